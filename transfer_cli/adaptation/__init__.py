@@ -1,0 +1,1 @@
+"""What changes in a model, which weights train, and for how long."""

@@ -1,0 +1,66 @@
+"""Every error that a user can act on, and the exit code that each one ends with.
+
+`TransferError` and its children are printed as one line without a traceback. Anything else that
+escapes is our fault and keeps its traceback (exit code 1).
+"""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_DONE = 0
+EXIT_OUR_FAULT = 1
+EXIT_USER = 2
+EXIT_DIVERGED = 4
+EXIT_SWEEP = 5
+EXIT_STOPPED = 75
+EXIT_INTERRUPTED = 130
+
+
+class TransferError(Exception):
+    """A cause and a cure, in one line."""
+
+    exit_code = EXIT_USER
+
+
+class ConfigError(TransferError):
+    """A config key or value that cannot work."""
+
+
+class DataError(TransferError):
+    """Text or labels that cannot be found, fetched or read."""
+
+
+class SelectionError(TransferError):
+    """A pattern that selects no parameters, or the wrong ones."""
+
+
+class CheckpointError(TransferError):
+    """A run directory or checkpoint that is missing, damaged, unsafe or of another kind."""
+
+
+class RunError(TransferError):
+    """A run that cannot start or go on: its directory, its device, its memory, its disk."""
+
+
+class DivergedError(TransferError):
+    """Training produced numbers that are not finite."""
+
+    exit_code = EXIT_DIVERGED
+
+
+class StoppedError(TransferError):
+    """A run that was asked to stop, and stopped with a checkpoint."""
+
+    exit_code = EXIT_STOPPED
+
+
+class SweepError(TransferError):
+    """A sweep in which at least one job failed."""
+
+    exit_code = EXIT_SWEEP
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the choice closest to `word`, or "" when none is close."""
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,208 @@
+"""Embeddings and blocks: tokens in, the hidden states of every layer out.
+
+Legend: B batch, T positions, D width, L blocks.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from transfer_cli.model.attention import attention_mask
+from transfer_cli.model.block import EPSILON, Activation, Block, Residual
+
+Direction = Literal["auto", "causal", "bidirectional"]
+PositionKind = Literal["learned", "sinusoidal"]
+
+INITIAL_STD = 0.02
+
+
+@dataclass(frozen=True)
+class BackboneShape:
+    """Everything about a backbone but its vocabulary.
+
+    Args:
+        width: D, the size of a hidden state.
+        heads: Attention heads; divide `width`.
+        depth: L, the number of blocks.
+        feedforward: Size of the inner layer of a block's feed-forward part.
+        positions: Longest sequence.
+        dropout: After the embeddings and on every sub-layer's output.
+        attention_dropout: On attention probabilities.
+        activation: relu, gelu (exact) or gelu_tanh.
+        residual: pre, post or tutorial (see `model.block`).
+        position_kind: learned, or sinusoidal (fixed; Vaswani et al. 2017, section 3.5).
+        direction: causal, bidirectional, or auto: as the objective needs.
+        embedding_norm: A norm on the embeddings; none: only with `post`.
+        output_bias: Whether language-model logits have a bias.
+        tie_output: Whether they use the token embedding as their matrix.
+        output_transform: Whether they see LN(gelu(W h + b)) instead of h (BERT).
+    """
+
+    width: int
+    heads: int
+    depth: int
+    feedforward: int
+    positions: int
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation: Activation = "gelu"
+    residual: Residual = "pre"
+    position_kind: PositionKind = "learned"
+    direction: Direction = "auto"
+    embedding_norm: bool | None = None
+    output_bias: bool = True
+    tie_output: bool = True
+    output_transform: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a value cannot work."""
+        for name in ("width", "heads", "depth", "feedforward", "positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.width % self.heads:
+            raise ValueError(
+                f"heads ({self.heads}) must divide width ({self.width}); "
+                f"the nearest that does is {_nearest_divisor(self.width, self.heads)}"
+            )
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        for name, kind in (
+            ("activation", Activation),
+            ("residual", Residual),
+            ("position_kind", PositionKind),
+            ("direction", Direction),
+        ):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(kind))}; got {getattr(self, name)!r}"
+                )
+
+    @property
+    def has_embedding_norm(self) -> bool:
+        """Whether the embeddings are normalised before their dropout."""
+        return self.residual == "post" if self.embedding_norm is None else self.embedding_norm
+
+
+class Backbone(nn.Module):
+    """A Transformer without heads.
+
+    Args:
+        shape: Everything but the vocabulary; its direction must be settled.
+        vocabulary: Number of tokens.
+    """
+
+    position_table: Tensor
+
+    def __init__(self, shape: BackboneShape, vocabulary: int) -> None:
+        super().__init__()
+        if shape.direction == "auto":
+            raise ValueError("direction must be causal or bidirectional before a model is built")
+        self.shape = shape
+        self.vocabulary = vocabulary
+        self.causal = shape.direction == "causal"
+        self.token_embedding = nn.Embedding(vocabulary, shape.width)
+        if shape.position_kind == "learned":
+            self.position_embedding = nn.Embedding(shape.positions, shape.width)
+        else:
+            table = sinusoids(shape.positions, shape.width)
+            self.register_buffer("position_table", table, persistent=False)
+        if shape.has_embedding_norm:
+            self.embedding_norm = nn.LayerNorm(shape.width, eps=EPSILON)
+        self.drop = nn.Dropout(shape.dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                shape.width,
+                shape.heads,
+                shape.feedforward,
+                activation=shape.activation,
+                residual=shape.residual,
+                dropout=shape.dropout,
+                attention_dropout=shape.attention_dropout,
+            )
+            for _ in range(shape.depth)
+        )
+        if shape.residual == "pre":
+            self.final_norm = nn.LayerNorm(shape.width, eps=EPSILON)
+        self.initialise()
+
+    def initialise(self) -> None:
+        """Draw weights from N(0, 0.02^2); norms stay the identity, biases 0.
+
+        With `pre`, the two products that write into the residual stream of a block start smaller, by
+        1/sqrt(2 L), so that the stream's size does not grow with depth (Radford et al. 2019).
+        """
+        self.apply(initialise_plain)
+        if self.shape.residual != "pre":
+            return
+        std = INITIAL_STD / math.sqrt(2 * self.shape.depth)
+        for block in self.blocks:
+            nn.init.normal_(block.attention.output.weight, std=std)  # type: ignore[union-attr, arg-type]
+            nn.init.normal_(block.feed_forward.output.weight, std=std)  # type: ignore[union-attr, arg-type]
+
+    def forward(self, tokens_BT: Tensor, mask_BT: Tensor) -> list[Tensor]:
+        """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
+
+        With `pre` the last one has passed the final norm. States at padded positions are finite and
+        mean nothing.
+
+        Raises:
+            ValueError: The sequences are longer than the model's positions.
+        """
+        if tokens_BT.shape[1] > self.shape.positions:
+            raise ValueError(
+                f"a sequence of {tokens_BT.shape[1]} tokens is longer than the model's "
+                f"{self.shape.positions} positions"
+            )
+        allowed = attention_mask(mask_BT, causal=self.causal)
+        states = [self.embed(tokens_BT, mask_BT)]
+        for block in self.blocks:
+            states.append(block(states[-1], allowed, causal=self.causal))
+        if self.shape.residual == "pre":
+            states[-1] = self.final_norm(states[-1])
+        return states
+
+    def embed(self, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """Return the hidden states before the first block, `[B, T, D]`."""
+        # Counting real tokens gives 0, 1, 2, ... on either side of which the padding lies.
+        position_BT = (mask_BT.long().cumsum(1) - 1).clamp(min=0)
+        token_BTD = self.token_embedding(tokens_BT)
+        if self.shape.position_kind == "learned":
+            summed = token_BTD + self.position_embedding(position_BT)
+        else:
+            # Fixed sinusoids have an RMS of 0.7, fresh embeddings 0.02: bring them level.
+            summed = token_BTD * math.sqrt(self.shape.width) + self.position_table[position_BT]
+        if self.shape.has_embedding_norm:
+            summed = self.embedding_norm(summed)
+        dropped: Tensor = self.drop(summed)
+        return dropped
+
+
+def initialise_plain(module: nn.Module) -> None:
+    """Draw the weights of linear and embedding modules from N(0, 0.02^2), set their biases to 0."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=INITIAL_STD)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def sinusoids(positions: int, width: int) -> Tensor:
+    """Return the fixed position table `[positions, width]` (Vaswani et al. 2017, section 3.5).
+
+    Column 2i is sin(p / 10000^(2i/width)), column 2i + 1 the cosine; an odd last column is a sine.
+    """
+    position = torch.arange(positions, dtype=torch.float64)[:, None]
+    exponent = torch.arange(0, width, 2, dtype=torch.float64) / width
+    angle = position / 10_000**exponent
+    table = torch.empty(positions, width, dtype=torch.float64)
+    table[:, 0::2] = angle.sin()
+    table[:, 1::2] = angle.cos()[:, : width // 2]
+    return table.float()
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = (n for n in range(1, number + 1) if number % n == 0)
+    return min(divisors, key=lambda n: abs(n - wanted))

@@ -1,0 +1,102 @@
+"""One Transformer block, in the three residual forms that matter here.
+
+Legend: B batch, T positions, D width.
+
+| form | update of each sub-layer F | used by |
+|---|---|---|
+| `pre` | `z + Drop(F(LN(z)))` | GPT-2; the default |
+| `post` | `LN(z + Drop(F(z)))` | BERT, the original Transformer |
+| `tutorial` | `z = LN(z); z + Drop(F(z))` | the model of the NAACL 2019 tutorial |
+
+`tutorial` is `post` with its norms shifted by one place: its first norm acts as the embedding norm of
+`post`, and the norm after its last sub-layer is missing.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.model.attention import SelfAttention
+
+Activation = Literal["relu", "gelu", "gelu_tanh"]
+Residual = Literal["pre", "post", "tutorial"]
+
+EPSILON = 1e-5
+"""Of every LayerNorm; BERT's 1e-12 vanishes in half precision."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+}
+
+
+class FeedForward(nn.Module):
+    """Two products with an activation between them, at every position alike."""
+
+    def __init__(self, width: int, inner: int, activation: Activation) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, inner)
+        self.output = nn.Linear(inner, width)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return `[B, T, D]`."""
+        out: Tensor = self.output(self.activation(self.inner(hidden_BTD)))
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each with its norm, dropout and residual sum.
+
+    `sites` are two named places, no-ops at birth, on each sub-layer's output after its dropout and
+    before the residual sum: what an adaptation adds to a block is put there. `nn.Identity` has no
+    parameters, so a plain and an edited model share their state-dict keys.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        inner: int,
+        *,
+        activation: Activation,
+        residual: Residual,
+        dropout: float,
+        attention_dropout: float,
+    ) -> None:
+        super().__init__()
+        self.residual = residual
+        self.attention_norm = nn.LayerNorm(width, eps=EPSILON)
+        self.attention = SelfAttention(width, heads, attention_dropout)
+        self.feed_forward_norm = nn.LayerNorm(width, eps=EPSILON)
+        self.feed_forward = FeedForward(width, inner, activation)
+        self.drop = nn.Dropout(dropout)
+        self.sites = nn.ModuleDict(
+            {"after_attention": nn.Identity(), "after_feed_forward": nn.Identity()}
+        )
+
+    def forward(self, hidden_BTD: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
+        """Return `[B, T, D]`; see `SelfAttention` for the arguments."""
+
+        def attend(z: Tensor) -> Tensor:
+            attended: Tensor = self.attention(z, allowed, causal=causal)
+            return attended
+
+        after_attention = self._sublayer(hidden_BTD, attend, self.attention_norm, "after_attention")
+        return self._sublayer(
+            after_attention, self.feed_forward, self.feed_forward_norm, "after_feed_forward"
+        )
+
+    def _sublayer(
+        self, z: Tensor, function: Callable[[Tensor], Tensor], norm: nn.Module, site: str
+    ) -> Tensor:
+        if self.residual == "post":
+            out: Tensor = norm(z + self.sites[site](self.drop(function(z))))
+            return out
+        normed = norm(z)
+        carried = normed if self.residual == "tutorial" else z
+        summed: Tensor = carried + self.sites[site](self.drop(function(normed)))
+        return summed

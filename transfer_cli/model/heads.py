@@ -1,0 +1,102 @@
+"""Heads: from hidden states to logits.
+
+Legend: B batch, T positions, D width, N rows, V vocabulary, C classes.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.model.backbone import BackboneShape, initialise_plain
+from transfer_cli.model.block import EPSILON
+from transfer_cli.model.vocabulary_loss import summed_cross_entropy
+
+Pooling = Literal["cls_first", "cls_last", "mean", "max", "concat"]
+
+
+class LanguageModelHead(nn.Module):
+    """Hidden states to vocabulary logits, W h + b.
+
+    A tied head has no matrix of its own: it is handed the token embedding at each call. So there is
+    one parameter, counted once, and still tied after loading, copying or wrapping.
+    """
+
+    def __init__(self, shape: BackboneShape, vocabulary: int) -> None:
+        super().__init__()
+        if shape.output_transform:
+            self.transform = nn.Linear(shape.width, shape.width)
+            self.norm = nn.LayerNorm(shape.width, eps=EPSILON)
+            initialise_plain(self.transform)
+        if not shape.tie_output:
+            self.weight = nn.Parameter(torch.empty(vocabulary, shape.width))
+            nn.init.normal_(self.weight, std=0.02)
+        self.bias = nn.Parameter(torch.zeros(vocabulary)) if shape.output_bias else None
+
+    def summed_loss(self, hidden_ND: Tensor, embedding_VD: Tensor, target_N: Tensor) -> Tensor:
+        """Return the cross-entropy summed over rows, without holding all logits."""
+        table_VD = getattr(self, "weight", embedding_VD)
+        return summed_cross_entropy(self._transformed(hidden_ND), table_VD, self.bias, target_N)
+
+    def forward(self, hidden_ND: Tensor, embedding_VD: Tensor) -> Tensor:
+        """Return logits `[N, V]`."""
+        table_VD = getattr(self, "weight", embedding_VD)
+        return F.linear(self._transformed(hidden_ND), table_VD, self.bias)
+
+    def _transformed(self, hidden_ND: Tensor) -> Tensor:
+        if not hasattr(self, "transform"):
+            return hidden_ND
+        transformed: Tensor = self.norm(F.gelu(self.transform(hidden_ND)))
+        return transformed
+
+
+class SequenceHead(nn.Module):
+    """One vector a sequence, then dropout and a linear layer to class logits.
+
+    Args:
+        width: D.
+        outputs: C.
+        pooling: How a sequence becomes one vector (see `pool`).
+        dropout: Before the linear layer.
+    """
+
+    def __init__(self, width: int, outputs: int, pooling: Pooling, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.drop = nn.Dropout(dropout)
+        self.linear = nn.Linear(width * (3 if pooling == "concat" else 1), outputs)
+        initialise_plain(self.linear)
+
+    def forward(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        """Return logits `[B, C]`."""
+        logits: Tensor = self.linear(self.drop(pool(hidden_BTD, mask_BT, self.pooling)))
+        return logits
+
+
+def pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
+    """Return one vector a sequence, `[B, D]` (`[B, 3 D]` for concat), whatever the padding.
+
+    `cls_first` and `cls_last` are the states at the first and last real position, found by index: a
+    text that itself holds the classification token must not be counted twice. `concat` is the last
+    state, the maximum and the mean (Howard and Ruder 2018, section 3.3).
+    """
+    real_BT1 = mask_BT[..., None]
+    if pooling == "cls_first":
+        return _state_at(hidden_BTD, mask_BT.int().argmax(1))
+    if pooling == "cls_last":
+        from_end = mask_BT.int().flip(1).argmax(1)
+        return _state_at(hidden_BTD, mask_BT.shape[1] - 1 - from_end)
+    if pooling == "mean":
+        # `where`, not a product: whatever stands at padded positions must not matter.
+        kept_BTD = torch.where(real_BT1, hidden_BTD, 0)
+        return kept_BTD.sum(1) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+    if pooling == "max":
+        lowest = torch.finfo(hidden_BTD.dtype).min
+        return torch.where(real_BT1, hidden_BTD, lowest).amax(1)
+    parts: tuple[Pooling, ...] = ("cls_last", "max", "mean")
+    return torch.cat([pool(hidden_BTD, mask_BT, part) for part in parts], dim=1)
+
+
+def _state_at(hidden_BTD: Tensor, position_B: Tensor) -> Tensor:
+    return hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), position_B]

@@ -1,0 +1,46 @@
+"""The unigram model, in the clothes of a Transformer: the yardstick for perplexities.
+
+Legend: B batch, T positions, V vocabulary.
+
+It says the same at every position: how often each token occurs in the training text, plus one. Since
+it is scored by the same evaluator on the same tokens, a language model that does not beat it clearly
+has learnt nothing.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.heads import LanguageModelHead
+from transfer_cli.model.transfer_model import TransferModel
+
+
+class Nothing(nn.Module):
+    """A backbone whose hidden states are zero."""
+
+    causal = True
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.token_embedding = nn.Embedding(vocabulary, 1)
+        self.blocks = nn.ModuleList()
+
+    def forward(self, tokens_BT: Tensor, mask_BT: Tensor) -> list[Tensor]:
+        """Return one state of zeros, `[B, T, 1]`."""
+        return [torch.zeros(*tokens_BT.shape, 1, device=tokens_BT.device)]
+
+
+def unigram_model(chunks: Iterable[np.ndarray], vocabulary: int) -> TransferModel:
+    """Return the add-one unigram model of a text that comes in chunks of tokens."""
+    counts = np.ones(vocabulary, dtype=np.int64)
+    for chunk in chunks:
+        counts += np.bincount(chunk, minlength=vocabulary)
+    shape = BackboneShape(1, 1, 1, 1, 1, direction="causal")
+    head = LanguageModelHead(shape, vocabulary)
+    log_share_V = torch.from_numpy(np.log(counts / counts.sum())).float()
+    with torch.no_grad():
+        head.bias.copy_(log_share_V)  # type: ignore[union-attr]
+    return TransferModel(Nothing(vocabulary), {"lm": head})  # type: ignore[arg-type]

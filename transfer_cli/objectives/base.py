@@ -1,0 +1,139 @@
+"""What a batch is trained for.
+
+Legend: B batch, T positions, D width.
+
+An objective returns sums and counts, never means. The step divides once, by the count over the whole
+batch, so that a result cannot depend on how a batch was cut into micro-batches or over processes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from transfer_cli.batch import Batch
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.seeds import ExampleNoise
+
+
+class Vocabulary(Protocol):
+    """What an objective may ask of a tokenizer."""
+
+    @property
+    def size(self) -> int: ...  # noqa: D102
+    @property
+    def pad(self) -> int: ...  # noqa: D102
+    @property
+    def unk(self) -> int: ...  # noqa: D102
+    @property
+    def cls(self) -> int: ...  # noqa: D102
+    @property
+    def sep(self) -> int: ...  # noqa: D102
+    @property
+    def mask(self) -> int: ...  # noqa: D102
+    @property
+    def special(self) -> Set[int]: ...  # noqa: D102
+    @property
+    def starts_word(self) -> np.ndarray: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an objective learns about the run before it is used.
+
+    Args:
+        vocabulary: Of the run's tokenizer.
+        labels: Class names of its data; empty for text without labels.
+    """
+
+    vocabulary: Vocabulary
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """What a split's measures need beyond its sums.
+
+    Args:
+        words: Words of exactly the text whose tokens are scored; 0 where that is not defined.
+        size_bytes: Its size in UTF-8; 0 where that is not defined.
+    """
+
+    words: int = 0
+    size_bytes: int = 0
+
+
+class Encoding:
+    """The hidden states of one batch, computed on first use and shared by all objectives on it."""
+
+    def __init__(self, model: TransferModel, batch: Batch) -> None:
+        self._model = model
+        self._batch = batch
+
+    @cached_property
+    def states(self) -> Sequence[Tensor]:
+        """L + 1 hidden states, each `[B, T, D]`."""
+        states: Sequence[Tensor] = self._model.backbone(self._batch["tokens"], self._batch["mask"])
+        return states
+
+    @cached_property
+    def top(self) -> Tensor:
+        """What the heads read, `[B, T, D]`."""
+        top: Tensor = self._model.readout(self.states)
+        return top
+
+
+class Objective(ABC):
+    """A loss, the modules it needs and the measures it is judged by."""
+
+    direction: Literal["causal", "bidirectional"] | None = None
+    """The direction of attention without which the objective makes no sense."""
+    facts: Facts
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The terms of this loss and how much each counts."""
+        return {"loss": 1.0}
+
+    def bind(self, facts: Facts) -> None:
+        """Take what is known about the run; called once, before anything else."""
+        self.facts = facts
+
+    @abstractmethod
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return what it adds beyond the backbone, by name; equal names are shared."""
+
+    def settle(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
+        """Decide what was left open until it is known which parameters ever train.
+
+        Returns:
+            The options, by name, that pin the decision; they are stored with the model.
+        """
+        return {}
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return inputs and targets; every random draw comes from `noise`. CPU tensors."""
+        return batch
+
+    @abstractmethod
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return how many tokens or examples each term is summed over."""
+
+    @abstractmethod
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return each term's loss, SUMMED over them."""
+
+    def tallies(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return what an evaluation adds up over batches and processes, "loss" among it."""
+        return self.loss_sums(model, batch, encoded)
+
+    @abstractmethod
+    def measures(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    ) -> dict[str, float]:
+        """Return the measures of a split from its summed tallies and counts."""

@@ -1,0 +1,103 @@
+"""Classification of whole texts.
+
+Legend: B batch, T positions, D width, C classes.
+"""
+
+from collections.abc import Mapping, Set
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.batch import Batch, size
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.heads import Pooling, SequenceHead
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, Objective, TextFacts
+
+HEAD = "class"
+
+
+class Classification(Objective):
+    """Cross-entropy of the label, from one vector a text.
+
+    Args:
+        pooling: How a text becomes one vector (see `model.heads.pool`). auto: the state of the
+            classification token, last in a causal and first in a bidirectional model; the mean where
+            the embeddings are frozen, since that token may never have occurred in pretraining.
+        dropout: Before the linear layer.
+    """
+
+    def __init__(
+        self,
+        pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
+        dropout: float = 0.1,
+    ) -> None:
+        if pooling != "auto" and pooling not in get_args(Pooling):
+            known = ", ".join(("auto", *get_args(Pooling)))
+            raise ValueError(f"pooling must be one of {known}; got {pooling!r}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.pooling = pooling
+        self.dropout = dropout
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return the classification head."""
+        by_direction: Pooling = "cls_last" if backbone.causal else "cls_first"
+        pooling = by_direction if self.pooling == "auto" else self.pooling
+        labels = len(self.facts.labels)
+        return {HEAD: SequenceHead(backbone.shape.width, labels, pooling, self.dropout)}
+
+    def settle(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
+        """Pool by the mean when the choice is ours and the classification token cannot learn."""
+        head = model.heads[HEAD]
+        if self.pooling == "auto" and "backbone.token_embedding.weight" not in trains:
+            head.pooling = "mean"  # type: ignore[assignment]
+        return {"pooling": head.pooling}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of texts."""
+        return {"loss": size(batch)}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the summed cross-entropy of the labels."""
+        logits_BC = class_logits(model, batch, encoded)
+        return {"loss": F.cross_entropy(logits_BC, batch["label"], reduction="sum")}
+
+    def tallies(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the summed loss and the counts `[C, C]`: rows are labels, columns predictions."""
+        logits_BC = class_logits(model, batch, encoded)
+        classes, label_B = logits_BC.shape[1], batch["label"]
+        cells = torch.bincount(label_B * classes + logits_BC.argmax(1), minlength=classes**2)
+        return {
+            "loss": F.cross_entropy(logits_BC, label_B, reduction="sum"),
+            "confusion": cells.view(classes, classes),
+        }
+
+    def measures(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    ) -> dict[str, float]:
+        """Return loss, accuracy, error rate in percent, macro-F1 and each class's accuracy."""
+        confusion = totals["confusion"].double()
+        right, given, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+        accuracy = float(right.sum() / confusion.sum())
+        # A class that is neither given nor said has no F1; sklearn's macro average leaves it out too.
+        occurs = given + said > 0
+        f1 = 2 * right[occurs] / (given + said)[occurs]
+        found = {
+            "loss": float(totals["loss"]) / counts["loss"],
+            "accuracy": accuracy,
+            "error_rate": 100 * (1 - accuracy),
+            "macro_f1": float(f1.mean()),
+        }
+        for name, hit, all_of in zip(self.facts.labels, right, given, strict=True):
+            if all_of:
+                found[f"accuracy/{name}"] = float(hit / all_of)
+        return found
+
+
+def class_logits(model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+    """Return the classifier's logits in float32, `[B, C]`."""
+    logits_BC: Tensor = model.heads[HEAD](encoded.top, batch["mask"])
+    return logits_BC.float()

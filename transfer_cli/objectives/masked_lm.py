@@ -1,0 +1,121 @@
+"""Masked language modelling (Devlin et al. 2019, section 3.1; drawn anew at each visit as in RoBERTa).
+
+Legend: B batch, T positions.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.heads import LanguageModelHead
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, Facts, Objective, TextFacts
+from transfer_cli.objectives.causal_lm import exponential, language_model_loss
+from transfer_cli.seeds import ExampleNoise
+
+
+class MaskedLM(Objective):
+    """Hide some tokens, predict them from both sides.
+
+    A position is eligible unless it is padding, special or the unknown token. Each eligible one is
+    selected with probability `rate`; when none is, one at random. Of the selected, 80 % become the
+    mask token, 10 % a token drawn from those that are not special, 10 % stay.
+
+    Args:
+        rate: Share of eligible tokens to select, in (0, 1).
+        whole_word: Select words, all their pieces together, until `rate` of the tokens is reached.
+    """
+
+    direction = "bidirectional"
+    MASKED, RANDOM = 0.8, 0.1
+
+    def __init__(self, rate: float = 0.15, whole_word: bool = False) -> None:  # noqa: FBT001, FBT002 - a YAML option
+        if not 0 < rate < 1:
+            raise ValueError(f"rate must be between 0 and 1, got {rate}")
+        self.rate = rate
+        self.whole_word = whole_word
+
+    def bind(self, facts: Facts) -> None:
+        """Work out which tokens may be hidden and which may be drawn in their place."""
+        super().bind(facts)
+        vocabulary = facts.vocabulary
+        eligible = torch.ones(vocabulary.size, dtype=torch.bool)
+        eligible[sorted(vocabulary.special | {vocabulary.unk})] = False
+        self._eligible = eligible
+        self._ordinary = eligible.nonzero().squeeze(1)
+        self._starts_word = torch.from_numpy(np.asarray(vocabulary.starts_word, dtype=bool))
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return the language-model head."""
+        return {"lm": LanguageModelHead(backbone.shape, backbone.vocabulary)}
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return the batch with `tokens` hidden in places and `target` saying what stood there."""
+        tokens_BT = batch["tokens"]
+        eligible_BT = self._eligible[tokens_BT] & batch["mask"]
+        # Three draws a position: whether to select, what to do, which token to put there.
+        draws = noise.uniform(batch["index"], tokens_BT.shape[1], 3)
+        select_BT, action_BT, token_BT = draws.unbind(-1)
+        if self.whole_word:
+            selected_BT = self._words(tokens_BT, eligible_BT, select_BT)
+        else:
+            selected_BT = self._tokens(eligible_BT, select_BT)
+        # A draw of exactly 1 - 2^-24 times a large count may round up to the count itself.
+        drawn = (token_BT * len(self._ordinary)).long().clamp(max=len(self._ordinary) - 1)
+        hidden_BT = torch.where(
+            action_BT < self.MASKED,
+            self.facts.vocabulary.mask,
+            torch.where(action_BT < self.MASKED + self.RANDOM, self._ordinary[drawn], tokens_BT),
+        )
+        return {
+            **batch,
+            "tokens": torch.where(selected_BT, hidden_BT, tokens_BT),
+            "target": torch.where(selected_BT, tokens_BT, IGNORE),
+        }
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of selected tokens."""
+        return {"loss": int((batch["target"] != IGNORE).sum())}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the summed cross-entropy of the selected tokens, in nats."""
+        return {"loss": language_model_loss(model, batch["target"], encoded)}
+
+    def measures(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    ) -> dict[str, float]:
+        """Return loss and masked-token perplexity, which is no likelihood of the text."""
+        mean = float(totals["loss"]) / counts["loss"]
+        return {"loss": mean, "masked_token_perplexity": exponential(mean)}
+
+    def _tokens(self, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
+        selected_BT = (draw_BT < self.rate) & eligible_BT
+        # At least one a sample: the eligible position with the lowest draw.
+        lowest = torch.where(eligible_BT, draw_BT, 2.0).argmin(1, keepdim=True)
+        none = ~selected_BT.any(1, keepdim=True) & eligible_BT.any(1, keepdim=True)
+        return selected_BT | torch.zeros_like(selected_BT).scatter(1, lowest, none)
+
+    def _words(self, tokens_BT: Tensor, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
+        selected_BT = torch.zeros_like(eligible_BT)
+        breaks_BT = self._starts_word[tokens_BT] | ~eligible_BT
+        breaks_BT[:, 0] = True
+        word_BT = breaks_BT.long().cumsum(1)
+        for row in range(len(tokens_BT)):
+            selected_BT[row] = self._row_words(word_BT[row], eligible_BT[row], draw_BT[row])
+        return selected_BT
+
+    def _row_words(self, word_T: Tensor, eligible_T: Tensor, draw_T: Tensor) -> Tensor:
+        positions = eligible_T.nonzero().squeeze(1)
+        if not len(positions):
+            return torch.zeros_like(eligible_T)
+        words, first_and_rest = word_T[positions].unique_consecutive(return_inverse=True)
+        sizes = torch.bincount(first_and_rest)
+        starts = positions[sizes.cumsum(0) - sizes]
+        order = draw_T[starts].argsort()
+        before = sizes[order].cumsum(0) - sizes[order]
+        chosen = words[order[before < self.rate * len(positions)]]
+        return torch.isin(word_T, chosen) & eligible_T

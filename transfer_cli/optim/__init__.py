@@ -1,0 +1,1 @@
+"""How fast each layer group learns, and when."""

@@ -1,0 +1,108 @@
+"""Learning-rate multipliers as pure functions of the step.
+
+A schedule never remembers anything: the same step always gives the same multiplier. That is why a
+resumed run needs no scheduler state. Steps are optimizer steps, counted from 0; `total` is the number
+of steps of the run. A multiplier stands beside others (depth, say), so order does not matter.
+"""
+
+import math
+from abc import ABC, abstractmethod
+
+
+class Schedule(ABC):
+    """A linear warm-up, then a decay.
+
+    The first step has a rate above 0, (0 + 1) / warm-up steps; the last step of the warm-up has 1.
+
+    Args:
+        warmup: Steps of the warm-up when 1 or more, else a share of the run; 0 for none.
+    """
+
+    def __init__(self, warmup: float = 0.0) -> None:
+        if warmup < 0:
+            raise ValueError(f"warmup must be 0 or more, got {warmup}")
+        self.warmup = warmup
+
+    def __call__(self, step: int, total: int) -> float:
+        """Return the multiplier of the step about to be taken, in [0, 1]."""
+        warmup = self.warmup_steps(total)
+        if step < warmup:
+            return (step + 1) / warmup
+        return self.decay(step, warmup, total)
+
+    def warmup_steps(self, total: int) -> int:
+        """Return how many steps the warm-up takes."""
+        return int(self.warmup) if self.warmup >= 1 else int(self.warmup * total)
+
+    @abstractmethod
+    def decay(self, step: int, warmup: int, total: int) -> float:
+        """Return the multiplier of a step after the warm-up; 0 or the floor from `total` on."""
+
+
+class Constant(Schedule):
+    """1 after the warm-up."""
+
+    def decay(self, step: int, warmup: int, total: int) -> float:
+        """Return 1."""
+        return 1.0
+
+
+class Linear(Schedule):
+    """A straight fall to 0 at the end of the run."""
+
+    def decay(self, step: int, warmup: int, total: int) -> float:
+        """Return (S - s) / (S - w)."""
+        return max(0.0, (total - step) / max(1, total - warmup))
+
+
+class Cosine(Schedule):
+    """Half a cosine from 1 to a floor (Loshchilov and Hutter 2017), over the steps after the warm-up.
+
+    Args:
+        warmup: See `Schedule`.
+        floor: The multiplier at the end.
+    """
+
+    def __init__(self, warmup: float = 0.0, floor: float = 0.0) -> None:
+        super().__init__(warmup)
+        if not 0 <= floor <= 1:
+            raise ValueError(f"floor must be between 0 and 1, got {floor}")
+        self.floor = floor
+
+    def decay(self, step: int, warmup: int, total: int) -> float:
+        """Return r + (1 - r) (1 + cos(pi p)) / 2 at progress p."""
+        progress = min(1.0, (step - warmup) / max(1, total - warmup))
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class InverseSqrt(Schedule):
+    """A fall with the square root of the step (Vaswani et al. 2017, section 5.3)."""
+
+    def decay(self, step: int, warmup: int, total: int) -> float:
+        """Return sqrt(w / (s + 1)); without a warm-up as if it were one step long."""
+        return math.sqrt(max(1, warmup) / (step + 1))
+
+
+class Slanted(Schedule):
+    """Short linear rise, long linear fall (Howard and Ruder 2018, section 3.2, equation 3).
+
+    Args:
+        cut: Share of the run spent rising, in (0, 1).
+        ratio: How many times smaller the lowest multiplier is than the highest, which is 1.
+    """
+
+    def __init__(self, cut: float = 0.1, ratio: float = 32.0) -> None:
+        super().__init__()
+        if not 0 < cut < 1:
+            raise ValueError(f"cut must be between 0 and 1, got {cut}")
+        if ratio < 1:
+            raise ValueError(f"ratio must be at least 1, got {ratio}")
+        self.cut = cut
+        self.ratio = ratio
+
+    def decay(self, step: int, warmup: int, total: int) -> float:
+        """Return (1 + p (ratio - 1)) / ratio, p rising to 1 at the cut and falling to 0 at the end."""
+        peak = max(1, int(total * self.cut))
+        # The paper divides by peak * (1 / cut - 1); with a rounded peak that misses the end.
+        height = step / peak if step < peak else 1 - (step - peak) / max(1, total - peak)
+        return (1 + max(0.0, height) * (self.ratio - 1)) / self.ratio
