@@ -1,0 +1,1 @@
+"""Text and labels: fetched, read, tokenised, cut into batches."""

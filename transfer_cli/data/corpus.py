@@ -1,0 +1,386 @@
+"""Unlabelled text as blocks of tokens: encoded once, kept in a cache, mapped into memory.
+
+A cache entry is a folder named by everything that changes its content. It appears under its name
+only when it is complete, and a lock lets one of several runs build it while the others wait.
+
+Legend: B blocks, T positions.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
+from transfer_cli.errors import DataError, RunError
+
+if TYPE_CHECKING:
+    from transfer_cli.data.text import TextSplit
+
+log = logging.getLogger(__name__)
+
+# Part of every key. Raise it when the same text and tokenizer give another entry.
+_FORMAT = 1
+
+_BATCH_CHARACTERS = 1_000_000
+_MAX_TABLE_TOKENS = 4_000_000
+_LINE_END = "\n"
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What an entry holds; the text's counts are what measures per word and per byte divide by."""
+
+    num_tokens: int
+    num_words: int
+    num_bytes: int
+    num_lines: int
+    num_unknown: int
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedText:
+    """A text as one stream of tokens.
+
+    Attributes:
+        tokens: Memory-mapped. A `sep` stands in front, so that every token of the text is a target;
+            every line ends with one.
+        num_words: Space-separated words, and one for every line where the end of a line counts.
+        num_bytes: UTF-8 bytes, one for every line's end included.
+        num_lines: Lines, empty ones too.
+        num_unknown: Unknown tokens.
+        path: The folder of the cache that holds it.
+    """
+
+    tokens: npt.NDArray[Any]
+    num_words: int
+    num_bytes: int
+    num_lines: int
+    num_unknown: int
+    path: Path
+
+
+def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
+    """Return the tokens of a text, from the cache where they are known.
+
+    Raises:
+        DataError: The text has no lines.
+        RunError: The cache cannot be written.
+    """
+    key = {
+        "text": split.fingerprint,
+        "end_of_line": split.end_of_line,
+        "tokenizer": tokenizer.hash,
+        "format": _FORMAT,
+    }
+    entry = cache_dir / "encoded" / _digest(key)
+    found = _open_entry(entry)
+    if found is None:
+        with _locked(entry):
+            found = _open_entry(entry)
+            if found is None:
+                _build_entry(entry, key, split, tokenizer)
+                found = _open_entry(entry)
+    if found is None:
+        raise RunError(f"The cache entry {entry} is damaged right after it was built.")
+    return found
+
+
+def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Path) -> Tokenizer:
+    """Return the recipe's tokenizer, trained on `split` once.
+
+    Raises:
+        RunError: The cache cannot be written.
+    """
+    key = {"recipe": recipe.key(), "text": split.fingerprint, "format": _FORMAT}
+    entry = cache_dir / "tokenizers" / f"{_digest(key)}.json"
+    if entry.exists():
+        try:
+            return Tokenizer.load(entry)
+        except DataError as error:
+            log.warning("Making the cached tokenizer again: %s", error)
+    with _locked(entry):
+        try:
+            return Tokenizer.load(entry)  # another run may have been faster
+        except DataError:
+            log.info("Making the tokenizer (%s)", recipe.key())
+            tokenizer = recipe.make(split.lines)
+            with _writing(entry.parent):
+                tokenizer.save(entry)
+            return tokenizer
+
+
+class TextBlocks:
+    """A text cut into blocks of `length` inputs, each with the tokens after them as targets.
+
+    Neighbouring blocks overlap by one token: every token but the first is a target exactly once.
+    The last block may be short.
+
+    Args:
+        text: The text.
+        length: Inputs in a block.
+        tokenizer_pad: The padding token.
+
+    Raises:
+        ValueError: `length` is not positive.
+    """
+
+    def __init__(self, text: EncodedText, length: int, tokenizer_pad: int) -> None:
+        if length < 1:
+            raise ValueError(f"a block needs at least one token, got length {length}")
+        self.text = text
+        self.length = length
+        self._pad = tokenizer_pad
+
+    @property
+    def num_targets(self) -> int:
+        """How many tokens are predicted: all but the first."""
+        return len(self.text.tokens) - 1
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return -(-self.num_targets // self.length)
+
+    def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
+        """Return `tokens`, `mask`, `next_tokens` and `index` of the blocks `indices`.
+
+        Raises:
+            IndexError: There is no such block.
+        """
+        index_B = np.asarray(indices, dtype=np.int64)
+        if index_B.size and not 0 <= index_B.min() <= index_B.max() < len(self):
+            raise IndexError(f"blocks {indices} of {len(self)}")
+        starts_B = index_B * self.length
+        lengths_B = np.minimum(self.length, self.num_targets - starts_B)
+        tokens_BT, mask_BT = gather(self.text.tokens, starts_B, lengths_B, self._pad)
+        next_BT, _ = gather(self.text.tokens, starts_B + 1, lengths_B, IGNORE)
+        return {
+            "tokens": torch.from_numpy(tokens_BT),
+            "mask": torch.from_numpy(mask_BT),
+            "next_tokens": torch.from_numpy(next_BT),
+            "index": torch.from_numpy(index_B.copy()),
+        }
+
+
+def gather(
+    tokens: npt.NDArray[Any],
+    starts_B: npt.NDArray[np.int64],
+    lengths_B: npt.NDArray[np.int64],
+    filler: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the pieces of `tokens` that start at `starts_B` as rows, filled up on the right.
+
+    Returns:
+        The rows, `[B, T]` with T the longest length, and a mask that is True on what is real.
+    """
+    offsets_T = np.arange(lengths_B.max(initial=0))
+    mask_BT = offsets_T < lengths_B[:, None]
+    positions_BT = np.where(mask_BT, starts_B[:, None] + offsets_T, 0)
+    rows_BT = np.where(mask_BT, tokens[positions_BT].astype(np.int64), filler)
+    return rows_BT, mask_BT
+
+
+def _digest(key: dict[str, Any]) -> str:
+    text = json.dumps(key, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _open_entry(entry: Path) -> EncodedText | None:
+    """Return an entry of the cache, or None when it is not there or not whole."""
+    try:
+        meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
+        counts = _Counts(**meta["counts"])
+        dtype = np.dtype(meta["dtype"])
+        path = entry / "tokens.bin"
+        if path.stat().st_size != counts.num_tokens * dtype.itemsize:
+            return None
+        tokens = np.memmap(path, dtype=dtype, mode="r")
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return EncodedText(
+        tokens=tokens,
+        num_words=counts.num_words,
+        num_bytes=counts.num_bytes,
+        num_lines=counts.num_lines,
+        num_unknown=counts.num_unknown,
+        path=entry,
+    )
+
+
+def _build_entry(
+    entry: Path, key: dict[str, Any], split: "TextSplit", tokenizer: Tokenizer
+) -> None:
+    """Encode a text into the folder `entry`. The caller holds the entry's lock."""
+    if entry.exists():
+        log.warning("The cached text %s is damaged and is built again", entry)
+    with _writing(entry.parent):
+        # Whoever left these was killed: we hold the lock.
+        for leftover in [entry, *entry.parent.glob(f".{entry.name}-*")]:
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+        partial = entry.with_name(f".{entry.name}-{os.getpid()}")
+        partial.mkdir()
+    try:
+        dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
+        counts = _write_tokens(partial / "tokens.bin", dtype, split, tokenizer)
+        meta = {"split": split.name, "key": key, "dtype": dtype.name, "counts": asdict(counts)}
+        with _writing(entry.parent):
+            (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+            partial.rename(entry)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_tokens(
+    path: Path, dtype: np.dtype[Any], split: "TextSplit", tokenizer: Tokenizer
+) -> _Counts:
+    """Write the tokens of a text to `path`, a batch of lines at a time, and count."""
+    log.info("Encoding the %s text", split.name)
+    begin = time.perf_counter()
+    encoder = _Encoder(tokenizer)
+    words = size_bytes = lines = unknown = 0
+    written = 1
+    with _writing(path.parent.parent):
+        file = path.open("wb")
+    with file, tqdm(desc="encoding", unit="B", unit_scale=True, disable=None, leave=False) as bar:
+        first = np.array([tokenizer.sep], dtype=dtype)
+        _append(file.fileno(), first, path)
+        for batch in _batches(split.lines()):
+            tokens = encoder(batch)
+            _append(file.fileno(), tokens.astype(dtype), path)
+            text = _LINE_END.join(batch)
+            batch_bytes = len(text.encode("utf-8", "replace")) + 1
+            words += len(text.split())
+            size_bytes += batch_bytes
+            lines += len(batch)
+            unknown += int(np.count_nonzero(tokens == tokenizer.unk))
+            written += len(tokens)
+            bar.update(batch_bytes)
+        with _writing(path.parent.parent):
+            os.fsync(file.fileno())
+    if lines == 0:
+        raise DataError(f"The {split.name} text is empty: there is nothing to learn or measure.")
+    seconds = time.perf_counter() - begin
+    log.info(
+        "Encoded the %s text: %s tokens in %.1f s (%.1f MB/s)",
+        split.name,
+        f"{written - 1:,}",
+        seconds,
+        size_bytes / 1e6 / max(seconds, 1e-9),
+    )
+    return _Counts(
+        num_tokens=written,
+        num_words=words + (lines if split.end_of_line else 0),
+        num_bytes=size_bytes,
+        num_lines=lines,
+        num_unknown=unknown,
+    )
+
+
+def _append(file: int, tokens: npt.NDArray[Any], path: Path) -> None:
+    with _writing(path.parent.parent):
+        left = memoryview(tokens.tobytes())
+        while left:
+            left = left[os.write(file, left) :]
+
+
+def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Group lines into lists of about `_BATCH_CHARACTERS`."""
+    batch: list[str] = []
+    characters = 0
+    for line in lines:
+        batch.append(line)
+        characters += len(line) + 1
+        if characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+class _Encoder:
+    """Lines to tokens, `sep` after each. Encodes a word when it comes for the first time.
+
+    Looking a word up is many times faster than encoding it. The table is emptied when it gets
+    large, so that memory stays bounded.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._forget()
+
+    def __call__(self, lines: Sequence[str]) -> npt.NDArray[np.int64]:
+        if len(self._tokens) > _MAX_TABLE_TOKENS:
+            self._forget()
+        units: list[str] = []
+        for line in lines:
+            units += self._tokenizer.units(line)
+            units.append(_LINE_END)
+        self._learn(list(set(units) - self._numbers.keys()))
+        which = np.fromiter(map(self._numbers.__getitem__, units), np.int64, len(units))
+        lengths = self._lengths[which]
+        ends = np.cumsum(lengths)
+        # For each unit, the way from its place in the result to its place in the table.
+        shift = self._starts[which] - (ends - lengths)
+        found: npt.NDArray[np.int64] = self._tokens[np.arange(ends[-1]) + np.repeat(shift, lengths)]
+        return found
+
+    def _forget(self) -> None:
+        self._numbers = {_LINE_END: 0}
+        self._starts = np.zeros(1, dtype=np.int64)
+        self._lengths = np.ones(1, dtype=np.int64)
+        self._tokens = np.array([self._tokenizer.sep], dtype=np.int64)
+
+    def _learn(self, units: list[str]) -> None:
+        rows = self._tokenizer.encode_batch(units)
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        tokens = np.fromiter((t for row in rows for t in row), np.int64, int(lengths.sum()))
+        first = len(self._numbers)
+        self._numbers.update(zip(units, range(first, first + len(units)), strict=True))
+        starts = len(self._tokens) + np.cumsum(lengths) - lengths
+        self._starts = np.concatenate((self._starts, starts))
+        self._lengths = np.concatenate((self._lengths, lengths))
+        self._tokens = np.concatenate((self._tokens, tokens))
+
+
+@contextmanager
+def _locked(entry: Path) -> Iterator[None]:
+    """Hold the lock of a cache entry; wait while another run builds it."""
+    lock = FileLock(entry.with_name(f".{entry.name}.lock"))
+    with _writing(entry.parent):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            log.info("Waiting for another run that is building %s", entry)
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn what the disk says into what the user can do about it."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"Cannot write the cache in {folder}: {error.strerror or error}. Free some space "
+            "there, or set `data_dir` to a folder that you can write to."
+        ) from error

@@ -1,0 +1,399 @@
+"""Fetch a file once, whole and unaltered, and unpack it.
+
+A name in its final place always stands for a checked file: what is under way lies beside it as
+`NAME.part`, which a later start goes on with, and which is renamed only when its size and SHA-256
+are right.
+"""
+
+import gzip
+import hashlib
+import http.client
+import logging
+import lzma
+import os
+import stat
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from shutil import copyfileobj
+from typing import IO
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from transfer_cli import __version__
+from transfer_cli.errors import DataError
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 30.0
+_CHUNK_BYTES = 2**16
+_TRIES_WITHOUT_PROGRESS = 3
+_DAMAGED = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    zlib.error,
+    EOFError,
+    RuntimeError,  # encrypted, or (NotImplementedError) packed in a way zipfile does not know
+)
+_USER_AGENT = f"transfer-cli/{__version__} (Python urllib)"
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that is known before it is fetched.
+
+    Args:
+        name: The name it gets.
+        size_bytes: Its exact size.
+        sha256: Hex digest of its content.
+        addresses: Where it can be had (http or https), best first.
+    """
+
+    name: str
+    size_bytes: int
+    sha256: str
+    addresses: tuple[str, ...]
+
+
+class _AddressError(Exception):
+    """One address does not give the file; the next one may."""
+
+
+class _BrokenOffError(_AddressError):
+    """The connection ended in the middle; asking again may go on from there."""
+
+
+class _WrongFileError(_AddressError):
+    """What the address gives is another file."""
+
+
+def fetch(remote: RemoteFile, folder: Path, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Path:
+    """Return `folder/NAME`, fetched if it is not there yet.
+
+    Raises:
+        DataError: No address gives the right file, the file that lies there is a wrong one, or the
+            folder cannot be written.
+    """
+    with _locked(remote, folder):
+        return _fetch(remote, folder, timeout_seconds)
+
+
+def fetch_archive(
+    remote: RemoteFile, folder: Path, wanted: Sequence[str], *, local: Path | None = None
+) -> None:
+    """Fetch and unpack an archive so that the members `wanted` lie in `folder`.
+
+    Files that lie there already stay as they are.
+
+    Args:
+        remote: The archive.
+        folder: Where it is unpacked.
+        wanted: Paths inside the archive.
+        local: A copy of the archive that makes fetching unnecessary.
+
+    Raises:
+        DataError: As `fetch` and `unpack`, or a wanted member is not in the archive.
+    """
+    with _locked(remote, folder):
+        # Another run may have done it while this one waited for the lock.
+        if all((folder / name).is_file() for name in wanted):
+            return
+        archive = _checked(local, remote) if local else _fetch(remote, folder, TIMEOUT_SECONDS)
+        unpack(archive, folder)
+    for name in wanted:
+        if not (folder / name).is_file():
+            raise DataError(f"{archive} holds no {name}. Is it another version of the data set?")
+
+
+def unpack(archive: Path, folder: Path) -> list[Path]:
+    """Unpack a zip or tar file into `folder` and return the files, in the archive's order.
+
+    Nothing appears in `folder` before everything is unpacked; files that lie there already stay.
+
+    Raises:
+        DataError: The archive is damaged, or has a member that is a link or special file or whose
+            path leads out of `folder`.
+    """
+    log.info("Unpacking %s", archive)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder) as temporary:
+            names = _extract(archive, Path(temporary))
+            return [_place(Path(temporary) / name, folder / name) for name in names]
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def writable_folder(data_dir: Path) -> Path:
+    """Return where files made for `data_dir` go: itself, or the cache folder if it is read-only."""
+    existing = data_dir
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    # The administrator's account may write anywhere; a folder without any write bit is still
+    # meant to stay as it is.
+    marked_writable = bool(stat.S_IMODE(existing.stat().st_mode) & 0o222)
+    if existing.is_dir() and marked_writable and os.access(existing, os.W_OK):
+        return data_dir
+    return cache_folder()
+
+
+def cache_folder() -> Path:
+    """Return the folder in the home that stands in for a read-only `data_dir`."""
+    named = os.environ.get("TRANSFER_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "transfer" / "cache"
+
+
+@contextmanager
+def _locked(remote: RemoteFile, folder: Path) -> Iterator[None]:
+    """Hold the lock that keeps two runs from fetching the same file into the same folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f".{remote.name}.lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            log.info("Another run is fetching %s; waiting for it", remote.name)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def _fault(path: Path, remote: RemoteFile) -> str:
+    """Return what is wrong with the file's size or content, or "" when it is the right file."""
+    size = path.stat().st_size
+    if size != remote.size_bytes:
+        return f"it has {size:,} bytes, expected {remote.size_bytes:,}"
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    return "" if found == remote.sha256 else f"its SHA-256 is {found}, expected {remote.sha256}"
+
+
+def _checked(path: Path, remote: RemoteFile) -> Path:
+    wrong = _fault(path, remote)
+    if wrong:
+        raise DataError(f"{path} is not the file it should be: {wrong}. Delete it and retry.")
+    return path
+
+
+def _fetch(remote: RemoteFile, folder: Path, timeout_seconds: float) -> Path:
+    target = folder / remote.name
+    if target.exists():
+        return _checked(target, remote)
+    part = folder / f"{remote.name}.part"
+    problems = []
+    for address in remote.addresses:
+        try:
+            _fetch_from(address, remote, part, timeout_seconds)
+        except _AddressError as error:
+            problems.append(f"{address}: {error}")
+            log.warning("Could not fetch %s: %s", address, error)
+            continue
+        part.replace(target)
+        return target
+    raise DataError(
+        f"Cannot fetch {remote.name} ({'; '.join(problems)}). By hand: get this file of "
+        f"{remote.size_bytes:,} bytes with SHA-256 {remote.sha256}, put it at {target}, and retry."
+    )
+
+
+def _fetch_from(address: str, remote: RemoteFile, part: Path, timeout_seconds: float) -> None:
+    """Make `part` the complete, checked file, going on with what is there."""
+    resumed = part.exists()
+    _complete(address, remote, part, timeout_seconds)
+    wrong = _fault(part, remote)
+    if wrong and resumed:
+        # The beginning came from an earlier start, and may be what was wrong.
+        part.unlink()
+        _complete(address, remote, part, timeout_seconds)
+        wrong = _fault(part, remote)
+    if wrong:
+        part.unlink()
+        raise _WrongFileError(f"not the right file, {wrong}")
+
+
+def _complete(address: str, remote: RemoteFile, part: Path, timeout_seconds: float) -> None:
+    """Receive until `part` has the full size, as long as asking again gets further."""
+    furthest = _size(part)
+    tries_left = _TRIES_WITHOUT_PROGRESS
+    while _size(part) != remote.size_bytes:
+        try:
+            _receive(address, remote, part, timeout_seconds)
+        except _BrokenOffError:
+            if _size(part) > furthest:
+                furthest, tries_left = _size(part), _TRIES_WITHOUT_PROGRESS
+                continue
+            tries_left -= 1
+            if not tries_left:
+                raise
+            time.sleep(0.5)
+
+
+def _receive(address: str, remote: RemoteFile, part: Path, timeout_seconds: float) -> None:
+    """Ask once and append what comes to `part`."""
+    start = _size(part)
+    if start > remote.size_bytes:
+        part.unlink()
+        start = 0
+    response = _open(address, start, timeout_seconds)
+    with response:
+        if response.status != http.client.PARTIAL_CONTENT:
+            start = 0
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            part.unlink()
+            raise _BrokenOffError("the server sent another part than the one asked for")
+        announced = response.headers.get("Content-Length", "")
+        expected = remote.size_bytes - start
+        if announced.isdecimal() and int(announced) != expected:
+            raise _WrongFileError(
+                f"not the right file, it has {start + int(announced):,} bytes, "
+                f"expected {remote.size_bytes:,}"
+            )
+        end = _write(response, remote, part, start)
+    if end > remote.size_bytes:
+        part.unlink()
+        raise _WrongFileError(f"not the right file, longer than {remote.size_bytes:,} bytes")
+    if end < remote.size_bytes:
+        raise _BrokenOffError(f"broken off after {end:,} of {remote.size_bytes:,} bytes")
+
+
+def _open(address: str, start: int, timeout_seconds: float) -> http.client.HTTPResponse:
+    if not address.startswith(("http://", "https://")):
+        raise _AddressError("not an http or https address")
+    headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    request = urllib.request.Request(address, headers=headers)  # noqa: S310 - checked above
+    try:
+        response = urllib.request.urlopen(request, timeout=timeout_seconds)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise _WrongFileError("not the right file, it is shorter than expected") from error
+        raise _AddressError(f"HTTP {error.code} {error.reason}") from error
+    except urllib.error.URLError as error:
+        raise _AddressError(str(error.reason)) from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _AddressError(str(error) or type(error).__name__) from error
+    answer: http.client.HTTPResponse = response
+    return answer
+
+
+def _write(response: http.client.HTTPResponse, remote: RemoteFile, part: Path, start: int) -> int:
+    """Append the response to the first `start` bytes of `part`; return the size it then has."""
+    bar = tqdm(
+        desc=remote.name,
+        total=remote.size_bytes,
+        initial=start,
+        unit="B",
+        unit_scale=True,
+        file=sys.stderr,
+        disable=None,  # no bar when standard error is no terminal
+    )
+    if bar.disable:
+        log.info("Fetching %s (%s bytes)", response.url, f"{remote.size_bytes:,}")
+    try:
+        with bar, part.open("ab" if start else "wb") as file:
+            while start <= remote.size_bytes and (chunk := _read(response)):
+                file.write(chunk)
+                start += len(chunk)
+                bar.update(len(chunk))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _cannot_write(part, error) from error
+    return start
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read1(_CHUNK_BYTES)
+    except (OSError, http.client.HTTPException) as error:
+        raise _BrokenOffError(f"broken off ({error or type(error).__name__})") from error
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _cannot_write(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"Cannot write {path} ({error.strerror or error}). "
+        "Make room or set data_dir to a folder where you may write."
+    )
+
+
+def _extract(archive: Path, folder: Path) -> list[PurePosixPath]:
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                return _extract_zip(zipped, archive, folder)
+        with tarfile.open(archive) as tarred:
+            return _extract_tar(tarred, archive, folder)
+    except _DAMAGED as error:
+        raise DataError(f"{archive} cannot be unpacked ({error}). Delete it and retry.") from error
+
+
+def _extract_zip(zipped: zipfile.ZipFile, archive: Path, folder: Path) -> list[PurePosixPath]:
+    names = []
+    for member in zipped.infolist():
+        path = _safe_path(member.filename, archive)
+        kind = stat.S_IFMT(member.external_attr >> 16)
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise DataError(f"{archive} holds a link or special file ({member.filename}); refused.")
+        if not member.is_dir():
+            names.append(path)
+            with zipped.open(member) as source:
+                _copy(source, folder / path)
+    return names
+
+
+def _extract_tar(tarred: tarfile.TarFile, archive: Path, folder: Path) -> list[PurePosixPath]:
+    names = []
+    for member in tarred:
+        path = _safe_path(member.name, archive)
+        source = tarred.extractfile(member) if member.isreg() else None
+        if source is not None:
+            names.append(path)
+            with source:
+                _copy(source, folder / path)
+        elif not member.isdir():
+            raise DataError(f"{archive} holds a link or special file ({member.name}); refused.")
+    return names
+
+
+def _safe_path(name: str, archive: Path) -> PurePosixPath:
+    path = PurePosixPath(name)
+    # A colon or backslash would mean something on Windows.
+    if path.is_absolute() or ".." in path.parts or set(name) & set("\\:\0"):
+        raise DataError(f"{archive} holds a path that leads outside ({name!r}); refused.")
+    return path
+
+
+def _copy(source: IO[bytes], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("xb") as file:
+        copyfileobj(source, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _place(source: Path, target: Path) -> Path:
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.replace(target)
+    return target

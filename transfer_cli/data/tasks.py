@@ -1,0 +1,396 @@
+"""Labelled data: texts, or pairs of texts, with a label that people gave.
+
+Splits that a data set does not bring are drawn from its training examples: the validation split
+first, then the few-label subset, so that the number of labels does not change what is validated on.
+Both are stratified and depend on nothing but the examples and the run's seed.
+"""
+
+import random
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transfer_cli.data import catalog, readers, sample
+from transfer_cli.data.text import check_length
+from transfer_cli.errors import DataError, nearest
+from transfer_cli.seeds import derive
+
+COARSE_LABELS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
+
+_FINE_NAMES = {
+    "ABBR": "abb exp",
+    "DESC": "def desc manner reason",
+    "ENTY": (
+        "animal body color cremat currency dismed event food instru lang letter other plant "
+        "product religion sport substance symbol techmeth termeq veh word"
+    ),
+    "HUM": "desc gr ind title",
+    "LOC": "city country mount other state",
+    "NUM": "code count date dist money ord other perc period speed temp volsize weight",
+}
+FINE_LABELS = tuple(
+    f"{coarse}:{fine}" for coarse in COARSE_LABELS for fine in _FINE_NAMES[coarse].split()
+)
+"""The 50 labels of TREC; the coarse label is part of each, since fine names repeat."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text, or two, and the number of its label."""
+
+    text: str
+    label: int | None = None
+    pair: str | None = None
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """A task's examples.
+
+    Args:
+        name: What the data set is called.
+        labels: The labels' names, in the order of their numbers.
+        splits: `train`, `validation` and, where there is one, `test`.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    splits: dict[str, tuple[Example, ...]]
+
+
+class TaskData(ABC):
+    """A labelled data set.
+
+    `length` is the longest input in tokens; None means as many as the model has positions.
+    """
+
+    length: int | None
+
+    @abstractmethod
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """Find the examples, fetching them if need be, and draw the splits that are not given.
+
+        Args:
+            data_dir: Where data sets lie.
+            seed: The run's seed, which the drawn splits depend on.
+
+        Raises:
+            DataError: A file that is missing or broken, or labels that nothing can be learnt from.
+        """
+
+
+@dataclass(kw_only=True)
+class Trec(TaskData):
+    """TREC question classification (Li and Roth 2002).
+
+    Args:
+        fine: Use the 50 fine labels instead of the 6 coarse ones.
+        validation: The share of the training questions held out, in (0, 1).
+        labelled: Keep so many training questions, the smaller subsets being part of the larger.
+        length: See `TaskData`.
+    """
+
+    fine: bool = False
+    validation: float = 0.1
+    labelled: int | None = None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_share("validation", self.validation)
+        _check_labelled(self.labelled)
+        check_length(self.length)
+
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """See `TaskData`."""
+        labels = FINE_LABELS if self.fine else COARSE_LABELS
+        paths = {split: catalog.find_trec(split, data_dir) for split in catalog.TREC}
+        splits = {
+            split: [
+                Example(row.text, labels.index(row.label if self.fine else row.label.split(":")[0]))
+                for row in _read_trec(path)
+            ]
+            for split, path in paths.items()
+        }
+        where = str(paths["train"])
+        data = LabelledData("trec50" if self.fine else "trec6", labels, _frozen(splits))
+        return _few_labels(
+            _held_out(data, self.validation, seed, where), self.labelled, seed, where
+        )
+
+
+@dataclass(kw_only=True)
+class Table(TaskData):
+    """Own labelled tables: CSV, TSV or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
+
+    The labels are those of the training file, sorted (as numbers when all are whole numbers).
+
+    Args:
+        train: A file.
+        validation: A file. Without it a stratified share of the training rows is held out.
+        test: A file; without it there is no test set.
+        text: The column of the text.
+        pair: The column of a second text.
+        label: The column of the label.
+        header: Whether the first row of CSV or TSV names the columns. Without it they are called
+            by their number, counted from 1.
+        format: `csv`, `tsv` or `jsonl`; None to go by the files' names.
+        validation_share: The share of the training rows held out, in (0, 1).
+        labelled: Keep so many training rows, the smaller subsets being part of the larger.
+        length: See `TaskData`.
+    """
+
+    train: str
+    validation: str | None = None
+    test: str | None = None
+    text: str | int = "text"
+    pair: str | int | None = None
+    label: str | int = "label"
+    header: bool = True
+    format: str | None = None
+    validation_share: float = 0.1
+    labelled: int | None = None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in readers.TABLE_FORMATS:
+            known = ", ".join(readers.TABLE_FORMATS)
+            raise ValueError(
+                f"format is {self.format!r}, expected one of {known}."
+                f"{nearest(self.format, readers.TABLE_FORMATS)}"
+            )
+        if self.label in (self.text, self.pair):
+            raise ValueError(f"label is {self.label!r}, which is the column of a text.")
+        _check_share("validation_share", self.validation_share)
+        _check_labelled(self.labelled)
+        check_length(self.length)
+
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """See `TaskData`; `data_dir` changes nothing."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        paths = {name: Path(path).expanduser() for name, path in given.items() if path}
+        rows = {name: list(self._rows(path)) for name, path in paths.items()}
+        labels = _sorted_labels({row.label for row in rows["train"]})
+        splits = {name: _numbered(rows[name], labels, paths[name], name) for name in rows}
+        data = LabelledData(paths["train"].stem, labels, _frozen(splits))
+        where = str(paths["train"])
+        if "validation" not in splits:
+            data = _held_out(data, self.validation_share, seed, where)
+        return _few_labels(data, self.labelled, seed, where)
+
+    def _rows(self, path: Path) -> Iterator["_Row"]:
+        table_format = self.format or readers.format_of(path)
+        if table_format is None:
+            raise DataError(f"{path}: its name does not tell the format. Set data.format=csv.")
+        name = str(path)
+        for record in readers.read_table(path, table_format, header=self.header):
+            yield _Row(
+                line=record.line,
+                text=readers.text_of(record, str(self.text), name),
+                pair=None if self.pair is None else readers.text_of(record, str(self.pair), name),
+                label=readers.label_of(record, str(self.label), name),
+            )
+
+
+@dataclass(kw_only=True)
+class SampleQuestions(TaskData):
+    """The embedded questions about the made-up encyclopedia.
+
+    Args:
+        world: Which made-up world they ask about: that of the encyclopedia that was read.
+        labelled: Keep so many training questions, the smaller subsets being part of the larger.
+        length: See `TaskData`.
+    """
+
+    world: int = 0
+    labelled: int | None = None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_labelled(self.labelled)
+        check_length(self.length)
+
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """See `TaskData`; `data_dir` changes nothing."""
+        labels, questions = sample.questions(self.world)
+        splits = {
+            name: [Example(text, label) for text, label in rows] for name, rows in questions.items()
+        }
+        data = LabelledData("sample_questions", labels, _frozen(splits))
+        return _few_labels(data, self.labelled, seed, "sample_questions")
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    text: str
+    label: str
+    pair: str | None = None
+
+
+def _read_trec(path: Path) -> Iterator[_Row]:
+    with readers.open_file(path) as stream:
+        for number, line in readers.numbered_lines(stream, str(path), encoding="latin-1"):
+            label, space, text = line.partition(" ")
+            if not space or label not in FINE_LABELS:
+                raise DataError(
+                    f"{path}, line {number}: begins with {label[:40]!r}, expected a label such as "
+                    f"NUM:date and a space.{nearest(label, FINE_LABELS)}"
+                )
+            yield _Row(number, text.strip(" "), label)
+
+
+def _numbered(
+    rows: Sequence[_Row], labels: tuple[str, ...], path: Path, split: str
+) -> list[Example]:
+    """Replace labels by their numbers; training must have shown all of them."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    unknown = {row.label: row.line for row in reversed(rows) if row.label not in numbers}
+    if unknown:
+        first = min(unknown, key=lambda label: unknown[label])
+        others = len(unknown) - 1
+        more = f" (and {others} other label{'s' * (others > 1)})" if others else ""
+        raise DataError(
+            f"{path}, line {unknown[first]}: the label {first!r}{more} of {split} is not among the "
+            f"{len(labels)} labels of train.{nearest(first, labels)}"
+        )
+    return [Example(row.text, numbers[row.label], row.pair) for row in rows]
+
+
+def _sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    names = sorted(labels)
+    # 18 digits always fit; a longer "number" is an identifier.
+    if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names):
+        names.sort(key=int)
+    return tuple(names)
+
+
+# ---------------------------------------------------------------------------------- drawing
+
+
+def _held_out(data: LabelledData, share: float, seed: int, where: str) -> LabelledData:
+    """Move a stratified share of `train` to `validation`; no class loses its last example."""
+    train = data.splits["train"]
+    _check_classes(data, where)
+    counts = _class_counts(data)
+    wanted = int(share * len(train))
+    quotas = _proportional(counts, wanted)
+    if not any(quotas):
+        raise DataError(
+            f"{where}: a validation share of {share} leaves nothing to validate on ({len(train)} "
+            f"examples of {sum(map(bool, counts))} classes). Raise it or name a validation file."
+        )
+    chosen = _draw(train, quotas, derive(seed, "validation split"))
+    splits = {
+        "train": tuple(example for at, example in enumerate(train) if at not in chosen),
+        "validation": tuple(example for at, example in enumerate(train) if at in chosen),
+    }
+    return LabelledData(data.name, data.labels, {**data.splits, **splits})
+
+
+def _few_labels(data: LabelledData, labelled: int | None, seed: int, where: str) -> LabelledData:
+    """Keep `labelled` training examples, at least one of each class; None keeps all."""
+    train = data.splits["train"]
+    _check_classes(data, where)
+    if labelled is None:
+        return data
+    counts = _class_counts(data)
+    if labelled < len(counts):
+        raise DataError(
+            f"{where}: labelled={labelled} is fewer examples than the {len(counts)} classes. "
+            f"Set data.labelled to at least {len(counts)}."
+        )
+    if labelled > len(train):
+        raise DataError(
+            f"{where}: labelled={labelled}, but there are only {len(train)} training examples. "
+            f"Set data.labelled to at most that."
+        )
+    chosen = _draw(train, _nested_quotas(counts, labelled), derive(seed, "few labels"))
+    kept = tuple(example for at, example in enumerate(train) if at in chosen)
+    return LabelledData(data.name, data.labels, {**data.splits, "train": kept})
+
+
+def _check_classes(data: LabelledData, where: str) -> None:
+    counts = _class_counts(data)
+    if len(data.labels) < 2:
+        raise DataError(
+            f"{where}: all examples have the label {data.labels[0]!r}; there is nothing to learn. "
+            "Name another label column."
+        )
+    if sum(counts) < len(counts):
+        raise DataError(
+            f"{where}: {sum(counts)} training examples are fewer than the {len(counts)} classes."
+        )
+    if 0 in counts:
+        missing = ", ".join(
+            repr(label) for label, count in zip(data.labels, counts, strict=True) if not count
+        )
+        raise DataError(f"{where}: no training example has the label {missing}.")
+
+
+def _class_counts(data: LabelledData) -> list[int]:
+    counts = Counter(example.label for example in data.splits["train"])
+    return [counts[number] for number in range(len(data.labels))]
+
+
+def _proportional(counts: Sequence[int], total: int) -> list[int]:
+    """Divide `total` by largest remainder, leaving at least one of each class behind."""
+    exact = [total * count / sum(counts) for count in counts]
+    quotas = [min(int(share), count - 1) for share, count in zip(exact, counts, strict=True)]
+    order = sorted(range(len(counts)), key=lambda number: quotas[number] - exact[number])
+    # Once round the classes is enough for the remainders, unless a class is used up.
+    while sum(quotas) < min(total, sum(counts) - len(counts)):
+        for number in order:
+            if sum(quotas) < total and quotas[number] < counts[number] - 1:
+                quotas[number] += 1
+    return quotas
+
+
+def _nested_quotas(counts: Sequence[int], total: int) -> list[int]:
+    """Divide `total` so that a larger total never takes an example away from a class.
+
+    One for each class first; then each goes to the class that is furthest behind its share, by the
+    divisor method of Webster (largest remainders would not be nested).
+    """
+    quotas = [1] * len(counts)
+    while sum(quotas) < total:
+        behind = [
+            count / (2 * quota + 1) if quota < count else 0.0
+            for quota, count in zip(quotas, counts, strict=True)
+        ]
+        quotas[behind.index(max(behind))] += 1
+    return quotas
+
+
+def _draw(examples: Sequence[Example], quotas: Sequence[int], seed: int) -> set[int]:
+    """Return the places of `quotas[c]` examples of each class c; smaller quotas give subsets."""
+    # Of Python's generator, only random() is promised to stay the same in later versions.
+    generator = random.Random(seed)  # noqa: S311 - not for cryptography
+    order = sorted(range(len(examples)), key=[generator.random() for _ in examples].__getitem__)
+    left = list(quotas)
+    chosen = set()
+    for at in order:
+        label = examples[at].label
+        if label is not None and left[label]:
+            left[label] -= 1
+            chosen.add(at)
+    return chosen
+
+
+def _frozen(splits: dict[str, list[Example]]) -> dict[str, tuple[Example, ...]]:
+    return {name: tuple(examples) for name, examples in splits.items()}
+
+
+def _check_share(key: str, share: float) -> None:
+    if not 0 < share < 1:
+        raise ValueError(f"{key} is {share}, expected between 0 and 1.")
+
+
+def _check_labelled(labelled: int | None) -> None:
+    if labelled is not None and labelled < 1:
+        raise ValueError(f"labelled is {labelled}, expected at least 1.")

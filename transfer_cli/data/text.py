@@ -1,0 +1,326 @@
+"""Unlabelled text: where the lines of a corpus come from.
+
+A corpus is described by what `conf/data` builds; `splits` finds or fetches its files and returns
+what reads them. Lines are read anew each time, one after the other, so a text may be larger than
+memory.
+"""
+
+import glob
+import hashlib
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil, floor
+from pathlib import Path
+
+from transfer_cli.data import catalog, readers, sample
+from transfer_cli.errors import DataError, nearest
+
+_HOLD_OUT_LINES = 64
+"""Longest block of lines that is held out for validation in one piece."""
+
+_HOLD_OUT_BLOCKS = 8
+"""Into how many blocks the held-out lines of a short text are cut, if there are enough."""
+
+_HOLD_OUT_OFFSET = 0.5
+"""Which block of the first 1 / share is held out: one in the middle."""
+
+
+@dataclass(frozen=True)
+class TextSplit:
+    """One part of a corpus.
+
+    Args:
+        name: `train`, `validation` or `test`.
+        lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
+        fingerprint: Hex digest that changes when the lines do.
+        end_of_line: Whether every line, empty ones too, ends with one `sep` token and counts one
+            word for that.
+    """
+
+    name: str
+    lines: Callable[[], Iterator[str]]
+    fingerprint: str
+    end_of_line: bool
+
+
+class TextData(ABC):
+    """A corpus.
+
+    `length` is the number of tokens in a block; None means as many as the model has positions.
+    """
+
+    length: int | None
+
+    @abstractmethod
+    def splits(
+        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
+    ) -> dict[str, TextSplit]:
+        """Find the text, fetching it if need be, and return its parts.
+
+        `train` is always among them, `validation` and `test` where there are such.
+
+        Args:
+            data_dir: Where data sets lie.
+            seed: The run's seed.
+            only: The names of the parts that are needed: a test set is of use where the training
+                set cannot be had. None for all.
+
+        Raises:
+            DataError: A file is missing, empty or not readable.
+        """
+
+
+@dataclass(kw_only=True)
+class WikiText(TextData):
+    """WikiText-103 or WikiText-2 (Merity et al. 2017).
+
+    Args:
+        name: `wikitext-103` or `wikitext-2`.
+        raw: Take the form that has every word; otherwise rare words are `<unk>`, as in published
+            word perplexities.
+        length: See `TextData`.
+    """
+
+    name: str
+    raw: bool = False
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        names = ("wikitext-103", "wikitext-2")
+        if self.name not in names:
+            known = " or ".join(names)
+            raise ValueError(f"name is {self.name!r}, expected {known}.{nearest(self.name, names)}")
+        check_length(self.length)
+
+    def splits(
+        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
+    ) -> dict[str, TextSplit]:
+        """See `TextData`; `seed` changes nothing."""
+        named = catalog.WIKITEXT[self.name + ("-raw" if self.raw else "")]
+        parts = {}
+        for part in _wanted(catalog.SPLITS, only):
+            path = catalog.find_text(named, part, data_dir)
+            readers.check_readable(path)
+            lines = partial(_wikitext_lines, path)
+            parts[part] = _split(part, lines, _digest(["wikitext"], [path]), path.name)
+        return parts
+
+
+@dataclass(kw_only=True)
+class TextFiles(TextData):
+    """Own files: `.txt` or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
+
+    Args:
+        train: Paths or globs; what a glob matches is taken in the order of the names.
+        validation: The same. Without it, blocks of consecutive lines all over the training text
+            are held out, the same ones for every seed.
+        test: The same; without it there is no test set.
+        field: What holds the text in JSON lines.
+        validation_share: How much of the training text is held out, in (0, 0.5].
+        length: See `TextData`.
+    """
+
+    train: str | list[str]
+    validation: str | list[str] | None = None
+    test: str | list[str] | None = None
+    field: str = "text"
+    validation_share: float = 0.01
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation_share <= 0.5:
+            raise ValueError(
+                f"validation_share is {self.validation_share}, expected above 0 and up to 0.5."
+            )
+        if not self.train:
+            raise ValueError("train is empty, expected a path or glob.")
+        check_length(self.length)
+
+    def splits(
+        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
+    ) -> dict[str, TextSplit]:
+        """See `TextData`; neither `data_dir` nor `seed` changes anything."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        files = {name: _expand(paths) for name, paths in given.items() if paths}
+        _check_disjoint(files)
+        if "validation" not in files:
+            return self._held_out_splits(files, only)
+        return {name: self._whole(name, files[name]) for name in _wanted(files, only)}
+
+    def _whole(self, name: str, paths: list[Path]) -> TextSplit:
+        lines = partial(_file_lines, paths, self.field)
+        return _split(name, lines, _digest(["text", self.field], paths), _names(paths))
+
+    def _held_out_splits(
+        self, files: dict[str, list[Path]], only: Sequence[str] | None
+    ) -> dict[str, TextSplit]:
+        whole = self._whole("train", files["train"])
+        block = _hold_out_block(whole.lines(), self.validation_share)
+        if block == 0:
+            raise DataError(
+                f"{_names(files['train'])}: validation_share={self.validation_share} of the lines "
+                "is less than one line. Name validation files or raise validation_share."
+            )
+        parts = {}
+        for name in _wanted(("train", "validation", *files), only):
+            if name == "test":
+                parts[name] = self._whole(name, files[name])
+                continue
+            hold_out = _HoldOut(self.validation_share, block, name == "validation")
+            parts[name] = TextSplit(
+                name=name,
+                lines=partial(_hold_out_lines, whole.lines, hold_out),
+                fingerprint=_digest([whole.fingerprint, repr(hold_out)], []),
+                end_of_line=True,
+            )
+        return parts
+
+
+@dataclass(kw_only=True)
+class SampleText(TextData):
+    """The embedded, made-up encyclopedia.
+
+    Args:
+        world: Which made-up world it describes. It is no matter of the run's seed, so that runs of
+            several seeds, and questions about the world, agree on what is true.
+        length: See `TextData`.
+    """
+
+    world: int = 0
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        check_length(self.length)
+
+    def splits(
+        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
+    ) -> dict[str, TextSplit]:
+        """See `TextData`; neither `data_dir` nor `seed` changes anything."""
+        text = sample.encyclopedia(self.world)
+        return {
+            name: _split(name, partial(iter, text[name]), _digest(text[name], []), "sample_text")
+            for name in _wanted(text, only)
+        }
+
+
+def check_length(length: int | None) -> None:
+    """Raise `ValueError` unless `length` is None or at least 2."""
+    if length is not None and length < 2:
+        raise ValueError(f"length is {length}, expected at least 2 tokens.")
+
+
+def _split(
+    name: str, lines: Callable[[], Iterator[str]], fingerprint: str, where: str
+) -> TextSplit:
+    if not any(line and not line.isspace() for line in lines()):
+        raise DataError(f"{where}: nothing but empty lines in the {name} text.")
+    return TextSplit(name, lines, fingerprint, end_of_line=True)
+
+
+def _wanted(names: Iterable[str], only: Sequence[str] | None) -> list[str]:
+    return [name for name in dict.fromkeys(names) if only is None or name in only]
+
+
+def _names(paths: list[Path]) -> str:
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{paths[0]}{more}"
+
+
+def _digest(settings: Iterable[str], paths: Iterable[Path]) -> str:
+    """Return a digest of settings and the content (not the names or dates) of files."""
+    total = hashlib.sha256()
+    for setting in settings:
+        total.update(f"{len(setting)}:{setting}".encode())
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
+        # How a file is read depends on what its name ends with.
+        total.update("".join(path.suffixes[-2:]).encode())
+    return total.hexdigest()
+
+
+# ----------------------------------------------------------------------------------- lines
+
+
+def _wikitext_lines(path: Path) -> Iterator[str]:
+    # Every line has one space in front and one at its end; an empty line is a single space.
+    for line in readers.read_lines(path):
+        yield line.removeprefix(" ").removesuffix(" ")
+
+
+def _file_lines(paths: list[Path], field: str) -> Iterator[str]:
+    for path in paths:
+        yield from readers.read_text(path, field)
+
+
+def _expand(patterns: str | list[str]) -> list[Path]:
+    """Return the files that paths and globs name, each once."""
+    paths: list[Path] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found = _matches(pattern)
+        for path in found:
+            readers.check_readable(path)
+        paths += found
+    return list(dict.fromkeys(paths))
+
+
+def _matches(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser()
+    if not glob.has_magic(pattern) or path.exists():
+        return [path]
+    found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
+    files = [path for path in found if path.is_file()]
+    if not files:
+        raise DataError(f"No file matches {pattern} (in {Path.cwd()}).")
+    return files
+
+
+def _check_disjoint(files: dict[str, list[Path]]) -> None:
+    for one, other in itertools.combinations(files, 2):
+        common = {path.resolve() for path in files[one]} & {path.resolve() for path in files[other]}
+        if common:
+            raise DataError(
+                f"{min(common)} is in {one} and in {other}. Leave it out of one of them."
+            )
+
+
+# -------------------------------------------------------------------------------- hold-out
+
+
+@dataclass(frozen=True)
+class _HoldOut:
+    """Which lines are held out: every (1 / share)-th block of `block` lines that are not empty."""
+
+    share: float
+    block: int
+    keep_held_out: bool
+
+    def keeps(self, line: int) -> bool:
+        """Return whether the line with this number, not counting empty ones, is kept."""
+        block = line // self.block
+        before = floor(block * self.share + _HOLD_OUT_OFFSET)
+        held_out = floor((block + 1) * self.share + _HOLD_OUT_OFFSET) > before
+        return held_out == self.keep_held_out
+
+
+def _hold_out_block(lines: Iterator[str], share: float) -> int:
+    """Return how many lines make a block: fewer in a short text, 0 if the share is no line."""
+    enough = ceil(_HOLD_OUT_BLOCKS * _HOLD_OUT_LINES / share)
+    count = sum(1 for _ in itertools.islice(filter(str.strip, lines), enough))
+    held_out = int(count * share)
+    return min(held_out, _HOLD_OUT_LINES, max(1, held_out // _HOLD_OUT_BLOCKS))
+
+
+def _hold_out_lines(lines: Callable[[], Iterator[str]], hold_out: _HoldOut) -> Iterator[str]:
+    number = -1
+    for line in lines():
+        # An empty line stays with the line before it.
+        number += bool(line.strip())
+        if hold_out.keeps(max(number, 0)):
+            yield line

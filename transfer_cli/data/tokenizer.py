@@ -1,0 +1,465 @@
+"""One interface over the tokenizer library: text to token numbers and back.
+
+A tokenizer is trained on the training text or loaded from a file, and saved with every model. Two
+promises hold for each of them, wherever it comes from:
+
+- `<unk>` in a text (rare words of WikiText) is exactly one token, the unknown token;
+- `[CLS]`, `[MASK]` and so on in a text are ordinary text: only we put in special tokens.
+
+Training is deterministic. The library's own is not: it numbers letters in the order of a hash table
+and breaks ties between merges by number. We count the pieces ourselves and fix the letters first.
+"""
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from transfer_cli.errors import DataError
+
+UNKNOWN = "<unk>"
+SPECIALS = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
+
+# What files from elsewhere call them.
+_NAMES = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": (UNKNOWN, "[UNK]"),
+    "cls": ("[CLS]", "<cls>"),
+    "sep": ("[SEP]", "<sep>"),
+    "mask": ("[MASK]", "<mask>"),
+}
+
+# Marks that open a word: byte-level BPE and SentencePiece.
+_WORD_MARKS = ("\u0120", "\u2581")
+
+# WikiText writes 5,000 and well-known as `5 @,@ 000` and `well @-@ known`.
+_WIKITEXT_OR_SYMBOL = r"@[-,.]@|[\p{P}\p{S}]"
+
+# BERT's limit. Rarer letters make their word unknown.
+_MAX_LETTERS = 1000
+
+# Larger counts are scaled down to this total: which pair is more frequent hardly changes, and
+# training on a text of any size takes seconds.
+_MAX_TRAINING_WORDS = 20_000_000
+
+# Distinct words kept while counting, so that memory stays bounded.
+_MAX_DISTINCT_WORDS = 4_000_000
+
+Lines = Callable[[], Iterator[str]]
+
+
+class Tokenizer:
+    """Text to tokens and back.
+
+    Args:
+        backend: A tokenizer of the `tokenizers` library that has the five special tokens.
+        source: What messages call it, for example its path.
+
+    Attributes:
+        size: Size of the vocabulary.
+        hash: Hexadecimal digest of everything that changes the output, whatever the file's format.
+        special: The five special tokens.
+        starts_word: `[size]`, True where a token begins a word.
+
+    Raises:
+        DataError: A special token is missing.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, source: str = "this tokenizer") -> None:
+        names = _special_names(backend, source)
+        data = _with_our_rules(json.loads(backend.to_str()), names)
+        self._backend = tokenizers.Tokenizer.from_str(json.dumps(data))
+        # Not part of the file format, so it has to be set each time.
+        self._backend.encode_special_tokens = True
+        self._unknown = names["unk"]
+        self.hash = _digest(data)
+
+        vocabulary = self._backend.get_vocab()
+        self.size = max(vocabulary.values()) + 1
+        self.pad, self.unk, self.cls, self.sep, self.mask = (vocabulary[names[k]] for k in _NAMES)
+        self.special = frozenset((self.pad, self.unk, self.cls, self.sep, self.mask))
+        self._pieces = [""] * self.size
+        for piece, token in vocabulary.items():
+            self._pieces[token] = piece
+        self.starts_word = _starts_word(self._pieces, self.special, data["model"])
+
+        self._splits_at_spaces = _splits_at_spaces(data)
+        self._marks_spaces = _marks_spaces(data)
+        self._leaking: frozenset[int] = frozenset()
+        self._leaking = self._find_leaking(names)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of `text`, without special tokens around them."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of every text, computed by many threads.
+
+        Half a surrogate pair, which no UTF-8 text can hold, counts as `?`.
+        """
+        if self._unknown != UNKNOWN:
+            texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:
+            texts = [text.encode("utf-8", "replace").decode() for text in texts]
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        rows = [encoding.ids for encoding in encodings]
+        if self._leaking:
+            rows = [[self.unk if t in self._leaking else t for t in row] for row in rows]
+        return rows
+
+    def units(self, line: str) -> list[str]:
+        """Cut a line into parts that can be encoded one by one.
+
+        The tokens of the line are the tokens of its units, one after the other. Words repeat, so
+        whoever encodes much text can encode each distinct unit once. Where a tokenizer looks
+        across spaces, the only unit is the line itself.
+        """
+        if self._splits_at_spaces:
+            return line.split(" ")
+        # Byte-level BPE keeps spaces: a run of them is not made of its parts.
+        if not self._marks_spaces or "  " in line or not line.isprintable():
+            return [line]
+        words = line.split(" ")
+        if words[0] == "":
+            del words[0]  # the space that the first word would get anyway
+        if words and words[-1] == "":
+            words[-1] = " "
+        return words
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens; special tokens appear by name."""
+        text = self._backend.decode(list(tokens), skip_special_tokens=False)
+        return text.removeprefix(" ") if self._marks_spaces else text
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return what each token looks like in the vocabulary."""
+        return [self._pieces[token] for token in tokens]
+
+    def save(self, path: Path) -> None:
+        """Write the `tokenizer.json` of the tokenizers library, all of it or nothing."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            partial.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Read a `tokenizer.json`, ours or another's.
+
+        Raises:
+            DataError: The file is missing or damaged, or has no token for one of the five special
+                ones.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 and so not a `tokenizer.json`.") from error
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing more specific
+            raise DataError(
+                f"{path} is damaged, or no `tokenizer.json` of the tokenizers library: {error}."
+            ) from error
+        return cls(backend, str(path))
+
+    def _find_leaking(self, names: dict[str, str]) -> frozenset[int]:
+        """Return the special tokens that a text can still produce by writing their names."""
+        forbidden = self.special - {self.unk}
+        rows = self.encode_batch([f"{name} a{name}" for name in names.values()])
+        return forbidden & {token for row in rows for token in row}
+
+
+class TokenizerRecipe(ABC):
+    """How a run comes by its tokenizer."""
+
+    @abstractmethod
+    def key(self) -> str:
+        """Describe everything but the text that changes the tokenizer."""
+
+    @abstractmethod
+    def make(self, lines: Lines) -> Tokenizer:
+        """Return the tokenizer, trained on `lines` where there is something to train."""
+
+
+@dataclass(frozen=True)
+class WordPiece(TokenizerRecipe):
+    """Pieces of words, `##` in front of all but a word's first (Devlin et al. 2019).
+
+    Punctuation and symbols stand alone, apart from WikiText's `@-@`, `@,@` and `@.@`.
+
+    Args:
+        size: Size of the vocabulary; smaller when the text does not hold as many pieces.
+        lowercase: Drop case and accents.
+    """
+
+    size: int = 28_996
+    lowercase: bool = False
+
+    def __post_init__(self) -> None:
+        _check_size(self.size, len(SPECIALS) + 2, "the special tokens and a letter")
+
+    def key(self) -> str:
+        """Describe everything but the text that changes the tokenizer."""
+        return f"wordpiece 1 size={self.size} lowercase={self.lowercase}"
+
+    def make(self, lines: Lines) -> Tokenizer:
+        """Train on `lines`."""
+        normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
+        splitter = _wordpiece_splitter()
+
+        def cut(word: str) -> list[str]:
+            return [p for p, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word))]
+
+        counts = _count_pieces(lines(), cut)
+        letters = _letters(counts, min(_MAX_LETTERS, (self.size - len(SPECIALS)) // 2))
+        later = {letter for piece in counts for letter in piece[1:]}
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=self.size,
+            special_tokens=[*SPECIALS, *(f"##{letter}" for letter in letters if letter in later)],
+            initial_alphabet=letters,
+            limit_alphabet=len(letters),
+            show_progress=False,
+        )
+        trained = _train(tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN)), trainer, counts)
+        # A new tokenizer: to the trained one, the letters given first are special.
+        model = models.WordPiece(trained.get_vocab(), unk_token=UNKNOWN)
+        backend = tokenizers.Tokenizer(model)
+        backend.normalizer = normalizer
+        backend.pre_tokenizer = splitter
+        # Tokenised text has spaces before its commas: leave them.
+        backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+        return Tokenizer(backend)
+
+
+@dataclass(frozen=True)
+class BytePairs(TokenizerRecipe):
+    """Byte-level byte-pair encoding (Radford et al. 2019): no text is unknown to it.
+
+    Every word carries the space before it, the first of a text too, so that a word is the same
+    token everywhere. `<unk>` counts as a word with a space on each side.
+
+    Args:
+        size: Size of the vocabulary; smaller when the text does not hold as many pieces.
+    """
+
+    size: int = 32_768
+
+    def __post_init__(self) -> None:
+        _check_size(self.size, len(SPECIALS) + 256, "the special tokens and every byte")
+
+    def key(self) -> str:
+        """Describe everything but the text that changes the tokenizer."""
+        return f"bytepairs 1 size={self.size}"
+
+    def make(self, lines: Lines) -> Tokenizer:
+        """Train on `lines`."""
+        splitter = pre_tokenizers.ByteLevel(add_prefix_space=True)
+
+        def cut(word: str) -> list[str]:
+            return [piece for piece, _ in splitter.pre_tokenize_str(word)]
+
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.size,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        counts = _count_pieces(lines(), cut)
+        backend = _train(tokenizers.Tokenizer(models.BPE()), trainer, counts)
+        backend.pre_tokenizer = splitter
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace(UNKNOWN, f"{_WORD_MARKS[0]}{UNKNOWN}"), decoders.ByteLevel()]
+        )
+        return Tokenizer(backend)
+
+
+@dataclass(frozen=True)
+class FromFile(TokenizerRecipe):
+    """A `tokenizer.json` that exists already.
+
+    Args:
+        path: The file; it needs a padding, unknown, `cls`, `sep` and mask token.
+    """
+
+    path: str
+
+    def key(self) -> str:
+        """Describe the file by what it does, so that an edited file is another tokenizer."""
+        return f"file {self._load().hash}"
+
+    def make(self, lines: Lines) -> Tokenizer:
+        """Load the file; there is nothing to learn from `lines`."""
+        return self._load()
+
+    def _load(self) -> Tokenizer:
+        return Tokenizer.load(Path(self.path).expanduser())
+
+
+def _check_size(size: int, smallest: int, holds: str) -> None:
+    if size < smallest:
+        raise ValueError(f"size is {size}, but {holds} alone are {smallest} tokens")
+
+
+def _wordpiece_splitter() -> pre_tokenizers.Sequence:
+    symbols = pre_tokenizers.Split(tokenizers.Regex(_WIKITEXT_OR_SYMBOL), behavior="isolated")
+    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), symbols])
+
+
+def _count_pieces(lines: Iterable[str], cut: Callable[[str], list[str]]) -> Counter[str]:
+    """Count the pieces inside which tokens are learnt; `<unk>` is not among them."""
+    words: Counter[str] = Counter()
+    for line in lines:
+        words.update(line.split())
+        if len(words) > _MAX_DISTINCT_WORDS:
+            words = Counter(dict(words.most_common(_MAX_DISTINCT_WORDS // 2)))
+    pieces: Counter[str] = Counter()
+    for word, count in words.items():
+        text = word.replace(UNKNOWN, " ").encode("utf-8", "replace").decode()
+        for piece in cut(text) if text.strip() else ():
+            pieces[piece] += count
+    return pieces
+
+
+def _letters(pieces: Counter[str], limit: int) -> list[str]:
+    """Return the `limit` most frequent letters, in the order of their code points."""
+    counts: Counter[str] = Counter()
+    for piece, count in pieces.items():
+        for letter in piece:
+            counts[letter] += count
+    ranked = sorted(counts, key=lambda letter: (-counts[letter], letter))
+    return sorted(ranked[:limit])
+
+
+def _train(
+    backend: tokenizers.Tokenizer, trainer: trainers.Trainer, pieces: Counter[str]
+) -> tokenizers.Tokenizer:
+    """Learn merges from counted pieces. The library takes text only, so each is written out."""
+    scale = max(1.0, pieces.total() / _MAX_TRAINING_WORDS)
+    at_once = 2000
+
+    def text() -> Iterator[str]:
+        for piece, count in pieces.items():
+            left = round(count / scale)
+            while left > 0:
+                yield f"{piece} " * min(left, at_once)
+                left -= at_once
+
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.train_from_iterator(text(), trainer)
+    return backend
+
+
+def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]:
+    """Return what the vocabulary calls each special token."""
+    vocabulary = backend.get_vocab()
+    names = {
+        key: next((name for name in names if name in vocabulary), "")
+        for key, names in _NAMES.items()
+    }
+    missing = [
+        " or ".join(f"`{n}`" for n in _NAMES[key]) for key, name in names.items() if not name
+    ]
+    if missing:
+        raise DataError(
+            f"{source} has no token {', no token '.join(missing)}. Add what is missing to its "
+            "vocabulary, or take `tokenizer=wordpiece` or `tokenizer=bpe`."
+        )
+    return names
+
+
+def _with_our_rules(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Return the file's content with our rules on how special tokens are found in text.
+
+    The unknown token is found in the text and becomes one token; the other four are not found.
+    """
+    model = data["model"]
+    others = [a for a in data["added_tokens"] if a["content"] not in names.values()]
+    # A tokenizer without vocabulary entry for a special token has it among the added tokens.
+    tokens = {a["content"]: a["id"] for a in data["added_tokens"]}
+    numbers = {name: tokens.get(name, _number(model, name)) for name in names.values()}
+    ours = [
+        {
+            "id": number,
+            "content": name,
+            "single_word": False,
+            # The space before `<unk>` is not a token of its own.
+            "lstrip": name == names["unk"],
+            "rstrip": False,
+            "normalized": False,
+            "special": name != names["unk"],
+        }
+        for name, number in numbers.items()
+    ]
+    added = sorted(others + ours, key=lambda entry: int(entry["id"]))
+    return data | {"added_tokens": added, "truncation": None, "padding": None}
+
+
+def _number(model: dict[str, Any], name: str) -> int:
+    """Return a token's number in the model's vocabulary: a table, or a list of (name, score)."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        return int(vocabulary[name])
+    return [entry[0] for entry in vocabulary].index(name)
+
+
+def _digest(data: dict[str, Any]) -> str:
+    """Return the hash of what changes the output; the template of special tokens is unused."""
+    kept = {k: v for k, v in data.items() if k not in ("version", "post_processor")}
+    text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
+
+
+def _starts_word(
+    pieces: list[str], special: frozenset[int], model: dict[str, Any]
+) -> npt.NDArray[np.bool_]:
+    if model["type"] == "WordPiece":
+        prefix = model["continuing_subword_prefix"]
+        starts = [not piece.startswith(prefix) for piece in pieces]
+    elif any(piece.startswith(_WORD_MARKS) for piece in pieces):
+        starts = [piece.startswith(_WORD_MARKS) for piece in pieces]
+    else:
+        starts = [True] * len(pieces)
+    starts_word = np.array(starts, dtype=np.bool_)
+    starts_word[list(special)] = True
+    return starts_word
+
+
+def _splits_at_spaces(data: dict[str, Any]) -> bool:
+    """Return whether no token depends on what stands beyond a space."""
+    splitter = data["pre_tokenizer"] or {}
+    parts = splitter.get("pretokenizers", [splitter])
+    return (
+        data["model"]["type"] == "WordPiece"
+        and (data["normalizer"] or {}).get("type") in (None, "BertNormalizer")
+        and parts[0].get("type") in ("BertPreTokenizer", "WhitespaceSplit")
+        and len(data["added_tokens"]) == len(_NAMES)
+    )
+
+
+def _marks_spaces(data: dict[str, Any]) -> bool:
+    """Return whether a word's tokens carry the space before it, the first word of a text too."""
+    splitter = data["pre_tokenizer"] or {}
+    return (
+        data["model"]["type"] == "BPE"
+        and data["normalizer"] is None
+        and splitter.get("type") == "ByteLevel"
+        and bool(splitter["add_prefix_space"])
+        and bool(splitter.get("use_regex", True))
+        and len(data["added_tokens"]) == len(_NAMES)
+    )
