@@ -1,0 +1,401 @@
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from transfer_cli.config.build import _convert, build, trust
+from transfer_cli.errors import ConfigError
+from transfer_cli.optim.layer_scale import Geometric
+from transfer_cli.optim.schedules import Constant, Cosine, Schedule, Slanted
+
+COSINE = "transfer_cli.optim.schedules.Cosine"
+GEOMETRIC = "transfer_cli.optim.layer_scale.Geometric"
+
+numbers = st.integers() | st.floats(allow_nan=False)
+not_numbers = st.booleans() | st.text() | st.none() | st.lists(st.integers())
+
+
+class Shape(ABC):
+    @abstractmethod
+    def area(self) -> float: ...
+
+
+@dataclass
+class Square(Shape):
+    side: float
+
+    def __post_init__(self) -> None:
+        if self.side <= 0:
+            raise ValueError(f"side must be above 0, got {self.side}")
+
+    def area(self) -> float:
+        return self.side**2
+
+
+@dataclass
+class Drawing:
+    name: str
+    shape: Square | None = None
+    tags: tuple[str, ...] = ()
+    ink: Literal["black", "red"] = "black"
+
+
+def refusal(node: Any, key: str = "part", kind: Any = object, **extra: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build(node, key, kind, **extra)
+    return str(caught.value)
+
+
+# --- what is built -----------------------------------------------------------------------------
+
+
+def test_a_node_becomes_an_object_of_the_class_that_it_names():
+    made = build({"_target_": COSINE, "warmup": 0.1, "floor": 0.2}, "schedule", Schedule)
+
+    assert isinstance(made, Cosine)
+    assert (made.warmup, made.floor) == (0.1, 0.2)
+
+
+def test_a_config_node_is_built_with_its_interpolations_filled_in():
+    config = OmegaConf.create({"peak": 3.0, "scale": {"_target_": GEOMETRIC, "factor": "${peak}"}})
+
+    assert build(config.scale, "scale", Geometric).factor == 3.0
+
+
+def test_nested_nodes_are_built_first():
+    node = {
+        "_target_": "transfer_cli.adaptation.adaptation.Adaptation",
+        "plan": {"_target_": "transfer_cli.adaptation.plans.Only", "train": ["head.*"]},
+        "layer_scale": {"_target_": GEOMETRIC, "factor": 2},
+    }
+
+    made = build(node, "adaptation", object)
+
+    assert made.plan.train == ("head.*",)
+    assert made.layer_scale == Geometric(2.0)
+
+
+def test_a_dataclass_needs_no_target():
+    made = build({"name": "a", "shape": {"side": 2}, "tags": ["x"], "ink": "red"}, "d", Drawing)
+
+    assert made == Drawing("a", Square(2.0), ("x",), "red")
+
+
+def test_arguments_that_no_config_can_give_are_passed_on():
+    made = build({"_target_": GEOMETRIC}, "scale", Geometric, factor=1.5)
+
+    assert made.factor == 1.5
+
+
+def test_torch_optimizers_are_trusted_and_their_types_are_checked():
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.zeros(1))
+    node = {"_target_": "torch.optim.AdamW", "lr": 1, "betas": [0.9, 0.99]}
+
+    made = build(node, "optimizer", torch.optim.Optimizer, params=[weight])
+
+    assert made.defaults["lr"] == 1
+    assert tuple(made.defaults["betas"]) == (0.9, 0.99)
+    assert "optimizer.lr: expected" in refusal(
+        {"_target_": "torch.optim.AdamW", "lr": "fast"}, "optimizer", params=[weight]
+    )
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_one():
+    assert refusal({"_target_": GEOMETRIC, "facter": 2.0}, "adaptation.layer_scale") == (
+        "adaptation.layer_scale.facter: Geometric has no option 'facter'. Did you mean 'factor'?"
+    )
+
+
+def test_an_unknown_class_is_refused_with_the_nearest_one():
+    node = {"_target_": "transfer_cli.optim.schedules.Cosin"}
+
+    assert refusal(node, "schedule") == (
+        "schedule: transfer_cli.optim.schedules has no 'Cosin'. Did you mean 'Cosine'?"
+    )
+
+
+def test_an_unknown_module_is_refused_with_the_nearest_one():
+    message = refusal({"_target_": "transfer_cli.optim.schedule.Cosine"}, "schedule")
+
+    assert "no module 'transfer_cli.optim.schedule'" in message
+    assert "Did you mean 'schedules'?" in message
+
+
+def test_an_object_of_another_kind_is_refused_before_it_is_made():
+    assert refusal({"_target_": GEOMETRIC, "factor": -1}, "schedule", Schedule) == (
+        f"schedule: expected a Schedule, but {GEOMETRIC} makes a Geometric"
+    )
+
+
+def test_an_abstract_class_is_refused():
+    message = refusal({"_target_": "transfer_cli.optim.schedules.Schedule"}, "schedule", Schedule)
+
+    assert "is abstract" in message
+
+
+def test_a_missing_argument_is_named_with_its_cure():
+    message = refusal({"_target_": "transfer_cli.data.tokenizer.FromFile"}, "tokenizer")
+
+    assert message == "tokenizer: FromFile needs 'path'. Add tokenizer.path=VALUE"
+
+
+def test_a_value_left_open_is_refused():
+    assert refusal({"name": "???"}, "d", Drawing) == "d: Drawing needs 'name'. Add d.name=VALUE"
+
+
+def test_a_value_left_open_in_a_config_is_refused_by_its_full_key():
+    config = OmegaConf.create({"d": {"name": "???"}})
+
+    assert refusal(config.d, "d", Drawing) == "d.name: needs a value. Add d.name=VALUE"
+
+
+def test_the_constructors_own_complaint_gets_the_key_in_front():
+    assert refusal({"_target_": COSINE, "floor": 2.0}, "schedule") == (
+        "schedule: floor must be between 0 and 1, got 2.0"
+    )
+
+
+def test_the_key_of_a_nested_mistake_is_the_whole_path():
+    message = refusal({"name": "a", "shape": {"side": -1}}, "drawing", Drawing)
+
+    assert message == "drawing.shape: side must be above 0, got -1.0"
+
+
+@pytest.mark.parametrize("node", [None, 3, "cosine", ["cosine"]])
+def test_what_is_no_mapping_is_refused(node):
+    assert refusal(node, "schedule", Schedule).startswith("schedule: expected a Schedule, got ")
+
+
+def test_a_mapping_without_a_target_is_refused():
+    message = refusal({"lr": 1.0}, "optimizer", Schedule)
+
+    assert message == "optimizer: expected a Schedule, which needs a _target_; found lr"
+
+
+def test_a_node_is_good_where_anything_is():
+    @dataclass
+    class Holder:
+        part: Any
+
+    assert build({"part": {"_target_": GEOMETRIC}}, "holder", Holder).part == Geometric()
+
+
+def test_an_argument_that_is_filled_in_later_is_refused():
+    message = refusal({"_target_": GEOMETRIC, "factor": 2.0}, "scale", factor=1.0)
+
+    assert message == "scale.factor: is filled in when the run starts; leave it out"
+
+
+@pytest.mark.parametrize("name", ["_args_", "_partial_", "_recursive_", "_convert_"])
+def test_hydras_own_keys_are_refused(name):
+    assert f"no option '{name}'" in refusal({"_target_": GEOMETRIC, name: True}, "scale")
+
+
+def test_an_interpolation_that_leads_nowhere_is_refused():
+    config = OmegaConf.create({"scale": {"_target_": GEOMETRIC, "factor": "${nothing}"}})
+
+    assert refusal(config.scale, "scale").startswith("scale.factor: Interpolation key 'nothing'")
+
+
+# --- trust -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "os.system",
+        "builtins.eval",
+        "subprocess.Popen",
+        "torch.load",
+        "transfer_client.evil.Class",
+        "transfer_cli.config.locate.Path",
+        "torch.optim.optimizer.defaultdict",
+    ],
+)
+def test_what_is_defined_elsewhere_is_not_trusted(target):
+    message = refusal({"_target_": target}, "part")
+
+    assert "is not trusted. Name your package with --plugin" in message
+
+
+@pytest.mark.parametrize("target", ["transfer_cli.cli.main", "transfer_cli.errors.EXIT_DONE"])
+def test_only_classes_can_be_named(target):
+    assert refusal({"_target_": target}) == f"part: {target} is not a class"
+
+
+def test_what_a_trusted_module_imports_cannot_be_reached_through_it():
+    message = refusal({"_target_": "transfer_cli.cli.os.system"})
+
+    assert message == "part: there is no module 'transfer_cli.cli.os'"
+
+
+def test_a_plugin_is_trusted_once_the_command_line_names_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("transfer_cli.config.build._plugins", set())
+    (tmp_path / "mylab.py").write_text("class Part:\n    pass\n")
+    node = {"_target_": "mylab.Part"}
+
+    before = refusal(node)
+    trust(["mylab"])
+
+    assert before.startswith("part: mylab.Part is not trusted.")
+    assert type(build(node, "part", object)).__name__ == "Part"
+
+
+def test_a_plugin_that_lacks_a_package_says_which(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("transfer_cli.config.build._plugins", {"needy"})
+    (tmp_path / "needy.py").write_text("import surely_not_installed\n")
+
+    assert refusal({"_target_": "needy.Part"}) == (
+        "part: needy needs the package 'surely_not_installed', which is not installed"
+    )
+
+
+@pytest.mark.parametrize("target", [3, "", "Cosine", ".a.B", "a..B", "a.b c", "a.b.", "import.x"])
+def test_a_target_must_be_a_dotted_name(target):
+    assert "expected package.module.Class" in refusal({"_target_": target})
+
+
+# --- types -------------------------------------------------------------------------------------
+
+
+def converted(value: Any, hint: Any) -> Any:
+    return _convert(value, hint, "key")
+
+
+def complaint(value: Any, hint: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        converted(value, hint)
+    return str(caught.value)
+
+
+@given(st.integers())
+def test_a_whole_number_is_good_for_a_number(value):
+    found = converted(value, float)
+
+    assert isinstance(found, float)
+    assert found == float(value)
+
+
+@given(not_numbers)
+def test_only_numbers_are_numbers(value):
+    assert complaint(value, float).startswith("key: expected a number, got ")
+
+
+@given(st.floats(allow_nan=False) | not_numbers)
+def test_only_whole_numbers_are_whole_numbers(value):
+    assert complaint(value, int).startswith("key: expected a whole number, got ")
+
+
+@given(numbers | st.text() | st.none())
+def test_only_true_and_false_are_booleans(value):
+    assert complaint(value, bool).startswith("key: expected true or false, got ")
+
+
+@given(numbers | st.booleans() | st.none())
+def test_only_text_is_text(value):
+    assert complaint(value, str).startswith("key: expected text, got ")
+
+
+@given(st.recursive(numbers | st.text(), st.lists))
+def test_untyped_values_stay_as_they_are(value):
+    assert converted(value, Any) == value
+
+
+@given(st.lists(st.integers()))
+def test_a_list_becomes_the_tuple_that_is_wanted(value):
+    assert converted(value, tuple[int, ...]) == tuple(value)
+    assert converted(value, Sequence[int]) == value
+    assert converted(value, set[int]) == set(value)
+
+
+def test_a_number_written_as_a_fraction_is_told_how_to_write_it():
+    assert complaint(1000.0, int) == "key: expected a whole number, got 1000.0. Write 1000"
+
+
+def test_the_place_in_a_list_is_named():
+    assert complaint([1, "x"], list[int]) == "key.1: expected a whole number, got 'x'"
+
+
+def test_a_tuple_of_fixed_length_has_that_length():
+    assert converted([1, 2], tuple[float, float]) == (1.0, 2.0)
+    assert "expected a list of 2 values, got 1" in complaint([1], tuple[float, float])
+
+
+def test_text_is_no_list_of_letters():
+    assert complaint("abc", Sequence[str]) == "key: expected a list, got 'abc'. Write key=[...]"
+
+
+def test_mappings_are_checked_value_by_value():
+    assert converted({"a": 1}, Mapping[str, float]) == {"a": 1.0}
+    assert complaint({"a": "x"}, dict[str, int]) == "key.a: expected a whole number, got 'x'"
+    assert complaint([], dict[str, int]) == "key: expected a mapping, got []"
+
+
+def test_null_is_good_only_where_it_is_allowed():
+    assert converted(None, int | None) is None
+    assert complaint(None, int) == "key: expected a whole number, got null"
+
+
+@pytest.mark.parametrize(("value", "kind"), [(1, int), (1.0, float), ("1", str)])
+def test_a_union_keeps_the_type_that_was_given(value, kind):
+    assert type(converted(value, float | int | str)) is kind
+
+
+def test_a_union_names_all_its_kinds():
+    assert complaint([], int | str) == "key: expected a whole number or text, got []"
+
+
+def test_a_literal_suggests_the_nearest():
+    assert converted("gelu", Literal["relu", "gelu"]) == "gelu"
+    assert complaint("gelo", Literal["relu", "gelu"]) == (
+        "key: expected one of relu, gelu; got 'gelo'. Did you mean 'gelu'?"
+    )
+
+
+def test_a_literal_number_is_not_a_boolean():
+    assert "expected one of 1, 2" in complaint(True, Literal[1, 2])
+
+
+def test_text_is_good_for_a_path():
+    assert converted("a/b", Path) == Path("a/b")
+
+
+def test_an_object_must_be_of_the_annotated_kind():
+    wrong = {"_target_": GEOMETRIC}
+
+    assert complaint(wrong, Schedule).startswith("key: expected a Schedule, but ")
+    assert complaint(wrong, Schedule | None).startswith("key: expected a Schedule, but ")
+    assert complaint(wrong, Schedule | Path).startswith("key: expected a Schedule or a path, but ")
+    assert isinstance(converted({"_target_": COSINE}, Schedule | Path), Cosine)
+
+
+def test_an_object_that_can_be_called_is_good_for_a_callable():
+    hint = Callable[[int, int], float]
+
+    assert isinstance(converted({"_target_": COSINE}, hint), Cosine)
+    assert complaint(3, hint).startswith("key: expected a Callable")
+
+
+@given(st.floats(0.01, 0.99), st.floats(1, 1000))
+def test_building_is_the_same_as_calling_the_constructor(cut, ratio):
+    node = {"_target_": "transfer_cli.optim.schedules.Slanted", "cut": cut, "ratio": ratio}
+
+    assert vars(build(node, "schedule", Schedule)) == vars(Slanted(cut, ratio))
+
+
+def test_defaults_are_the_constructors_own():
+    node = {"_target_": "transfer_cli.optim.schedules.Constant"}
+
+    assert vars(build(node, "schedule", Schedule)) == vars(Constant())

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+
+from transfer_cli.config.flags import parse, quoted
+from transfer_cli.errors import ConfigError
+
+
+def test_overrides_keep_their_order_around_flags():
+    request = parse(["a=1", "-m", "b=2", "--config-dir", "own", "c=3"])
+
+    assert request.overrides == ("a=1", "b=2", "c=3")
+    assert request.multirun
+    assert request.config_dir == Path("own")
+
+
+def test_hydras_flags_are_handed_on():
+    assert parse(["--cfg", "job", "--resolve"]).hydra_flags == ("--resolve", "--cfg", "job")
+
+
+@pytest.mark.parametrize("flags", [["--cfg", "job"], ["--info"], ["--hydra-help"]])
+def test_some_flags_only_look(flags):
+    assert parse(flags).looks_only
+
+
+def test_plugins_may_be_named_more_than_once():
+    assert parse(["--plugin", "one", "--plugin=two"]).plugins == ("one", "two")
+
+
+def test_the_last_value_of_a_key_counts():
+    request = parse(["run.dir=a", "run.dir=b", "run.director=c"])
+
+    assert request.value_of("run.dir") == "b"
+    assert request.value_of("run") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cnfig-dir", "x"], "--cnfig-dir: no such flag. Did you mean '--config-dir'?"),
+        (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
+        (["--config-path", "x"], "--config-path: would hide our own configs; use --config-dir"),
+    ],
+)
+def test_a_wrong_flag_is_refused(words, message):
+    with pytest.raises(ConfigError) as caught:
+        parse(words)
+
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("override", ["a=b=c", "a='b=c'", 'a="b=c"'])
+def test_a_value_is_quoted_for_the_shell(override):
+    assert quoted(override) == """'a="b=c"'"""

@@ -1,0 +1,284 @@
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_cli.batch import IGNORE
+from transfer_cli.data import corpus
+from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
+from transfer_cli.data.text import TextSplit
+from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.errors import DataError, RunError
+
+TEXT = [" = Lomta = ", "", " The mayor of <unk> ,  a  harbour , is old . ", "Café\tprices rose"]
+WORDPIECE = WordPiece(200).make(lambda: iter(TEXT))
+BYTES = BytePairs(300).make(lambda: iter(TEXT))
+both = pytest.mark.parametrize("tokenizer", [WORDPIECE, BYTES], ids=["wordpiece", "bpe"])
+
+
+class Text:
+    """Lines that count how often they are read."""
+
+    def __init__(self, lines=TEXT, fingerprint="ab", end_of_line=True):
+        self.lines = lines
+        self.readings = 0
+        self.split = TextSplit("train", self.read, fingerprint, end_of_line)
+
+    def read(self):
+        self.readings += 1
+        return iter(self.lines)
+
+
+def stream(num_tokens):
+    tokens = np.arange(num_tokens, dtype=np.uint16)
+    return EncodedText(tokens, 0, 0, 0, 0, Path())
+
+
+def entries(cache: Path):
+    return sorted(p.name for p in (cache / "encoded").iterdir() if not p.name.endswith(".lock"))
+
+
+@both
+def test_tokens_are_the_lines_with_sep_in_front_and_after_each(tokenizer, tmp_path):
+    encoded = encode_text(Text().split, tokenizer, tmp_path)
+
+    expected = [tokenizer.sep]
+    for row in tokenizer.encode_batch(TEXT):
+        expected += [*row, tokenizer.sep]
+    assert encoded.tokens.tolist() == expected
+    assert encoded.tokens.dtype == np.uint16
+
+
+@both
+def test_many_batches_and_a_small_table_give_the_same_tokens(tokenizer, tmp_path, monkeypatch):
+    whole = encode_text(Text().split, tokenizer, tmp_path / "whole")
+    monkeypatch.setattr(corpus, "_BATCH_CHARACTERS", 20)
+    monkeypatch.setattr(corpus, "_MAX_TABLE_TOKENS", 5)
+
+    parts = encode_text(Text().split, tokenizer, tmp_path / "parts")
+
+    np.testing.assert_array_equal(parts.tokens, whole.tokens)
+    assert (parts.num_words, parts.num_bytes) == (whole.num_words, whole.num_bytes)
+
+
+def test_counts_are_of_the_text(tmp_path):
+    encoded = encode_text(Text().split, WORDPIECE, tmp_path)
+
+    assert encoded.num_lines == 4
+    assert encoded.num_words == 3 + 0 + 11 + 3 + 4
+    assert encoded.num_bytes == sum(len(line.encode()) + 1 for line in TEXT)
+    assert encoded.num_unknown == 1
+
+
+def test_the_end_of_a_line_counts_as_a_word_only_where_it_is_told_to(tmp_path):
+    with_ends = encode_text(Text(end_of_line=True).split, WORDPIECE, tmp_path)
+    without = encode_text(Text(end_of_line=False).split, WORDPIECE, tmp_path)
+
+    assert with_ends.num_words == without.num_words + 4
+    np.testing.assert_array_equal(with_ends.tokens, without.tokens)
+
+
+def test_a_second_start_reads_no_text(tmp_path):
+    first, second = Text(), Text()
+    encode_text(first.split, WORDPIECE, tmp_path)
+
+    encode_text(second.split, WORDPIECE, tmp_path)
+
+    assert (first.readings, second.readings) == (1, 0)
+
+
+def test_another_text_or_tokenizer_is_another_entry(tmp_path):
+    for split in (Text().split, Text(fingerprint="cd").split, Text(end_of_line=False).split):
+        encode_text(split, WORDPIECE, tmp_path)
+    encode_text(Text().split, BYTES, tmp_path)
+
+    assert len(entries(tmp_path)) == 4
+
+
+def test_an_entry_says_what_it_holds(tmp_path):
+    encoded = encode_text(Text().split, WORDPIECE, tmp_path)
+
+    meta = json.loads((encoded.path / "meta.json").read_text())
+    assert meta["key"]["text"] == "ab"
+    assert meta["key"]["tokenizer"] == WORDPIECE.hash
+    assert meta["counts"]["num_tokens"] == len(encoded.tokens)
+
+
+@pytest.mark.parametrize("damaged", ["tokens.bin", "meta.json"])
+def test_a_damaged_entry_is_built_again_with_a_warning(tmp_path, caplog, damaged):
+    encoded = encode_text(Text().split, WORDPIECE, tmp_path)
+    expected = encoded.tokens.tolist()
+    file = encoded.path / damaged
+    file.write_bytes(file.read_bytes()[:-3])
+
+    again = encode_text(Text().split, WORDPIECE, tmp_path)
+
+    assert again.tokens.tolist() == expected
+    assert [r.levelno for r in caplog.records].count(logging.WARNING) == 1
+
+
+def test_what_a_killed_run_left_behind_is_removed(tmp_path):
+    name = encode_text(Text().split, WORDPIECE, tmp_path / "other").path.name
+    leftover = tmp_path / "encoded" / f".{name}-12345"
+    leftover.mkdir(parents=True)
+
+    encode_text(Text().split, WORDPIECE, tmp_path)
+
+    assert entries(tmp_path) == [name]
+
+
+def test_a_text_that_cannot_be_read_to_its_end_leaves_nothing(tmp_path):
+    def broken():
+        yield "one"
+        raise DataError("line 2 is not UTF-8")
+
+    with pytest.raises(DataError, match="line 2"):
+        encode_text(TextSplit("train", broken, "ab", True), WORDPIECE, tmp_path)
+
+    assert entries(tmp_path) == []
+
+
+def test_a_text_without_lines_is_refused(tmp_path):
+    with pytest.raises(DataError, match="train text is empty"):
+        encode_text(Text(lines=[]).split, WORDPIECE, tmp_path)
+
+    assert entries(tmp_path) == []
+
+
+def test_a_cache_that_cannot_be_written_names_folder_and_key(tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+
+    with pytest.raises(RunError, match=r"cache.*`data_dir`"):
+        encode_text(Text().split, WORDPIECE, tmp_path / "cache")
+
+
+@pytest.mark.multiprocess
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
+    code = f"""
+import resource
+from pathlib import Path
+from transfer_cli.data.corpus import encode_text
+from transfer_cli.data.text import TextSplit
+from transfer_cli.data.tokenizer import BytePairs
+from transfer_cli.errors import RunError
+lines = ["a b c d e f g h"] * 100_000
+tokenizer = BytePairs(300).make(lambda: iter(lines[:10]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    split = TextSplit("train", lambda: iter(lines), "ab", True)
+    encode_text(split, tokenizer, Path({str(tmp_path)!r}))
+except RunError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)  # noqa: S603
+
+    assert run.stdout.startswith(
+        f"Cannot write the cache in {tmp_path / 'encoded'}: File too large"
+    )
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.multiprocess
+def test_of_two_runs_that_start_at_once_one_encodes_and_the_other_waits(tmp_path):
+    code = f"""
+import time
+from pathlib import Path
+from transfer_cli.data.corpus import cached_tokenizer, encode_text
+from transfer_cli.data.text import TextSplit
+from transfer_cli.data.tokenizer import BytePairs
+folder = Path({str(tmp_path)!r})
+def lines():
+    with (folder / "readings").open("a") as file:
+        file.write("read\\n")
+    time.sleep(1.0)
+    return iter(["the mayor of Lomta"] * 1000)
+(folder / f"ready{{__import__('os').getpid()}}").touch()
+while len(list(folder.glob("ready*"))) < 2:
+    time.sleep(0.01)
+split = TextSplit("train", lines, "ab", True)
+tokenizer = cached_tokenizer(BytePairs(300), split, folder / "cache")
+print(tokenizer.hash, encode_text(split, tokenizer, folder / "cache").tokens.sum())
+"""
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)  # noqa: S603
+        for _ in range(2)
+    ]
+    answers = [run.communicate(timeout=120)[0] for run in runs]
+
+    assert [run.returncode for run in runs] == [0, 0]
+    assert answers[0] == answers[1]
+    # Once for the tokenizer, once to encode.
+    assert (tmp_path / "readings").read_text().count("read") == 2
+
+
+def test_a_tokenizer_is_trained_once_for_a_recipe_and_a_text(tmp_path):
+    text, again, other = Text(), Text(), Text(fingerprint="cd")
+    first = cached_tokenizer(WordPiece(200), text.split, tmp_path)
+
+    second = cached_tokenizer(WordPiece(200), again.split, tmp_path)
+    cached_tokenizer(WordPiece(201), text.split, tmp_path)
+    cached_tokenizer(WordPiece(200), other.split, tmp_path)
+
+    assert second.hash == first.hash
+    assert (text.readings, again.readings, other.readings) == (2, 0, 1)
+
+
+def test_a_damaged_cached_tokenizer_is_made_again(tmp_path, caplog):
+    first = cached_tokenizer(WordPiece(200), Text().split, tmp_path)
+    (file,) = (tmp_path / "tokenizers").glob("*.json")
+    file.write_text(file.read_text()[:100])
+
+    second = cached_tokenizer(WordPiece(200), Text().split, tmp_path)
+
+    assert second.hash == first.hash
+    assert "again" in caplog.text
+
+
+@given(num_tokens=st.integers(1, 60), length=st.integers(1, 20), batch=st.integers(1, 5))
+def test_every_token_but_the_first_is_a_target_once(num_tokens, length, batch):
+    blocks = TextBlocks(stream(num_tokens), length, tokenizer_pad=999)
+
+    targets, inputs = [], []
+    for start in range(0, len(blocks), batch):
+        found = blocks.batch(np.arange(start, min(start + batch, len(blocks))))
+        targets += found["next_tokens"][found["mask"]].tolist()
+        inputs += found["tokens"][found["mask"]].tolist()
+
+    assert targets == list(range(1, num_tokens))
+    assert inputs == list(range(num_tokens - 1))
+    assert blocks.num_targets == num_tokens - 1
+
+
+@given(num_tokens=st.integers(2, 60), length=st.integers(1, 20))
+def test_padding_is_masked_and_has_no_target(num_tokens, length):
+    blocks = TextBlocks(stream(num_tokens), length, tokenizer_pad=999)
+    found = blocks.batch(np.arange(len(blocks)))
+
+    assert ((found["tokens"] == 999) == ~found["mask"]).all()
+    assert ((found["next_tokens"] == IGNORE) == ~found["mask"]).all()
+    assert found["index"].tolist() == list(range(len(blocks)))
+
+
+def test_full_blocks_are_all_real_in_any_order():
+    found = TextBlocks(stream(13), 4, tokenizer_pad=999).batch(np.array([2, 0]))
+
+    assert found["mask"].all()
+    assert found["tokens"].tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
+    assert found["next_tokens"].tolist() == [[9, 10, 11, 12], [1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_a_block_that_is_not_there_is_refused(index):
+    with pytest.raises(IndexError):
+        TextBlocks(stream(13), 4, tokenizer_pad=999).batch(np.array([index]))
+
+
+def test_a_block_without_tokens_is_refused():
+    with pytest.raises(ValueError, match="length 0"):
+        TextBlocks(stream(13), 0, tokenizer_pad=999)

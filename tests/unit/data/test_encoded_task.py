@@ -1,0 +1,118 @@
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.tasks import Example
+from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.errors import ConfigError, DataError
+
+WORDS = ["who", "is", "the", "mayor", "of", "Lomta"]
+TOKENIZER = WordPiece(300).make(lambda: iter([" ".join(WORDS)] * 3))
+CLS, SEP, PAD = TOKENIZER.cls, TOKENIZER.sep, TOKENIZER.pad
+
+
+def words(number):
+    """A text of as many tokens."""
+    return " ".join(WORDS[i % len(WORDS)] for i in range(number))
+
+
+def tokens(number):
+    return TOKENIZER.encode(words(number))
+
+
+def row(example, direction, length=50):
+    return (
+        EncodedTask([example], TOKENIZER, length, direction)
+        .batch(np.array([0]))["tokens"]
+        .tolist()[0]
+    )
+
+
+def test_a_causal_text_ends_with_cls():
+    assert row(Example(words(3)), "causal") == [*tokens(3), CLS]
+
+
+def test_a_bidirectional_text_stands_between_cls_and_sep():
+    assert row(Example(words(3)), "bidirectional") == [CLS, *tokens(3), SEP]
+
+
+def test_two_texts_have_sep_between_them():
+    pair = Example(words(3), pair=words(2))
+
+    assert row(pair, "causal") == [*tokens(3), SEP, *tokens(2), CLS]
+    assert row(pair, "bidirectional") == [CLS, *tokens(3), SEP, *tokens(2), SEP]
+
+
+def test_a_batch_is_padded_to_its_own_longest_example():
+    examples = [Example(words(2), 1), Example(words(4), 0), Example(words(9), 2)]
+
+    batch = EncodedTask(examples, TOKENIZER, 50, "causal").batch(np.array([1, 0]))
+
+    assert batch["tokens"].tolist() == [[*tokens(4), CLS], [*tokens(2), CLS, PAD, PAD]]
+    assert batch["mask"].sum(1).tolist() == [5, 3]
+    assert batch["index"].tolist() == [1, 0]
+    assert batch["label"].tolist() == [0, 1]
+
+
+def test_examples_without_labels_give_batches_without_labels():
+    batch = EncodedTask([Example("who")], TOKENIZER, 50, "causal").batch(np.array([0]))
+
+    assert set(batch) == {"tokens", "mask", "index"}
+
+
+def test_labels_for_some_examples_only_are_refused():
+    with pytest.raises(DataError, match="Example 2 of 2"):
+        EncodedTask([Example("who", 1), Example("is")], TOKENIZER, 50, "causal")
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_cut_texts_are_counted_in_one_warning(direction, caplog):
+    examples = [Example(words(n)) for n in (3, 30, 40)]
+    task = EncodedTask(examples, TOKENIZER, 10, direction)
+
+    assert task.lengths.max() == 10
+    (record,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert "Cut 2 of 3 examples to 10 tokens" in record.getMessage()
+
+
+def test_texts_that_fit_exactly_are_not_cut(caplog):
+    EncodedTask([Example(words(9))], TOKENIZER, 10, "causal")
+    EncodedTask([Example(words(4), pair=words(3))], TOKENIZER, 10, "bidirectional")
+
+    assert not caplog.records
+
+
+@given(
+    first=st.integers(0, 30),
+    second=st.integers(0, 30),
+    length=st.integers(5, 40),
+    direction=st.sampled_from(["causal", "bidirectional"]),
+)
+def test_the_longer_of_two_texts_is_cut_first(first, second, length, direction):
+    found = row(Example(words(first), pair=words(second)), direction, length)
+    num_special = 2 if direction == "causal" else 3
+    room = length - num_special
+    # The definition, one token at a time.
+    kept = [first, second]
+    while sum(kept) > room:
+        kept[0 if kept[0] > kept[1] else 1] -= 1
+
+    expected = [*tokens(kept[0]), SEP, *tokens(kept[1])]
+    body = found[:-1] if direction == "causal" else found[1:-1]
+    assert body == expected
+
+
+def test_lengths_count_the_special_tokens():
+    task = EncodedTask([Example(words(n)) for n in (0, 2)], TOKENIZER, 10, "bidirectional")
+
+    assert task.lengths.tolist() == [2, 4]
+    assert len(task) == 2
+
+
+def test_a_length_without_room_for_text_is_refused():
+    with pytest.raises(ConfigError, match=r"data\.length is 3"):
+        EncodedTask([Example("who")], TOKENIZER, 3, "causal")

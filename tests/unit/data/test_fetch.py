@@ -1,0 +1,389 @@
+"""Fetching against a real server on this machine; the network is not used."""
+
+import hashlib
+import io
+import re
+import resource
+import socket
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from transfer_cli.data import catalog
+from transfer_cli.data.fetch import RemoteFile, fetch, fetch_archive, unpack, writable_folder
+from transfer_cli.errors import DataError
+
+CONTENT = bytes(range(256)) * 4096
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `content`, and breaks off as many answers as `break_offs` has entries."""
+
+    def __init__(self, content=CONTENT, break_offs=(), ranges=True):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = content
+        self.break_offs = list(break_offs)
+        self.ranges = ranges
+        self.requests = []
+
+    @property
+    def address(self):
+        return f"http://127.0.0.1:{self.server_port}/file"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        server.requests.append(dict(self.headers))
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(asked[1]) if asked and server.ranges else 0
+        body = server.content[start:]
+        self.send_response(206 if start else 200)
+        if start:
+            end = len(server.content)
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{end}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: server.break_offs.pop(0)] if server.break_offs else body)
+
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def serve(**settings) -> Iterator[Server]:
+    with Server(**settings) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def remote(*addresses, content=CONTENT, name="file.bin"):
+    return RemoteFile(name, len(content), hashlib.sha256(content).hexdigest(), addresses)
+
+
+def visible(folder):
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def zip_of(**members):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as zipped:
+        for name, content in members.items():
+            zipped.writestr(name, content)
+    return packed.getvalue()
+
+
+def test_a_good_file_is_fetched_once(tmp_path):
+    with serve() as server:
+        path = fetch(remote(server.address), tmp_path)
+        fetch(remote(server.address), tmp_path)
+
+    assert path.read_bytes() == CONTENT
+    assert visible(tmp_path) == ["file.bin"]
+    assert len(server.requests) == 1
+    assert server.requests[0]["User-Agent"].startswith("transfer-cli/")
+
+
+@pytest.mark.parametrize("wrong", [CONTENT[:-1], CONTENT + b"x", b"y" + CONTENT[1:]])
+def test_a_wrong_file_is_removed_and_the_next_address_tried(tmp_path, wrong):
+    with serve(content=wrong) as bad, serve() as good:
+        path = fetch(remote(bad.address, good.address), tmp_path)
+
+    assert path.read_bytes() == CONTENT
+    assert bad.requests
+
+
+def test_only_wrong_files_leave_nothing_and_say_what_to_do(tmp_path):
+    with serve(content=b"y" + CONTENT[1:]) as server, pytest.raises(DataError) as caught:
+        fetch(remote(server.address), tmp_path)
+
+    message = str(caught.value)
+    assert visible(tmp_path) == []
+    assert server.address in message
+    assert hashlib.sha256(CONTENT).hexdigest() in message
+    assert str(tmp_path / "file.bin") in message
+    assert "\n" not in message
+
+
+def test_a_file_broken_off_half_way_is_resumed(tmp_path):
+    with serve(break_offs=[500_000]) as server:
+        path = fetch(remote(server.address), tmp_path)
+
+    assert path.read_bytes() == CONTENT
+    assert [request.get("Range") for request in server.requests] == [None, "bytes=500000-"]
+
+
+def test_a_later_start_resumes_what_an_earlier_one_left(tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(CONTENT[:700_000])
+
+    with serve() as server:
+        path = fetch(remote(server.address), tmp_path)
+
+    assert path.read_bytes() == CONTENT
+    assert server.requests[0]["Range"] == "bytes=700000-"
+
+
+def test_what_was_received_is_kept_when_no_address_goes_on(tmp_path):
+    with serve(break_offs=[300_000, 0, 0, 0]) as server, pytest.raises(DataError, match="300,000"):
+        fetch(remote(server.address), tmp_path)
+
+    assert (tmp_path / "file.bin.part").read_bytes() == CONTENT[:300_000]
+
+
+def test_a_wrong_beginning_is_fetched_anew(tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(b"<html>please log in</html>")
+
+    with serve() as server:
+        path = fetch(remote(server.address), tmp_path)
+
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("size", [0, len(CONTENT), len(CONTENT) + 5])
+def test_a_beginning_of_any_size_ends_as_the_right_file(tmp_path, size):
+    (tmp_path / "file.bin.part").write_bytes((CONTENT + b"extra")[:size])
+
+    with serve() as server:
+        path = fetch(remote(server.address), tmp_path)
+
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_starts_again_from_the_beginning(tmp_path):
+    with serve(break_offs=[500_000], ranges=False) as server:
+        path = fetch(remote(server.address), tmp_path)
+
+    assert path.read_bytes() == CONTENT
+    assert len(server.requests) == 2
+
+
+def test_the_second_address_is_used_when_the_first_is_down(tmp_path):
+    with serve() as down:
+        pass
+    with serve() as server:
+        path = fetch(remote(down.address, server.address), tmp_path)
+
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_silent_server_ends_in_a_time_out(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/file"
+        with pytest.raises(DataError, match="timed out"):
+            fetch(remote(address), tmp_path, timeout_seconds=0.2)
+
+
+def test_addresses_that_are_not_http_are_refused(tmp_path):
+    (tmp_path / "secret").write_bytes(CONTENT)
+
+    with pytest.raises(DataError, match="not an http"):
+        fetch(remote((tmp_path / "secret").as_uri()), tmp_path)
+
+
+def test_a_wrong_file_put_there_by_hand_is_named_and_kept(tmp_path):
+    (tmp_path / "file.bin").write_bytes(b"something else")
+
+    with pytest.raises(DataError, match=r"file\.bin is not the file it should be.*14 bytes"):
+        fetch(remote(), tmp_path)
+    assert visible(tmp_path) == ["file.bin"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_user(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+
+    with pytest.raises(DataError, match="Cannot write"):
+        fetch(remote(), tmp_path / "taken" / "folder")
+
+
+def test_a_full_disk_is_an_error_of_the_user_and_keeps_what_came(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    with serve() as server:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
+        try:
+            with pytest.raises(DataError, match=r"Cannot write .* Make room"):
+                fetch(remote(server.address), tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        path = fetch(remote(server.address), tmp_path)
+
+    assert path.read_bytes() == CONTENT
+    assert "Range" in server.requests[-1]
+
+
+def test_two_runs_at_once_fetch_once(tmp_path):
+    with serve() as server:
+        wanted = remote(server.address)
+        threads = [threading.Thread(target=fetch, args=(wanted, tmp_path)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert len(server.requests) == 1
+    assert visible(tmp_path) == ["file.bin"]
+
+
+def test_an_archive_is_fetched_and_unpacked_beside_what_is_there(tmp_path):
+    packed = zip_of(**{"set/": "", "set/train": "new", "set/test": "new"})
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "test").write_text("mine")
+
+    with serve(content=packed) as server:
+        archive = remote(server.address, content=packed, name="set.zip")
+        fetch_archive(archive, tmp_path, ["set/train"])
+
+    assert (tmp_path / "set" / "train").read_text() == "new"
+    assert (tmp_path / "set" / "test").read_text() == "mine"
+    assert visible(tmp_path) == ["set", "set.zip"]
+
+
+def test_an_archive_without_the_wanted_file_is_refused(tmp_path):
+    packed = zip_of(other="")
+    (tmp_path / "set.zip").write_bytes(packed)
+
+    with pytest.raises(DataError, match=r"set\.zip holds no set/train"):
+        fetch_archive(remote(content=packed, name="set.zip"), tmp_path, ["set/train"])
+
+
+@pytest.mark.parametrize("name", ["../evil", "set/../../evil", "/etc/evil", "C:evil", "..\\evil"])
+def test_a_zip_with_a_path_that_leads_outside_unpacks_nothing(tmp_path, name):
+    (tmp_path / "inner").mkdir()
+    archive = tmp_path / "set.zip"
+    archive.write_bytes(zip_of(**{"set/good": "x", name: "y"}))
+
+    with pytest.raises(DataError, match="leads outside"):
+        unpack(archive, tmp_path / "inner")
+    assert list((tmp_path / "inner").iterdir()) == []
+    assert visible(tmp_path) == ["inner", "set.zip"]
+
+
+def test_a_zip_with_a_link_unpacks_nothing(tmp_path):
+    link = zipfile.ZipInfo("link")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as zipped:
+        zipped.writestr(link, "/etc/passwd")
+
+    with pytest.raises(DataError, match="link or special file"):
+        unpack(tmp_path / "set.zip", tmp_path)
+    assert visible(tmp_path) == ["set.zip"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_a_tar_with_a_link_unpacks_nothing(tmp_path, kind):
+    member = tarfile.TarInfo("member")
+    member.type = kind
+    member.linkname = "/etc/passwd"
+    with tarfile.open(tmp_path / "set.tar.gz", "w:gz") as tarred:
+        tarred.addfile(member)
+
+    with pytest.raises(DataError, match="link or special file"):
+        unpack(tmp_path / "set.tar.gz", tmp_path)
+
+
+def test_a_tar_is_unpacked(tmp_path):
+    (tmp_path / "source").write_text("text")
+    with tarfile.open(tmp_path / "set.tar.xz", "w:xz") as tarred:
+        tarred.add(tmp_path / "source", "set/file")
+
+    paths = unpack(tmp_path / "set.tar.xz", tmp_path)
+
+    assert [path.read_text() for path in paths] == ["text"]
+    assert paths == [tmp_path / "set" / "file"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"not an archive", zip_of(a="x" * 99)[:40]])
+def test_a_damaged_archive_is_an_error_of_the_user(tmp_path, damage):
+    (tmp_path / "set.zip").write_bytes(damage)
+
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        unpack(tmp_path / "set.zip", tmp_path)
+
+
+def test_a_damaged_member_is_an_error_of_the_user(tmp_path):
+    packed = zip_of(a="x" * 99).replace(b"xxx", b"xyx", 1)
+    (tmp_path / "set.zip").write_bytes(packed)
+
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        unpack(tmp_path / "set.zip", tmp_path)
+
+
+def test_a_folder_without_write_bits_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o555)
+
+    assert writable_folder(shared) == tmp_path / "cache"
+    assert writable_folder(shared / "new") == tmp_path / "cache"
+    assert writable_folder(tmp_path / "new") == tmp_path / "new"
+
+
+# ---------------------------------------------------------------------------------- catalog
+
+
+@pytest.fixture
+def named():
+    packed = zip_of(**{f"wikitext-9/wiki.{name}.tokens": name for name in ("train", "valid")})
+    archive = remote(content=packed, name="wikitext-9-v1.zip")
+    return catalog.NamedText(archive, "wikitext-9", ".tokens"), packed
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "wikitext-9/train.txt",
+        "wikitext-9/wiki.train.tokens",
+        "wikitext-9-v1/wikitext-9/wiki.train.tokens",
+        "wikitext-9-v1/wiki.train.tokens",
+    ],
+)
+def test_a_file_is_found_under_any_of_its_names(tmp_path, named, place):
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    path.write_text("text")
+
+    assert catalog.find_text(named[0], "train", tmp_path) == path
+
+
+def test_a_zip_that_lies_there_is_unpacked_into_the_cache_of_a_read_only_folder(
+    tmp_path, named, monkeypatch
+):
+    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "wikitext-9-v1.zip").write_bytes(named[1])
+    shared.chmod(0o555)
+
+    paths = [catalog.find_text(named[0], "train", shared) for _ in range(2)]
+
+    assert paths == [tmp_path / "cache" / "wikitext-9" / "wiki.train.tokens"] * 2
+    assert visible(shared) == ["wikitext-9-v1.zip"]
+
+
+def test_the_first_articles_are_not_taken_for_the_training_set(tmp_path, named):
+    folder = tmp_path / "wikitext-9"
+    folder.mkdir()
+    (folder / "wiki.train.first-articles.tokens").write_text("text")
+
+    with pytest.raises(DataError, match=r"Cannot fetch wikitext-9-v1\.zip"):
+        catalog.find_text(named[0], "train", tmp_path)
+
+
+def test_every_known_file_has_addresses_that_end_with_its_name():
+    files = [named.archive for named in catalog.WIKITEXT.values()] + list(catalog.TREC.values())
+
+    assert len(files) == 6
+    for file in files:
+        assert re.fullmatch(r"[0-9a-f]{64}", file.sha256)
+        assert len(file.addresses) > 1
+        assert all(re.fullmatch(f"https://.*/{file.name}", address) for address in file.addresses)

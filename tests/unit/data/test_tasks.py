@@ -1,0 +1,307 @@
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_cli.data import tasks
+from transfer_cli.data.tasks import Example, LabelledData, SampleQuestions, Table, Trec
+from transfer_cli.errors import DataError
+
+needs_data = pytest.mark.skipif(
+    "TRANSFER_DATA" not in os.environ, reason="TRANSFER_DATA names no folder with real data"
+)
+
+
+def counts(examples):
+    return Counter(example.label for example in examples)
+
+
+# -------------------------------------------------------------------------------------- TREC
+
+
+@pytest.fixture
+def trec_dir(tmp_path):
+    (tmp_path / "trec").mkdir()
+    rows = [f"{label} How , {turn} ?\n" for turn in range(10) for label in tasks.FINE_LABELS]
+    (tmp_path / "trec" / "train_5500.label").write_text("".join(rows))
+    (tmp_path / "trec" / "TREC_10.label").write_bytes(b"NUM:date sister\xf0city ?\n")
+    return tmp_path
+
+
+def test_there_are_six_coarse_and_fifty_fine_labels():
+    assert list(tasks.COARSE_LABELS) == ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"]
+    assert len(tasks.FINE_LABELS) == 50
+    assert list(tasks.FINE_LABELS) == sorted(tasks.FINE_LABELS)
+
+
+def test_trec_is_read_as_latin_1(trec_dir):
+    data = Trec().load(trec_dir, 0)
+
+    assert data.splits["test"] == (Example("sister\u00f0city ?", 5),)
+    assert data.labels == tasks.COARSE_LABELS
+    assert len(data.splits["train"]) == 450
+    assert len(data.splits["validation"]) == 50
+
+
+def test_fine_labels_are_pairs(trec_dir):
+    data = Trec(fine=True).load(trec_dir, 0)
+
+    assert data.labels[data.splits["test"][0].label] == "NUM:date"
+    assert counts(data.splits["validation"]) == dict.fromkeys(range(50), 1)
+
+
+@pytest.mark.parametrize("line", ["NUM:dat What ?", "What is this ?", "NUM:date", ""])
+def test_a_line_without_a_label_of_trec_is_named(trec_dir, line):
+    (trec_dir / "trec" / "TREC_10.label").write_text(f"NUM:date What ?\n{line}\n")
+
+    with pytest.raises(DataError, match=r"TREC_10\.label, line 2: begins with"):
+        Trec().load(trec_dir, 0)
+
+
+def test_a_part_of_trec_without_some_label_is_refused(trec_dir):
+    path = trec_dir / "trec" / "train_5500.label"
+    path.write_text("".join(f"NUM:date What {number} ?\n" for number in range(60)))
+
+    with pytest.raises(DataError, match="no training example has the label 'ABBR', 'DESC'"):
+        Trec().load(trec_dir, 0)
+
+
+@needs_data
+def test_real_trec_has_the_published_counts():
+    data = Trec().load(Path(os.environ["TRANSFER_DATA"]), 0)
+
+    train, validation, test = (data.splits[name] for name in ("train", "validation", "test"))
+    assert (len(train), len(validation), len(test)) == (4907, 545, 500)
+    assert counts(train) + counts(validation) == dict(enumerate([86, 1162, 1250, 1223, 835, 896]))
+    assert counts(test) == dict(enumerate([9, 138, 94, 65, 81, 113]))
+    assert [counts(validation)[label] for label in range(6)] == [9, 116, 125, 122, 83, 90]
+
+
+@needs_data
+def test_real_trec_with_fine_labels_trains_every_label():
+    data = Trec(fine=True, labelled=50).load(Path(os.environ["TRANSFER_DATA"]), 0)
+
+    assert counts(data.splits["train"]) == dict.fromkeys(range(50), 1)
+    assert len(data.splits["validation"]) == 545
+
+
+# ----------------------------------------------------------------------------------- drawing
+
+
+def made(class_counts, seed=0):
+    examples = [
+        Example(f"{label} {number}", label)
+        for label, count in enumerate(class_counts)
+        for number in range(count)
+    ]
+    labels = tuple(map(str, range(len(class_counts))))
+    return LabelledData("made", labels, {"train": tuple(examples)})
+
+
+many_counts = st.lists(st.integers(2, 40), min_size=2, max_size=6)
+
+
+@given(many_counts, st.floats(0.01, 0.99), st.integers(0, 5))
+def test_a_held_out_split_is_stratified_and_parts_the_examples(class_counts, share, seed):
+    data = made(class_counts)
+    total = sum(class_counts)
+    if int(share * total) == 0:
+        with pytest.raises(DataError, match="leaves nothing"):
+            tasks._held_out(data, share, seed, "here")
+        return
+
+    splits = tasks._held_out(data, share, seed, "here").splits
+
+    assert sorted(splits["train"] + splits["validation"], key=repr) == sorted(
+        data.splits["train"], key=repr
+    )
+    assert len(splits["validation"]) == min(int(share * total), total - len(class_counts))
+    assert len(counts(splits["train"])) == len(class_counts)
+    if share < 0.5:
+        for label, count in enumerate(class_counts):
+            assert abs(counts(splits["validation"])[label] - share * count) <= 1.5
+
+
+@given(many_counts, st.integers(0, 5), st.data())
+def test_few_label_subsets_are_nested_and_hold_every_class(class_counts, seed, data):
+    whole = made(class_counts)
+    total = sum(class_counts)
+    small = data.draw(st.integers(len(class_counts), total))
+    large = data.draw(st.integers(small, total))
+
+    few, more = (
+        tasks._few_labels(whole, labelled, seed, "here").splits["train"]
+        for labelled in (small, large)
+    )
+
+    assert (len(few), len(more)) == (small, large)
+    assert set(few) <= set(more)
+    assert len(counts(few)) == len(class_counts)
+
+
+def test_few_label_subsets_have_the_proportions_of_the_whole():
+    train = tasks._few_labels(made([80, 16, 4]), 50, 0, "here").splits["train"]
+
+    assert counts(train) == {0: 40, 1: 8, 2: 2}
+
+
+def test_the_validation_split_does_not_depend_on_the_number_of_labels(trec_dir):
+    few, many = (Trec(labelled=labelled).load(trec_dir, 3) for labelled in (50, 100))
+
+    assert few.splits["validation"] == many.splits["validation"]
+    assert set(few.splits["train"]) <= set(many.splits["train"])
+
+
+def test_another_seed_draws_other_examples(trec_dir):
+    first, again, second = (Trec(labelled=50).load(trec_dir, seed) for seed in (1, 1, 2))
+
+    assert first == again
+    assert first.splits["validation"] != second.splits["validation"]
+    assert first.splits["train"] != second.splits["train"]
+
+
+@pytest.mark.parametrize(
+    ("labelled", "message"),
+    [(5, "fewer examples than the 6 classes"), (451, "only 450 training examples")],
+)
+def test_an_impossible_number_of_labels_is_refused(trec_dir, labelled, message):
+    with pytest.raises(DataError, match=rf"labelled={labelled}\b.*{message}"):
+        Trec(labelled=labelled).load(trec_dir, 0)
+
+
+# ------------------------------------------------------------------------------------- tables
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(name, rows, header="text,label"):
+        path = tmp_path / name
+        path.write_text("\n".join([header, *rows] if header else rows) + "\n")
+        return str(path)
+
+    return write_file
+
+
+ROWS = [f"word {number},{'yes' if number % 2 else 'no'}" for number in range(40)]
+
+
+def test_a_table_is_split_and_its_labels_sorted(write):
+    data = Table(train=write("questions.csv", ROWS)).load(Path(), 0)
+
+    assert data.name == "questions"
+    assert data.labels == ("no", "yes")
+    assert counts(data.splits["train"]) == {0: 18, 1: 18}
+    assert counts(data.splits["validation"]) == {0: 2, 1: 2}
+    assert "test" not in data.splits
+
+
+def test_given_files_are_taken_as_they_are(write):
+    train, validation, test = (
+        write("a.csv", ROWS),
+        write("v.csv", ROWS[:3]),
+        write("t.csv", ROWS[:2]),
+    )
+
+    splits = Table(train=train, validation=validation, test=test).load(Path(), 0).splits
+
+    assert {name: len(examples) for name, examples in splits.items()} == {
+        "train": 40,
+        "validation": 3,
+        "test": 2,
+    }
+
+
+def test_whole_numbers_as_labels_are_sorted_as_numbers(write):
+    rows = [f"a,{label}" for label in (10, 9, -1, 10, 9, -1)]
+
+    data = Table(train=write("a.csv", rows), validation_share=0.4).load(Path(), 0)
+
+    assert data.labels == ("-1", "9", "10")
+
+
+def test_pairs_and_columns_without_header_are_read(write):
+    rows = ["1\tfirst one\tsecond one", "0\tfirst two\tsecond two"]
+    train = write("a.tsv", rows, header=None)
+
+    data = Table(train=train, validation=train, text=2, pair=3, label=1, header=False)
+
+    assert data.load(Path(), 0).splits["train"] == (
+        Example("first one", 1, "second one"),
+        Example("first two", 0, "second two"),
+    )
+
+
+def test_json_lines_are_a_table(write):
+    rows = [json.dumps({"q": f"word {number}", "kind": number % 2}) for number in range(20)]
+
+    data = Table(train=write("a.jsonl", rows, header=None), text="q", label="kind").load(Path(), 0)
+
+    assert data.labels == ("0", "1")
+
+
+def test_a_format_that_the_name_does_not_tell_is_asked_for(write):
+    train = write("a.data", ROWS)
+
+    with pytest.raises(DataError, match=r"data\.format=csv"):
+        Table(train=train).load(Path(), 0)
+    assert len(Table(train=train, format="csv").load(Path(), 0).splits["train"]) == 36
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["a,x", "b,x"], "all examples have the label 'x'"),
+        (["a,x", "b,y", "c,z"], r"share of 0\.1 leaves nothing"),
+        (["a,x", "b,x", "c,y,"], "line 4: 3 columns"),
+        (["a,x", "b, "], "line 3: the label in 'label' is empty"),
+        ([], "has no rows"),
+    ],
+)
+def test_a_table_that_nothing_can_be_learnt_from_is_refused(write, rows, message):
+    with pytest.raises(DataError, match=rf"a\.csv.*{message}"):
+        Table(train=write("a.csv", rows)).load(Path(), 0)
+
+
+def test_a_label_that_training_never_showed_is_named(write):
+    validation = write("v.csv", [ROWS[0], "odd,yse", "odd,maybe", "odd,yse"])
+
+    with pytest.raises(
+        DataError,
+        match=r"v\.csv, line 3: the label 'yse' \(and 1 other label\) of validation .* mean 'yes'",
+    ):
+        Table(train=write("a.csv", ROWS), validation=validation).load(Path(), 0)
+
+
+def test_a_missing_column_is_named_with_those_that_there_are(write):
+    with pytest.raises(DataError, match=r"no column 'question'; there are 'text', 'label'"):
+        Table(train=write("a.csv", ROWS), text="question").load(Path(), 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"format": "xls"}, "format"),
+        ({"validation_share": 1.0}, "validation_share"),
+        ({"labelled": 0}, "labelled"),
+        ({"length": 0}, "length"),
+        ({"text": "label"}, "label"),
+    ],
+)
+def test_values_out_of_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Table(train="a.csv", **settings)
+
+
+# ------------------------------------------------------------------------------------- sample
+
+
+def test_the_sample_questions_are_a_task():
+    data = SampleQuestions(labelled=12).load(Path(), 0)
+
+    assert {"train", "validation", "test"} == set(data.splits)
+    assert counts(data.splits["train"]) == dict.fromkeys(range(6), 2)
+    assert data.splits["test"] == SampleQuestions().load(Path(), 1).splits["test"]

@@ -1,0 +1,219 @@
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from transfer_cli.data.text import SampleText, TextFiles, WikiText
+from transfer_cli.errors import DataError
+
+needs_data = pytest.mark.skipif(
+    "TRANSFER_DATA" not in os.environ, reason="TRANSFER_DATA names no folder with real data"
+)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(1000)))
+    return path
+
+
+def lines_of(data, name="train", **settings):
+    return list(data.splits(Path("nowhere"), 0, **settings)[name].lines())
+
+
+# -------------------------------------------------------------------------------- WikiText
+
+
+def wikitext_folder(tmp_path, folder="wikitext-2", ending=".tokens"):
+    (tmp_path / folder).mkdir()
+    for name in ("train", "valid", "test"):
+        content = f" \n = {name} = \n \n a <unk> @-@ b . \n"
+        (tmp_path / folder / f"wiki.{name}{ending}").write_text(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("raw", "folder", "ending"), [(False, "", ".tokens"), (True, "-raw", ".raw")]
+)
+def test_wikitext_lines_keep_empty_ones_and_lose_the_outer_spaces(tmp_path, raw, folder, ending):
+    data_dir = wikitext_folder(tmp_path, f"wikitext-2{folder}", ending)
+
+    splits = WikiText(name="wikitext-2", raw=raw).splits(data_dir, 0)
+
+    assert list(splits) == ["train", "validation", "test"]
+    assert list(splits["validation"].lines()) == ["", "= valid =", "", "a <unk> @-@ b ."]
+    assert all(split.end_of_line for split in splits.values())
+
+
+def test_a_part_can_be_used_where_the_others_are_missing(tmp_path):
+    data_dir = wikitext_folder(tmp_path)
+    (data_dir / "wikitext-2" / "wiki.train.tokens").unlink()
+
+    splits = WikiText(name="wikitext-2").splits(data_dir, 0, only=["test"])
+
+    assert list(splits) == ["test"]
+
+
+def test_an_unknown_wikitext_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match="Did you mean 'wikitext-2'"):
+        WikiText(name="wikitext2")
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "raw", "split", "words"),
+    [
+        ("wikitext-2", False, "train", 2_088_628),
+        ("wikitext-2", False, "validation", 217_646),
+        ("wikitext-2", False, "test", 245_569),
+        ("wikitext-103", False, "validation", 217_646),
+        ("wikitext-103", False, "test", 245_569),
+        ("wikitext-2", True, "validation", 217_646),
+        ("wikitext-2", True, "test", 245_569),
+    ],
+)
+def test_words_and_lines_of_wikitext_are_the_published_number(name, raw, split, words):
+    data_dir = Path(os.environ["TRANSFER_DATA"])
+
+    lines = WikiText(name=name, raw=raw).splits(data_dir, 0, only=[split])[split].lines()
+
+    # A few lines of the raw form have two spaces in a row, or a space before their end.
+    assert sum(len(line.split()) + 1 for line in lines) == words
+
+
+# -------------------------------------------------------------------------------- own files
+
+
+def test_globs_and_paths_are_read_in_order_and_once(tmp_path):
+    for name in ("b.txt", "a.txt", "c.jsonl", "v.txt"):
+        content = json.dumps({"body": name}) if name.endswith("jsonl") else name
+        (tmp_path / name).write_text(content)
+    patterns = [str(tmp_path / pattern) for pattern in ("c.jsonl", "[a-c].txt", "a.txt")]
+
+    data = TextFiles(train=patterns, validation=str(tmp_path / "v.txt"), field="body")
+
+    assert lines_of(data) == ["c.jsonl", "a.txt", "b.txt"]
+    assert lines_of(data, "validation") == ["v.txt"]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_read(tmp_path):
+    (tmp_path / "a[1].txt").write_text("text")
+
+    data = TextFiles(train=str(tmp_path / "a[1].txt"), test=str(tmp_path / "a[1].txt"))
+
+    with pytest.raises(DataError, match=r"a\[1\]\.txt is in train and in test"):
+        lines_of(data)
+
+
+def test_a_glob_that_matches_nothing_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"No file matches .*\*\.text"):
+        lines_of(TextFiles(train=str(tmp_path / "*.text")))
+
+
+def test_a_missing_file_is_named(tmp_path, corpus):
+    with pytest.raises(DataError, match=r"Did you mean 'corpus\.txt'"):
+        lines_of(TextFiles(train=str(tmp_path / "corpsu.txt")))
+
+
+@pytest.mark.parametrize("content", ["", "\n \n\n"])
+def test_text_without_text_is_refused(tmp_path, content):
+    (tmp_path / "a.txt").write_text(content)
+
+    with pytest.raises(DataError, match="empty"):
+        lines_of(TextFiles(train=str(tmp_path / "a.txt")))
+
+
+def test_held_out_lines_and_training_lines_make_the_whole_text(corpus):
+    data = TextFiles(train=str(corpus), validation_share=0.1)
+
+    train, validation = lines_of(data), lines_of(data, "validation")
+
+    assert len(validation) == pytest.approx(100, abs=10)
+    assert sorted(train + validation) == sorted(corpus.read_text().splitlines())
+
+
+def test_the_hold_out_is_the_same_for_every_seed_and_spread_over_the_text(corpus):
+    data = TextFiles(train=str(corpus), validation_share=0.5)
+
+    first, second = (data.splits(Path(), seed)["validation"] for seed in (1, 2))
+
+    numbers = [int(line.split()[1]) for line in first.lines()]
+    assert numbers == [int(line.split()[1]) for line in second.lines()]
+    assert first.fingerprint == second.fingerprint
+    assert min(numbers) < 200
+    assert max(numbers) > 800
+
+
+def test_a_share_that_leaves_nothing_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("a\n" * 50)
+
+    with pytest.raises(DataError, match=r"a\.txt: validation_share=0.01 .* less than one line"):
+        lines_of(TextFiles(train=str(tmp_path / "a.txt")))
+
+
+@settings(
+    deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(st.sampled_from(["a", "b", ""]), max_size=400),
+    st.floats(0.001, 0.5),
+)
+def test_a_hold_out_always_leaves_text_on_both_sides(tmp_path, lines, share):
+    assume(int(sum(map(bool, lines)) * share) >= 1)
+    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n")
+
+    data = TextFiles(train=str(tmp_path / "a.txt"), validation_share=share)
+    train, validation = lines_of(data), lines_of(data, "validation")
+
+    assert any(train)
+    assert any(validation)
+    assert len(train) + len(validation) == len(lines)
+
+
+def test_the_fingerprint_goes_with_the_text_and_not_with_its_place(tmp_path, corpus):
+    def fingerprint(path, **settings):
+        return TextFiles(train=str(path), **settings).splits(Path(), 0)["train"].fingerprint
+
+    copy = tmp_path / "copy.txt"
+    copy.write_bytes(corpus.read_bytes())
+    other = tmp_path / "other.txt"
+    other.write_bytes(corpus.read_bytes() + b"x")
+
+    assert fingerprint(copy) == fingerprint(corpus)
+    assert fingerprint(other) != fingerprint(corpus)
+    assert fingerprint(corpus, validation_share=0.2) != fingerprint(corpus)
+    assert fingerprint(corpus, validation=str(other)) != fingerprint(corpus)
+
+
+def test_packed_text_reads_as_the_plain_one(tmp_path, corpus):
+    packed = tmp_path / "packed.txt.gz"
+    packed.write_bytes(gzip.compress(corpus.read_bytes()))
+
+    assert lines_of(TextFiles(train=str(packed))) == lines_of(TextFiles(train=str(corpus)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"validation_share": 0}, {"validation_share": 0.6}, {"length": 1}, {"train": []}],
+)
+def test_values_out_of_range_are_refused(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        TextFiles(**{"train": "a.txt", **settings})
+
+
+# ------------------------------------------------------------------------------------ sample
+
+
+def test_the_sample_text_does_not_change_with_the_run_seed():
+    first, second = (SampleText().splits(Path(), seed) for seed in (1, 2))
+    other = SampleText(world=1).splits(Path(), 1)
+
+    assert list(first["train"].lines()) == list(second["train"].lines())
+    assert first["train"].fingerprint == second["train"].fingerprint
+    assert first["train"].fingerprint != other["train"].fingerprint
+    assert {"train", "validation"} <= set(first)

@@ -1,0 +1,224 @@
+import errno
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import transfer_cli
+from transfer_cli import cli
+from transfer_cli.config import commands
+from transfer_cli.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    StoppedError,
+    SweepError,
+)
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names it."""
+
+
+def call(capsys, *words):
+    code = cli.main(list(words))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+# --- help, version, completion -----------------------------------------------------------------
+
+
+def test_the_help_names_every_command(capsys):
+    code, out, err = call(capsys, "--help")
+
+    assert (code, err) == (0, "")
+    for name, command in commands.ALL.items():
+        assert f"{name:<11} {command.summary}" in out
+
+
+def test_without_a_command_the_help_is_an_error(capsys):
+    code, out, err = call(capsys)
+
+    assert (code, out) == (2, "")
+    assert "usage: transfer COMMAND" in err
+
+
+def test_the_version_is_the_packages(capsys):
+    assert call(capsys, "--version") == (0, f"transfer {transfer_cli.__version__}\n", "")
+
+
+def test_an_unknown_command_is_refused_with_the_nearest_one(capsys):
+    code, out, err = call(capsys, "fintune")
+
+    assert (code, out) == (2, "")
+    assert err == (
+        "transfer: there is no command 'fintune'. Did you mean 'finetune'? See transfer --help\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["--version"], ["-sc", "query=bash"], ["finetune", "--help"], ["presets"]],
+)
+def test_torch_is_not_imported_to_say_what_there_is(words, monkeypatch):
+    monkeypatch.setenv("COMP_LINE", "transfer finetune model=")
+    program = (
+        "import sys; from transfer_cli.cli import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or ('torch' in sys.modules and 'torch was imported'))"
+    )
+
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_hydra_is_not_imported_for_the_help_and_the_version():
+    program = (
+        "import sys; from transfer_cli.cli import main; main(['--help']); main(['--version']); "
+        "sys.exit('hydra' in sys.modules or 'omegaconf' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)  # noqa: S603
+
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("transfer ", "finetune"),
+        ("transfer fi", "finetune"),
+        ("transfer finetune mod", "model="),
+        ("transfer finetune model=ti", "model=tiny"),
+        ("transfer pretrain loop.b", "loop.batch="),
+    ],
+)
+def test_the_line_is_completed(capsys, monkeypatch, line, expected):
+    monkeypatch.setenv("COMP_LINE", line)
+
+    code, out, _ = call(capsys, "-sc", "query=bash")
+
+    assert code == 0
+    assert expected in out.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_names_the_program(capsys, shell):
+    code, out, _ = call(capsys, "completion", shell)
+
+    assert code == 0
+    assert "transfer" in out
+    assert "-sc query=" in out
+
+
+@pytest.mark.parametrize("words", [["completion"], ["completion", "ksh"], ["-sc", "query=ksh"]])
+def test_an_unknown_shell_is_refused(capsys, words):
+    code, _, err = call(capsys, *words)
+
+    assert code == 2
+    assert "bash, zsh, fish" in err
+
+
+def test_hydras_flags_work_on_a_command(capsys):
+    code, out, _ = call(capsys, "pretrain", "--cfg", "job", "--package", "loop", "loop.batch=7")
+
+    assert code == 0
+    assert "batch: 7\n" in out
+
+
+def test_the_files_of_a_config_are_listed(capsys):
+    code, out, _ = call(capsys, "pretrain", "--info", "defaults")
+
+    assert code == 0
+    assert "optimizer/adamw" in out
+
+
+# --- what goes wrong ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (CheckpointError("x"), 2),
+        (DivergedError("x"), 4),
+        (SweepError("x"), 5),
+        (StoppedError("x"), 75),
+    ],
+)
+def test_errors_of_the_user_are_one_line_with_their_code(error, code):
+    assert cli.cause_and_cure(error) == ("x", code)
+
+
+def test_a_message_of_several_lines_becomes_one():
+    assert cli.cause_and_cure(ConfigError("a\n  b"))[0] == "a b"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+    ],
+)
+def test_out_of_memory_names_the_keys_to_turn(error):
+    line, code = cli.cause_and_cure(error)
+
+    assert code == 2
+    assert "loop.micro_batch" in line
+    assert "loop.batch" in line
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
+def test_a_disk_that_cannot_be_written_is_named(number):
+    line, code = cli.cause_and_cure(OSError(number, "reason", "/some/file"))
+
+    assert (line, code) == ("/some/file: reason", 2)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), OSError(errno.EBADF, "x"), RuntimeError("x")])
+def test_everything_else_is_our_fault(error):
+    assert cli.cause_and_cure(error) == (None, 1)
+
+
+def test_a_traceback_is_shown_when_asked_for(capsys, monkeypatch):
+    _, _, plain = call(capsys, "finetune", "nonsense=1")
+    _, _, by_flag = call(capsys, "finetune", "nonsense=1", "--debug")
+    monkeypatch.setenv("TRANSFER_DEBUG", "1")
+    _, _, by_environment = call(capsys, "finetune", "nonsense=1")
+
+    assert "Traceback" not in plain
+    assert "Traceback" in by_flag
+    assert "Traceback" in by_environment
+    assert by_flag.rstrip().endswith(plain.rstrip())
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    program = "from transfer_cli.cli import main; import sys; sys.exit(main(['presets']))"
+
+    done = subprocess.run(  # noqa: S602
+        f'"{sys.executable}" -c "{program}" | true; echo ${{PIPESTATUS[0]}}',
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_the_package_logs_to_standard_error_while_a_command_runs(capsys):
+    log = logging.getLogger("transfer_cli.somewhere")
+
+    with cli._console_log():
+        log.info("a message")
+        log.warning("mind this")
+    log.info("not shown")
+
+    assert capsys.readouterr().err == "a message\nwarning: mind this\n"

@@ -1,0 +1,84 @@
+"""Which module may import which, read from the syntax trees."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import transfer_cli
+
+ROOT = Path(transfer_cli.__file__).parent
+
+FLOORS = {
+    "transfer_cli": 0, "errors": 0, "batch": 0, "seeds": 0, "lengths": 0,
+    "config": 1, "runs": 1,
+    "data": 2, "model": 2, "optim": 2,
+    "objectives": 3, "adaptation": 3,
+    "engine": 4, "generation": 4, "probing": 4, "interop": 4,
+    "commands": 5, "testing": 5,
+    "cli": 6, "__main__": 7,
+}  # fmt: skip
+
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def place_of(path: Path) -> str:
+    """Return the folder of a module, or its own name where it lies at the top."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return "transfer_cli" if parts == ("__init__",) else parts[0]
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the full name of everything that a module imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def ours_of(path: Path) -> Iterator[str]:
+    """Yield the folder or top module of every import of our own."""
+    for name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] == "transfer_cli":
+            inside = len(parts) > 1 and parts[1] in FLOORS
+            yield parts[1] if inside else "transfer_cli"
+
+
+def outside_of(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imports_of(path)}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_module_imports_only_from_its_own_folder_and_lower_floors(path):
+    place = place_of(path)
+    assert place in FLOORS, f"{place} is on no floor yet: add it to FLOORS and to the documentation"
+
+    for other in set(ours_of(path)) - {place}:
+        assert FLOORS[other] < FLOORS[place] or (FLOORS[place], FLOORS[other]) == (0, 0), other
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_frameworks_stay_in_their_folders(path):
+    place, used = place_of(path), outside_of(path)
+
+    if place not in ("config", "commands", "cli"):
+        assert not used & {"hydra", "omegaconf"}
+    if place != "engine":
+        assert "ignite" not in used
+    if place == "config":
+        assert "torch" not in used
+
+
+def test_the_testing_contracts_are_for_tests_only():
+    users = {place_of(path) for path in MODULES if "testing" in set(ours_of(path))}
+
+    assert users <= {"testing"}
+
+
+def test_nothing_can_run_code_from_data():
+    for path in MODULES:
+        assert not outside_of(path) & {"pickle", "marshal", "shelve", "dill"}, path

@@ -1,0 +1,1 @@
+"""The training step, and the Ignite engines that repeat it."""

@@ -1,0 +1,76 @@
+"""Which numbers the forward pass computes in."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from transfer_cli.errors import ConfigError, RunError, nearest
+
+KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Autocast to `kind` on `device`; weights, norms, losses and measures stay in float32."""
+
+    kind: str
+    device: torch.device
+
+    @classmethod
+    def choose(cls, name: str, device: torch.device) -> "Precision":
+        """Read `auto`, `fp32`, `bf16` or `fp16`.
+
+        auto is bf16 on a GPU that computes in it, else fp32: a CPU without bf16 units is slower with it.
+
+        Raises:
+            ConfigError: Another name, or fp16 on a CPU.
+        """
+        if name == "auto":
+            fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            return cls("bf16" if fast else "fp32", device)
+        if name not in KINDS:
+            known = ("auto", *KINDS)
+            raise ConfigError(
+                f"precision: {name!r} is not one of {', '.join(known)}.{nearest(name, known)}"
+            )
+        if name == "fp16" and device.type != "cuda":
+            raise ConfigError("precision: fp16 needs a GPU; on a CPU use fp32 or bf16")
+        return cls(name, device)
+
+    def context(self) -> AbstractContextManager[object]:
+        """Return the context that a forward pass runs in."""
+        if self.kind == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, KINDS[self.kind])
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """Return the gradient scaler: one that does nothing unless fp16 needs it."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.kind == "fp16")
+
+
+def choose_device(name: str) -> torch.device:
+    """Read `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        ConfigError: Another name.
+        RunError: A GPU that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in {"cpu", "cuda"} or (number and not (kind == "cuda" and number.isdigit())):
+        known = ("auto", "cpu", "cuda", "cuda:1")
+        raise ConfigError(
+            f"device: {name!r} is not auto, cpu, cuda or cuda:N.{nearest(name, known)}"
+        )
+    if kind == "cuda":
+        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if int(number or 0) >= there:
+            have = (
+                f"this machine has {there} CUDA device(s)"
+                if there
+                else "there is no CUDA device here"
+            )
+            raise RunError(f"device: {name} asked for, but {have}; use device=auto or device=cpu")
+    return torch.device(name)

@@ -1,0 +1,245 @@
+"""ONE OPTIMIZER STEP: the same for pretraining, fine-tuning and every mix of losses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from transfer_cli.batch import Batch, size, to_device
+from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.stages import Stages
+from transfer_cli.errors import DivergedError
+from transfer_cli.model.transfer_model import LayerGroup, TransferModel
+from transfer_cli.objectives.base import Encoding, Objective
+from transfer_cli.optim.groups import Rates
+from transfer_cli.seeds import ExampleNoise, derive
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An objective at work in a run.
+
+    Args:
+        name: "main", or the user's name for a further loss.
+        objective: What it computes.
+        stream: The stream of batches that it reads.
+        weight: How much it counts.
+    """
+
+    name: str
+    objective: Objective
+    stream: str = "main"
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did. Tensors stay on the device until somebody writes them down.
+
+    Args:
+        losses: Mean of each loss term, in nats a target.
+        total: Their weighted sum.
+        gradient_norm: Global norm before clipping.
+        skipped: Whether the gradient was not finite and the step was not taken.
+        tokens: Real tokens seen.
+        examples: Examples seen.
+    """
+
+    losses: Mapping[str, Tensor]
+    total: Tensor
+    gradient_norm: Tensor
+    skipped: bool
+    tokens: int
+    examples: int
+
+
+class LossModule(nn.Module):
+    """Everything that belongs in one forward call."""
+
+    def __init__(self, model: TransferModel, losses: Sequence[Loss]) -> None:
+        super().__init__()
+        self.model = model
+        self._losses = tuple(losses)
+
+    def forward(self, views: Mapping[str, Batch]) -> dict[str, Tensor]:
+        """Return each loss term summed over its targets, by "loss/term".
+
+        Losses whose views hold the very same tokens share one pass through the backbone.
+        """
+        encoded: dict[int, Encoding] = {}
+        sums: dict[str, Tensor] = {}
+        for loss in self._losses:
+            view = views[loss.name]
+            encoding = encoded.setdefault(id(view["tokens"]), Encoding(self.model, view))
+            for term, value in loss.objective.loss_sums(self.model, view, encoding).items():
+                sums[f"{loss.name}/{term}"] = value
+        return sums
+
+
+class TrainStep:
+    """Prepare, forward, backward, clip, update.
+
+    Args:
+        model: What trains.
+        losses: What for.
+        optimizer: Built once, with a group for each layer group.
+        rates: The rate of each group at each step.
+        stages: Which weights train at each step.
+        seed: Of everything random.
+        precision: Of the forward pass.
+        clip: Largest global gradient norm; None for no clipping.
+        max_bad_steps: Steps in a row without a finite gradient after which the run is given up.
+    """
+
+    def __init__(
+        self,
+        model: TransferModel,
+        losses: Sequence[Loss],
+        optimizer: Optimizer,
+        rates: Rates,
+        stages: Stages,
+        *,
+        groups: Sequence[LayerGroup],
+        seed: int,
+        precision: Precision,
+        clip: float | None,
+        max_bad_steps: int,
+    ) -> None:
+        self.model = model
+        self.losses = tuple(losses)
+        self.optimizer = optimizer
+        self.rates = rates
+        self.stages = stages
+        self.bad_steps = 0
+        self._forward = LossModule(model, losses)
+        self._groups = groups
+        self._seed = seed
+        self._precision = precision
+        self._scaler = precision.scaler()
+        self._clip = clip
+        self._max_bad_steps = max_bad_steps
+        self._weights = {
+            f"{loss.name}/{term}": loss.weight * weight
+            for loss in losses
+            for term, weight in loss.objective.weights.items()
+        }
+
+    def __call__(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport:
+        """Take one optimizer step.
+
+        Args:
+            micro_batches: The step's examples in portions; in each a batch for every stream.
+            step: Its number, counted from 0.
+
+        Raises:
+            DivergedError: Too many steps in a row had no finite gradient.
+        """
+        self.stages.enter(step)
+        self.rates.set(self.optimizer, step)
+        torch.manual_seed(derive(self._seed, "dropout", step))
+        ready = [self._prepare(micro, step) for micro in micro_batches]
+        counts = self._count(ready)
+        sums = self._accumulate(ready, counts)
+        norm, skipped = self._update(step)
+        means = {term: total / counts[term] for term, total in sums.items() if counts[term]}
+        return StepReport(
+            losses=means,
+            total=torch.stack([self._weights[t] * mean for t, mean in means.items()]).sum(),
+            gradient_norm=norm,
+            skipped=skipped,
+            tokens=sum(int(batch["mask"].sum()) for m in micro_batches for batch in m.values()),
+            examples=sum(size(batch) for micro in micro_batches for batch in micro.values()),
+        )
+
+    def state_dict(self) -> dict[str, object]:
+        """Return what a resumed run needs beyond the weights."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "bad_steps": self.bad_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Take up where `state_dict` left off."""
+        self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+        self._scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
+        self.bad_steps = int(state["bad_steps"])  # type: ignore[call-overload]
+
+    def _prepare(self, micro: Mapping[str, Batch], step: int) -> dict[str, Batch]:
+        """Return each loss's view of its stream's batch, before it is moved to the device."""
+        noise = ExampleNoise(self._seed, "train", step)
+        return {
+            loss.name: loss.objective.prepare(micro[loss.stream], noise) for loss in self.losses
+        }
+
+    def _count(self, ready: Sequence[Mapping[str, Batch]]) -> dict[str, int]:
+        """Return the targets of each term over the whole step: the only divisor there is."""
+        counts: dict[str, int] = {}
+        for views in ready:
+            for loss in self.losses:
+                for term, count in loss.objective.counts(views[loss.name]).items():
+                    name = f"{loss.name}/{term}"
+                    counts[name] = counts.get(name, 0) + count
+        return counts
+
+    def _accumulate(
+        self, ready: Sequence[Mapping[str, Batch]], counts: Mapping[str, int]
+    ) -> dict[str, Tensor]:
+        """Add up gradients over the micro-batches; return each term's summed loss."""
+        totals: dict[str, Tensor] = {}
+        for views in ready:
+            with self._precision.context():
+                sums = self._forward(on_device(views, self._precision.device))
+            parts = [self._weights[t] / counts[t] * v for t, v in sums.items() if counts[t]]
+            if parts:
+                self._scaler.scale(torch.stack([p.float() for p in parts]).sum()).backward()
+            for term, value in sums.items():
+                totals[term] = totals.get(term, torch.zeros_like(value)) + value.detach()
+        return totals
+
+    def _update(self, step: int) -> tuple[Tensor, bool]:
+        """Clip once, on the complete gradient, and step; skip a gradient that is not finite."""
+        self._scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._clip or float("inf"))
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            self.bad_steps = 0
+        else:
+            self._bad(step)
+        if finite or self._scaler.is_enabled():
+            # An fp16 scaler steps over infinities by itself, and lowers its scale.
+            self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm, not finite
+
+    def _bad(self, step: int) -> None:
+        self.bad_steps += 1
+        if self.bad_steps < self._max_bad_steps:
+            return
+        gradients = {
+            name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
+        }
+        broken = [
+            group.name
+            for group in self._groups
+            if any(n in gradients and not gradients[n].isfinite().all() for n in group.parameters)
+        ]
+        raise DivergedError(
+            f"step {step + 1}: the gradient is not finite for the {self.bad_steps}th step in a row, "
+            f"in {', '.join(broken)}; try a lower optimizer.lr, a longer schedule.warmup or precision=fp32"
+        )
+
+
+def on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:
+    """Return the views on the device; tensors that views share are moved once and stay shared."""
+    if device.type == "cpu":
+        return dict(views)
+    moved: dict[int, Tensor] = {}
+    for view in views.values():
+        for tensor in view.values():
+            if id(tensor) not in moved:
+                moved[id(tensor)] = to_device({"": tensor}, device)[""]
+    return {name: {k: moved[id(t)] for k, t in view.items()} for name, view in views.items()}

@@ -1,0 +1,145 @@
+"""The Ignite engine around the step, and what is attached to it.
+
+One Ignite iteration is one optimizer step, so the iteration number is the only clock: rates, stages,
+evaluation, checkpoints and records all read it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ignite.engine import Engine, Events
+
+from transfer_cli.batch import Batch
+from transfer_cli.data.steps import Order, in_portions
+from transfer_cli.engine.evaluate import Dataset
+from transfer_cli.engine.step import StepReport, TrainStep
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A source of training batches: data and the order in which it is visited."""
+
+    data: Dataset
+    order: Order
+
+
+class StepLoader:
+    """The batches of step n, n + 1, ...; starts wherever it is told to.
+
+    Args:
+        streams: Sources by name; "main" sets the length of an epoch.
+        micro_batch: Examples that pass through the model at once.
+        first: Returns the step to start with, each time an iteration begins.
+    """
+
+    def __init__(
+        self, streams: Mapping[str, Stream], micro_batch: int, first: Callable[[], int]
+    ) -> None:
+        self._streams = dict(streams)
+        self._micro_batch = micro_batch
+        self._first = first
+
+    def __iter__(self) -> Iterator[list[dict[str, Batch]]]:
+        """Yield each step's micro-batches: in each, a batch for every stream."""
+        step = self._first()
+        while True:
+            yield self.at(step)
+            step += 1
+
+    def at(self, step: int) -> list[dict[str, Batch]]:
+        """Return one step's micro-batches."""
+        cut = {
+            name: in_portions(stream.order.indices(step), self._micro_batch)
+            for name, stream in self._streams.items()
+        }
+        portions = max(len(indices) for indices in cut.values())
+        return [
+            {
+                name: self._streams[name].data.batch(indices[number])
+                for name, indices in cut.items()
+                if number < len(indices)
+            }
+            for number in range(portions)
+        ]
+
+
+@dataclass
+class Progress:
+    """What a run has done so far; part of every checkpoint.
+
+    Args:
+        step: Optimizer steps taken.
+        tokens: Real tokens seen.
+        examples: Examples seen.
+        seconds: Spent training, evaluations included, over all of the run's processes in time.
+        skipped: Steps without a finite gradient.
+        best: The best value of the monitored measure; None before the first evaluation.
+        best_step: When it was reached.
+        waited: Evaluations since then.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    examples: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    best: float | None = None
+    best_step: int = 0
+    waited: int = 0
+    measures: dict[str, float] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up where `state_dict` left off."""
+        vars(self).update(state)
+
+
+def build_trainer(step: TrainStep, progress: Progress) -> Engine:
+    """Return an engine whose every iteration takes one optimizer step and counts it."""
+
+    def iterate(engine: Engine, micro_batches: Sequence[Mapping[str, Batch]]) -> StepReport:
+        return step(micro_batches, engine.state.iteration - 1)
+
+    trainer = Engine(iterate)
+    trainer.logger.setLevel(logging.CRITICAL)  # an error is reported once, by the command
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def count(engine: Engine) -> None:
+        report = report_of(engine)
+        progress.step = engine.state.iteration
+        progress.tokens += report.tokens
+        progress.examples += report.examples
+        progress.skipped += report.skipped
+
+    return trainer
+
+
+def report_of(engine: Engine) -> StepReport:
+    """Return what the engine's last step did."""
+    report: StepReport = engine.state.output  # type: ignore[assignment]
+    return report
+
+
+def run_trainer(
+    trainer: Engine,
+    streams: Mapping[str, Stream],
+    *,
+    micro_batch: int,
+    total_steps: int,
+    start_step: int,
+) -> None:
+    """Train from `start_step` until `total_steps` steps are taken or the engine is told to end."""
+    epoch_length = streams["main"].order.steps_per_epoch
+    if start_step:
+        trainer.load_state_dict(
+            {"iteration": start_step, "max_iters": total_steps, "epoch_length": epoch_length}
+        )
+    loader = StepLoader(streams, micro_batch, lambda: trainer.state.iteration)
+    trainer.run(loader, max_iters=total_steps, epoch_length=epoch_length)
