@@ -1,0 +1,1 @@
+"""What a run writes: its directory, its checkpoints, its records."""

@@ -1,0 +1,186 @@
+"""The run directory: the one thing that a command hands to the next.
+
+```
+RUN/
+  config.yaml       fully resolved           overrides.txt     what was typed
+  presets.json      the options chosen       environment.json  versions, device
+  status.json       running | stopped | finished | failed: why
+  results.json      final measures           metrics.jsonl     one line a record
+  tensorboard/      the same as curves       checkpoints/      step-00012000/, best/
+  model/            weights, model.json, tokenizer.json: all that the next run needs
+```
+"""
+
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.errors import CheckpointError, RunError
+
+CONFIG = "config.yaml"
+MODEL = "model"
+CHECKPOINTS = "checkpoints"
+TOKENIZER = "tokenizer.json"
+
+
+class RunDirectory:
+    """Paths in a run directory, and the small files in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / CONFIG
+        self.overrides = path / "overrides.txt"
+        self.presets = path / "presets.json"
+        self.environment = path / "environment.json"
+        self.status = path / "status.json"
+        self.results = path / "results.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoints = path / CHECKPOINTS
+        self.best = self.checkpoints / "best"
+        self.model = path / MODEL
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a folder that a new run cannot have.
+
+        Raises:
+            RunError: It holds a run, or anything else.
+        """
+        if (path / CONFIG).exists():
+            raise RunError(
+                f"run.dir: {path} already holds a run; go on with it by resume={path}, "
+                "or choose another folder"
+            )
+        if path.exists() and not path.is_dir():
+            raise RunError(f"run.dir: {path} is not a folder")
+        if path.is_dir() and any(path.iterdir()):
+            raise RunError(f"run.dir: {path} is not empty; choose a new or an empty folder")
+
+    @classmethod
+    def create(cls, path: Path) -> "RunDirectory":
+        """Make a new run directory at exactly `path`.
+
+        Raises:
+            RunError: The folder holds something already, or cannot be made.
+        """
+        cls.check_free(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / ".write"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise RunError(f"run.dir: {path} cannot be written: {error.strerror}") from error
+        return cls(path)
+
+    @classmethod
+    def create_new(cls, root: Path, name: str) -> "RunDirectory":
+        """Make a run directory under `root`, named by the time and `name`, and never one that exists."""
+        stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+        for attempt in itertools.count(1):
+            path = root / (f"{stamp}-{name}" if attempt == 1 else f"{stamp}-{name}-{attempt}")
+            try:
+                # Two runs that start in the same second must not share a folder.
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise RunError(f"run.root: {root} cannot be written: {error.strerror}") from error
+            return cls(path)
+        raise AssertionError
+
+    @classmethod
+    def open(cls, path: Path, key: str) -> "RunDirectory":
+        """Return the run at `path`; `key` is the config key that named it.
+
+        Raises:
+            CheckpointError: There is no run.
+        """
+        if not path.is_dir():
+            raise CheckpointError(f"{key}: there is no folder {path}")
+        if not (path / CONFIG).is_file():
+            raise CheckpointError(f"{key}: {path} is no run directory: it holds no {CONFIG}")
+        return cls(path)
+
+    def discard(self) -> None:
+        """Remove a directory of which nothing came."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def start(
+        self,
+        config: str,
+        overrides: Sequence[str],
+        presets: Mapping[str, str],
+        environment: Mapping[str, Any],
+    ) -> None:
+        """Write down what the run is, before it does anything."""
+        write_text(self.overrides, "".join(f"{override}\n" for override in overrides))
+        write_json(self.presets, presets)
+        write_json(self.environment, environment)
+        self.set_status("running")
+        # Last, since a folder with a config counts as a run.
+        write_text(self.config, config)
+
+    def read_presets(self) -> dict[str, str]:
+        """Return the option that was chosen for each config group."""
+        found: dict[str, str] = json.loads(self.presets.read_text(encoding="utf-8"))
+        return found
+
+    def set_status(self, status: str, reason: str | None = None) -> None:
+        """Write `status.json`."""
+        write_json(self.status, {"status": status} | ({"reason": reason} if reason else {}))
+
+    def read_status(self) -> str:
+        """Return running, stopped, finished or failed; "unknown" when the file is missing."""
+        try:
+            return str(json.loads(self.status.read_text(encoding="utf-8"))["status"])
+        except (OSError, ValueError, KeyError):
+            return "unknown"
+
+
+def find_model(path: Path, key: str) -> tuple[Path, Path]:
+    """Return the folders with a model's weights and with its description.
+
+    Args:
+        path: A run directory, its `model/`, or one of its checkpoints.
+        key: The config key that named it.
+
+    Raises:
+        CheckpointError: There is none of these.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{key}: there is no folder {path}")
+    if path.parent.name == CHECKPOINTS and (path.parent.parent / MODEL).is_dir():
+        return path, path.parent.parent / MODEL
+    model = path / MODEL if (path / MODEL).is_dir() else path
+    if not (model / "model.json").is_file():
+        pickles = sorted(
+            p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".pkl"}
+        )
+        if pickles:
+            raise CheckpointError(
+                f"{key}: {path / pickles[0]} is a pickle, which could run code when opened; "
+                "only run directories of this tool with safetensors are read"
+            )
+        raise CheckpointError(
+            f"{key}: {path} is neither a run directory nor its model/ folder nor one of its checkpoints"
+        )
+    return model, model
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that readers see the old one or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file whole."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
