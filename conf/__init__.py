@@ -1,0 +1,1 @@
+"""The configs. In a wheel this folder is the package `transfer_cli.conf`."""

@@ -1,0 +1,294 @@
+"""Picks the command, hands the other words to Hydra, turns what goes wrong into an exit code.
+
+Nothing here imports torch, and nothing imports Hydra before a command needs it: `transfer --help`
+answers at once.
+"""
+
+import contextlib
+import errno
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import transfer_cli
+from transfer_cli.config import commands
+from transfer_cli.config.commands import Command
+from transfer_cli.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_OUR_FAULT,
+    EXIT_USER,
+    ConfigError,
+    SweepError,
+    TransferError,
+    nearest,
+)
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from transfer_cli.config.flags import Request
+    from transfer_cli.config.launch import Job, Jobs
+
+log = logging.getLogger(__name__)
+
+SHELLS = ("bash", "zsh", "fish")
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's own) and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = "transfer"
+    debug = "--debug" in words or os.environ.get("TRANSFER_DEBUG") == "1"
+    if words[:1] == ["--debug"]:
+        words = words[1:]
+    if words and words[0] in commands.ALL:
+        name = f"transfer {words[0]}"
+    with _console_log():
+        try:
+            return _dispatch(words)
+        except KeyboardInterrupt:
+            _say(f"{name}: interrupted")
+            return EXIT_INTERRUPTED
+        except BrokenPipeError:
+            # The reader of our output has seen enough. Python must not flush into the pipe again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_DONE
+        except Exception as error:
+            return _fail(name, error, debug=debug)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        _say(commands.overview())
+        return EXIT_USER
+    first, rest = words[0], words[1:]
+    if first in ("--help", "-h", "help"):
+        _print(commands.overview())
+    elif first == "--version":
+        _print(f"transfer {transfer_cli.__version__}")
+    elif first in ("--shell-completion", "-sc"):
+        _complete(rest)
+    elif first in commands.ALL:
+        _run(first, commands.ALL[first], rest)
+    else:
+        close = nearest(first, commands.ALL)
+        raise ConfigError(f"there is no command {first!r}.{close} See transfer --help")
+    return EXIT_DONE
+
+
+def _run(name: str, command: Command, words: list[str]) -> None:
+    if command.composes:
+        _run_composed(name, command, words)
+    elif words[:1] in (["--help"], ["-h"]):
+        _print(f"{command.text}\n\n{command.summary}")
+    elif name == "completion":
+        _print_completion_script(words)
+    else:
+        module, _, function = command.function.rpartition(".")
+        getattr(importlib.import_module(module), function)(words)
+
+
+# --- commands that take overrides --------------------------------------------------------------
+
+
+def _run_composed(name: str, command: Command, words: list[str]) -> None:
+    from transfer_cli.config import flags
+
+    if any(word in ("--shell-completion", "-sc") for word in words):
+        _complete([word for word in words if "=" in word])
+        return
+    request = flags.parse(words)
+    _trust_plugins(request)
+    from transfer_cli.config import describe, launch
+
+    if request.asks_help:
+        _print(describe.command_help(name, command, request))
+        return
+
+    def task(config: "DictConfig") -> None:
+        module, _, function = command.function.rpartition(".")
+        getattr(importlib.import_module(module), function)(config)
+
+    jobs = launch.Jobs(name, task, request.multirun, announce=_announce, report=_report)
+    launch.launch(request, jobs)
+    if request.looks_only:
+        return
+    if request.multirun:
+        _summarise(jobs)
+    if jobs.stopped is not None:
+        raise jobs.stopped
+    _raise_failures(jobs)
+
+
+def _trust_plugins(request: "Request") -> None:
+    """Let configs name classes of the packages given with --plugin, also from this folder."""
+    if not request.plugins:
+        return
+    from importlib.util import find_spec
+
+    from transfer_cli.config.build import trust
+
+    sys.path.append(str(Path.cwd()))
+    for package in request.plugins:
+        if not package.isidentifier() or find_spec(package) is None:
+            raise ConfigError(
+                f"--plugin {package}: no such package is installed or in {Path.cwd()}"
+            )
+    trust(request.plugins)
+
+
+def _announce(job: "Job") -> None:
+    log.info("job %d: %s", job.number, " ".join(job.overrides) or "(as it is)")
+
+
+def _report(job: "Job") -> None:
+    if job.error is None:
+        return
+    line, _ = cause_and_cure(job.error)
+    if line is None:
+        _say("".join(traceback.format_exception(job.error)).rstrip())
+    _say(f"job {job.number} failed: {line or _name(job.error)}")
+
+
+def _summarise(jobs: "Jobs") -> None:
+    common = set.intersection(*(set(job.overrides) for job in jobs.done))
+    if len(jobs.done) == 1:
+        common = set()
+    lines = []
+    for job in jobs.done:
+        ending = "done"
+        if job.error is not None:
+            ending = f"failed: {cause_and_cure(job.error)[0] or _name(job.error)}"
+        own = " ".join(word for word in job.overrides if word not in common) or "(as it is)"
+        lines.append(f"  {job.number}  {own}  {ending}")
+    _print("\n".join([f"sweep {jobs.sweep_dir}", *lines]))
+
+
+def _raise_failures(jobs: "Jobs") -> None:
+    failed = [job.error for job in jobs.done if job.error is not None]
+    if failed and jobs.multirun:
+        raise SweepError(f"{len(failed)} of {len(jobs.done)} jobs failed")
+    if failed:
+        raise failed[0]
+
+
+# --- completion --------------------------------------------------------------------------------
+
+
+def _complete(words: list[str]) -> None:
+    """Answer the completion script, which calls us without the command but with COMP_LINE."""
+    action, _, shell = (words[0] if words else "").partition("=")
+    if action == "install":
+        _print_completion_script([shell])
+        return
+    if action != "query" or shell not in SHELLS:
+        raise ConfigError(
+            f"expected query=SHELL or install=SHELL, SHELL one of {', '.join(SHELLS)}"
+        )
+    line = os.environ.get("COMP_LINE", "")
+    typed = line.split()
+    if len(typed) < 2 or (len(typed) == 2 and not line.endswith(" ")):
+        start = typed[1] if len(typed) == 2 else ""
+        _print("\n".join(name for name in commands.ALL if name.startswith(start)))
+        return
+    name = typed[1]
+    if name in commands.ALL and commands.ALL[name].composes:
+        from transfer_cli.config import launch
+
+        launch.complete(line.replace(f" {name}", "", 1), name, shell)
+
+
+def _print_completion_script(words: list[str]) -> None:
+    if len(words) != 1 or words[0] not in SHELLS:
+        raise ConfigError(f"name one shell of {', '.join(SHELLS)}")
+    from transfer_cli.config import launch
+
+    # Zsh runs the script of bash.
+    launch.print_completion_script("bash" if words[0] == "zsh" else words[0])
+
+
+# --- what goes wrong ---------------------------------------------------------------------------
+
+
+def _fail(name: str, error: Exception, *, debug: bool) -> int:
+    line, code = cause_and_cure(error)
+    if line is None or debug:
+        _say("".join(traceback.format_exception(error)).rstrip())
+    if line is not None:
+        _say(f"{name}: {line}")
+    return code
+
+
+def cause_and_cure(error: Exception) -> tuple[str | None, int]:
+    """Return cause and cure of what a user can fix (else None), and the exit code."""
+    if isinstance(error, TransferError):
+        return " ".join(str(error).split()), error.exit_code
+    if _is_out_of_memory(error):
+        return (
+            "out of memory. Lower loop.micro_batch (the same result in smaller portions), "
+            "loop.batch, or take a smaller model=",
+            EXIT_USER,
+        )
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror}", EXIT_USER
+    return None, EXIT_OUR_FAULT
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # By name, because torch must not be imported to look at an error of something else.
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _name(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+# --- the terminal ------------------------------------------------------------------------------
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class _Format(logging.Formatter):
+    """The message alone; warnings and errors say what they are."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        if record.levelno >= logging.WARNING:
+            return f"{record.levelname.lower()}: {text}"
+        return text
+
+
+@contextlib.contextmanager
+def _console_log() -> Iterator[None]:
+    """Send what the package logs to standard error while a command runs."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Format("%(message)s"))
+    ours = logging.getLogger("transfer_cli")
+    level = ours.level
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)
+        ours.setLevel(level)

@@ -1,0 +1,1 @@
+"""From YAML to objects: where configs lie, what shape they have, how they are built."""

@@ -1,0 +1,399 @@
+"""One YAML node -> one object, checked, with errors that name the config key.
+
+A node names its class with `_target_`; the other keys are the constructor's arguments. Before the
+class is called, it must be trusted (`trust`), its arguments must exist and be complete, and their
+types must fit the annotations. Hydra's `instantiate` is not used: it calls whatever is importable.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import keyword
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+
+from transfer_cli.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+TRUSTED = ("transfer_cli", "torch.optim")
+"""Packages whose classes a config may name. `trust` adds those of the command line."""
+
+TARGET = "_target_"
+
+_plugins: set[str] = set()
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    types.NoneType: "null",
+    Path: "a path",
+}
+
+
+def trust(packages: Iterable[str]) -> None:
+    """Allow configs to name classes of these packages, for the rest of the process.
+
+    Only the command line may decide this, never a YAML file: a config can come from anywhere.
+    """
+    _plugins.update(packages)
+
+
+def trusted_packages() -> tuple[str, ...]:
+    """Return the packages whose classes a config may name."""
+    return (*TRUSTED, *sorted(_plugins))
+
+
+def build(
+    node: Mapping[str, Any] | DictConfig | None,
+    key: str,
+    kind: type[T] | Callable[..., T],
+    **extra: Any,
+) -> T:
+    """Return the object that `node` describes.
+
+    Args:
+        node: A mapping with `_target_`, or without one when `kind` is a dataclass.
+        key: Where `node` lies in the config, for errors.
+        kind: The class that the object must be an instance of.
+        extra: Further arguments of the constructor that no config can give, such as parameters.
+
+    Raises:
+        ConfigError: The node cannot be built. The message starts with the key at fault.
+    """
+    plain = _plain(node, key)
+    if not isinstance(plain, Mapping):
+        raise ConfigError(f"{key}: expected {_a(kind)}, got {_shown(plain)}")
+    made: T = _construct(plain, key, kind, extra)
+    return made
+
+
+def _plain(node: Any, key: str) -> Any:
+    """Return `node` with interpolations filled in, as dicts, lists and plain values."""
+    if not OmegaConf.is_config(node):
+        return node
+    try:
+        return OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        missing = str(error.full_key or key)
+        raise ConfigError(f"{missing}: needs a value. Add {missing}=VALUE") from error
+    except InterpolationResolutionError as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigError(f"{error.full_key or key}: {first}") from error
+
+
+def _construct(node: Mapping[str, Any], key: str, kind: Any, extra: Mapping[str, Any]) -> Any:
+    maker = _maker(node, key, kind)
+    parameters = _parameters(maker)
+    arguments = {name: value for name, value in node.items() if name != TARGET}
+    _check_names(arguments, parameters, key, maker=maker, extra=extra)
+    annotations = _annotations(maker)
+    arguments = {
+        name: _convert(value, annotations.get(name, Any), f"{key}.{name}")
+        for name, value in arguments.items()
+    }
+    try:
+        return maker(**arguments, **extra)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
+# --- the class ---------------------------------------------------------------------------------
+
+
+def _maker(node: Mapping[str, Any], key: str, kind: Any) -> type:
+    """Return the class that `node` names, or `kind` itself where it names none."""
+    if TARGET in node:
+        maker = _find(node[TARGET], key)
+    elif dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        maker = kind
+    else:
+        options = ", ".join(map(str, node)) or "nothing"
+        raise ConfigError(f"{key}: expected {_a(kind)}, which needs a {TARGET}; found {options}")
+    if _is_class(kind) and not issubclass(maker, kind):
+        raise ConfigError(f"{key}: expected {_a(kind)}, but {_path(maker)} makes {_a(maker)}")
+    if inspect.isabstract(maker):
+        raise ConfigError(
+            f"{key}: {_path(maker)} is abstract; name one of the classes made from it"
+        )
+    return maker
+
+
+def _find(target: Any, key: str) -> type:
+    """Import the class that `target` names, if it is trusted by name and by place of definition."""
+    if not _is_dotted_name(target):
+        raise ConfigError(f"{key}.{TARGET}: expected package.module.Class, got {_shown(target)}")
+    if not _is_trusted(target):
+        raise ConfigError(_not_trusted(target, key))
+    module_name, _, name = target.rpartition(".")
+    module = _import(module_name, key)
+    member = getattr(module, name, None)
+    if member is None:
+        public = [word for word in vars(module) if not word.startswith("_")]
+        raise ConfigError(f"{key}: {module_name} has no {name!r}.{nearest(name, public)}")
+    if not isinstance(member, type):
+        raise ConfigError(f"{key}: {target} is not a class")
+    # A trusted module may import untrusted things; what counts is where the class was written.
+    if not _is_trusted(_path(member)):
+        raise ConfigError(_not_trusted(_path(member), key))
+    return member
+
+
+def _import(module_name: str, key: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if not f"{module_name}.".startswith(f"{missing}."):
+            raise ConfigError(
+                f"{key}: {module_name} needs the package {missing!r}, which is not installed"
+            ) from error
+        raise ConfigError(f"{key}: there is no module {missing!r}{_siblings(missing)}") from error
+
+
+def _siblings(module_name: str) -> str:
+    """Return ". Did you mean ...?" with the module beside it that has the closest name."""
+    package, _, name = module_name.rpartition(".")
+    try:
+        places = getattr(importlib.import_module(package), "__path__", []) if package else []
+    except ImportError:
+        return ""
+    names = [file.stem for place in places for file in Path(place).glob("*.py")]
+    close = nearest(name, names)
+    return f".{close}" if close else ""
+
+
+def _is_dotted_name(target: Any) -> bool:
+    if not isinstance(target, str) or "." not in target:
+        return False
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in target.split("."))
+
+
+def _is_trusted(path: str) -> bool:
+    return any(path.startswith(f"{package}.") for package in trusted_packages())
+
+
+def _not_trusted(path: str, key: str) -> str:
+    package = path.partition(".")[0]
+    return (
+        f"{key}: {path} is not trusted. Name your package with --plugin to trust it"
+        f" (--plugin {package})"
+    )
+
+
+def _path(maker: type) -> str:
+    return f"{maker.__module__}.{maker.__qualname__}"
+
+
+# --- its arguments -----------------------------------------------------------------------------
+
+
+def _parameters(maker: type) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(maker).parameters)
+
+
+def _check_names(
+    arguments: Mapping[str, Any],
+    parameters: Mapping[str, inspect.Parameter],
+    key: str,
+    *,
+    maker: type,
+    extra: Mapping[str, Any],
+) -> None:
+    """Refuse arguments that the constructor does not have, and a lack of those that it needs."""
+    by_keyword = {
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in arguments:
+        if name in extra:
+            raise ConfigError(f"{key}.{name}: is filled in when the run starts; leave it out")
+        if name not in by_keyword and not (takes_any and str(name).isidentifier()):
+            close = nearest(str(name), sorted(by_keyword - set(extra)))
+            hint = close or _list_of(by_keyword - set(extra))
+            raise ConfigError(f"{key}.{name}: {maker.__name__} has no option {name!r}.{hint}")
+    missing = [
+        name
+        for name in by_keyword - set(arguments) - set(extra)
+        if parameters[name].default is inspect.Parameter.empty
+    ]
+    missing += [name for name, value in arguments.items() if value == "???"]
+    if missing:
+        names = " and ".join(repr(name) for name in sorted(missing))
+        cure = " ".join(f"{key}.{name}=VALUE" for name in sorted(missing))
+        raise ConfigError(f"{key}: {maker.__name__} needs {names}. Add {cure}")
+
+
+def _list_of(options: Collection[str]) -> str:
+    return f" It has {', '.join(sorted(options))}." if options else " It has none."
+
+
+def _annotations(maker: type) -> dict[str, Any]:
+    """Return the types of the constructor's parameters, as far as they can be read."""
+    try:
+        return typing.get_type_hints(maker.__init__)  # type: ignore[misc]
+    except (NameError, TypeError, AttributeError):
+        # A name that exists for the type checker only: the constructor has to look for itself.
+        return {}
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    """Return `value` as `hint` wants it, or raise a ConfigError."""
+    while hasattr(hint, "__supertype__"):
+        hint = hint.__supertype__
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return _convert_union(value, get_args(hint), key)
+    if origin is Literal:
+        return _convert_literal(value, get_args(hint), key)
+    if isinstance(value, Mapping) and TARGET in value:
+        return _construct(value, key, origin or hint, {})
+    if hint in (Any, inspect.Parameter.empty, object) or isinstance(hint, TypeVar):
+        return _convert_untyped(value, key)
+    container = origin if isinstance(origin, type) else hint
+    if _is_container(container):
+        return _convert_container(value, container, get_args(hint), key)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, Mapping):
+        return _construct(value, key, hint, {})
+    return _convert_plain(value, hint, key)
+
+
+def _is_container(kind: Any) -> bool:
+    """Return whether `kind` is one of Python's own lists, tuples, sets and mappings."""
+    if not isinstance(kind, type) or kind in (str, bytes):
+        return False
+    return kind.__module__ in ("builtins", "collections.abc") and issubclass(kind, Iterable)
+
+
+def _convert_untyped(value: Any, key: str) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _convert(item, Any, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list):
+        return [_convert(item, Any, f"{key}.{place}") for place, item in enumerate(value)]
+    return value
+
+
+def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
+    if value is None and types.NoneType in choices:
+        return None
+    choices = tuple(choice for choice in choices if choice is not types.NoneType)
+    if len(choices) == 1:
+        return _convert(value, choices[0], key)
+    if isinstance(value, Mapping) and TARGET in value:
+        made = _construct(value, key, Any, {})
+        if any(_fits(made, choice) for choice in choices):
+            return made
+        raise ConfigError(f"{key}: expected {_one_of(choices)}, but {value[TARGET]} makes neither")
+    # An int stays an int in `float | int`, whichever comes first.
+    exact = [choice for choice in choices if choice is type(value)]
+    for choice in (*exact, *choices):
+        try:
+            return _convert(value, choice, key)
+        except ConfigError:
+            continue
+    raise ConfigError(f"{key}: expected {_one_of(choices)}, got {_shown(value)}")
+
+
+def _convert_literal(value: Any, choices: tuple[Any, ...], key: str) -> Any:
+    for choice in choices:
+        if choice == value and type(choice) is type(value):
+            return choice
+    close = nearest(value, [str(choice) for choice in choices]) if isinstance(value, str) else ""
+    listed = ", ".join(map(str, choices))
+    raise ConfigError(f"{key}: expected one of {listed}; got {_shown(value)}.{close}".rstrip("."))
+
+
+def _convert_container(value: Any, container: type, items: tuple[Any, ...], key: str) -> Any:
+    if issubclass(container, Mapping):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key}: expected a mapping, got {_shown(value)}")
+        item = items[1] if items else Any
+        return {name: _convert(each, item, f"{key}.{name}") for name, each in value.items()}
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{key}: expected a list, got {_shown(value)}. Write {key}=[...]")
+    if issubclass(container, tuple) and items and items[-1] is not Ellipsis:
+        if len(items) != len(value):
+            raise ConfigError(
+                f"{key}: expected a list of {len(items)} values, got {len(value)}: {_shown(value)}"
+            )
+        wanted = items
+    else:
+        wanted = (items[0] if items else Any,) * len(value)
+    converted = [
+        _convert(each, item, f"{key}.{place}")
+        for place, (each, item) in enumerate(zip(value, wanted, strict=True))
+    ]
+    is_concrete = container in (tuple, set, frozenset)
+    return container(converted) if is_concrete else converted  # type: ignore[call-arg]
+
+
+def _convert_plain(value: Any, hint: Any, key: str) -> Any:
+    # bool is a subclass of int, but `batch: true` is a mistake.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is float and is_number:
+        return float(value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if isinstance(value, bool) and hint is not bool and _is_class(hint):
+        raise ConfigError(f"{key}: expected {_a(hint)}, got {_shown(value)}")
+    if _fits(value, hint):
+        return value
+    cure = f". Write {int(value)}" if hint is int and is_number and _is_whole(value) else ""
+    raise ConfigError(f"{key}: expected {_a(hint)}, got {_shown(value)}{cure}")
+
+
+def _is_whole(value: float) -> bool:
+    return float(value).is_integer()
+
+
+# --- kinds -------------------------------------------------------------------------------------
+
+
+def _is_class(kind: Any) -> bool:
+    """Return whether instances of `kind` can be recognised."""
+    if kind is Any or not isinstance(kind, type):
+        return False
+    return not getattr(kind, "_is_protocol", False)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is types.NoneType:
+        return value is None
+    if _is_class(kind):
+        return isinstance(value, kind)
+    if get_origin(kind) is Callable or getattr(kind, "_is_protocol", False):
+        return callable(value)
+    return True
+
+
+def _a(kind: Any) -> str:
+    """Return the name of `kind` with its article: "an Objective"."""
+    if kind in _WORDS:
+        return _WORDS[kind]
+    name = str(getattr(kind, "__name__", kind))
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
+
+
+def _one_of(choices: Iterable[Any]) -> str:
+    return " or ".join(_a(choice) for choice in choices)
+
+
+def _shown(value: Any) -> str:
+    """Return `value` as people write it in YAML, cut where it is long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    longest = 80
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

@@ -1,0 +1,64 @@
+"""What must hold for any composed config, whatever its command."""
+
+import dataclasses
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from transfer_cli.config.schema import COMMANDS
+from transfer_cli.errors import ConfigError, nearest
+
+
+def check(config: DictConfig, command: str) -> None:
+    """Fill in interpolations and refuse keys that do not exist and values that are missing.
+
+    Raises:
+        ConfigError: Names the key.
+    """
+    if OmegaConf.get_type(config) is not COMMANDS[command]:
+        raise ConfigError(
+            f"this is no config of `{command}`; begin the defaults of your own with `- {command}`"
+        )
+    _refuse_undeclared(config, "")
+    try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        OmegaConf.resolve(config)
+    except OmegaConfBaseException as error:
+        problem = str(error).partition("\n")[0]
+        raise ConfigError(f"{error.full_key}: cannot be filled in: {problem}") from error
+    if missing:
+        cure = " ".join(f"{key}=VALUE" for key in missing)
+        needs = "needs a value" if len(missing) == 1 else "need values"
+        raise ConfigError(f"{', '.join(missing)}: {needs}. Add {cure}")
+    _refuse_experiment(config.get("experiment"))
+
+
+def _refuse_experiment(found: Any) -> None:
+    """Refuse what is left at `experiment`: a real one changes other keys and leaves none."""
+    if isinstance(found, DictConfig):
+        raise ConfigError("experiment: its file must begin with the line `# @package _global_`")
+    if found is not None:
+        raise ConfigError(f"experiment={found}: there is no such experiment")
+
+
+def _refuse_undeclared(node: DictConfig, key: str) -> None:
+    """Refuse keys that `+` added to a node whose keys are declared in `config.schema`."""
+    declared = _declared(node)
+    for name in map(str, node):
+        path = f"{key}.{name}" if key else name
+        if declared is not None and name not in declared:
+            inside = f" in {key}" if key else ""
+            raise ConfigError(f"{path}: no such key{inside}.{nearest(name, declared)}")
+        if OmegaConf.is_missing(node, name) or OmegaConf.is_interpolation(node, name):
+            continue
+        if isinstance(node[name], DictConfig):
+            _refuse_undeclared(node[name], path)
+
+
+def _declared(node: DictConfig) -> list[str] | None:
+    """Return the keys that `node` may have; None when any are allowed."""
+    kind = OmegaConf.get_type(node)
+    if kind is None or not dataclasses.is_dataclass(kind):
+        return None
+    return [each.name for each in dataclasses.fields(kind)]

@@ -1,0 +1,213 @@
+"""What each command is called, does and where its function is; read before Hydra is imported."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as people see it.
+
+    Args:
+        summary: One line.
+        text: What it does, in a few lines.
+        function: `module.function`, imported when the command runs and not before.
+        keys: The keys that people change most, in the order of the help text.
+        examples: Command lines, each with what it is for.
+        hidden: Beginnings of `_target_` that make no sense here; such options are not listed.
+        composes: Whether it takes Hydra overrides.
+    """
+
+    summary: str
+    text: str
+    function: str
+    keys: tuple[str, ...] = ()
+    examples: tuple[tuple[str, str], ...] = ()
+    hidden: tuple[str, ...] = ()
+    composes: bool = True
+
+
+_MODULES = "transfer_cli.commands"
+_TASKS = ("transfer_cli.data.tasks.",)
+_TEXTS = ("transfer_cli.data.text.",)
+
+PRETRAIN = Command(
+    summary="train a language model on unlabelled text",
+    text="""\
+Trains a Transformer on text without labels: `objective=clm` predicts the next word piece,
+`objective=mlm` restores hidden ones. Alone it is a causal model of about 50M parameters on
+WikiText-103. The run directory then holds the weights, the tokenizer, all measures and the
+TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
+    function=f"{_MODULES}.train.pretrain",
+    keys=(
+        "optimizer.lr",
+        "loop.steps",
+        "loop.epochs",
+        "loop.batch",
+        "loop.micro_batch",
+        "seed",
+        "device",
+        "precision",
+        "run.dir",
+        "resume",
+    ),
+    examples=(
+        (
+            "transfer pretrain data=sample_text model=tiny loop.steps=200",
+            "two minutes on a laptop, offline",
+        ),
+        ("transfer pretrain data=text data.train='corpus/*.txt' objective=mlm", "own text"),
+        ("transfer pretrain resume=runs/pretrain/RUN", "go on with a run that was stopped"),
+    ),
+    hidden=(*_TASKS, "transfer_cli.objectives.classification."),
+)
+
+FINETUNE = Command(
+    summary="adapt a pretrained model to a labelled task",
+    text="""\
+Puts a new head on a pretrained model and trains both on labelled texts. The model and the
+tokenizer are those of `init_from`. The weights that did best on the validation split are kept,
+and the test split sees only those, once. `init=scratch` trains the same model from fresh
+weights, for comparison.""",
+    function=f"{_MODULES}.train.finetune",
+    keys=(
+        "init_from",
+        "init",
+        "optimizer.lr",
+        "loop.epochs",
+        "loop.batch",
+        "loop.micro_batch",
+        "seed",
+        "device",
+        "run.dir",
+        "resume",
+    ),
+    examples=(
+        ("transfer finetune init_from=runs/pretrain/RUN", "TREC-6, everything trains"),
+        (
+            "transfer finetune init_from=RUN data=table data.train=train.csv data.label=topic",
+            "own table",
+        ),
+        (
+            "transfer finetune init_from=RUN adaptation=full,frozen -m",
+            "two runs, one for each value",
+        ),
+    ),
+    hidden=_TEXTS,
+)
+
+EVALUATE = Command(
+    summary="score a run on a split of its own data, or of other data",
+    text="""\
+Measures a run's best weights: perplexities and bits per byte for a language model, error rate,
+accuracy and macro-F1 for a classifier. `data=` scores other data that fits the run.""",
+    function=f"{_MODULES}.evaluate.evaluate",
+    keys=("run", "split", "baseline", "batch", "device", "precision", "data_dir", "seed"),
+    examples=(
+        ("transfer evaluate run=runs/finetune/RUN", "the test split"),
+        (
+            "transfer evaluate run=RUN split=validation baseline=unigram",
+            "what word frequencies alone would reach",
+        ),
+        ("transfer evaluate run=RUN data=table data.train=new.csv split=train", "other data"),
+    ),
+)
+
+PREDICT = Command(
+    summary="label texts with a fine-tuned run",
+    text="""\
+Reads texts from a file or standard input and writes one JSON line for each, in input order, with
+the label and the probability of every label. Works on any amount of text in bounded memory.""",
+    function=f"{_MODULES}.predict.predict",
+    keys=("run", "input", "output", "format", "text", "pair", "batch", "device", "precision"),
+    examples=(
+        ("echo 'Who wrote Hamlet ?' | transfer predict run=runs/finetune/RUN", "one text"),
+        ("transfer predict run=RUN input=questions.txt output=labels.jsonl", "one text a line"),
+        ("transfer predict run=RUN input=table.csv text=question", "a column of a table"),
+    ),
+)
+
+PREPARE = Command(
+    summary="fetch a data set, make its tokenizer and encode it",
+    text="""\
+Does what `pretrain` and `finetune` do before their first step, and trains nothing: fetches the
+data set if it is not there, trains the tokenizer, encodes the text into the cache. A later run
+with the same settings starts at once.""",
+    function=f"{_MODULES}.prepare.prepare",
+    keys=("data_dir", "init_from", "tokenizer.size", "seed"),
+    examples=(
+        ("transfer prepare", "WikiText-103 with a vocabulary of 28,996 word pieces"),
+        ("transfer prepare data=wikitext2 tokenizer=bpe tokenizer.size=8192", "a smaller one"),
+        ("transfer prepare data=trec6 init_from=RUN", "a task, with the tokenizer of a run"),
+    ),
+)
+
+INSPECT = Command(
+    summary="look at the data: samples, lengths, labels, unknown tokens, overlap",
+    text="""\
+Shows what a model would see: samples of each split as text and as tokens with their labels or
+targets, how long the texts are, how often each label occurs, how many tokens are unknown, and how
+much of the training data is found again in validation and test.""",
+    function=f"{_MODULES}.inspect.inspect",
+    keys=("samples", "data_dir", "init_from", "tokenizer.size", "seed"),
+    examples=(
+        ("transfer inspect data=sample_questions", "the embedded sample"),
+        ("transfer inspect data=trec6 init_from=RUN", "a task, with the tokenizer of a run"),
+        ("transfer inspect data=wikitext2 objective=mlm", "with what the objective hides"),
+    ),
+)
+
+PRESETS = Command(
+    summary="list every config group and option, with one line on each",
+    text="transfer presets [GROUP ...] [--json] [--config-dir DIR]",
+    function=f"{_MODULES}.presets.presets",
+    composes=False,
+)
+
+INFO = Command(
+    summary="show versions, devices and caches",
+    text="transfer info [--json]",
+    function=f"{_MODULES}.info.info",
+    composes=False,
+)
+
+COMPLETION = Command(
+    summary="print the completion script for a shell",
+    text='transfer completion bash|zsh|fish, for example: eval "$(transfer completion bash)"',
+    function="",
+    composes=False,
+)
+
+ALL: dict[str, Command] = {
+    "prepare": PREPARE,
+    "inspect": INSPECT,
+    "pretrain": PRETRAIN,
+    "finetune": FINETUNE,
+    "evaluate": EVALUATE,
+    "predict": PREDICT,
+    "presets": PRESETS,
+    "info": INFO,
+    "completion": COMPLETION,
+}
+
+
+def overview() -> str:
+    """Return the help text of `transfer` itself."""
+    lines = [f"  {name:<11} {command.summary}" for name, command in ALL.items()]
+    return "\n".join(
+        [
+            "Pretrain Transformer language models and adapt them to tasks.",
+            "",
+            "usage: transfer COMMAND [KEY=VALUE ...] [FLAGS]",
+            "",
+            *lines,
+            "",
+            "transfer COMMAND --help   what a command does, what can be chosen, examples",
+            "transfer --version        the version",
+            "TRANSFER_DATA             where data sets lie or are fetched to (~/.cache/transfer)",
+            "TRANSFER_DEBUG=1          tracebacks for every error (so does --debug)",
+            "",
+            "Try it, offline, in about two minutes:",
+            "  transfer pretrain data=sample_text model=tiny loop.steps=200 run.dir=runs/first",
+            "  transfer finetune data=sample_questions init_from=runs/first",
+        ]
+    )

@@ -1,0 +1,271 @@
+"""What can be chosen and what it means, read from `conf/` itself.
+
+`conf/` is the registry: a group is a folder, an option is a file, whose first line says what it is.
+The meaning of a plain value is the text below its field in `config.schema`.
+"""
+
+import ast
+import inspect
+import itertools
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.config import schema
+from transfer_cli.config.commands import Command
+from transfer_cli.config.flags import Request
+from transfer_cli.config.locate import conf_dir
+
+WIDTH = 100
+
+PACKAGED = "packaged"
+OWN = "yours"
+
+_PART_HELP = {
+    "optimizer.lr": "The peak learning rate.",
+    "tokenizer.size": "Number of tokens in the vocabulary.",
+}
+"""Keys of parts that are built from constructors, which have no field in `config.schema`."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One file of a config group.
+
+    Args:
+        group: The folder, for example `adaptation/plan`.
+        name: What follows the `=`.
+        line: What it is, in one line.
+        file: Where it lies.
+        origin: `packaged`, or `yours` for a file of --config-dir.
+        shadowed: Whether a packaged option of the same name is used instead.
+    """
+
+    group: str
+    name: str
+    line: str
+    file: Path
+    origin: str = PACKAGED
+    shadowed: bool = False
+
+    @property
+    def target(self) -> str:
+        """The class that it builds, "" where it names none."""
+        found = re.search(r"^_target_:\s*(\S+)", self.file.read_text(), re.MULTILINE)
+        return found[1] if found else ""
+
+
+def description(file: Path) -> str:
+    """Return what the first line of a config says that it is; "" where it says nothing."""
+    for line in file.read_text().splitlines():
+        if not line.startswith("#"):
+            return ""
+        text = line.lstrip("# ").rstrip()
+        if text and not text.startswith("@package"):
+            return text
+    return ""
+
+
+def options(config_dir: Path | None = None) -> list[Option]:
+    """Return every option of every group, those of `config_dir` after ours, sorted by group."""
+    found = list(_options_in(conf_dir(), PACKAGED))
+    packaged = {(option.group, option.name) for option in found}
+    for own in _options_in(config_dir, OWN) if config_dir is not None else ():
+        shadowed = (own.group, own.name) in packaged
+        found.append(Option(own.group, own.name, own.line, own.file, OWN, shadowed))
+    return sorted(found, key=lambda option: option.group)
+
+
+def _options_in(folder: Path, origin: str) -> Iterator[Option]:
+    for file in sorted(folder.rglob("*.yaml")):
+        group = file.parent.relative_to(folder).as_posix()
+        if group != ".":
+            yield Option(group, file.stem, description(file), file, origin)
+
+
+# --- the help text of a command ----------------------------------------------------------------
+
+
+def command_help(name: str, command: Command, request: Request) -> str:
+    """Return the text of `transfer NAME --help`."""
+    config = _composed(name, request)
+    parts = [
+        f"transfer {name}: {command.summary}",
+        command.text,
+        f"usage: transfer {name} [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]",
+        *_groups_text(name, command, request),
+        _keys_text(name, command, config),
+        _examples_text(command),
+        _flags_text(name),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _composed(name: str, request: Request) -> DictConfig:
+    """Return the config with the overrides given, or as it is by default where they are wrong."""
+    from transfer_cli.config import launch
+
+    try:
+        return launch.compose(name, request)
+    except Exception:
+        return launch.compose(name, Request())
+
+
+def _groups_text(name: str, command: Command, request: Request) -> list[str]:
+    chosen = _chosen(name)
+    lines = []
+    for group in _groups_of(chosen, request):
+        listed = [
+            option
+            for option in options(request.config_dir)
+            if option.group == group
+            and not option.shadowed
+            and not option.target.startswith(command.hidden or ("\0",))
+        ]
+        if not listed:
+            continue
+        nothing = "   (nothing by default)" if chosen.get(group, "") is None else ""
+        lines.append(f"  {group}={nothing}")
+        for option in listed:
+            mark = "*" if chosen.get(group) == option.name else " "
+            lines += _entry(f"  {mark} {option.name}", option.line)
+    if not lines:
+        return []
+    return ["\n".join(["What can be chosen (* is the default):", *lines])]
+
+
+def _chosen(name: str) -> dict[str, str | None]:
+    """Return the option that each group of a command has by default."""
+    chosen: dict[str, str | None] = {}
+    files = [conf_dir() / f"{name}.yaml"]
+    while files:
+        file = files.pop()
+        inside = file.parent.relative_to(conf_dir()).as_posix()
+        for group, option in _defaults(file):
+            path = group if inside == "." else f"{inside}/{group}"
+            chosen[path] = option
+            if option is not None:
+                files.append(conf_dir() / path / f"{option}.yaml")
+    return chosen
+
+
+def _defaults(file: Path) -> Iterator[tuple[str, str | None]]:
+    """Yield group and option of the defaults list of a config, without schemas and overrides."""
+    for entry in OmegaConf.select(OmegaConf.load(file), "defaults", default=[]):
+        if OmegaConf.is_dict(entry):
+            for group, option in entry.items():
+                if not group.startswith(("override ", "optional ", "/")):
+                    yield group.partition("@")[0], option
+
+
+def _groups_of(chosen: dict[str, str | None], request: Request) -> list[str]:
+    """Return the groups of a command in the order of its defaults, each with those below it."""
+    every = dict.fromkeys(option.group for option in options(request.config_dir))
+    ordered = []
+    for group in chosen:
+        if "/" not in group:
+            ordered += [each for each in every if each == group or each.startswith(f"{group}/")]
+    return ordered
+
+
+def _keys_text(name: str, command: Command, config: DictConfig) -> str:
+    meanings = key_help(name)
+    lines = ["What is changed most (with the value it has now):"]
+    for key in command.keys:
+        value = _value_text(config, key)
+        lines += _entry(f"  {key}={value}", meanings.get(key, ""))
+    return "\n".join(lines)
+
+
+def _value_text(config: DictConfig, key: str) -> str:
+    value = OmegaConf.select(config, key, throw_on_missing=False)
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    if OmegaConf.is_dict(node) and OmegaConf.is_missing(node, name):
+        return "(needed)"
+    return "null" if value is None else str(value)
+
+
+def _entry(head: str, text: str) -> list[str]:
+    """Return `head` and `text` in two columns."""
+    column = 34
+    room = max(20, WIDTH - column)
+    wrapped = textwrap.wrap(text, room) or [""]
+    if len(head) >= column:
+        return [head, *(" " * column + line for line in wrapped)]
+    first = f"{head:<{column}}{wrapped[0]}".rstrip()
+    return [first, *(" " * column + line for line in wrapped[1:])]
+
+
+def _examples_text(command: Command) -> str:
+    lines = ["Examples:"]
+    for line, purpose in command.examples:
+        lines += [f"  # {purpose}", f"  {line}"]
+    return "\n".join(lines)
+
+
+def _flags_text(name: str) -> str:
+    entries = (
+        ("  --cfg job", "Print the whole config instead of running (with --resolve: filled in)."),
+        ("  --info defaults", "Print which files it was put together from."),
+        ("  --config-dir DIR", "Also search DIR for options of your own."),
+        ("  --config-name NAME", f"Start from DIR/NAME.yaml, whose defaults begin with {name}."),
+        ("  --plugin PACKAGE", "Let configs name classes of a package of your own."),
+        ("  -m", "One run for each value of a,b,c or range(1,4)."),
+        ("  --debug", "Show the traceback of every error."),
+        ("  --hydra-help", "Hydra's own flags."),
+    )
+    lines = ["Flags:"]
+    for head, text in entries:
+        lines += _entry(head, text)
+    return "\n".join([*lines, "", f"Every key: transfer {name} --cfg job"])
+
+
+# --- the meaning of keys -----------------------------------------------------------------------
+
+
+def key_help(command: str) -> dict[str, str]:
+    """Return the meaning of every plain value of a command, by its full key."""
+    texts = _field_texts()
+    meanings = dict(_PART_HELP)
+    # The same key means the same everywhere, unless a command's own class says more of it.
+    for kind in (*schema.COMMANDS.values(), schema.COMMANDS[command]):
+        meanings.update(_key_texts(kind, "", texts))
+    return meanings
+
+
+def _key_texts(
+    kind: type, prefix: str, texts: dict[tuple[str, str], str]
+) -> Iterator[tuple[str, str]]:
+    for owner in reversed(kind.__mro__):  # a class may say more of a key than the one it extends
+        for name, annotation in inspect.get_annotations(owner).items():
+            key = f"{prefix}{name}"
+            if (owner.__name__, name) in texts:
+                yield key, texts[owner.__name__, name]
+            if isinstance(annotation, type) and annotation.__module__ == schema.__name__:
+                yield from _key_texts(annotation, f"{key}.", texts)
+
+
+@cache
+def _field_texts() -> dict[tuple[str, str], str]:
+    """Return the text below each field of each class in `config.schema`."""
+    texts = {}
+    for node in ast.parse(inspect.getsource(schema)).body:
+        if isinstance(node, ast.ClassDef):
+            for field, text in _pairs(node.body):
+                texts[node.name, field] = text
+    return texts
+
+
+def _pairs(body: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
+    statements = list(body)
+    for field, text in itertools.pairwise(statements):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            yield field.target.id, " ".join(str(text.value.value).split())

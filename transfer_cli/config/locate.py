@@ -1,0 +1,22 @@
+"""Finds `conf/`: inside the package when installed from a wheel, beside it in a checkout."""
+
+from pathlib import Path
+
+import transfer_cli
+from transfer_cli.errors import ConfigError
+
+
+def conf_dir() -> Path:
+    """Return the absolute path of the folder with the configs that come with the package.
+
+    Raises:
+        ConfigError: Neither place has them.
+    """
+    package = Path(transfer_cli.__file__).resolve().parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "pretrain.yaml").is_file():
+            return folder
+    raise ConfigError(
+        f"the configs are neither in {package / 'conf'} nor in {package.parent / 'conf'}; "
+        "install the package again"
+    )

@@ -1,0 +1,182 @@
+"""The plain values of each command: their names, types, defaults and meaning.
+
+Parts that are objects (`model`, `data`, `objective`, ...) are open nodes here: they are checked by
+`config.build` against the constructor that they name. Everything else is checked by these classes.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+
+
+@dataclass
+class LoopConfig:
+    """How long, in which portions and how closely watched a run trains."""
+
+    epochs: float | None = None
+    """Passes over the training data. May be a fraction."""
+    steps: int | None = None
+    """Optimizer steps. Wins over `epochs`."""
+    batch: int = 32
+    """Sequences that one optimizer step takes in all."""
+    micro_batch: int | None = None
+    """Sequences that pass through the model at once; none: the whole batch."""
+    clip: float | None = 1.0
+    """Largest global gradient norm; none: no clipping."""
+    evaluate_every: str = "1 epoch"
+    """How often validation is measured: "200 steps" or "1 epoch"."""
+    log_every: int = 10
+    """Steps between two records."""
+    monitor: str = "loss"
+    """The validation measure that decides which weights are best."""
+    patience: int | None = None
+    """Evaluations without a better `monitor` after which the run ends; none: never."""
+    max_bad_steps: int = 10
+    """Steps in a row with a gradient that is not finite, after which the run ends."""
+
+
+@dataclass
+class CheckpointConfig:
+    """When a run's whole state is written, and how many such states stay."""
+
+    every: str = "1 epoch"
+    """How often: "500 steps" or "1 epoch"."""
+    keep: int = 2
+    """How many of the newest stay; 0 keeps all."""
+
+
+@dataclass
+class RunConfig:
+    """Where a run's files go."""
+
+    dir: str | None = None
+    """The run directory; none: a new folder under `root`, named by date and what was chosen."""
+    root: str = "runs"
+    """The folder in which new run directories are made."""
+
+
+@dataclass
+class SharedConfig:
+    """What every command takes."""
+
+    seed: int = 0
+    """Everything random follows from it."""
+    data_dir: str = "${oc.env:TRANSFER_DATA,'~/.cache/transfer'}"
+    """Where data sets lie or are fetched to."""
+    data: Any = MISSING
+    tokenizer: Any = None
+    experiment: Any = None
+
+
+@dataclass
+class TrainConfig(SharedConfig):
+    """What `pretrain` and `finetune` take."""
+
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    precision: str = "auto"
+    """auto, fp32, bf16 or fp16."""
+    init_from: str | None = None
+    """A run directory, its `model/` or one of its checkpoints to start from."""
+    resume: str | None = None
+    """A run directory to go on with."""
+    model: Any = None
+    objective: Any = MISSING
+    losses: dict[str, Any] = field(default_factory=dict)
+    optimizer: Any = MISSING
+    schedule: Any = MISSING
+    adaptation: Any = MISSING
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+@dataclass
+class PretrainConfig(TrainConfig):
+    """What `pretrain` takes."""
+
+
+@dataclass
+class FinetuneConfig(TrainConfig):
+    """What `finetune` takes."""
+
+    init: str = "pretrained"
+    """pretrained: the weights of `init_from`; scratch: the same model with fresh weights."""
+
+
+@dataclass
+class EvaluateConfig(SharedConfig):
+    """What `evaluate` takes."""
+
+    data: Any = None
+    run: str = MISSING
+    """The run directory to score."""
+    split: str = "test"
+    """train, validation, test, or all of them."""
+    baseline: str = "none"
+    """none, or unigram: score the training text's token frequencies instead of the model."""
+    batch: int = 32
+    """Sequences that pass through the model at once."""
+    output: str | None = None
+    """A JSON file to write the measures to; none: they are only printed."""
+    device: str = "auto"
+    precision: str = "auto"
+
+
+@dataclass
+class PredictConfig:
+    """What `predict` takes."""
+
+    run: str = MISSING
+    """The fine-tuned run directory that answers."""
+    input: str = "-"
+    """A file of texts; -: standard input."""
+    output: str = "-"
+    """The JSON lines file to write; -: standard output."""
+    format: str = "auto"
+    """auto (by the file's ending), text (one a line), jsonl, csv or tsv."""
+    text: str = "text"
+    """The column or field with the text."""
+    pair: str | None = None
+    """The column or field with the second text, for tasks on pairs."""
+    batch: int = 32
+    """Texts that pass through the model at once."""
+    device: str = "auto"
+    precision: str = "auto"
+
+
+@dataclass
+class PrepareConfig(SharedConfig):
+    """What `prepare` takes."""
+
+    init_from: str | None = None
+    """A run directory whose tokenizer is used instead of a new one."""
+
+
+@dataclass
+class InspectConfig(PrepareConfig):
+    """What `inspect` takes."""
+
+    samples: int = 5
+    """How many examples of each split are shown."""
+    objective: Any = None
+    model: Any = None
+
+
+COMMANDS: dict[str, type] = {
+    "pretrain": PretrainConfig,
+    "finetune": FinetuneConfig,
+    "evaluate": EvaluateConfig,
+    "predict": PredictConfig,
+    "prepare": PrepareConfig,
+    "inspect": InspectConfig,
+}
+
+
+def register() -> None:
+    """Make the classes known to Hydra as `schema/<command>`."""
+    store = ConfigStore.instance()
+    for command, node in COMMANDS.items():
+        store.store(group="schema", name=command, node=node)
