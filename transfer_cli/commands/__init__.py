@@ -1,0 +1,1 @@
+"""One module a command; the only place where the parts are put together."""

@@ -1,0 +1,123 @@
+"""`transfer evaluate`: score a finished run on any split of its own data, or of data that fits it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from transfer_cli.commands import compose
+from transfer_cli.commands.trained import Trained, open_trained
+from transfer_cli.data.corpus import TextBlocks, encode_text
+from transfer_cli.data.tasks import TaskData
+from transfer_cli.data.text import TextData
+from transfer_cli.engine.evaluate import Split
+from transfer_cli.engine.evaluate import evaluate as score
+from transfer_cli.errors import ConfigError, DataError, nearest
+from transfer_cli.model.unigram import unigram_model
+from transfer_cli.runs.directory import write_json
+
+ASKED = (*compose.SPLITS, "all")
+BASELINES = ("none", "unigram")
+
+
+def evaluate(config: DictConfig) -> None:
+    """Print the measures of the splits asked for; write them to `output` if there is one."""
+    for key, value, known in (
+        ("split", config.split, ASKED),
+        ("baseline", config.baseline, BASELINES),
+    ):
+        if value not in known:
+            raise ConfigError(
+                f"{key}: {value!r} is not one of {', '.join(known)}.{nearest(value, known)}"
+            )
+    if config.batch < 1:
+        raise ConfigError(f"batch: must be at least 1, got {config.batch}")
+    precision = compose.machine(config)
+    trained = open_trained(config.run, precision)
+    names = compose.SPLITS if config.split == "all" else (config.split,)
+    source = data_source(config, trained)
+    if isinstance(source, TextData):
+        splits = _text(config, source, trained, names)
+        model = trained.model
+        if config.baseline == "unigram":
+            model = unigram_model(
+                _training_chunks(config, source, trained), trained.start.tokenizer.size
+            )
+            model.to(precision.device)
+    elif config.baseline != "none":
+        raise ConfigError("baseline: unigram scores text, and this run classifies")
+    else:
+        splits = _labelled(config, source, trained, names)
+        model = trained.model
+    measures = {
+        split.name: score(model, trained.objective, split, batch=config.batch, precision=precision)
+        for split in splits
+    }
+    say(measures)
+    if config.output is not None:
+        result = {"run": config.run, "baseline": config.baseline, "measures": measures}
+        write_json(Path(config.output), result)
+
+
+def data_source(config: DictConfig, trained: Trained) -> Any:
+    """Return the data to score on: the one asked for, else the run's own."""
+    kind: Any = TaskData if trained.start.description.labels else TextData
+    own = config.data is None
+    return compose.source(trained.config if own else config, kind)
+
+
+def say(measures: dict[str, dict[str, float]]) -> None:
+    """Print a line for each measure of each split."""
+    for split, found in measures.items():
+        for name, value in found.items():
+            print(f"{split:10s} {name:24s} {value:.6g}")
+
+
+def _text(
+    config: DictConfig, source: TextData, trained: Trained, names: tuple[str, ...]
+) -> list[Split]:
+    shape = trained.start.description.shape
+    length = compose.block_length(source.length, shape.positions)
+    raw = source.splits(compose.data_folder(config.data_dir), trained.config.seed, only=names)
+    _check_there(raw, names, config.split)
+    cache = compose.cache_folder(config.data_dir)
+    tokenizer = trained.start.tokenizer
+    encoded = {name: encode_text(raw[name], tokenizer, cache) for name in names if name in raw}
+    return [
+        Split(name, TextBlocks(part, length, tokenizer.pad), compose.text_facts(part))
+        for name, part in encoded.items()
+    ]
+
+
+def _training_chunks(config: DictConfig, source: TextData, trained: Trained) -> Any:
+    folder = compose.data_folder(config.data_dir)
+    raw = source.splits(folder, trained.config.seed, only=("train",))
+    cache = compose.cache_folder(config.data_dir)
+    tokens = encode_text(raw["train"], trained.start.tokenizer, cache).tokens[1:]
+    return np.array_split(tokens, max(1, len(tokens) // 2**20))
+
+
+def _labelled(
+    config: DictConfig, source: TaskData, trained: Trained, names: tuple[str, ...]
+) -> list[Split]:
+    description = trained.start.description
+    data = source.load(compose.data_folder(config.data_dir), trained.config.seed)
+    _check_there(data.splits, names, config.split)
+    if data.labels != description.labels:
+        raise DataError(
+            f"data: its labels are {', '.join(data.labels)}, and this run knows "
+            f"{', '.join(description.labels)}; choose data with the same labels"
+        )
+    longest = compose.block_length(source.length, description.shape.positions)
+    direction = description.shape.direction
+    return [
+        compose.task_split(name, data.splits[name], trained.start.tokenizer, longest, direction)
+        for name in names
+        if name in data.splits
+    ]
+
+
+def _check_there(found: Any, names: tuple[str, ...], asked: str) -> None:
+    if not any(name in found for name in names):
+        raise DataError(f"split: this data has no {asked} split; it has {', '.join(found)}")

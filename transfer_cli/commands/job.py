@@ -1,0 +1,188 @@
+"""A run at work: the engine, what is attached to it, and what is written when."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from transfer_cli.commands import compose
+from transfer_cli.commands.environment import versions
+from transfer_cli.commands.parts import Parts
+from transfer_cli.commands.summary import say_results, say_start
+from transfer_cli.engine import handlers
+from transfer_cli.engine.evaluate import Split, evaluate
+from transfer_cli.engine.train import Progress, Stream, build_trainer, run_trainer
+from transfer_cli.errors import CheckpointError
+from transfer_cli.lengths import Length
+from transfer_cli.model.weights import load_strictly, read_weights, save_weights
+from transfer_cli.runs import checkpoint
+from transfer_cli.runs.directory import RunDirectory, write_json
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """A run at work: the engine, what is attached to it, and what is written when.
+
+    Args:
+        config: The whole config, for the files of the run alone.
+        command: pretrain or finetune.
+        parts: What `put_together` built.
+        run: Where everything is written.
+    """
+
+    def __init__(self, config: DictConfig, command: str, parts: Parts, run: RunDirectory) -> None:
+        self._config = config
+        self._command = command
+        self._parts = parts
+        self._run = run
+        self._progress = Progress()
+        self._began = time.perf_counter()
+        self._before = 0.0
+
+    def go(self, *, resuming: bool) -> None:
+        """Train, then score the best weights, and leave the run directory complete."""
+        run, progress = self._run, self._progress
+        if resuming:
+            self._take_up()
+        start_step = progress.step
+        recorder = handlers.Recorder(run.metrics, run.tensorboard, start_step)
+        recorder.writer.add_text(
+            "config", f"```yaml\n{compose.as_yaml(self._config)}```", start_step
+        )
+        say_start(self._command, run.path, self._parts, self._config)
+        try:
+            run.set_status("running")
+            self._train(recorder, start_step)
+            self._finish(recorder)
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", 1) == 75
+            run.set_status("stopped" if stopped else "failed", str(error) or type(error).__name__)
+            raise
+        finally:
+            recorder.close()
+
+    def _train(self, recorder: handlers.Recorder, start_step: int) -> None:
+        parts, loop = self._parts, self._config.loop
+        optimizer = parts.step.optimizer
+        trainer = build_trainer(parts.step, self._progress)
+        handlers.attach_records(
+            trainer, recorder, optimizer, lambda: parts.stages.current, every=loop.log_every
+        )
+        what = "tokens" if self._command == "pretrain" else "examples"
+        say = handlers.attach_progress(trainer, optimizer, parts.total_steps, what)
+        if "validation" in parts.data.splits:
+
+            def on_measures(step: int, measures: dict[str, float]) -> None:
+                recorder.write("validation", step, measures)
+                shown = {name: value for name, value in measures.items() if "/" not in name}
+                listed = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+                say(f"step {step} validation  {listed}")
+
+            handlers.attach_validation(
+                trainer,
+                self._progress,
+                lambda: self._score(parts.data.splits["validation"]),
+                every=Length.parse(loop.evaluate_every),
+                monitor=loop.monitor,
+                patience=loop.patience,
+                on_measures=on_measures,
+                on_best=self._keep_best,
+            )
+        handlers.attach_checkpoints(
+            trainer, self._save, Length.parse(self._config.checkpoint.every)
+        )
+        resume = f"transfer {self._command} resume={self._run.path}"
+        with handlers.stop_on_signal(trainer, self._save, resume):
+            run_trainer(
+                trainer,
+                {"main": Stream(parts.data.splits["train"].data, parts.order)},
+                micro_batch=parts.micro_batch,
+                total_steps=parts.total_steps,
+                start_step=start_step,
+            )
+        self._save()
+
+    def _score(self, split: Split) -> dict[str, float]:
+        parts = self._parts
+        return evaluate(
+            parts.model,
+            parts.losses[0].objective,
+            split,
+            batch=parts.micro_batch,
+            precision=parts.precision,
+        )
+
+    def _keep_best(self, step: int) -> None:
+        checkpoint.write(self._run.best, step, self._write_weights, None)
+
+    def _save(self) -> None:
+        self._progress.seconds = self._before + time.perf_counter() - self._began
+        state = {"step": self._parts.step.state_dict(), "progress": self._progress.state_dict()}
+        folder = self._run.checkpoints / checkpoint.name(self._progress.step)
+        checkpoint.write(folder, self._progress.step, self._write_weights, state)
+        checkpoint.prune(self._run.checkpoints, self._config.checkpoint.keep)
+
+    def _write_weights(self, folder: Path) -> None:
+        save_weights(self._parts.model, folder)
+
+    def _take_up(self) -> None:
+        """Go on from the newest checkpoint; from the beginning where there is none."""
+        found = checkpoint.find_all(self._run.checkpoints)
+        if not found:
+            log.info("no checkpoint yet: starting from the beginning")
+            return
+        newest = found[-1]
+        state = checkpoint.read_state(newest)
+        self._progress.load_state_dict(state["progress"])
+        if self._progress.step >= self._parts.total_steps:
+            raise CheckpointError(
+                f"resume: {self._run.path} has taken its {self._progress.step} steps; to go on, give it "
+                f"more, for example loop.steps={2 * self._progress.step}"
+            )
+        load_strictly(self._parts.model, read_weights(newest.path), newest.path)
+        self._parts.step.load_state_dict(state["step"])
+        self._before = self._progress.seconds
+        log.info("going on after step %d", self._progress.step)
+
+    def _finish(self, recorder: handlers.Recorder) -> None:
+        """Score the best weights, once, and write `model/` and `results.json`."""
+        parts, run, progress = self._parts, self._run, self._progress
+        if progress.best is not None:
+            load_strictly(parts.model, read_weights(run.best), run.best)
+        measures = {
+            name: self._score(parts.data.splits[name])
+            for name in ("validation", "test")
+            if name in parts.data.splits
+        }
+        for name, found in measures.items():
+            if name == "test":
+                recorder.write(name, progress.step, found)
+        self._write_weights(run.model)
+        seconds = self._before + time.perf_counter() - self._began
+        trained = sum(p.numel() for p in parts.model.parameters())
+        results: dict[str, Any] = {
+            "command": self._command,
+            "presets": run.read_presets(),
+            "seed": self._config.seed,
+            "measures": measures,
+            "best_step": progress.best_step or progress.step,
+            "parameters": {"total": trained, "trainable": parts.stages.ever_trained()},
+            "seen": {
+                "steps": progress.step,
+                "tokens": progress.tokens,
+                "examples": progress.examples,
+                "skipped_steps": progress.skipped,
+            },
+            "seconds": round(seconds, 3),
+            "per_second": {
+                "tokens": round(progress.tokens / seconds, 1),
+                "examples": round(progress.examples / seconds, 2),
+            },
+            "versions": versions(),
+        }
+        write_json(run.results, results)
+        run.set_status("finished")
+        say_results(self._command, run.path, results)

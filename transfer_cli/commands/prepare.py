@@ -1,0 +1,36 @@
+"""`transfer prepare`: fetch, make the tokenizer, encode. Trains nothing; a later run starts at once."""
+
+from omegaconf import DictConfig
+
+from transfer_cli.commands import compose
+from transfer_cli.config.build import build
+from transfer_cli.data.corpus import cached_tokenizer, encode_text
+from transfer_cli.data.tasks import TaskData
+from transfer_cli.data.text import TextData
+from transfer_cli.data.tokenizer import TokenizerRecipe
+
+
+def prepare(config: DictConfig) -> None:
+    """Do everything that a run on this data would do before its first step, and say what came."""
+    found = build(config.data, "data", object)
+    if isinstance(found, TaskData):
+        data = found.load(compose.data_folder(config.data_dir), config.seed)
+        for name, examples in data.splits.items():
+            print(f"{name:10s} {len(examples):,} examples, {len(data.labels)} labels")
+        return
+    source: TextData = compose.source(config, TextData)
+    raw = source.splits(compose.data_folder(config.data_dir), config.seed)
+    cache = compose.cache_folder(config.data_dir)
+    start = compose.start_of(config)
+    if start is not None:
+        tokenizer = compose.own_tokenizer(config, start)
+    else:
+        recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
+        tokenizer = cached_tokenizer(recipe, raw["train"], cache)
+    print(f"{'tokenizer':10s} {tokenizer.size:,} tokens")
+    for name, split in raw.items():
+        text = encode_text(split, tokenizer, cache)
+        print(
+            f"{name:10s} {text.num_lines:,} lines, {text.num_words:,} words, "
+            f"{len(text.tokens) - 1:,} tokens, {text.num_unknown:,} unknown, {text.path}"
+        )

@@ -1,0 +1,84 @@
+"""`transfer presets`: every config group and option, with one line on each."""
+
+import argparse
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import NoReturn
+
+from transfer_cli.config.describe import PACKAGED, Option, options
+from transfer_cli.errors import ConfigError, nearest
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def presets(words: list[str]) -> None:
+    """Print the options of the groups that `words` name, of all where they name none.
+
+    Raises:
+        ConfigError: There is no such group, flag or folder.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("groups", nargs="*")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--debug", action="store_true")
+    asked = parser.parse_intermixed_args(words)
+    folder = Path(asked.config_dir) if asked.config_dir else None
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--config-dir: there is no folder {folder}")
+    found = _of_groups(options(folder), asked.groups)
+    print(_as_json(found) if asked.json else _as_text(found))
+
+
+def _of_groups(found: list[Option], groups: list[str]) -> list[Option]:
+    """Return the options of `groups` and of the groups below them."""
+    known = dict.fromkeys(option.group for option in found)
+    for group in groups:
+        if group not in known:
+            hint = nearest(group, known) or f" There are {', '.join(known)}"
+            raise ConfigError(f"there is no group {group!r}.{hint}")
+    if not groups:
+        return found
+    return [
+        option
+        for option in found
+        if any(option.group == group or option.group.startswith(f"{group}/") for group in groups)
+    ]
+
+
+def _as_text(found: list[Option]) -> str:
+    width = max((len(option.name) for option in found), default=0)
+    blocks = []
+    for group, members in groupby(found, key=lambda option: option.group):
+        lines = [f"{group}="]
+        for option in members:
+            note = "" if option.origin == PACKAGED else f"  ({_origin(option)})"
+            lines.append(f"  {option.name:<{width}}  {option.line}{note}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _origin(option: Option) -> str:
+    if option.shadowed:
+        return f"{option.file}, not used: a packaged option has this name"
+    return str(option.file)
+
+
+def _as_json(found: list[Option]) -> str:
+    records = [
+        {
+            "group": option.group,
+            "option": option.name,
+            "description": option.line,
+            "target": option.target or None,
+            "origin": option.origin,
+            "file": str(option.file),
+            "used": not option.shadowed,
+        }
+        for option in found
+    ]
+    return json.dumps(records, indent=2, ensure_ascii=False)

@@ -1,0 +1,98 @@
+"""`transfer pretrain` and `transfer finetune`: how a run comes together, on one screen."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.commands import compose
+from transfer_cli.commands.environment import environment
+from transfer_cli.commands.job import Job
+from transfer_cli.commands.parts import Parts, put_together
+from transfer_cli.commands.resume import config_to_resume
+from transfer_cli.errors import ConfigError
+from transfer_cli.lengths import Length
+from transfer_cli.model.weights import ModelDescription, write_description
+from transfer_cli.runs.directory import TOKENIZER, RunDirectory
+
+
+def pretrain(config: DictConfig) -> None:
+    """Train a language model on unlabelled text."""
+    train(config, "pretrain")
+
+
+def finetune(config: DictConfig) -> None:
+    """Adapt a pretrained model to labelled data."""
+    train(config, "finetune")
+
+
+def train(config: DictConfig, command: str) -> None:
+    """Run one training job: config, data, model, objective, engine, run directory."""
+    resumed = None
+    if config.resume is not None:
+        resumed = RunDirectory.open(Path(config.resume).expanduser(), "resume")
+        config = config_to_resume(config, resumed, command)
+    else:
+        _check_folder(config)
+    _check(config)
+    parts = put_together(config, command)
+    run = resumed or _new_directory(config, command, parts)
+    if resumed is None:
+        _describe(run, config, parts)
+        typed, chosen = compose.typed_overrides(), compose.presets()
+        run.start(compose.as_yaml(config), typed, chosen, environment())
+    Job(config, command, parts, run).go(resuming=resumed is not None)
+
+
+def _check(config: DictConfig) -> None:
+    """Refuse plain values that cannot work, before anything is fetched or built."""
+    loop = config.loop
+    at_least_one = {"loop.steps": loop.steps, "loop.batch": loop.batch, "loop.log_every": loop.log_every,
+                    "loop.micro_batch": loop.micro_batch, "loop.patience": loop.patience,
+                    "loop.max_bad_steps": loop.max_bad_steps}  # fmt: skip
+    for key, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise ConfigError(f"{key}: must be at least 1, got {value}")
+    for key, value in {"loop.epochs": loop.epochs, "loop.clip": loop.clip}.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{key}: must be above 0, got {value}")
+    if config.checkpoint.keep < 0:
+        raise ConfigError(f"checkpoint.keep: must be 0 or more, got {config.checkpoint.keep}")
+    for key, text in {
+        "loop.evaluate_every": loop.evaluate_every,
+        "checkpoint.every": config.checkpoint.every,
+    }.items():
+        try:
+            Length.parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+    if config.get("init", "pretrained") not in ("pretrained", "scratch"):
+        raise ConfigError(f"init: must be pretrained or scratch, got {config.init!r}")
+
+
+def _check_folder(config: DictConfig) -> None:
+    if config.run.dir is not None:
+        RunDirectory.check_free(Path(config.run.dir).expanduser())
+
+
+def _new_directory(config: DictConfig, command: str, parts: Parts) -> RunDirectory:
+    if config.run.dir is not None:
+        return RunDirectory.create(Path(config.run.dir).expanduser())
+    chosen = compose.presets()
+    main = chosen.get("objective" if command == "pretrain" else "adaptation", command)
+    name = "-".join([chosen.get("data", "data"), main, chosen.get("model", "")]).strip("-")
+    return RunDirectory.create_new(Path(config.run.root).expanduser() / command, name)
+
+
+def _describe(run: RunDirectory, config: DictConfig, parts: Parts) -> None:
+    """Write what a reader of the weights needs, before there are any: checkpoints need it, too."""
+    run.model.mkdir()
+    node = dict(OmegaConf.to_container(config.objective, resolve=True))  # type: ignore[arg-type]
+    description = ModelDescription(
+        shape=parts.model.backbone.shape,
+        vocabulary=parts.tokenizer.size,
+        objective={str(key): value for key, value in {**node, **parts.pinned}.items()},
+        labels=parts.data.labels,
+        tokenizer_hash=parts.tokenizer.hash,
+    )
+    write_description(description, run.model)
+    parts.tokenizer.save(run.model / TOKENIZER)

@@ -1,0 +1,56 @@
+"""A finished run, ready to be asked: for `evaluate`, `predict` and whoever comes later."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.commands import compose
+from transfer_cli.commands.compose import Pretrained
+from transfer_cli.config.build import build
+from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.step import Loss
+from transfer_cli.errors import CheckpointError
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import load_pretrained, read_weights
+from transfer_cli.objectives.base import Facts, Objective
+from transfer_cli.runs.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's best weights with all that belongs to them."""
+
+    config: DictConfig
+    start: Pretrained
+    objective: Objective
+    model: TransferModel
+
+
+def open_trained(path: str, precision: Precision) -> Trained:
+    """Return the run at `path`, on the device.
+
+    Raises:
+        CheckpointError: There is no run, it has not finished, or its weights lack a part.
+    """
+    run = RunDirectory.open(Path(path).expanduser(), "run")
+    config = OmegaConf.load(run.config)
+    if not isinstance(config, DictConfig):
+        raise CheckpointError(f"run: {run.config} is damaged")
+    if not (run.model / "weights.safetensors").exists():
+        raise CheckpointError(
+            f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
+            f"resume={path}"
+        )
+    start = compose.pretrained(str(run.path), key="run")
+    objective: Objective = build(start.description.objective, "objective", Objective)
+    objective.bind(Facts(start.tokenizer, start.description.labels))
+    model = compose.model(
+        start.description.shape, start.description.vocabulary, [Loss("main", objective)], seed=0
+    )
+    report = load_pretrained(model, read_weights(start.weights), start.weights)
+    if report.new:
+        raise CheckpointError(f"run: {start.weights} lacks {', '.join(report.new)}")
+    model.to(precision.device)
+    model.eval()
+    return Trained(config, start, objective, model)

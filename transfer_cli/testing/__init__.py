@@ -1,0 +1,1 @@
+"""Contracts that a user's own objective, plan or task can be tested with."""
