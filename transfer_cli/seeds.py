@@ -1,8 +1,8 @@
 """Randomness as a pure function of what it is for.
 
-Nothing in a run draws from a stream that remembers what was drawn before. Order, masking and dropout
-come from `(run seed, purpose, step, ...)`, which is why a resumed run needs no random state and why
-an extra evaluation cannot change what training does next.
+Nothing in a run draws from a stream that remembers what was drawn before. Order, masking and
+dropout come from `(run seed, purpose, step, ...)`, which is why a resumed run needs no random state
+and why an extra evaluation cannot change what training does next.
 
 Legend: B examples, T positions.
 """
@@ -16,7 +16,8 @@ from torch import Tensor
 def derive(seed: int, *parts: str | int) -> int:
     """Return a seed in [0, 2**63) for the purpose that `parts` name.
 
-    The same arguments give the same seed on every machine; any other arguments give an unrelated one.
+    The same arguments give the same seed on every machine; any other arguments give an unrelated
+    one.
     """
     text = "/".join([str(seed), *map(str, parts)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -74,5 +74,6 @@ class Adaptation:
                 and not ever & set(group.parameters)
             ):
                 raise ConfigError(
-                    f"adaptation.plan: {group.name} is new and never trains; add '{group.name}' to a stage"
+                    f"adaptation.plan: {group.name} is new and never trains; "
+                    f"add '{group.name}' to a stage"
                 )

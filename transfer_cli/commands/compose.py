@@ -17,7 +17,7 @@ from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.encoded_task import EncodedTask
-from transfer_cli.data.tasks import LabelledData, TaskData
+from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
 from transfer_cli.engine.evaluate import Dataset, Split
@@ -82,8 +82,8 @@ def data_folder(data_dir: str) -> Path:
 def cache_folder(data_dir: str) -> Path:
     """Return where tokenizers and encoded text are kept.
 
-    That is `TRANSFER_CACHE`, else `cache/` in `data_dir`, else (where that cannot be written, as on a
-    shared read-only disk) a folder in the home.
+    That is `TRANSFER_CACHE`, else `cache/` in `data_dir`, else (where that cannot be written, as on
+    a shared read-only disk) a folder in the home.
     """
     if named := os.environ.get("TRANSFER_CACHE"):
         return Path(named).expanduser()
@@ -206,7 +206,9 @@ def task(
     longest = block_length(length, shape.positions)
     return Prepared(
         {
-            name: task_split(name, data.splits[name], tokenizer, longest, shape.direction)
+            name: task_split(
+                name, data.splits[name], tokenizer, longest, causal=shape.direction == "causal"
+            )
             for name in SPLITS
             if name in data.splits
         },
@@ -216,10 +218,10 @@ def task(
 
 
 def task_split(
-    name: str, examples: Sequence[Any], tokenizer: Tokenizer, longest: int, direction: str
+    name: str, examples: Sequence[Example], tokenizer: Tokenizer, longest: int, *, causal: bool
 ) -> Split:
     """Return one labelled split, to be gone through from short to long: least padding."""
-    encoded = EncodedTask(examples, tokenizer, longest, direction)
+    encoded = EncodedTask(examples, tokenizer, longest, "causal" if causal else "bidirectional")
     return Split(name, encoded, order=np.argsort(encoded.lengths, kind="stable"))
 
 

@@ -6,8 +6,8 @@ from importlib import metadata
 from typing import Any
 
 PACKAGES = (
-    "transfer-cli", "torch", "pytorch-ignite", "hydra-core", "omegaconf", "tokenizers", "safetensors",
-    "numpy", "tensorboard",
+    "transfer-cli", "torch", "pytorch-ignite", "hydra-core", "omegaconf", "tokenizers",
+    "safetensors", "numpy", "tensorboard",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`transfer evaluate`: score a finished run on any split of its own data, or of data that fits it."""
+"""`transfer evaluate`: score a finished run on any split of its data, or of data that fits it."""
 
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,15 @@ def evaluate(config: DictConfig) -> None:
     else:
         splits = _labelled(config, source, trained, names)
         model = trained.model
-    measures = {
+    scores = {
         split.name: score(model, trained.objective, split, batch=config.batch, precision=precision)
         for split in splits
     }
+    measures = {name: found.measures for name, found in scores.items()}
     say(measures)
+    for name, found in scores.items():
+        for table in found.tables.values():
+            say_confusion(name, trained.start.description.labels, table)
     if config.output is not None:
         result = {"run": config.run, "baseline": config.baseline, "measures": measures}
         write_json(Path(config.output), result)
@@ -72,6 +76,15 @@ def say(measures: dict[str, dict[str, float]]) -> None:
     for split, found in measures.items():
         for name, value in found.items():
             print(f"{split:10s} {name:24s} {value:.6g}")
+
+
+def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -> None:
+    """Print a confusion table: a row for each label given, a column for each one predicted."""
+    wide = max(6, *(len(label) for label in labels)) + 1
+    print(f"{split} confusion, rows are labels, columns predictions")
+    print(" " * wide + "".join(f"{label:>{wide}}" for label in labels))
+    for label, row in zip(labels, table, strict=True):
+        print(f"{label:<{wide}}" + "".join(f"{count:>{wide}}" for count in row))
 
 
 def _text(
@@ -110,9 +123,9 @@ def _labelled(
             f"{', '.join(description.labels)}; choose data with the same labels"
         )
     longest = compose.block_length(source.length, description.shape.positions)
-    direction = description.shape.direction
+    causal = description.shape.direction == "causal"
     return [
-        compose.task_split(name, data.splits[name], trained.start.tokenizer, longest, direction)
+        compose.task_split(name, data.splits[name], trained.start.tokenizer, longest, causal=causal)
         for name in names
         if name in data.splits
     ]

@@ -12,6 +12,7 @@ from transfer_cli.commands import compose
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
+from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import BackboneShape
@@ -81,15 +82,15 @@ def _text(config: DictConfig, shape: BackboneShape, start: compose.Pretrained | 
             continue
         text = blocks.text
         print(
-            f"{name}: {text.num_lines:,} lines, {text.num_words:,} words, {text.num_bytes:,} bytes, "
-            f"{blocks.num_targets:,} tokens, {len(blocks):,} blocks"
+            f"{name}: {text.num_lines:,} lines, {text.num_words:,} words, "
+            f"{text.num_bytes:,} bytes, {blocks.num_targets:,} tokens, {len(blocks):,} blocks"
         )
         print(f"  tokens a word  {blocks.num_targets / max(1, text.num_words):.3f}")
         _unknown(text.num_unknown, blocks.num_targets)
         for number in range(min(config.samples, len(blocks))):
             batch = blocks.batch(np.array([number]))
             _block(objective.prepare(batch, ExampleNoise(config.seed, "inspect")), batch, tokenizer)
-    source = compose.source(config, compose.TextData)
+    source = compose.source(config, TextData)
     raw = source.splits(compose.data_folder(config.data_dir), config.seed)
     lines = {
         name: set(_long_lines(split.lines())) for name, split in raw.items() if name != "train"
@@ -113,8 +114,8 @@ def _block(prepared: Batch, batch: Batch, tokenizer: Tokenizer) -> None:
 def _lengths(lengths: np.ndarray) -> None:
     shares = np.percentile(lengths, [50, 90, 99, 100]).astype(int)
     print(
-        f"  tokens   {lengths.mean():.1f} on average, half up to {shares[0]}, 90 % up to {shares[1]}, "
-        f"99 % up to {shares[2]}, longest {shares[3]}"
+        f"  tokens   {lengths.mean():.1f} on average, half up to {shares[0]}, "
+        f"90 % up to {shares[1]}, 99 % up to {shares[2]}, longest {shares[3]}"
     )
 
 

@@ -12,7 +12,7 @@ from transfer_cli.commands.environment import versions
 from transfer_cli.commands.parts import Parts
 from transfer_cli.commands.summary import say_results, say_start
 from transfer_cli.engine import handlers
-from transfer_cli.engine.evaluate import Split, evaluate
+from transfer_cli.engine.evaluate import Scores, Split, evaluate, samples
 from transfer_cli.engine.train import Progress, Stream, build_trainer, run_trainer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.lengths import Length
@@ -21,6 +21,9 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import RunDirectory, write_json
 
 log = logging.getLogger(__name__)
+
+SAMPLES = 8
+"""Predictions that TensorBoard shows at each validation."""
 
 
 class Job:
@@ -77,6 +80,7 @@ class Job:
 
             def on_measures(step: int, measures: dict[str, float]) -> None:
                 recorder.write("validation", step, measures)
+                recorder.writer.add_text("validation/samples", self._samples(), step)
                 shown = {name: value for name, value in measures.items() if "/" not in name}
                 listed = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
                 say(f"step {step} validation  {listed}")
@@ -84,7 +88,7 @@ class Job:
             handlers.attach_validation(
                 trainer,
                 self._progress,
-                lambda: self._score(parts.data.splits["validation"]),
+                lambda: self._score(parts.data.splits["validation"]).measures,
                 every=Length.parse(loop.evaluate_every),
                 monitor=loop.monitor,
                 patience=loop.patience,
@@ -105,7 +109,7 @@ class Job:
             )
         self._save()
 
-    def _score(self, split: Split) -> dict[str, float]:
+    def _score(self, split: Split) -> Scores:
         parts = self._parts
         return evaluate(
             parts.model,
@@ -114,6 +118,26 @@ class Job:
             batch=parts.micro_batch,
             precision=parts.precision,
         )
+
+    def _samples(self) -> str:
+        """Return a few predictions on the validation split as a table."""
+        parts = self._parts
+        shown = samples(
+            parts.model,
+            parts.losses[0].objective,
+            parts.data.splits["validation"],
+            count=SAMPLES,
+            precision=parts.precision,
+        )
+
+        def cell(content: list[int] | str) -> str:
+            text = (
+                content if isinstance(content, str) else " ".join(parts.tokenizer.pieces(content))
+            )
+            return text.replace("|", "\\|")
+
+        rows = [f"| {cell(s.tokens)} | {cell(s.wanted)} | {cell(s.said)} |" for s in shown]
+        return "\n".join(["| input | wanted | predicted |", "|---|---|---|", *rows])
 
     def _keep_best(self, step: int) -> None:
         checkpoint.write(self._run.best, step, self._write_weights, None)
@@ -139,8 +163,8 @@ class Job:
         self._progress.load_state_dict(state["progress"])
         if self._progress.step >= self._parts.total_steps:
             raise CheckpointError(
-                f"resume: {self._run.path} has taken its {self._progress.step} steps; to go on, give it "
-                f"more, for example loop.steps={2 * self._progress.step}"
+                f"resume: {self._run.path} has taken its {self._progress.step} steps; "
+                f"to go on, give it more, for example loop.steps={2 * self._progress.step}"
             )
         load_strictly(self._parts.model, read_weights(newest.path), newest.path)
         self._parts.step.load_state_dict(state["step"])
@@ -152,11 +176,12 @@ class Job:
         parts, run, progress = self._parts, self._run, self._progress
         if progress.best is not None:
             load_strictly(parts.model, read_weights(run.best), run.best)
-        measures = {
+        scores = {
             name: self._score(parts.data.splits[name])
             for name in ("validation", "test")
             if name in parts.data.splits
         }
+        measures = {name: found.measures for name, found in scores.items()}
         for name, found in measures.items():
             if name == "test":
                 recorder.write(name, progress.step, found)
@@ -168,6 +193,8 @@ class Job:
             "presets": run.read_presets(),
             "seed": self._config.seed,
             "measures": measures,
+            "tables": {name: found.tables for name, found in scores.items() if found.tables},
+            "labels": list(parts.data.labels),
             "best_step": progress.best_step or progress.step,
             "parameters": {"total": trained, "trainable": parts.stages.ever_trained()},
             "seen": {

@@ -81,8 +81,8 @@ def put_together(config: DictConfig, command: str) -> Parts:
     )
     micro_batch = min(config.loop.micro_batch or config.loop.batch, config.loop.batch)
     return Parts(
-        data, tokenizer, model, losses, pinned, groups, stages, step, order, total_steps, micro_batch,
-        precision,
+        data, tokenizer, model, losses, pinned, groups, stages, step, order, total_steps,
+        micro_batch, precision,
     )  # fmt: skip
 
 
@@ -96,10 +96,12 @@ def _shape(config: DictConfig, start: Pretrained | None, command: str) -> Backbo
             "init_from: needs a pretrained run directory, for example init_from=runs/pretrain/...; "
             "to train a fresh model instead, give init=scratch, model= and tokenizer="
         )
-    for key in ("model", "tokenizer"):
+    for key, example in (("model", "tiny"), ("tokenizer", "wordpiece")):
         if config[key] is None:
-            raise ConfigError(f"{key}: a fresh model (init=scratch) needs one, for example {key}="
-                              f"{'tiny' if key == 'model' else 'wordpiece'}, or init_from=RUN")  # fmt: skip
+            raise ConfigError(
+                f"{key}: a fresh model (init=scratch) needs one, for example {key}={example}; "
+                "or give init_from=RUN"
+            )
     return build(config.model, "model", BackboneShape)
 
 

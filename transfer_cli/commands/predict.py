@@ -1,4 +1,4 @@
-"""`transfer predict`: label texts from a file or a pipe; JSON lines out, in input order, as they come."""
+"""`transfer predict`: label texts from a file or a pipe; JSON lines out, in input order."""
 
 import contextlib
 import itertools
@@ -38,7 +38,7 @@ def predict(config: DictConfig) -> None:
                 portion,
                 trained.start.tokenizer,
                 description.shape.positions,
-                description.shape.direction,
+                "causal" if description.shape.direction == "causal" else "bidirectional",
             )
             for batch in logits(
                 trained.model, trained.objective, data, batch=config.batch, precision=precision

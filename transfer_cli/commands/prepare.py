@@ -1,4 +1,4 @@
-"""`transfer prepare`: fetch, make the tokenizer, encode. Trains nothing; a later run starts at once."""
+"""`transfer prepare`: fetch, make the tokenizer, encode; trains nothing."""
 
 from omegaconf import DictConfig
 

@@ -15,8 +15,8 @@ from transfer_cli.runs.directory import RunDirectory
 
 EXTENDS = (
     "loop.steps", "loop.epochs", "loop.evaluate_every", "loop.log_every", "loop.micro_batch",
-    "loop.patience", "loop.max_bad_steps", "checkpoint.every", "checkpoint.keep", "device", "precision",
-    "data_dir",
+    "loop.patience", "loop.max_bad_steps", "checkpoint.every", "checkpoint.keep", "device",
+    "precision", "data_dir",
 )  # fmt: skip
 """Keys that a resumed run may change: they make it longer or watch it otherwise."""
 
@@ -28,6 +28,11 @@ def config_to_resume(config: DictConfig, run: RunDirectory, command: str) -> Dic
         CheckpointError: The run is of another command.
         ConfigError: An override contradicts the run; the message names it.
     """
+    if run.read_command() != command:
+        raise CheckpointError(
+            f"resume: {run.path} is a run of {run.read_command()}: "
+            f"type transfer {run.read_command()} resume={run.path}"
+        )
     stored = _read(run, command)
     overrides = OverridesParser.create().parse_overrides(compose.typed_overrides())
     for override in overrides:
@@ -60,7 +65,8 @@ def _apply(stored: DictConfig, override: Override, key: str, presets: Mapping[st
     own: Any = OmegaConf.select(stored, key)
     if own != value:
         raise ConfigError(
-            f"resume: {key}={value} contradicts the run's {key}={own}; leave it out, or start a new run"
+            f"resume: {key}={value} contradicts the run's {key}={own}; leave it out, "
+            "or start a new run"
         )
 
 

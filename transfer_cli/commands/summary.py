@@ -23,7 +23,8 @@ def say_start(command: str, run: Path, parts: Parts, config: DictConfig) -> None
     cut = f" = {micro} x {parts.micro_batch}" if micro > 1 else ""
     rows = {
         "run": str(run),
-        "model": f"{total:,} parameters, {shape.depth} blocks of width {shape.width}, {shape.direction}",
+        "model": f"{total:,} parameters, {shape.depth} blocks of width {shape.width}, "
+        f"{shape.direction}",
         "data": f"{sizes} ({unit})"
         + (f", {len(parts.data.labels)} labels" if parts.data.labels else ""),
         "steps": f"{parts.total_steps:,} of {config.loop.batch} sequences{cut}, "

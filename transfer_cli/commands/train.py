@@ -39,22 +39,19 @@ def train(config: DictConfig, command: str) -> None:
     if resumed is None:
         _describe(run, config, parts)
         typed, chosen = compose.typed_overrides(), compose.presets()
-        run.start(compose.as_yaml(config), typed, chosen, environment())
+        run.start(command, compose.as_yaml(config), typed, chosen, environment())
     Job(config, command, parts, run).go(resuming=resumed is not None)
 
 
 def _check(config: DictConfig) -> None:
     """Refuse plain values that cannot work, before anything is fetched or built."""
     loop = config.loop
-    at_least_one = {"loop.steps": loop.steps, "loop.batch": loop.batch, "loop.log_every": loop.log_every,
-                    "loop.micro_batch": loop.micro_batch, "loop.patience": loop.patience,
-                    "loop.max_bad_steps": loop.max_bad_steps}  # fmt: skip
-    for key, value in at_least_one.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{key}: must be at least 1, got {value}")
-    for key, value in {"loop.epochs": loop.epochs, "loop.clip": loop.clip}.items():
-        if value is not None and not value > 0:
-            raise ConfigError(f"{key}: must be above 0, got {value}")
+    for name in ("steps", "batch", "micro_batch", "log_every", "patience", "max_bad_steps"):
+        if loop[name] is not None and loop[name] < 1:
+            raise ConfigError(f"loop.{name}: must be at least 1, got {loop[name]}")
+    for name in ("epochs", "clip"):
+        if loop[name] is not None and not loop[name] > 0:
+            raise ConfigError(f"loop.{name}: must be above 0, got {loop[name]}")
     if config.checkpoint.keep < 0:
         raise ConfigError(f"checkpoint.keep: must be 0 or more, got {config.checkpoint.keep}")
     for key, text in {

@@ -1,14 +1,14 @@
-"""A made-up encyclopedia and questions about it: data that needs no network and that pretraining decides.
+"""A made-up encyclopedia and questions about it: needs no network, and pretraining decides.
 
 The world has six kinds of things and some names for each. A name says nothing about its kind: all
-names are built from one list of syllables and dealt out at random. The encyclopedia is where the kind
-shows: an article keeps to one kind, so a city's name keeps company with other cities' names and with
-mayors, streets and harbours.
+names are built from one list of syllables and dealt out at random. The encyclopedia is where the
+kind shows: an article keeps to one kind, so a city's name keeps company with other cities' names
+and with mayors, streets and harbours.
 
-A question's label is the kind of the one name in it. The wording gives nothing away, as every kind is
-asked about with the same wordings equally often, and no name is asked about in two splits. Whoever has
-not read the encyclopedia can only guess (one in six); whoever has read it needs the few training
-questions only to learn what the six labels are called.
+A question's label is the kind of the one name in it. The wording gives nothing away, as every kind
+is asked about with the same wordings equally often, and no name is asked about in two splits.
+Whoever has not read the encyclopedia can only guess (one in six); whoever has read it needs the few
+training questions only to learn what the six labels are called.
 """
 
 import random
@@ -32,8 +32,8 @@ ROUNDS = {"train": 16, "validation": 1, "test": 1}
 class _Kind:
     """What the encyclopedia says about one kind of thing.
 
-    In a sentence, `{it}` is a name that the article is about, `{other}` is another name of the kind,
-    and any other `{slot}` is a word or phrase of that slot, a new one at each place.
+    In a sentence, `{it}` is a name that the article is about, `{other}` is another name of the
+    kind, and any other `{slot}` is a word or phrase of that slot, a new one at each place.
     """
 
     label: str
@@ -45,8 +45,8 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(","))
 
 
-# Words with a kind's own meaning stay with that kind. Adjectives begin with a consonant, so that "a"
-# is right in front of them.
+# Words with a kind's own meaning stay with that kind. Adjectives begin with a consonant, so that
+# "a" is right in front of them.
 _KINDS = (
     _Kind(
         "animal",
@@ -211,8 +211,11 @@ _SYLLABLES = _words(
 )
 
 
+_SHORTEST_NAME = 5
+
+
 class _Draw:
-    """Random choices from `random.random()` alone, the one method Python promises never to change."""
+    """Random choices from `random.random()` alone, which Python promises never to change."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -267,12 +270,11 @@ def _names(seed: int) -> list[list[str]]:
     """Return each kind's names, dealt out from one list of names that are all made alike."""
     draw = _Draw(derive(seed, "names"))
     each = sum(NAMES_ASKED.values())
-    known = {word for kind in _KINDS for slot in kind.slots.values() for word in slot}
     names: dict[str, None] = {}
     while len(names) < each * len(_KINDS):
         syllables = draw.shuffled(_SYLLABLES)
         name = "".join(syllables[: 2 + draw.number(2)])
-        if len(name) >= 5 and name not in known:
+        if len(name) >= _SHORTEST_NAME:
             names[name.capitalize()] = None
     dealt = list(names)
     return [dealt[start : start + each] for start in range(0, len(dealt), each)]
@@ -288,7 +290,7 @@ def _articles(names: list[list[str]], rounds: int, draw: _Draw) -> Iterator[str]
 
 
 def _article(name: str, group: list[str], kind: _Kind, draw: _Draw) -> Iterator[str]:
-    others = [other for other in draw.shuffled(group) if other != name]
+    others = [other for other in group if other != name]
     title = _fill(draw.one(_TITLES), name, others, kind, draw)
     yield f"= {title} ="
     yield ""
@@ -296,19 +298,18 @@ def _article(name: str, group: list[str], kind: _Kind, draw: _Draw) -> Iterator[
         sentences = draw.shuffled(kind.sentences)[: 2 + draw.number(2)]
         if draw.number(2):
             sentences.insert(0, draw.one(_COMMON_SENTENCES))
-        yield " ".join(
-            _fill(sentence, name, draw.shuffled(others), kind, draw) for sentence in sentences
-        )
+        yield " ".join(_fill(sentence, name, others, kind, draw) for sentence in sentences)
         yield ""
 
 
 def _fill(sentence: str, name: str, others: list[str], kind: _Kind, draw: _Draw) -> str:
     """Put names and words into a sentence, none of them twice, and begin it with a capital."""
-    left = {slot: draw.shuffled(choices) for slot, choices in kind.slots.items()}
-    left["other"] = list(others)
+    left = {slot: list(choices) for slot, choices in kind.slots.items()}
+    left |= {"it": [name], "other": list(others)}
 
     def word(match: re.Match[str]) -> str:
-        return name if match[1] == "it" else left[match[1]].pop()
+        choices = left[match[1]]
+        return choices.pop(draw.number(len(choices)))
 
     text = re.sub(r"\{(\w+)\}", word, sentence)
     return text[0].upper() + text[1:]

@@ -1,7 +1,7 @@
 """Which examples are in which step: a pure function of (seed, step), whoever asks and whenever.
 
-An epoch is a permutation seeded by its number; a step is a slice of it. A loader that can start at any
-step needs no memory, which is what makes a resume exact.
+An epoch is a permutation seeded by its number; a step is a slice of it. A loader that can start at
+any step needs no memory, which is what makes a resume exact.
 """
 
 from functools import lru_cache

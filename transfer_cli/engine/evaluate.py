@@ -21,7 +21,7 @@ from transfer_cli.data.steps import in_portions
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import on_device
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, TextFacts
+from transfer_cli.objectives.base import Encoding, Objective, Sample, TextFacts
 from transfer_cli.seeds import ExampleNoise
 
 NO_TEXT = TextFacts()
@@ -54,6 +54,19 @@ class Split:
     data: Dataset
     text: TextFacts = NO_TEXT
     order: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What an evaluation found.
+
+    Args:
+        measures: Numbers by name.
+        tables: Counts by name, such as a confusion table.
+    """
+
+    measures: dict[str, float]
+    tables: dict[str, list[list[int]]]
 
 
 class Sums(Metric):
@@ -89,12 +102,11 @@ def evaluate(
     *,
     batch: int,
     precision: Precision,
-) -> dict[str, float]:
-    """Return the objective's measures of a split; the model is left in evaluation mode."""
+) -> Scores:
+    """Return what the objective measures on a split; the model is left in evaluation mode."""
 
     def score(engine: Engine, indices: np.ndarray) -> tuple[dict[str, Tensor], dict[str, int]]:
-        noise = ExampleNoise(EVALUATION_SEED, "evaluate")
-        prepared = objective.prepare(split.data.batch(indices), noise)
+        prepared = objective.prepare(split.data.batch(indices), evaluation_noise())
         view = on_device({"": prepared}, precision.device)[""]
         with torch.inference_mode(), precision.context():
             tallies = objective.tallies(model, view, Encoding(model, view))
@@ -105,7 +117,24 @@ def evaluate(
     model.eval()
     engine.run(portions(split, batch))
     totals, counts = engine.state.metrics["sums"]
-    return objective.measures(totals, counts, split.text)
+    return Scores(objective.measures(totals, counts, split.text), objective.tables(totals))
+
+
+def evaluation_noise() -> ExampleNoise:
+    """Return the randomness of every evaluation, the same for any run."""
+    return ExampleNoise(EVALUATION_SEED, "evaluate")
+
+
+def samples(
+    model: TransferModel, objective: Objective, split: Split, *, count: int, precision: Precision
+) -> list[Sample]:
+    """Return predictions for the first few examples of a split."""
+    first = np.arange(min(count, len(split.data)))
+    prepared = objective.prepare(split.data.batch(first), evaluation_noise())
+    view = on_device({"": prepared}, precision.device)[""]
+    model.eval()
+    with torch.inference_mode(), precision.context():
+        return objective.samples(model, view, Encoding(model, view))
 
 
 def portions(split: Split, batch: int) -> Sequence[np.ndarray]:

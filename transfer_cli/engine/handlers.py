@@ -70,8 +70,11 @@ def attach_records(
     def count(engine: Engine) -> None:
         clock["tokens"] += report_of(engine).tokens
 
-    @trainer.on(Events.ITERATION_COMPLETED(every=every) | Events.ITERATION_COMPLETED(once=1))
+    @trainer.on(Events.ITERATION_COMPLETED)
     def record(engine: Engine) -> None:
+        step = engine.state.iteration
+        if step != 1 and step % every:
+            return
         report = report_of(engine)
         now = time.perf_counter()
         values = {"loss": float(report.total)}
@@ -81,14 +84,14 @@ def attach_records(
         values["tokens_per_second"] = clock["tokens"] / max(1e-9, now - clock["time"])
         values["stage"] = float((stage() or 0) + 1)
         values |= {f"rate/{group['layer']}": group["lr"] for group in optimizer.param_groups}
-        recorder.write("train", engine.state.iteration, values)
+        recorder.write("train", step, values)
         clock.update(time=now, tokens=0)
 
 
 def attach_progress(
     trainer: Engine, optimizer: Optimizer, total_steps: int, what: str
 ) -> Callable[[str], None]:
-    """Show a bar on a terminal, else a line every ten seconds; return how to say something beside it."""
+    """Show a bar on a terminal, else a line every ten seconds; return how to speak beside it."""
     start = {"time": time.perf_counter(), "said": time.perf_counter(), "tokens": 0, "step": 0}
     bar = tqdm(total=total_steps, unit="step", disable=None, file=sys.stderr, leave=False)
     quiet = bool(bar.disable)

@@ -21,7 +21,8 @@ class Precision:
     def choose(cls, name: str, device: torch.device) -> "Precision":
         """Read `auto`, `fp32`, `bf16` or `fp16`.
 
-        auto is bf16 on a GPU that computes in it, else fp32: a CPU without bf16 units is slower with it.
+        auto is bf16 on a GPU that computes in it, else fp32: a CPU without bf16 units is slower
+        with it.
 
         Raises:
             ConfigError: Another name, or fp16 on a CPU.

@@ -37,7 +37,8 @@ class Stages:
         and weight decay would still move it.
         """
         number = self.at(step)
-        if number != self.current:
+        entered = number != self.current
+        if entered:
             self.current = number
             trains = self._spans[number].trains
             for name, parameter in self._model.named_parameters():
@@ -45,7 +46,8 @@ class Stages:
                 if name not in trains:
                     parameter.grad = None
             self._report(number)
-        if not self._model.training:
+        # An evaluation switches all of the model; a new stage, what is frozen in it.
+        if entered or not self._model.training:
             self.training_mode()
 
     def training_mode(self) -> None:

@@ -146,7 +146,10 @@ class TrainStep:
         means = {term: total / counts[term] for term, total in sums.items() if counts[term]}
         return StepReport(
             losses=means,
-            total=torch.stack([self._weights[t] * mean for t, mean in means.items()]).sum(),
+            total=sum(
+                (self._weights[term] * mean for term, mean in means.items()),
+                start=torch.zeros((), device=self._precision.device),
+            ),
             gradient_norm=norm,
             skipped=skipped,
             tokens=sum(int(batch["mask"].sum()) for m in micro_batches for batch in m.values()),
@@ -202,12 +205,16 @@ class TrainStep:
     def _update(self, step: int) -> tuple[Tensor, bool]:
         """Clip once, on the complete gradient, and step; skip a gradient that is not finite."""
         self._scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._clip or float("inf"))
+        moving = [p for p in self.model.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in moving if p.grad is not None])
         finite = bool(torch.isfinite(norm))
-        if finite:
-            self.bad_steps = 0
-        else:
+        if not finite:
+            # Not clipped: a norm that is no number would spread to the groups that are fine.
             self._bad(step)
+        else:
+            self.bad_steps = 0
+            if self._clip is not None:
+                nn.utils.clip_grads_with_norm_(moving, self._clip, norm)
         if finite or self._scaler.is_enabled():
             # An fp16 scaler steps over infinities by itself, and lowers its scale.
             self._scaler.step(self.optimizer)
@@ -228,8 +235,9 @@ class TrainStep:
             if any(n in gradients and not gradients[n].isfinite().all() for n in group.parameters)
         ]
         raise DivergedError(
-            f"step {step + 1}: the gradient is not finite for the {self.bad_steps}th step in a row, "
-            f"in {', '.join(broken)}; try a lower optimizer.lr, a longer schedule.warmup or precision=fp32"
+            f"step {step + 1}: the gradient is not finite, {self.bad_steps} step(s) in a row, in "
+            f"{', '.join(broken) or 'its norm'}; try a lower optimizer.lr, "
+            "a longer schedule.warmup or precision=fp32"
         )
 
 

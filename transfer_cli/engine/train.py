@@ -1,7 +1,7 @@
 """The Ignite engine around the step, and what is attached to it.
 
-One Ignite iteration is one optimizer step, so the iteration number is the only clock: rates, stages,
-evaluation, checkpoints and records all read it.
+One Ignite iteration is one optimizer step, so the iteration number is the only clock: rates,
+stages, evaluation, checkpoints and records all read it.
 """
 
 import logging

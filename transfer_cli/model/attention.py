@@ -65,7 +65,7 @@ class SelfAttention(nn.Module):
 
 
 def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor | None:
-    """Return which keys each query may see, `[B, 1, T, T]` bool; None where no batch mask is needed.
+    """Return which keys each query may see, `[B, 1, T, T]` bool; None where no mask is needed.
 
     A position always sees itself: a padded row that saw no key at all would be NaN, and NaN times a
     zero mask is still NaN in the backward pass.

@@ -78,7 +78,8 @@ class BackboneShape:
         ):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(kind))}; got {getattr(self, name)!r}"
+                    f"{name} must be one of {', '.join(get_args(kind))}; "
+                    f"got {getattr(self, name)!r}"
                 )
 
     @property
@@ -132,8 +133,8 @@ class Backbone(nn.Module):
     def initialise(self) -> None:
         """Draw weights from N(0, 0.02^2); norms stay the identity, biases 0.
 
-        With `pre`, the two products that write into the residual stream of a block start smaller, by
-        1/sqrt(2 L), so that the stream's size does not grow with depth (Radford et al. 2019).
+        With `pre`, the two products that write into the residual stream of a block start smaller,
+        by 1/sqrt(2 L), so that the stream's size does not grow with depth (Radford et al. 2019).
         """
         self.apply(initialise_plain)
         if self.shape.residual != "pre":

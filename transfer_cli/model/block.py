@@ -8,8 +8,8 @@ Legend: B batch, T positions, D width.
 | `post` | `LN(z + Drop(F(z)))` | BERT, the original Transformer |
 | `tutorial` | `z = LN(z); z + Drop(F(z))` | the model of the NAACL 2019 tutorial |
 
-`tutorial` is `post` with its norms shifted by one place: its first norm acts as the embedding norm of
-`post`, and the norm after its last sub-layer is missing.
+`tutorial` is `post` with its norms shifted by one place: its first norm acts as the embedding norm
+of `post`, and the norm after its last sub-layer is missing.
 """
 
 from collections.abc import Callable

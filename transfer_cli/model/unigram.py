@@ -2,9 +2,9 @@
 
 Legend: B batch, T positions, V vocabulary.
 
-It says the same at every position: how often each token occurs in the training text, plus one. Since
-it is scored by the same evaluator on the same tokens, a language model that does not beat it clearly
-has learnt nothing.
+It says the same at every position: how often each token occurs in the training text, plus one.
+Since it is scored by the same evaluator on the same tokens, a language model that does not beat it
+clearly has learnt nothing.
 """
 
 from collections.abc import Iterable

@@ -97,7 +97,8 @@ def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], source: Path)
     wrong += sorted(n for n in own.keys() & tensors.keys() if own[n].shape != tensors[n].shape)
     if wrong:
         raise CheckpointError(
-            f"{source} does not fit this model: {_some(wrong)} missing, left over or of another shape"
+            f"{source} does not fit this model: {_some(wrong)} missing, left over "
+            "or of another shape"
         )
     model.load_state_dict(dict(tensors))
 
@@ -120,7 +121,8 @@ def load_pretrained(
             "shape; leave model= out to take the pretrained model's own"
         )
     # A head is taken whole or not at all: half of an old classifier under a new one means nothing.
-    broken = {_head(n) for n in own if n.startswith("heads.") and n not in fits}
+    named = own.keys() | tensors.keys()
+    broken = {_head(n) for n in named if n.startswith("heads.") and n not in fits}
     loaded = {n for n in fits if _head(n) not in broken}
     with torch.no_grad():
         for name in sorted(loaded):

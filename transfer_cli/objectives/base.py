@@ -2,8 +2,9 @@
 
 Legend: B batch, T positions, D width.
 
-An objective returns sums and counts, never means. The step divides once, by the count over the whole
-batch, so that a result cannot depend on how a batch was cut into micro-batches or over processes.
+An objective returns sums and counts, never means. The step divides once, by the count over the
+whole batch, so that a result cannot depend on how a batch was cut into micro-batches or over
+processes.
 """
 
 from abc import ABC, abstractmethod
@@ -66,6 +67,21 @@ class TextFacts:
 
     words: int = 0
     size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prediction to look at. What is a list holds tokens, what is text is a label.
+
+    Args:
+        tokens: What the model saw.
+        wanted: What would have been right.
+        said: What it predicted.
+    """
+
+    tokens: list[int]
+    wanted: list[int] | str
+    said: list[int] | str
 
 
 class Encoding:
@@ -131,6 +147,14 @@ class Objective(ABC):
     def tallies(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return what an evaluation adds up over batches and processes, "loss" among it."""
         return self.loss_sums(model, batch, encoded)
+
+    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
+        """Return counts that a single number cannot hold, by name, from summed tallies."""
+        return {}
+
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return the model's predictions on a batch, for people to look at."""
+        return []
 
     @abstractmethod
     def measures(

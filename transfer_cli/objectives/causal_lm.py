@@ -13,7 +13,7 @@ from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, TextFacts
+from transfer_cli.objectives.base import Encoding, Objective, Sample, TextFacts
 from transfer_cli.seeds import ExampleNoise
 
 
@@ -48,10 +48,14 @@ class CausalLM(Objective):
         """Return the summed cross-entropy of the targets, in nats."""
         return {"loss": language_model_loss(model, batch["target"], encoded)}
 
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return what was to come at a few places of each text, and the likeliest token there."""
+        return language_model_samples(model, batch, encoded)
+
     def measures(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
     ) -> dict[str, float]:
-        """Return loss and token perplexity; with a text's counts, word perplexity and bits per byte.
+        """Return loss and perplexities; with a text's counts also by word and by byte.
 
         All from one sum over all tokens (Merity et al. 2017 count words as this does: one for each
         space-separated word and one for each end of line).
@@ -73,6 +77,21 @@ def language_model_loss(model: TransferModel, target_BT: Tensor, encoded: Encodi
     hidden_ND = encoded.top[has_target_BT]
     loss: Tensor = head.summed_loss(hidden_ND, embedding_VD, target_BT[has_target_BT])  # type: ignore[operator]
     return loss
+
+
+def language_model_samples(
+    model: TransferModel, batch: Batch, encoded: Encoding, count: int = 8
+) -> list[Sample]:
+    """Return, for each text, its last few targets and the likeliest token at each place."""
+    found = []
+    for tokens_T, mask_T, target_T, top_TD in zip(
+        batch["tokens"], batch["mask"], batch["target"], encoded.top, strict=True
+    ):
+        places = (target_T != IGNORE).nonzero().squeeze(1)[-count:]
+        logits = model.heads["lm"](top_TD[places], model.backbone.token_embedding.weight)
+        wanted, said = target_T[places].tolist(), logits.argmax(-1).tolist()
+        found.append(Sample(tokens_T[mask_T].tolist(), wanted, said))
+    return found
 
 
 def exponential(nats: float) -> float:

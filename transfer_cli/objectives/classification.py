@@ -14,7 +14,7 @@ from transfer_cli.batch import Batch, size
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, SequenceHead
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, TextFacts
+from transfer_cli.objectives.base import Encoding, Objective, Sample, TextFacts
 
 HEAD = "class"
 
@@ -24,8 +24,9 @@ class Classification(Objective):
 
     Args:
         pooling: How a text becomes one vector (see `model.heads.pool`). auto: the state of the
-            classification token, last in a causal and first in a bidirectional model; the mean where
-            the embeddings are frozen, since that token may never have occurred in pretraining.
+            classification token, last in a causal and first in a bidirectional model; the mean
+            where the embeddings are frozen, since that token may never have occurred in
+            pretraining.
         dropout: Before the linear layer.
     """
 
@@ -75,6 +76,21 @@ class Classification(Objective):
             "confusion": cells.view(classes, classes),
         }
 
+    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
+        """Return the confusion counts: rows are labels, columns predictions."""
+        return {"confusion": totals["confusion"].long().tolist()}
+
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return each text with its label and the predicted one."""
+        said_B = class_logits(model, batch, encoded).argmax(1).tolist()
+        names = self.facts.labels
+        return [
+            Sample(tokens[mask].tolist(), names[wanted], names[said])
+            for tokens, mask, wanted, said in zip(
+                batch["tokens"], batch["mask"], batch["label"].tolist(), said_B, strict=True
+            )
+        ]
+
     def measures(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
     ) -> dict[str, float]:
@@ -82,7 +98,8 @@ class Classification(Objective):
         confusion = totals["confusion"].double()
         right, given, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
         accuracy = float(right.sum() / confusion.sum())
-        # A class that is neither given nor said has no F1; sklearn's macro average leaves it out too.
+        # A class that is neither given nor said has no F1; sklearn's macro average leaves it out
+        # too.
         occurs = given + said > 0
         f1 = 2 * right[occurs] / (given + said)[occurs]
         found = {

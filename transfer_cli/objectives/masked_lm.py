@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019, section 3.1; drawn anew at each visit as in RoBERTa).
+"""Masked language modelling (Devlin et al. 2019, section 3.1), drawn anew at each visit.
 
 Legend: B batch, T positions.
 """
@@ -13,8 +13,12 @@ from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Facts, Objective, TextFacts
-from transfer_cli.objectives.causal_lm import exponential, language_model_loss
+from transfer_cli.objectives.base import Encoding, Facts, Objective, Sample, TextFacts
+from transfer_cli.objectives.causal_lm import (
+    exponential,
+    language_model_loss,
+    language_model_samples,
+)
 from transfer_cli.seeds import ExampleNoise
 
 
@@ -84,6 +88,10 @@ class MaskedLM(Objective):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the selected tokens, in nats."""
         return {"loss": language_model_loss(model, batch["target"], encoded)}
+
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return what was hidden at a few places of each text, and the likeliest token there."""
+        return language_model_samples(model, batch, encoded)
 
     def measures(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts

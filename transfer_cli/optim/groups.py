@@ -32,8 +32,8 @@ def optimizer_groups(
     """Return one optimizer group for each layer group, two where weight decay differs.
 
     Only matrices decay (Loshchilov and Hutter 2019 leave it open; this is common practice): biases,
-    norms and other vectors do not. The optimizer is built once with all of them; what is frozen has no
-    gradient, and torch's optimizers skip parameters without one, decay included.
+    norms and other vectors do not. The optimizer is built once with all of them; what is frozen has
+    no gradient, and torch's optimizers skip parameters without one, decay included.
     """
     top = max(height.depth for height in heights)
     groups: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
-"""Learning-rate multipliers by depth: discriminative fine-tuning (Howard and Ruder 2018, section 3.1).
+"""Learning-rate multipliers by depth: discriminative rates (Howard and Ruder 2018, section 3.1).
 
-Each is computed once, when the optimizer's groups are built. Dividing the current rate at every step,
-as the tutorial's code did, compounds to nothing.
+Each is computed once, when the optimizer's groups are built. Dividing the current rate at every
+step, as the tutorial's code did, compounds to nothing.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,8 @@ class Geometric:
     """Each group learns `factor` times slower than the one above it.
 
     Args:
-        factor: Ratio of neighbouring groups' rates. The paper has 2.6 for five groups; with 12 to 16
+        factor: Ratio of neighbouring groups' rates. The paper has 2.6 for five groups; with 12 to
+        16
             blocks that freezes the bottom in practice, and 1.1 to 1.25 is common.
     """
 

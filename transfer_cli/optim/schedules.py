@@ -1,8 +1,9 @@
 """Learning-rate multipliers as pure functions of the step.
 
 A schedule never remembers anything: the same step always gives the same multiplier. That is why a
-resumed run needs no scheduler state. Steps are optimizer steps, counted from 0; `total` is the number
-of steps of the run. A multiplier stands beside others (depth, say), so order does not matter.
+resumed run needs no scheduler state. Steps are optimizer steps, counted from 0; `total` is the
+number of steps of the run. A multiplier stands beside others (depth, say), so order does not
+matter.
 """
 
 import math
@@ -56,7 +57,7 @@ class Linear(Schedule):
 
 
 class Cosine(Schedule):
-    """Half a cosine from 1 to a floor (Loshchilov and Hutter 2017), over the steps after the warm-up.
+    """Half a cosine from 1 to a floor (Loshchilov and Hutter 2017), after the warm-up.
 
     Args:
         warmup: See `Schedule`.
@@ -101,7 +102,7 @@ class Slanted(Schedule):
         self.ratio = ratio
 
     def decay(self, step: int, warmup: int, total: int) -> float:
-        """Return (1 + p (ratio - 1)) / ratio, p rising to 1 at the cut and falling to 0 at the end."""
+        """Return (1 + p (ratio - 1)) / ratio, p rising to 1 at the cut, then falling to 0."""
         peak = max(1, int(total * self.cut))
         # The paper divides by peak * (1 / cut - 1); with a rounded peak that misses the end.
         height = step / peak if step < peak else 1 - (step - peak) / max(1, total - peak)

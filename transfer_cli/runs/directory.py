@@ -81,7 +81,7 @@ class RunDirectory:
 
     @classmethod
     def create_new(cls, root: Path, name: str) -> "RunDirectory":
-        """Make a run directory under `root`, named by the time and `name`, and never one that exists."""
+        """Make a run directory under `root`, named by time and `name`; never one that exists."""
         stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
         for attempt in itertools.count(1):
             path = root / (f"{stamp}-{name}" if attempt == 1 else f"{stamp}-{name}-{attempt}")
@@ -114,6 +114,7 @@ class RunDirectory:
 
     def start(
         self,
+        command: str,
         config: str,
         overrides: Sequence[str],
         presets: Mapping[str, str],
@@ -122,10 +123,17 @@ class RunDirectory:
         """Write down what the run is, before it does anything."""
         write_text(self.overrides, "".join(f"{override}\n" for override in overrides))
         write_json(self.presets, presets)
-        write_json(self.environment, environment)
+        write_json(self.environment, {"command": command, **environment})
         self.set_status("running")
         # Last, since a folder with a config counts as a run.
         write_text(self.config, config)
+
+    def read_command(self) -> str:
+        """Return the command that made the run; "an unknown command" when the file is missing."""
+        try:
+            return str(json.loads(self.environment.read_text(encoding="utf-8"))["command"])
+        except (OSError, ValueError, KeyError):
+            return "an unknown command"
 
     def read_presets(self) -> dict[str, str]:
         """Return the option that was chosen for each config group."""
@@ -169,7 +177,8 @@ def find_model(path: Path, key: str) -> tuple[Path, Path]:
                 "only run directories of this tool with safetensors are read"
             )
         raise CheckpointError(
-            f"{key}: {path} is neither a run directory nor its model/ folder nor one of its checkpoints"
+            f"{key}: {path} is neither a run directory nor its model/ folder "
+            "nor one of its checkpoints"
         )
     return model, model
 
