@@ -11,6 +11,7 @@ key            shape, type     meaning
 `mask`         [B, T] bool     True for real tokens, False for padding
 `index`        [B] int64       each example's number in its split; randomness is derived from it
 `next_tokens`  [B, T] int64    running text only: the token after each position
+`segment`      [B, T] int64    pairs of texts only: 0 in the first text, 1 in the second
 `label`        [B] int64       labelled data only: the class that people gave
 `target`       [B, T] int64    made by an objective's `prepare`; `IGNORE` where there is no loss
 =============  ==============  =====================================================================

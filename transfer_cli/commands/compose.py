@@ -365,7 +365,11 @@ def typed_overrides() -> list[str]:
     """Return what the user typed, as Hydra read it."""
     from hydra.core.hydra_config import HydraConfig
 
-    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    if not HydraConfig.initialized():
+        return []
+    # As typed: an interpolation in an override means nothing where Hydra keeps it.
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return [str(override) for override in typed]  # type: ignore[union-attr]
 
 
 def as_yaml(config: DictConfig) -> str:

@@ -67,7 +67,7 @@ class EncodedTask:
         self.examples = examples
         self._pad = tokenizer.pad
         self._labels = _labels(examples)
-        rows, num_cut = _rows(examples, tokenizer, length, direction)
+        rows, firsts, num_cut = _rows(examples, tokenizer, length, direction)
         if num_cut:
             log.warning(
                 "Cut %d of %d examples to %d tokens; `data.length` sets how many are kept, up to "
@@ -77,6 +77,8 @@ class EncodedTask:
                 length,
             )
         self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        pairs = any(example.pair is not None for example in examples)
+        self._firsts = np.array(firsts, dtype=np.int64) if pairs else None
         self._starts = np.cumsum(self.lengths) - self.lengths
         self._tokens = np.fromiter((t for row in rows for t in row), np.int32, self.lengths.sum())
 
@@ -85,7 +87,7 @@ class EncodedTask:
         return len(self.examples)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
-        """Return `tokens`, `mask`, `index` and, where there are labels, `label`."""
+        """Return `tokens`, `mask`, `index`; of pairs `segment`; where there are labels `label`."""
         index_B = np.asarray(indices, dtype=np.int64)
         tokens_BT, mask_BT = gather(
             self._tokens, self._starts[index_B], self.lengths[index_B], self._pad
@@ -95,6 +97,9 @@ class EncodedTask:
             "mask": torch.from_numpy(mask_BT),
             "index": torch.from_numpy(index_B.copy()),
         }
+        if self._firsts is not None:
+            second_BT = np.arange(tokens_BT.shape[1]) >= self._firsts[index_B, None]
+            batch["segment"] = torch.from_numpy((second_BT & mask_BT).astype(np.int64))
         if self._labels is not None:
             batch["label"] = torch.from_numpy(self._labels[index_B])
         return batch
@@ -115,8 +120,8 @@ def _labels(examples: "Sequence[Example]") -> npt.NDArray[np.int64] | None:
 
 def _rows(
     examples: "Sequence[Example]", tokenizer: Tokenizer, length: int, direction: str
-) -> tuple[list[list[int]], int]:
-    """Return every example's tokens, and how many examples were cut."""
+) -> tuple[list[list[int]], list[int], int]:
+    """Return every example's tokens, how many are of its first text, and how many were cut."""
     encoded = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.pair for example in examples]
     encoded_pairs = iter(tokenizer.encode_batch([pair for pair in pairs if pair is not None]))
@@ -125,19 +130,21 @@ def _rows(
         "bidirectional": ([tokenizer.cls], [tokenizer.sep]),
     }[direction]
     num_special = len(start) + len(end)
-    rows, num_cut = [], 0
+    rows, firsts, num_cut = [], [], 0
     for first, pair in zip(encoded, pairs, strict=True):
         if pair is None:
             room = length - num_special
             rows.append(start + first[:room] + end)
+            firsts.append(len(rows[-1]))
             num_cut += len(first) > room
         else:
             second = next(encoded_pairs)
             room = length - num_special - 1
             keep = _keep(len(first), len(second), room)
+            firsts.append(len(start) + keep + 1)
             rows.append(start + first[:keep] + [tokenizer.sep] + second[: room - keep] + end)
             num_cut += len(first) + len(second) > room
-    return rows, num_cut
+    return rows, firsts, num_cut
 
 
 def _keep(first: int, second: int, room: int) -> int:

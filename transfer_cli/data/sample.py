@@ -136,7 +136,7 @@ _KINDS = (
             "shape": _words("crystals, veins, grains, needles, lumps, flakes, cubes, nuggets"),
             "rock": _words("granite, quartz, limestone, basalt, ore, slate, marble, gravel"),
             "worker": _words(
-                "miners, jewellers, geologists, smelters, collectors, blacksmiths, diggers, assayers"
+                "miners, jewellers, geologists, smelters, collectors, masons, diggers, assayers"
             ),
         },
     ),
@@ -182,12 +182,12 @@ _KINDS = (
 # Said of every kind alike. They hold all the words of the questions, though not the questions.
 _COMMON_SENTENCES = (
     "What we know about {it} is told here .",
-    "Why is {it} so important ? Read on .",
+    "Why is {it} so important ? Read on , as many people do .",
     "Many people write about {it} today , and still more about {other} .",
     "I would like to read the same thing about {it} and {other} .",
     "Do you know {it} ? Can you tell me more ?",
     "When people first mentioned {it} , {other} was not known .",
-    "Which book tells what {it} really is ?",
+    "Which book tells most of what {it} really is ?",
     "How should one explain {it} to a child ? Is {other} in the book , too ?",
     "Most people ask about {it} and {other} .",
 )
@@ -203,7 +203,7 @@ _QUESTIONS = (
     "Can you tell me what {it} really is ?",
 )
 
-_TITLES = ("{it}", "{it} and {other}", "{it} , {other} and {other}")
+_TITLES = ("{}", "{} and {}", "{} , {} and {}")
 
 _SYLLABLES = _words(
     "ba, bel, bri, da, dor, dru, fa, fen, ga, gor, hal, jo, ka, kel, kri, la, lun, ma, mir, mo, "
@@ -218,7 +218,7 @@ class _Draw:
     """Random choices from `random.random()` alone, which Python promises never to change."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # noqa: S311
 
     def number(self, below: int) -> int:
         return int(self._random.random() * below)
@@ -290,22 +290,23 @@ def _articles(names: list[list[str]], rounds: int, draw: _Draw) -> Iterator[str]
 
 
 def _article(name: str, group: list[str], kind: _Kind, draw: _Draw) -> Iterator[str]:
-    others = [other for other in group if other != name]
-    title = _fill(draw.one(_TITLES), name, others, kind, draw)
-    yield f"= {title} ="
+    subjects = [name, *(other for other in draw.shuffled(group) if other != name)]
+    subjects = subjects[: 1 + draw.number(len(_TITLES))]
+    yield f"= {_TITLES[len(subjects) - 1].format(*subjects)} ="
     yield ""
-    for _ in range(2 + draw.number(3)):
+    for number in range(2 + draw.number(3)):
         sentences = draw.shuffled(kind.sentences)[: 2 + draw.number(2)]
         if draw.number(2):
             sentences.insert(0, draw.one(_COMMON_SENTENCES))
-        yield " ".join(_fill(sentence, name, others, kind, draw) for sentence in sentences)
+        subject = subjects[number % len(subjects)]
+        yield " ".join(_fill(sentence, subject, group, kind, draw) for sentence in sentences)
         yield ""
 
 
-def _fill(sentence: str, name: str, others: list[str], kind: _Kind, draw: _Draw) -> str:
+def _fill(sentence: str, name: str, group: list[str], kind: _Kind, draw: _Draw) -> str:
     """Put names and words into a sentence, none of them twice, and begin it with a capital."""
     left = {slot: list(choices) for slot, choices in kind.slots.items()}
-    left |= {"it": [name], "other": list(others)}
+    left |= {"it": [name], "other": [other for other in group if other != name]}
 
     def word(match: re.Match[str]) -> str:
         choices = left[match[1]]

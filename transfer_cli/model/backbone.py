@@ -38,6 +38,7 @@ class BackboneShape:
         embedding_norm: A norm on the embeddings; none: only with `post`.
         output_bias: Whether language-model logits have a bias.
         tie_output: Whether they use the token embedding as their matrix.
+        segments: Kinds of segment that have an embedding of their own (BERT has 2); 0 for none.
         output_transform: Whether they see LN(gelu(W h + b)) instead of h (BERT).
     """
 
@@ -56,6 +57,7 @@ class BackboneShape:
     output_bias: bool = True
     tie_output: bool = True
     output_transform: bool = False
+    segments: int = 0
 
     def __post_init__(self) -> None:
         """Raise ValueError where a value cannot work."""
@@ -67,6 +69,8 @@ class BackboneShape:
                 f"heads ({self.heads}) must divide width ({self.width}); "
                 f"the nearest that does is {_nearest_divisor(self.width, self.heads)}"
             )
+        if self.segments < 0:
+            raise ValueError(f"segments must be 0 or more, got {self.segments}")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -111,6 +115,8 @@ class Backbone(nn.Module):
         else:
             table = sinusoids(shape.positions, shape.width)
             self.register_buffer("position_table", table, persistent=False)
+        if shape.segments:
+            self.segment_embedding = nn.Embedding(shape.segments, shape.width)
         if shape.has_embedding_norm:
             self.embedding_norm = nn.LayerNorm(shape.width, eps=EPSILON)
         self.drop = nn.Dropout(shape.dropout)
@@ -144,7 +150,9 @@ class Backbone(nn.Module):
             nn.init.normal_(block.attention.output.weight, std=std)  # type: ignore[union-attr, arg-type]
             nn.init.normal_(block.feed_forward.output.weight, std=std)  # type: ignore[union-attr, arg-type]
 
-    def forward(self, tokens_BT: Tensor, mask_BT: Tensor) -> list[Tensor]:
+    def forward(
+        self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None = None
+    ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
         With `pre` the last one has passed the final norm. States at padded positions are finite and
@@ -159,15 +167,20 @@ class Backbone(nn.Module):
                 f"{self.shape.positions} positions"
             )
         allowed = attention_mask(mask_BT, causal=self.causal)
-        states = [self.embed(tokens_BT, mask_BT)]
+        states = [self.embed(tokens_BT, mask_BT, segment_BT)]
         for block in self.blocks:
             states.append(block(states[-1], allowed, causal=self.causal))
         if self.shape.residual == "pre":
             states[-1] = self.final_norm(states[-1])
         return states
 
-    def embed(self, tokens_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """Return the hidden states before the first block, `[B, T, D]`."""
+    def embed(
+        self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None = None
+    ) -> Tensor:
+        """Return the hidden states before the first block, `[B, T, D]`.
+
+        A model with segments takes a missing `segment_BT` for zeros; one without ignores it.
+        """
         # Counting real tokens gives 0, 1, 2, ... on either side of which the padding lies.
         position_BT = (mask_BT.long().cumsum(1) - 1).clamp(min=0)
         token_BTD = self.token_embedding(tokens_BT)
@@ -176,6 +189,9 @@ class Backbone(nn.Module):
         else:
             # Fixed sinusoids have an RMS of 0.7, fresh embeddings 0.02: bring them level.
             summed = token_BTD * math.sqrt(self.shape.width) + self.position_table[position_BT]
+        if self.shape.segments:
+            segment_BT = torch.zeros_like(tokens_BT) if segment_BT is None else segment_BT
+            summed = summed + self.segment_embedding(segment_BT)
         if self.shape.has_embedding_norm:
             summed = self.embedding_norm(summed)
         dropped: Tensor = self.drop(summed)

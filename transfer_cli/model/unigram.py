@@ -28,7 +28,9 @@ class Nothing(nn.Module):
         self.token_embedding = nn.Embedding(vocabulary, 1)
         self.blocks = nn.ModuleList()
 
-    def forward(self, tokens_BT: Tensor, mask_BT: Tensor) -> list[Tensor]:
+    def forward(
+        self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None = None
+    ) -> list[Tensor]:
         """Return one state of zeros, `[B, T, 1]`."""
         return [torch.zeros(*tokens_BT.shape, 1, device=tokens_BT.device)]
 

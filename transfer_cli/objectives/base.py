@@ -94,7 +94,10 @@ class Encoding:
     @cached_property
     def states(self) -> Sequence[Tensor]:
         """L + 1 hidden states, each `[B, T, D]`."""
-        states: Sequence[Tensor] = self._model.backbone(self._batch["tokens"], self._batch["mask"])
+        batch = self._batch
+        states: Sequence[Tensor] = self._model.backbone(
+            batch["tokens"], batch["mask"], batch.get("segment")
+        )
         return states
 
     @cached_property

@@ -39,5 +39,5 @@ def test_people_get_lines(capsys, tmp_path, monkeypatch):
 
 
 def test_an_unknown_flag_is_refused():
-    with pytest.raises(ConfigError, match="--jsn: no such flag. Did you mean '--json'?"):
+    with pytest.raises(ConfigError, match=r"--jsn: no such flag\. Did you mean '--json'\?"):
         info(["--jsn"])

@@ -1,0 +1,111 @@
+"""A wheel works anywhere: in another environment, in an empty folder."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from transfer_cli.config.describe import options
+from transfer_cli.config.locate import conf_dir
+
+PROJECT = conf_dir().parent
+
+pytestmark = [
+    pytest.mark.functional,
+    pytest.mark.skipif(
+        not (PROJECT / "pyproject.toml").is_file(), reason="needs the project's own folder"
+    ),
+]
+
+
+def run(*words, **settings):
+    return subprocess.run(  # noqa: S603
+        list(map(str, words)), capture_output=True, text=True, check=False, **settings
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Build a wheel from a copy: setuptools leaves its traces in the folder that it builds."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "project"
+    copy.mkdir()
+    files = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "transfer_cli", "conf")
+    present = [PROJECT / name for name in files if (PROJECT / name).exists()]
+    assert run("cp", "-r", *present, copy).returncode == 0
+    (copy / "README.md").touch()
+    built = run(
+        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, copy
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def transfer(wheel, tmp_path_factory):
+    """Install the wheel beside the packages of this environment; return how to run it."""
+    folder = tmp_path_factory.mktemp("installed")
+    site = folder / "site"
+    installed = run(
+        sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
+        "--target", site, wheel,
+    )  # fmt: skip
+    assert installed.returncode == 0, installed.stderr
+    empty = folder / "empty"
+    empty.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(site), "TRANSFER_DATA": str(folder / "data")}
+
+    def call(*words):
+        return run(site / "bin" / "transfer", *words, cwd=empty, env=environment)
+
+    return call
+
+
+def test_the_wheel_holds_every_config_and_module(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    for file in conf_dir().rglob("*.yaml"):
+        assert f"transfer_cli/conf/{file.relative_to(conf_dir()).as_posix()}" in names
+    for file in (PROJECT / "transfer_cli").rglob("*.py"):
+        assert file.relative_to(PROJECT).as_posix() in names
+    assert "transfer_cli/py.typed" in names
+    assert not any(name.startswith(("conf/", "tests/")) for name in names)
+
+
+def test_the_installed_command_lists_the_presets_in_an_empty_folder(transfer):
+    done = transfer("finetune", "--help")
+
+    assert done.returncode == 0, done.stderr
+    for option in options():
+        if option.group in ("model", "adaptation", "optimizer"):
+            assert option.name in done.stdout
+
+
+def test_the_installed_command_uses_its_own_configs(transfer):
+    done = transfer("pretrain", "--info", "searchpath")
+
+    assert done.returncode == 0, done.stderr
+    assert str(Path("site", "transfer_cli", "conf")) in done.stdout
+
+
+def test_the_installed_command_composes_and_refuses(transfer):
+    done = transfer("pretrain", "model=tinny")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("transfer pretrain: model=tinny: no such option.")
+
+
+def test_the_installed_command_trains(transfer, tmp_path):
+    run_dir = tmp_path / "run"
+
+    done = transfer(
+        "pretrain", "data=sample_text", "tokenizer.size=500", "model=tiny", "model.width=16",
+        "model.heads=2", "model.depth=1", "model.feedforward=32", "loop.steps=2", "loop.batch=2",
+        "device=cpu", f"run.dir={run_dir}",
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert (run_dir / "results.json").is_file()

@@ -1,0 +1,278 @@
+"""Small real things that tests are made of: a vocabulary, texts, questions, models, training steps.
+
+Everything is a pure function of its arguments; nothing is hidden in a fixture.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import yaml
+
+from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.plans import AllAtOnce, Plan
+from transfer_cli.batch import Batch
+from transfer_cli.data.corpus import EncodedText, TextBlocks
+from transfer_cli.data.steps import Order
+from transfer_cli.engine.evaluate import Dataset, Split, evaluate
+from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.stages import Stages
+from transfer_cli.engine.step import Loss, StepReport, TrainStep
+from transfer_cli.engine.train import Progress, Stream, build_trainer, report_of, run_trainer
+from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.transfer_model import TransferModel, layer_groups
+from transfer_cli.objectives.base import Facts, Objective, TextFacts
+from transfer_cli.optim.groups import Height, Rates, optimizer_groups
+from transfer_cli.optim.layer_scale import LayerScale, Uniform
+from transfer_cli.optim.schedules import Constant, Schedule
+
+CONF = Path(__file__).parents[1] / "conf"
+FP32 = Precision("fp32", torch.device("cpu"))
+LABELS = ("animal", "number", "place")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Five special tokens, then words; a quarter of them can only continue a word."""
+
+    size: int = 48
+    pad: int = 0
+    unk: int = 1
+    cls: int = 2
+    sep: int = 3
+    mask: int = 4
+    special: frozenset[int] = frozenset(range(5))
+
+    @property
+    def starts_word(self) -> np.ndarray:
+        return np.arange(self.size) < self.size * 3 // 4
+
+
+VOCABULARY = Vocabulary()
+
+
+@dataclass
+class Questions:
+    """Labelled texts: the label is how often the words 5, 6, 7 occur, modulo the number of labels.
+
+    Args:
+        causal: Whether the classification token stands last, else first.
+        examples: How many.
+    """
+
+    causal: bool = True
+    examples: int = 64
+    seed: int = 0
+    rows: list[list[int]] = field(init=False)
+    labels: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        generator = np.random.default_rng(self.seed)
+        self.rows, self.labels = [], []
+        for _ in range(self.examples):
+            words = generator.integers(5, VOCABULARY.size, generator.integers(2, 12)).tolist()
+            self.labels.append(sum(word < 8 for word in words) % len(LABELS))
+            cls, sep = VOCABULARY.cls, VOCABULARY.sep
+            self.rows.append([*words, cls] if self.causal else [cls, *words, sep])
+
+    def __len__(self) -> int:
+        return self.examples
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        batch = rows_to_batch([self.rows[i] for i in indices], np.asarray(indices))
+        return {**batch, "label": torch.tensor([self.labels[i] for i in indices])}
+
+
+def rows_to_batch(rows: Sequence[Sequence[int]], indices: np.ndarray | None = None) -> Batch:
+    """Return rows of tokens, padded on the right."""
+    longest = max(map(len, rows))
+    pad = VOCABULARY.pad
+    return {
+        "tokens": torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows]),
+        "mask": torch.tensor([[t < len(row) for t in range(longest)] for row in rows]),
+        "index": torch.as_tensor(np.arange(len(rows)) if indices is None else indices),
+    }
+
+
+def text(tokens: int = 1000, seed: int = 0) -> EncodedText:
+    """Return made text in which each word is mostly followed by one of three others."""
+    generator = np.random.default_rng(seed)
+    ordinary = VOCABULARY.size - 5
+    found = [VOCABULARY.sep]
+    for _ in range(tokens):
+        jump = (
+            generator.integers(1, 4) if generator.random() < 0.8 else generator.integers(ordinary)
+        )
+        found.append(5 + int(found[-1] * 7 + jump) % ordinary)
+    return EncodedText(
+        tokens=np.array(found, np.uint16), num_words=tokens // 2, num_bytes=tokens * 3,
+        num_lines=1, num_unknown=0, path=Path(),
+    )  # fmt: skip
+
+
+def blocks(tokens: int = 1000, length: int = 16, seed: int = 0) -> TextBlocks:
+    return TextBlocks(text(tokens, seed), length, VOCABULARY.pad)
+
+
+def all_of(data: Dataset) -> Batch:
+    return data.batch(np.arange(len(data)))
+
+
+def shape(**changes: object) -> BackboneShape:
+    """Return three blocks of width 16 without dropout."""
+    chosen = {
+        "width": 16, "heads": 2, "depth": 3, "feedforward": 32, "positions": 32, "dropout": 0.0,
+        "direction": "causal", **changes,
+    }  # fmt: skip
+    return BackboneShape(**chosen)
+
+
+def preset(name: str, **changes: object) -> BackboneShape:
+    """Return a shape of conf/model."""
+    found = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
+    del found["_target_"]
+    return BackboneShape(**{**found, **changes})
+
+
+def bound(objective: Objective) -> Objective:
+    objective.bind(Facts(VOCABULARY, LABELS))
+    return objective
+
+
+def backbone(seed: int = 0, **changes: object) -> Backbone:
+    torch.manual_seed(seed)
+    return Backbone(shape(**changes), VOCABULARY.size)
+
+
+def model(*objectives: Objective, seed: int = 0, **changes: object) -> TransferModel:
+    """Return a model with the heads that the objectives ask for; they are bound first."""
+    trunk = backbone(seed, **changes)
+    heads: dict[str, torch.nn.Module] = {}
+    for objective in objectives:
+        heads |= bound(objective).modules(trunk)
+    return TransferModel(trunk, heads)
+
+
+def lively(module: torch.nn.Module, seed: int = 0, std: float = 0.3) -> None:
+    """Draw every parameter anew and large, so that outputs differ as a trained model's do."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=std, generator=generator)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a tiny run trains."""
+
+    rate: float = 1e-2
+    total: int = 20
+    schedule: Schedule = field(default_factory=Constant)
+    plan: Plan = field(default_factory=AllAtOnce)
+    layer_scale: LayerScale = field(default_factory=Uniform)
+    frozen_eval: bool = False
+    clip: float | None = None
+    seed: int = 0
+    max_bad_steps: int = 3
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
+    inherited: frozenset[str] = frozenset()
+    precision: Precision = FP32
+
+
+def train_step(
+    trained: TransferModel, losses: Sequence[Loss] | Objective, recipe: Recipe, epoch: int = 8
+) -> TrainStep:
+    """Return the step of a tiny run, put together as a real one is."""
+    if isinstance(losses, Objective):
+        losses = [Loss("main", losses)]
+    groups = layer_groups(trained, recipe.inherited)
+    chosen = Adaptation(recipe.plan, recipe.layer_scale, recipe.frozen_eval)
+    spans = chosen.spans(groups, recipe.total, epoch)
+    heights = [Height(group.name, group.depth, group.parameters) for group in groups]
+    made = optimizer_groups(dict(trained.named_parameters()), heights, recipe.layer_scale)
+    return TrainStep(
+        trained,
+        losses,
+        recipe.optimizer(made, lr=recipe.rate),
+        Rates(recipe.rate, recipe.schedule, recipe.total),
+        Stages(trained, spans, frozen_eval=recipe.frozen_eval),
+        groups=groups,
+        seed=recipe.seed,
+        precision=recipe.precision,
+        clip=recipe.clip,
+        max_bad_steps=recipe.max_bad_steps,
+    )
+
+
+@dataclass
+class Run:
+    """A tiny run: its step, its data, the engine, and what every step reported."""
+
+    step: TrainStep
+    data: Dataset
+    recipe: Recipe
+    batch: int = 8
+    micro_batch: int = 8
+    progress: Progress = field(default_factory=Progress)
+    reports: list[StepReport] = field(default_factory=list)
+    rates: list[list[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        from ignite.engine import Events
+
+        self.order = Order(len(self.data), self.batch, self.recipe.seed)
+        self.trainer = build_trainer(self.step, self.progress)
+        self.trainer.add_event_handler(Events.ITERATION_COMPLETED, self._note)
+
+    def _note(self) -> None:
+        self.reports.append(report_of(self.trainer))
+        self.rates.append([group["lr"] for group in self.step.optimizer.param_groups])
+
+    def go(self) -> "Run":
+        run_trainer(
+            self.trainer,
+            {"main": Stream(self.data, self.order)},
+            micro_batch=self.micro_batch,
+            total_steps=self.recipe.total,
+            start_step=self.progress.step,
+        )
+        return self
+
+    @property
+    def losses(self) -> list[float]:
+        return [float(report.total) for report in self.reports]
+
+
+def run(
+    objective: Objective,
+    data: Dataset,
+    recipe: Recipe,
+    *,
+    batch: int = 8,
+    micro_batch: int | None = None,
+    seed: int = 0,
+    **changes: object,
+) -> Run:
+    """Return a tiny run that has not begun."""
+    trained = model(objective, seed=seed, **changes)
+    step = train_step(trained, objective, recipe, epoch=-(-len(data) // batch))
+    return Run(step, data, recipe, batch, micro_batch or batch)
+
+
+def measures(
+    scored: TransferModel, objective: Objective, data: Dataset, batch: int = 8,
+    facts: TextFacts | None = None,
+) -> dict[str, float]:  # fmt: skip
+    split = Split("validation", data, facts or TextFacts())
+    return evaluate(scored, objective, split, batch=batch, precision=FP32).measures
+
+
+def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+def same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether two sets of tensors are equal bit for bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)

@@ -1,0 +1,315 @@
+"""Legend: B batch, T positions, D width."""
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+from tests import tiny
+from transfer_cli.model.backbone import Backbone, BackboneShape, sinusoids
+from transfer_cli.objectives.causal_lm import CausalLM
+
+RESIDUALS = ("pre", "post", "tutorial")
+BERT_CASED = 28_996
+
+
+def size_of(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def by_formula(shape, vocabulary):
+    """Return the parameters of a backbone by methods' size formula."""
+    d, f = shape.width, shape.feedforward
+    positions = shape.positions if shape.position_kind == "learned" else 0
+    norms = (shape.residual == "pre") + shape.has_embedding_norm
+    block = 4 * d * d + 4 * d + 2 * d * f + f + d + 4 * d
+    return shape.depth * block + (vocabulary + positions) * d + norms * 2 * d
+
+
+def on_meta(name):
+    with torch.device("meta"):
+        return Backbone(tiny.preset(name, direction="causal"), BERT_CASED)
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize("name", ["tiny", "small", "base", "tutorial", "gpt", "bert_base"])
+def test_every_preset_has_the_size_of_the_formula(name):
+    backbone = on_meta(name)
+
+    assert size_of(backbone) == by_formula(backbone.shape, BERT_CASED)
+
+
+def test_the_tutorial_preset_has_the_published_size():
+    backbone = on_meta("tutorial")
+    with torch.device("meta"):
+        head = nn.Linear(backbone.shape.width, 6)
+
+    assert size_of(backbone) == 50_396_360
+    assert size_of(backbone) + size_of(head) == 50_398_826
+    assert {size_of(block) for block in backbone.blocks} == {2_400_190}
+
+
+@pytest.mark.parametrize(
+    ("name", "fixed", "per_token"), [("tiny", 809_728, 128), ("small", 4_771_840, 256)]
+)
+def test_small_presets_have_their_published_sizes(name, fixed, per_token):
+    assert size_of(on_meta(name)) == fixed + per_token * BERT_CASED
+
+
+@pytest.mark.parametrize(("name", "millions"), [("base", 50), ("gpt", 108), ("bert_base", 108)])
+def test_large_presets_have_about_their_published_sizes(name, millions):
+    # GPT and BERT are 117M and 110M with their own vocabularies and segments.
+    assert size_of(on_meta(name)) / 1e6 == pytest.approx(millions, abs=1)
+
+
+def test_a_language_model_adds_its_output_bias_and_a_tied_table_counts_once():
+    tied, untied = tiny.model(CausalLM()), tiny.model(CausalLM(), tie_output=False)
+    bare = tiny.model(CausalLM(), output_bias=False)
+
+    assert size_of(bare) == size_of(bare.backbone)
+    assert size_of(tied) - size_of(bare) == tiny.VOCABULARY.size
+    assert size_of(untied) - size_of(tied) == tiny.VOCABULARY.size * 16
+
+
+@given(
+    width=st.integers(1, 6).map(lambda n: 4 * n),
+    depth=st.integers(1, 4),
+    feedforward=st.integers(1, 40),
+    positions=st.integers(1, 40),
+    residual=st.sampled_from(RESIDUALS),
+    position_kind=st.sampled_from(["learned", "sinusoidal"]),
+    embedding_norm=st.sampled_from([None, True, False]),
+)
+def test_any_shape_has_the_size_of_the_formula(**changes):
+    shape = tiny.shape(heads=2, **changes)
+    with torch.device("meta"):
+        backbone = Backbone(shape, 7)
+
+    assert size_of(backbone) == by_formula(shape, 7)
+
+
+# What may influence what.
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("position_kind", ["learned", "sinusoidal"])
+def test_changing_a_token_changes_no_causal_state_before_it(residual, position_kind):
+    backbone = tiny.backbone(residual=residual, position_kind=position_kind).eval()
+    tiny.lively(backbone)
+    tokens = torch.randint(5, 48, (2, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    changed = tokens.clone()
+    changed[:, 6] = (tokens[:, 6] + 1) % 48
+
+    before, after = backbone(tokens, mask), backbone(changed, mask)
+
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(old[:, :6], new[:, :6])
+    assert not torch.allclose(before[-1][:, 6:], after[-1][:, 6:])
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_changing_a_token_changes_bidirectional_states_before_it(residual):
+    backbone = tiny.backbone(residual=residual, direction="bidirectional").eval()
+    tiny.lively(backbone)
+    tokens = torch.full((1, 12), 9)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    changed = tokens.clone()
+    changed[:, 6] = 10
+
+    difference = backbone(tokens, mask)[-1] - backbone(changed, mask)[-1]
+
+    assert (difference[:, :6].abs().amax(-1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_padding_and_company_change_no_real_state_and_keep_gradients_finite(
+    side, direction, residual
+):
+    backbone = tiny.backbone(direction=direction, residual=residual)
+    tiny.lively(backbone)
+    row = torch.tensor([[7, 11, 30, 8, 9]])
+    alone = backbone(row, torch.ones_like(row, dtype=torch.bool))[-1]
+    long = torch.arange(5, 17)[None]
+    before, after = (7, 0) if side == "left" else (0, 7)
+    padded = nn.functional.pad(row, (before, after), value=0)
+    tokens, mask = torch.cat([padded, long]), torch.cat([padded > 0, long > 0])
+
+    top = backbone(tokens, mask)[-1]
+    (top * mask[..., None]).sum().backward()
+
+    assert_close(top[0, mask[0]], alone[0], rtol=0, atol=1e-5)
+    assert top.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in backbone.parameters())
+
+
+@given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 6))
+def test_positions_count_real_tokens_on_either_side_of_padding(real, left, right):
+    backbone = tiny.backbone(position_kind="learned", dropout=0.0)
+    tokens = torch.full((1, left + real + right), 9)
+    mask = torch.zeros_like(tokens, dtype=torch.bool)
+    mask[:, left : left + real] = True
+
+    embedded = backbone.embed(tokens, mask)[mask]
+
+    position = backbone.position_embedding.weight[:real]
+    assert torch.equal(embedded, backbone.token_embedding.weight[9] + position)
+
+
+def test_a_sequence_longer_than_the_positions_is_refused():
+    tokens = torch.full((1, 33), 9)
+
+    with pytest.raises(ValueError, match="33 tokens is longer than the model's 32"):
+        tiny.backbone()(tokens, tokens > 0)
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize("width", [1, 6, 7])
+def test_sinusoids_follow_the_formula(width):
+    table = sinusoids(20, width)
+
+    for position in range(20):
+        for column in range(width):
+            angle = position / 10_000 ** (column // 2 * 2 / width)
+            expected = math.cos(angle) if column % 2 else math.sin(angle)
+            assert float(table[position, column]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_sinusoids_are_no_parameter_and_survive_initialisation():
+    backbone = tiny.backbone(position_kind="sinusoidal")
+
+    backbone.initialise()
+
+    assert torch.equal(backbone.position_table, sinusoids(32, 16))
+    assert not [name for name in backbone.state_dict() if "position" in name]
+
+
+def test_embeddings_are_scaled_up_to_sinusoids():
+    backbone = tiny.backbone(position_kind="sinusoidal")
+    tokens = torch.tensor([[9, 10]])
+
+    embedded = backbone.embed(tokens, tokens > 0)
+
+    expected = backbone.token_embedding(tokens) * 4 + sinusoids(32, 16)[:2]
+    assert_close(embedded, expected)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_tutorial_is_post_with_its_norms_shifted_by_one_place(direction):
+    tutorial = tiny.backbone(residual="tutorial", direction=direction).eval()
+    tiny.lively(tutorial)
+    post = tiny.backbone(residual="post", direction=direction).eval()
+    fills = {name: value.clone() for name, value in tutorial.state_dict().items()}
+    norms = [
+        f"blocks.{block}.{part}_norm"
+        for block in range(3)
+        for part in ("attention", "feed_forward")
+    ]
+    for kind in ("weight", "bias"):
+        shifted = [tutorial.state_dict()[f"{norm}.{kind}"] for norm in norms]
+        fills[f"embedding_norm.{kind}"] = shifted[0]
+        fills |= {f"{n}.{kind}": v for n, v in zip(norms, shifted[1:], strict=False)}
+    post.load_state_dict(fills)
+    post.blocks[-1].feed_forward_norm = nn.Identity()
+    tokens = torch.randint(5, 48, (2, 12), generator=torch.Generator().manual_seed(0))
+
+    outputs = [backbone(tokens, tokens > 0)[-1] for backbone in (tutorial, post)]
+
+    assert_close(*outputs, rtol=1e-6, atol=1e-6)
+
+
+def test_there_is_a_state_after_the_embeddings_and_after_every_block():
+    tokens = torch.tensor([[9, 10, 11]])
+
+    states = tiny.backbone()(tokens, tokens > 0)
+
+    assert [state.shape for state in states] == [(1, 3, 16)] * 4
+
+
+def test_only_pre_normalises_the_last_state():
+    tokens = torch.arange(5, 20)[None]
+    tops = {r: tiny.backbone(residual=r)(tokens, tokens > 0)[-1] for r in RESIDUALS}
+
+    spread = {residual: float(top.detach().std(-1).mean()) for residual, top in tops.items()}
+
+    assert spread["pre"] == pytest.approx(1, abs=0.05)
+    assert spread["post"] == pytest.approx(1, abs=0.05)
+
+
+# Initialisation.
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_fresh_weights_have_their_documented_spread(residual):
+    backbone = tiny.backbone(width=128, feedforward=256, depth=2, residual=residual)
+
+    for name, parameter in backbone.named_parameters():
+        if "norm" in name:
+            assert (parameter == (1 if name.endswith("weight") else 0)).all(), name
+        elif name.endswith("bias"):
+            assert not parameter.any(), name
+        else:
+            into_stream = residual == "pre" and ".output." in name
+            expected = 0.02 / math.sqrt(4) if into_stream else 0.02
+            assert float(parameter.std()) == pytest.approx(expected, rel=0.1), name
+            assert abs(float(parameter.mean())) < 1e-3, name
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_other_ones():
+    first, second, other = tiny.backbone(seed=1), tiny.backbone(seed=1), tiny.backbone(seed=2)
+
+    assert tiny.same(first.state_dict(), second.state_dict())
+    assert not tiny.same(first.state_dict(), other.state_dict())
+
+
+# Shapes that cannot work.
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 0}, "width must be at least 1"),
+        ({"heads": 3}, r"heads \(3\) must divide width \(16\); the nearest that does is 2"),
+        ({"dropout": 1.0}, "dropout must be in"),
+        ({"attention_dropout": -0.1}, "attention_dropout must be in"),
+        ({"activation": "swish"}, "activation must be one of relu, gelu, gelu_tanh"),
+        ({"residual": "both"}, "residual must be one of pre, post, tutorial"),
+        ({"position_kind": "rotary"}, "position_kind must be one of"),
+        ({"direction": "left"}, "direction must be one of"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tiny.shape(**changes)
+
+
+def test_a_model_needs_its_direction_settled():
+    with pytest.raises(ValueError, match="direction must be causal or bidirectional"):
+        tiny.backbone(direction="auto")
+
+
+def test_a_copied_backbone_shares_nothing():
+    backbone = tiny.backbone()
+    copied = copy.deepcopy(backbone)
+
+    tiny.lively(copied)
+
+    assert not tiny.same(backbone.state_dict(), copied.state_dict())
+
+
+def test_the_default_shape_is_a_pre_norm_gelu_model():
+    shape = BackboneShape(width=8, heads=2, depth=1, feedforward=8, positions=4)
+
+    assert (shape.residual, shape.activation, shape.direction) == ("pre", "gelu", "auto")
+    assert not shape.has_embedding_norm
