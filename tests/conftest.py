@@ -2,6 +2,6 @@
 
 from hypothesis import settings
 
-# A first call of torch, or a busy machine, takes longer than Hypothesis likes; the suite has a timeout.
+# A first call of torch takes longer than Hypothesis likes; every test has a timeout of its own.
 settings.register_profile("transfer", deadline=None)
 settings.load_profile("transfer")

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from transfer_cli.adaptation.adaptation import Adaptation
-from transfer_cli.adaptation.plans import AllAtOnce, Plan
+from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.steps import Order
@@ -21,8 +21,9 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, StepReport, TrainStep
 from transfer_cli.engine.train import Progress, Stream, build_trainer, report_of, run_trainer
+from transfer_cli.lengths import Length
 from transfer_cli.model.backbone import Backbone, BackboneShape
-from transfer_cli.model.transfer_model import TransferModel, layer_groups
+from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.objectives.base import Facts, Objective, TextFacts
 from transfer_cli.optim.groups import Height, Rates, optimizer_groups
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
@@ -161,6 +162,19 @@ def lively(module: torch.nn.Module, seed: int = 0, std: float = 0.3) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(std=std, generator=generator)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A plan that is simply given, as (patterns, length) pairs: `Given((("head.*",), "3 steps"))`."""
+
+    stages: tuple[tuple[tuple[str, ...], str], ...]
+
+    def __init__(self, *stages: tuple[tuple[str, ...], str]) -> None:
+        object.__setattr__(self, "stages", stages)
+
+    def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
+        return [Stage(patterns, Length.parse(length)) for patterns, length in self.stages]
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     with _console_log():
         try:
             return _dispatch(words)
-        except KeyboardInterrupt:
-            _say(f"{name}: interrupted")
+        except KeyboardInterrupt as error:
+            # A run that was training says where it stopped and how to go on.
+            _say(f"{name}: {str(error) or 'interrupted'}")
             return EXIT_INTERRUPTED
         except BrokenPipeError:
             # The reader of our output has seen enough. Python must not flush into the pipe again.

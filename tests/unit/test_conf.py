@@ -70,7 +70,8 @@ def test_an_option_composes_and_builds(option):
 
 def test_an_experiment_composes_with_the_command_in_its_name():
     for name in EXPERIMENTS:
-        command = "pretrain" if name.startswith("pretrain") else "finetune"
+        last = name.rpartition("/")[2]
+        command = "pretrain" if last.startswith("pretrain") else "finetune"
         check(composed(command, f"experiment={name}"), command)
 
 

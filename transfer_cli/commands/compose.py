@@ -132,8 +132,23 @@ def pretrained(path: str, key: str = "init_from") -> Pretrained:
 
 
 def start_of(config: DictConfig) -> Pretrained | None:
-    """Return the model that `init_from` names; None when it names none."""
-    return None if config.init_from is None else pretrained(config.init_from)
+    """Return the model that `init_from` names; None when it names none.
+
+    Raises:
+        ConfigError: Another model or tokenizer was typed beside it.
+        CheckpointError: There is no such model.
+    """
+    if config.init_from is None:
+        return None
+    for typed in typed_overrides():
+        key = typed.lstrip("+~").partition("=")[0]
+        part = key.partition(".")[0]
+        # A tokenizer from a file is compared with the model's own.
+        from_file = typed == "tokenizer=file" or key == "tokenizer.path"
+        takes_none = typed.startswith("~") or typed.endswith("=null")
+        if part in ("model", "tokenizer") and not from_file and not takes_none:
+            raise ConfigError(f"{typed}: init_from brings its own {part}; leave {key}= out")
+    return pretrained(config.init_from)
 
 
 def own_tokenizer(config: DictConfig, start: Pretrained) -> Tokenizer:

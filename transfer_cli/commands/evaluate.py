@@ -61,7 +61,7 @@ def evaluate(config: DictConfig) -> None:
             say_confusion(name, trained.start.description.labels, table)
     if config.output is not None:
         result = {"run": config.run, "baseline": config.baseline, "measures": measures}
-        write_json(Path(config.output), result)
+        write_json(Path(config.output).expanduser(), result)
 
 
 def data_source(config: DictConfig, trained: Trained) -> Any:

@@ -1,10 +1,13 @@
 """A run at work: the engine, what is attached to it, and what is written when."""
 
+import contextlib
+import dataclasses
 import logging
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.commands import compose
@@ -14,11 +17,11 @@ from transfer_cli.commands.summary import say_results, say_start
 from transfer_cli.engine import handlers
 from transfer_cli.engine.evaluate import Scores, Split, evaluate, samples
 from transfer_cli.engine.train import Progress, Stream, build_trainer, run_trainer
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, ConfigError, RunError, StoppedError, nearest
 from transfer_cli.lengths import Length
 from transfer_cli.model.weights import load_strictly, read_weights, save_weights
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import RunDirectory, write_json
+from transfer_cli.runs.directory import RunDirectory, write_json, write_text
 
 log = logging.getLogger(__name__)
 
@@ -50,22 +53,32 @@ class Job:
         run, progress = self._run, self._progress
         if resuming:
             self._take_up()
+            # The next resume must find what this one was given.
+            write_text(run.config, compose.as_yaml(self._config))
         start_step = progress.step
-        recorder = handlers.Recorder(run.metrics, run.tensorboard, start_step)
-        recorder.writer.add_text(
-            "config", f"```yaml\n{compose.as_yaml(self._config)}```", start_step
-        )
-        say_start(self._command, run.path, self._parts, self._config)
         try:
-            run.set_status("running")
-            self._train(recorder, start_step)
-            self._finish(recorder)
+            recorder = handlers.Recorder(run.metrics, run.tensorboard, start_step)
+            with contextlib.closing(recorder):
+                shown = f"```yaml\n{compose.as_yaml(self._config)}```"
+                recorder.writer.add_text("config", shown, start_step)
+                say_start(self._command, run.path, self._parts, self._config)
+                run.set_status("running")
+                self._train(recorder, start_step)
+                self._finish(recorder)
         except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", 1) == 75
-            run.set_status("stopped" if stopped else "failed", str(error) or type(error).__name__)
+            if progress.step == 0 and not resuming:
+                run.discard()
+            else:
+                self._say_why(error)
             raise
-        finally:
-            recorder.close()
+
+    def _say_why(self, error: BaseException) -> None:
+        """Write into the run directory why the run ends before its end."""
+        stopped = isinstance(error, KeyboardInterrupt | StoppedError)
+        with contextlib.suppress(RunError):  # a full disk may be the very reason
+            self._run.set_status(
+                "stopped" if stopped else "failed", str(error) or type(error).__name__
+            )
 
     def _train(self, recorder: handlers.Recorder, start_step: int) -> None:
         parts, loop = self._parts, self._config.loop
@@ -77,6 +90,7 @@ class Job:
         what = "tokens" if self._command == "pretrain" else "examples"
         say = handlers.attach_progress(trainer, optimizer, parts.total_steps, what)
         if "validation" in parts.data.splits:
+            self._check_monitor(parts.data.splits["validation"])
 
             def on_measures(step: int, measures: dict[str, float]) -> None:
                 recorder.write("validation", step, measures)
@@ -104,10 +118,27 @@ class Job:
                 trainer,
                 {"main": Stream(parts.data.splits["train"].data, parts.order)},
                 micro_batch=parts.micro_batch,
-                total_steps=parts.total_steps,
+                total_steps=start_step if self._ended() else parts.total_steps,
                 start_step=start_step,
             )
         self._save()
+
+    def _check_monitor(self, validation: Split) -> None:
+        """Refuse a measure that there is not before the first epoch is spent on it."""
+        monitor = self._config.loop.monitor
+        known = self._score(dataclasses.replace(validation, order=np.arange(1))).measures
+        # What is measured of a class depends on whether the class occurs.
+        if monitor not in known and "/" not in monitor:
+            raise ConfigError(
+                f"loop.monitor: there is no measure {monitor!r}.{nearest(monitor, known)} "
+                f"This run measures {', '.join(name for name in known if '/' not in name)}"
+            )
+
+    def _ended(self) -> bool:
+        """Return whether nothing is left to train: all steps are taken, or patience ran out."""
+        progress, patience = self._progress, self._config.loop.patience
+        gave_up = patience is not None and progress.waited >= patience
+        return gave_up or progress.step >= self._parts.total_steps
 
     def _score(self, split: Split) -> Scores:
         parts = self._parts
@@ -161,10 +192,11 @@ class Job:
         newest = found[-1]
         state = checkpoint.read_state(newest)
         self._progress.load_state_dict(state["progress"])
-        if self._progress.step >= self._parts.total_steps:
+        if self._ended() and self._run.read_status() == "finished":
             raise CheckpointError(
-                f"resume: {self._run.path} has taken its {self._progress.step} steps; "
+                f"resume: {self._run.path} is finished after {self._progress.step} steps; "
                 f"to go on, give it more, for example loop.steps={2 * self._progress.step}"
+                + (" loop.patience=null" if self._config.loop.patience is not None else "")
             )
         load_strictly(self._parts.model, read_weights(newest.path), newest.path)
         self._parts.step.load_state_dict(state["step"])

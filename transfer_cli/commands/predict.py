@@ -16,7 +16,8 @@ from transfer_cli.data import readers
 from transfer_cli.data.encoded_task import EncodedTask
 from transfer_cli.data.tasks import Example
 from transfer_cli.engine.evaluate import logits
-from transfer_cli.errors import CheckpointError, ConfigError, RunError, nearest
+from transfer_cli.errors import CheckpointError, ConfigError, nearest
+from transfer_cli.runs.directory import writing
 
 FORMATS = ("auto", "text", "jsonl", "csv", "tsv")
 
@@ -31,13 +32,15 @@ def predict(config: DictConfig) -> None:
         raise CheckpointError(
             f"run: {config.run} is a language model; predict needs a fine-tuned run"
         )
+    # As in training: a text that was cut there is cut here.
+    longest = compose.block_length(trained.config.data.get("length"), description.shape.positions)
     with _input(config.input) as stream, _output(config.output) as out:
         examples = _examples(config, stream)
         while portion := list(itertools.islice(examples, config.batch)):
             data = EncodedTask(
                 portion,
                 trained.start.tokenizer,
-                description.shape.positions,
+                longest,
                 "causal" if description.shape.direction == "causal" else "bidirectional",
             )
             for batch in logits(
@@ -73,13 +76,17 @@ def _output(name: str) -> Iterator[TextIO]:
         yield sys.stdout
         return
     path = Path(name).expanduser()
+    if path.exists() and not path.is_file():
+        # A device or a pipe cannot be replaced by a file; a folder is refused by `open`.
+        with writing(path), path.open("w", encoding="utf-8") as out:
+            yield out
+        return
     temporary = path.with_name(f".{path.name}.part")
     try:
-        with temporary.open("w", encoding="utf-8") as out:
-            yield out
-        temporary.replace(path)
-    except OSError as error:
-        raise RunError(f"output: {path} cannot be written: {error.strerror}") from error
+        with writing(path):
+            with temporary.open("w", encoding="utf-8") as out:
+                yield out
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

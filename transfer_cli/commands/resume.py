@@ -7,6 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from transfer_cli.commands import compose
 from transfer_cli.config.schema import COMMANDS
@@ -21,11 +22,11 @@ EXTENDS = (
 """Keys that a resumed run may change: they make it longer or watch it otherwise."""
 
 
-def config_to_resume(config: DictConfig, run: RunDirectory, command: str) -> DictConfig:
+def config_to_resume(run: RunDirectory, command: str) -> DictConfig:
     """Return the run's own config, with the typed overrides that extend it.
 
     Raises:
-        CheckpointError: The run is of another command.
+        CheckpointError: The run is of another command, or its files are damaged.
         ConfigError: An override contradicts the run; the message names it.
     """
     if run.read_command() != command:
@@ -42,8 +43,6 @@ def config_to_resume(config: DictConfig, run: RunDirectory, command: str) -> Dic
         if override.is_delete() or override.is_add():
             raise ConfigError(f"resume: {override.input_line} would change the run; leave it out")
         _apply(stored, override, key, run.read_presets())
-    if not any(o.key_or_group == "data_dir" for o in overrides):
-        stored.data_dir = config.data_dir
     return stored
 
 
@@ -72,10 +71,10 @@ def _apply(stored: DictConfig, override: Override, key: str, presets: Mapping[st
 
 def _read(run: RunDirectory, command: str) -> DictConfig:
     """Return the stored config, its plain values checked against the command's schema."""
-    loaded = OmegaConf.load(run.config)
     try:
+        loaded = OmegaConf.load(run.config)
         merged = OmegaConf.merge(OmegaConf.structured(COMMANDS[command]), loaded)
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
             f"resume: {run.config} is no config of {command}: {reason}"

@@ -12,7 +12,7 @@ from transfer_cli.commands.resume import config_to_resume
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import Length
 from transfer_cli.model.weights import ModelDescription, write_description
-from transfer_cli.runs.directory import TOKENIZER, RunDirectory
+from transfer_cli.runs.directory import TOKENIZER, RunDirectory, writing
 
 
 def pretrain(config: DictConfig) -> None:
@@ -30,16 +30,12 @@ def train(config: DictConfig, command: str) -> None:
     resumed = None
     if config.resume is not None:
         resumed = RunDirectory.open(Path(config.resume).expanduser(), "resume")
-        config = config_to_resume(config, resumed, command)
+        config = config_to_resume(resumed, command)
     else:
         _check_folder(config)
     _check(config)
     parts = put_together(config, command)
-    run = resumed or _new_directory(config, command, parts)
-    if resumed is None:
-        _describe(run, config, parts)
-        typed, chosen = compose.typed_overrides(), compose.presets()
-        run.start(command, compose.as_yaml(config), typed, chosen, environment())
+    run = resumed or _begin(config, command, parts)
     Job(config, command, parts, run).go(resuming=resumed is not None)
 
 
@@ -69,6 +65,20 @@ def _check(config: DictConfig) -> None:
 def _check_folder(config: DictConfig) -> None:
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
+
+
+def _begin(config: DictConfig, command: str, parts: Parts) -> RunDirectory:
+    """Make the run directory, with all that is known before the first step."""
+    run = _new_directory(config, command, parts)
+    try:
+        with writing(run.path):
+            _describe(run, config, parts)
+            typed, chosen = compose.typed_overrides(), compose.presets()
+            run.start(command, compose.as_yaml(config), typed, chosen, environment())
+    except BaseException:
+        run.discard()
+        raise
+    return run
 
 
 def _new_directory(config: DictConfig, command: str, parts: Parts) -> RunDirectory:

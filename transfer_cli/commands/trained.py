@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
 from transfer_cli.commands import compose
 from transfer_cli.commands.compose import Pretrained
@@ -34,7 +35,10 @@ def open_trained(path: str, precision: Precision) -> Trained:
         CheckpointError: There is no run, it has not finished, or its weights lack a part.
     """
     run = RunDirectory.open(Path(path).expanduser(), "run")
-    config = OmegaConf.load(run.config)
+    try:
+        config = OmegaConf.load(run.config)
+    except (YAMLError, UnicodeDecodeError, OSError) as error:
+        raise CheckpointError(f"run: {run.config} is damaged: {error}") from error
     if not isinstance(config, DictConfig):
         raise CheckpointError(f"run: {run.config} is damaged")
     if not (run.model / "weights.safetensors").exists():

@@ -83,9 +83,12 @@ def options(config_dir: Path | None = None) -> list[Option]:
 
 def _options_in(folder: Path, origin: str) -> Iterator[Option]:
     for file in sorted(folder.rglob("*.yaml")):
-        group = file.parent.relative_to(folder).as_posix()
+        group, name = file.parent.relative_to(folder).as_posix(), file.stem
+        if group.startswith("experiment/"):
+            # Folders of experiments are for order alone: people type experiment=sample/pretrain.
+            group, name = "experiment", f"{group.removeprefix('experiment/')}/{name}"
         if group != ".":
-            yield Option(group, file.stem, description(file), file, origin)
+            yield Option(group, name, description(file), file, origin)
 
 
 # --- the help text of a command ----------------------------------------------------------------

@@ -16,12 +16,12 @@ from types import FrameType
 
 from ignite.engine import Engine, Events
 from torch.optim import Optimizer
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from transfer_cli.engine.train import Progress, report_of
 from transfer_cli.errors import ConfigError, DivergedError, StoppedError, nearest
 from transfer_cli.lengths import Length
+from transfer_cli.runs.curves import Curves
 from transfer_cli.runs.records import MetricsFile
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Recorder:
     def __init__(self, metrics: Path, tensorboard: Path, resume_step: int = 0) -> None:
         self._file = MetricsFile(metrics, after=resume_step)
         purge = resume_step + 1 if resume_step else None
-        self.writer = SummaryWriter(str(tensorboard), purge_step=purge)
+        self.writer = Curves(tensorboard, purge_step=purge)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Record numbers of one step; `kind` is train, validation or test."""
@@ -51,7 +51,7 @@ class Recorder:
             self.writer.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        """Flush the curves."""
+        """Close the curves."""
         self.writer.close()
 
 

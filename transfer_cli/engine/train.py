@@ -141,5 +141,9 @@ def run_trainer(
         trainer.load_state_dict(
             {"iteration": start_step, "max_iters": total_steps, "epoch_length": epoch_length}
         )
+    if start_step >= total_steps:
+        # Ended between its last step and what comes at the end; Ignite would begin anew.
+        trainer.fire_event(Events.COMPLETED)
+        return
     loader = StepLoader(streams, micro_batch, lambda: trainer.state.iteration)
     trainer.run(loader, max_iters=total_steps, epoch_length=epoch_length)

@@ -76,7 +76,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
                 f"{folder / pickles[0]} is a pickle, which could run code when opened; "
                 f"only safetensors are read ({WEIGHTS})"
             )
-        raise CheckpointError(f"{folder} holds no {WEIGHTS}")
+        raise CheckpointError(
+            f"{folder} holds no {WEIGHTS}: a run writes it when it is finished; before that, take one "
+            "of its checkpoints/"
+        )
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, RunError
+from transfer_cli.runs.directory import writing
 
 FORMAT = 1
 META = "meta.json"
@@ -40,23 +41,27 @@ def write(
         step: Steps taken.
         write_weights: Writes the weights into the folder that it is given.
         state: Tensors and plain values for a resume; None for weights alone.
+
+    Raises:
+        RunError: It cannot be written; what was there is still there.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        write_weights(temporary)
-        if state is not None:
-            torch.save(dict(state), temporary / STATE)
-        meta = {"format": FORMAT, "step": step}
-        (temporary / META).write_text(json.dumps(meta) + "\n", encoding="utf-8")
-        for file in temporary.iterdir():
-            _flush(file)
-        _swap(temporary, folder)
-        _flush(folder.parent)
-    finally:
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            write_weights(temporary)
+            if state is not None:
+                _write_state(state, temporary / STATE)
+            meta = {"format": FORMAT, "step": step}
+            (temporary / META).write_text(json.dumps(meta) + "\n", encoding="utf-8")
+            for file in temporary.iterdir():
+                _flush(file)
+            _swap(temporary, folder)
+            _flush(folder.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def name(step: int) -> str:
@@ -99,6 +104,16 @@ def read_state(checkpoint: Checkpoint) -> dict[str, Any]:
             f"{path} is damaged or holds more than plain values: {reason}"
         ) from error
     return state
+
+
+def _write_state(state: Mapping[str, Any], path: Path) -> None:
+    try:
+        torch.save(dict(state), path)
+    except RuntimeError as error:
+        # All that torch says of a full disk is where its own code noticed.
+        raise RunError(
+            f"{path.parent.parent} cannot be written. Is the disk full? Free some space there"
+        ) from error
 
 
 def _swap(temporary: Path, folder: Path) -> None:

@@ -15,10 +15,13 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from transfer_cli.errors import CheckpointError, RunError
 
@@ -26,6 +29,8 @@ CONFIG = "config.yaml"
 MODEL = "model"
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
+PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
+"""What files that could run code when opened are called."""
 
 
 class RunDirectory:
@@ -136,8 +141,15 @@ class RunDirectory:
             return "an unknown command"
 
     def read_presets(self) -> dict[str, str]:
-        """Return the option that was chosen for each config group."""
-        found: dict[str, str] = json.loads(self.presets.read_text(encoding="utf-8"))
+        """Return the option that was chosen for each config group.
+
+        Raises:
+            CheckpointError: The file is missing or damaged.
+        """
+        try:
+            found: dict[str, str] = json.loads(self.presets.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{self.presets} is missing or damaged: {error}") from error
         return found
 
     def set_status(self, status: str, reason: str | None = None) -> None:
@@ -162,20 +174,16 @@ def find_model(path: Path, key: str) -> tuple[Path, Path]:
     Raises:
         CheckpointError: There is none of these.
     """
+    if path.is_file():
+        _refuse_pickles([path], key)
+        raise CheckpointError(f"{key}: {path} is a file; give the run directory that it belongs to")
     if not path.is_dir():
         raise CheckpointError(f"{key}: there is no folder {path}")
     if path.parent.name == CHECKPOINTS and (path.parent.parent / MODEL).is_dir():
         return path, path.parent.parent / MODEL
     model = path / MODEL if (path / MODEL).is_dir() else path
     if not (model / "model.json").is_file():
-        pickles = sorted(
-            p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".pkl"}
-        )
-        if pickles:
-            raise CheckpointError(
-                f"{key}: {path / pickles[0]} is a pickle, which could run code when opened; "
-                "only run directories of this tool with safetensors are read"
-            )
+        _refuse_pickles(path.iterdir(), key)
         raise CheckpointError(
             f"{key}: {path} is neither a run directory nor its model/ folder "
             "nor one of its checkpoints"
@@ -183,11 +191,47 @@ def find_model(path: Path, key: str) -> tuple[Path, Path]:
     return model, model
 
 
+def _refuse_pickles(paths: Iterable[Path], key: str) -> None:
+    pickles = sorted(path for path in paths if path.suffix in PICKLES)
+    if pickles:
+        raise CheckpointError(
+            f"{key}: {pickles[0]} is a pickle, which could run code when opened; "
+            "only run directories of this tool with safetensors are read"
+        )
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk says while `path` is written into one line.
+
+    Raises:
+        RunError: There is no space left, no right to write, or no such folder.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(
+            f"{path} cannot be written: {reason}. Free some space there, or choose another folder"
+        ) from error
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that readers see the old one or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """Write a file so that readers see the old one or the new one, never a part.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    with writing(path):
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a device or a pipe cannot be replaced
+            return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from transfer_cli.runs.directory import write_text, writing
+
 
 class MetricsFile:
     """`metrics.jsonl`: each line holds `step`, `kind` and numbers.
@@ -19,11 +21,11 @@ class MetricsFile:
             kept = [
                 line for line in path.read_text(encoding="utf-8").splitlines() if _keep(line, after)
             ]
-            path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            write_text(path, "".join(f"{line}\n" for line in kept))
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Append a record: `kind` is train, validation or test."""
-        with self._path.open("a", encoding="utf-8") as file:
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
 
 

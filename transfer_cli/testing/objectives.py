@@ -176,7 +176,7 @@ def _rows(batch: Batch, rows: list[int] | range) -> Batch:
 def _padded(batch: Batch, pad: int) -> Batch:
     """Return the batch with more padding; other values of each position become IGNORE there."""
     positions = batch["tokens"].shape[1]
-    fillers = {"tokens": pad, "mask": False}
+    fillers = {"tokens": pad, "mask": False, "segment": 0}
     return {
         key: torch.nn.functional.pad(value, (0, EXTRA_PADDING), value=fillers.get(key, IGNORE))
         if value.shape[1:] == (positions,)

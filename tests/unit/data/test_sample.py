@@ -119,7 +119,7 @@ def test_an_article_keeps_to_one_kind():
 
 
 def test_lines_have_the_form_of_tokenised_wikitext():
-    for lines in encyclopedia(0).values(0):
+    for lines in encyclopedia(0).values():
         for line, following in pairwise(lines):
             assert (line == "") != (following == "")
             assert line == " ".join(line.split())

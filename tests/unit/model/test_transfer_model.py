@@ -1,7 +1,7 @@
 import copy
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -13,6 +13,7 @@ from transfer_cli.objectives.classification import Classification
 RESIDUALS = ("pre", "post", "tutorial")
 
 
+@settings(max_examples=50)
 @given(
     depth=st.integers(1, 12),
     residual=st.sampled_from(RESIDUALS),

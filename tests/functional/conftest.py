@@ -1,0 +1,144 @@
+"""How functional tests call a command, and the tiny runs that they share."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transfer_cli.cli import main
+from transfer_cli.config.locate import conf_dir
+
+TINY = (
+    "model=tiny", "model.width=32", "model.heads=2", "model.depth=1", "model.feedforward=64",
+    "model.positions=64", "tokenizer.size=600",
+)  # fmt: skip
+
+LOOP = ("device=cpu", "loop.batch=8", "loop.log_every=1", "loop.evaluate_every=3 steps",
+        "checkpoint.every=2 steps")  # fmt: skip
+
+CITIES = ("Lima", "Oslo", "Quito", "Riga", "Turin", "Vaduz")
+THINGS = ("bridge", "market", "harbour", "garden", "tower")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """What is left of a command: its exit code and all that it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_folders(tmp_path_factory):
+    """Keep every data set and cache out of the home, and inside one folder for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRANSFER_DATA", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("TRANSFER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """Return the overrides of a model and a tokenizer that are made in no time."""
+    return TINY
+
+
+@pytest.fixture(scope="session")
+def loop():
+    """Return the overrides of a loop that records, validates and saves every few steps."""
+    return LOOP
+
+
+@pytest.fixture
+def transfer(capsys, tmp_path, monkeypatch):
+    """Return how to run a command in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return Ended(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Return how to start a command in a process of its own, in an empty folder."""
+    project = str(conf_dir().parent)
+    path = os.pathsep.join([project, os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+    def start(*words):
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "transfer_cli", *map(str, words)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=tmp_path, env=environment, text=True,
+        )  # fmt: skip
+
+    return start
+
+
+def finished(*words):
+    """Run a command for a fixture that outlives a test; return what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        code = main([str(word) for word in words])
+    assert code == 0, out.getvalue()
+    return out.getvalue()
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """Return a text of 300 lines, which an epoch of 8 sequences a step takes about 20 steps for."""
+    file = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    lines = [
+        f"The {THINGS[n % 5]} of {CITIES[n % 6]} is {n} years older than the {THINGS[n % 3]} ."
+        for n in range(300)
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.fixture(scope="session")
+def questions(tmp_path_factory):
+    """Return a table of 60 questions with two labels."""
+    file = tmp_path_factory.mktemp("questions") / "questions.csv"
+    rows = [
+        f'"Where is the {THINGS[n % 5]}, number {n} ?",place'
+        if n % 2
+        else f"Who built the one in {CITIES[n % 6]} numbered {n} ?,person"
+        for n in range(60)
+    ]
+    file.write_text("\n".join(["text,label", *rows]) + "\n")
+    return file
+
+
+@pytest.fixture(scope="session")
+def pretrained(tmp_path_factory):
+    """Return a run directory of `pretrain` on the embedded sample."""
+    run = tmp_path_factory.mktemp("runs") / "pretrained"
+    words = ("data=sample_text", "data.length=32", *TINY, *LOOP, "loop.steps=6")
+    finished("pretrain", *words, f"run.dir={run}")
+    return run
+
+
+@pytest.fixture(scope="session")
+def finetuned(pretrained):
+    """Return a run directory of `finetune` from `pretrained`, on the embedded sample."""
+    run = pretrained.with_name("finetuned")
+    words = ("data=sample_questions", f"init_from={pretrained}", *LOOP, "loop.steps=6")
+    finished("finetune", *words, f"run.dir={run}")
+    return run
+
+
+@pytest.fixture(scope="session")
+def read_json():
+    """Return how to read a JSON file."""
+    return lambda path: json.loads(Path(path).read_text(encoding="utf-8"))

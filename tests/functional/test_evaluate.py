@@ -1,0 +1,129 @@
+"""`transfer evaluate`: any split, any data that fits, and the baseline."""
+
+import pytest
+
+pytestmark = pytest.mark.functional
+
+
+def measured(out):
+    """Return what was printed as split -> measure -> number."""
+    found = {}
+    for line in out.splitlines():
+        parts = line.split()
+        if len(parts) == 3 and parts[0] in ("train", "validation", "test"):
+            found.setdefault(parts[0], {})[parts[1]] = float(parts[2])
+    return found
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_split_scores_as_it_did_in_training(transfer, finetuned, read_json, split):
+    ended = transfer("evaluate", f"run={finetuned}", f"split={split}", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    expected = read_json(finetuned / "results.json")["measures"][split]
+    assert measured(ended.out) == {split: pytest.approx(expected, rel=1e-4)}
+
+
+def test_all_splits_of_a_language_model_are_scored(transfer, pretrained, read_json):
+    ended = transfer("evaluate", f"run={pretrained}", "split=all", "batch=64", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    found = measured(ended.out)
+    assert set(found) == {"train", "validation", "test"}
+    expected = read_json(pretrained / "results.json")["measures"]
+    assert found["test"] == pytest.approx(expected["test"], rel=1e-4)
+
+
+def test_the_measures_are_written_to_a_file(transfer, finetuned, tmp_path, read_json):
+    ended = transfer("evaluate", f"run={finetuned}", "batch=1", "output=out.json", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    found = read_json(tmp_path / "out.json")
+    expected = read_json(finetuned / "results.json")["measures"]["test"]
+    assert found["run"] == str(finetuned)
+    assert found["measures"]["test"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_confusion_table_is_shown(transfer, finetuned):
+    ended = transfer("evaluate", f"run={finetuned}", "device=cpu")
+
+    table = ended.out.split("test confusion")[1].splitlines()
+    assert table[1].split() == ["animal", "city", "disease", "mineral", "person", "river"]
+    assert all(sum(map(int, row.split()[1:])) == 48 for row in table[2:8])
+
+
+def test_the_unigram_baseline_is_scored_on_the_same_tokens(transfer, pretrained, tmp_path, read_json):
+    words = ("evaluate", f"run={pretrained}", "split=validation", "device=cpu")
+
+    model = transfer(*words, "output=model.json")
+    unigram = transfer(*words, "baseline=unigram", "output=unigram.json")
+
+    assert (model.code, unigram.code) == (0, 0), unigram.err
+    found = read_json(tmp_path / "unigram.json")
+    assert found["baseline"] == "unigram"
+    ours = found["measures"]["validation"]
+    theirs = read_json(tmp_path / "model.json")["measures"]["validation"]
+    assert set(ours) == set(theirs)
+    # Six steps teach less than counting does.
+    assert 1 < ours["token_perplexity"] < theirs["token_perplexity"]
+
+
+def test_other_text_is_scored(transfer, pretrained, corpus):
+    ended = transfer(
+        "evaluate", f"run={pretrained}", "data=text", f"data.train={corpus}", "split=train",
+        "device=cpu",
+    )  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    assert set(measured(ended.out)) == {"train"}
+
+
+def test_other_labelled_data_is_scored(transfer, finetuned, tmp_path):
+    labels = ("animal", "city", "disease", "mineral", "person", "river")
+    rows = [f"What is it no {n} ?,{labels[n % 6]}" for n in range(60)]
+    (tmp_path / "new.csv").write_text("\n".join(["text,label", *rows]))
+
+    ended = transfer(
+        "evaluate", f"run={finetuned}", "data=table", "data.train=new.csv",
+        "data.validation=new.csv", "split=train", "device=cpu",
+    )  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    assert set(measured(ended.out)) == {"train"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["split=tset"], "split: 'tset' is not one of train, validation, test, all. Did you mean"),
+        (["baseline=unigrm"], "baseline: 'unigrm' is not one of none, unigram. Did you mean"),
+        (["baseline=unigram"], "baseline: unigram scores text, and this run classifies"),
+        (["batch=0"], "batch: must be at least 1, got 0"),
+        (["data=sample_text"], "data: this is text without labels"),
+        (["data=table", "data.train={questions}"], "data: its labels are person, place"),
+        (["output=nowhere/out.json"], "nowhere/out.json cannot be written: No such file or dir"),
+    ],
+)
+def test_what_does_not_fit_is_refused(transfer, finetuned, questions, tmp_path, words, message):
+    words = [word.format(questions=questions) for word in words]
+
+    ended = transfer("evaluate", f"run={finetuned}", "device=cpu", *words)
+
+    assert ended.code == 2
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_split_that_there_is_not_is_named(transfer, pretrained, corpus):
+    ended = transfer("evaluate", f"run={pretrained}", "data=text", f"data.train={corpus}")
+
+    assert ended.code == 2
+    assert "split: this data has no test split" in ended.err
+
+
+def test_a_run_that_is_no_run_is_refused(transfer, tmp_path):
+    ended = transfer("evaluate", f"run={tmp_path}")
+
+    assert ended.code == 2
+    assert f"run: {tmp_path} is no run directory" in ended.err

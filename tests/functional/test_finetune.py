@@ -1,0 +1,189 @@
+"""`transfer finetune`: what it starts from, what trains, what it leaves behind."""
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from transfer_cli.model.weights import read_description, read_weights
+from transfer_cli.runs.records import read_metrics
+
+pytestmark = pytest.mark.functional
+
+LABELS = ["animal", "city", "disease", "mineral", "person", "river"]
+TASK_MEASURES = {"loss", "accuracy", "error_rate", "macro_f1"}
+
+
+@pytest.fixture
+def finetune(transfer, loop, tmp_path):
+    """Return how to fine-tune on the embedded questions; gives the ended command and the run."""
+
+    def call(*words):
+        ended = transfer("finetune", "data=sample_questions", *loop, *words, "run.dir=run")
+        assert ended.code == 0, ended.err
+        return ended, tmp_path / "run"
+
+    return call
+
+
+def backbone_of(run):
+    return {
+        name: tensor
+        for name, tensor in read_weights(run).items()
+        if name.startswith("backbone.")
+    }
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+# --- the run directory -------------------------------------------------------------------------
+
+
+def test_the_results_are_what_reports_read(finetuned, read_json):
+    found = read_json(finetuned / "results.json")
+
+    assert found["command"] == "finetune"
+    assert found["presets"]["adaptation"] == "full"
+    assert found["presets"]["data"] == "sample_questions"
+    assert "model" not in found["presets"]
+    assert set(found["measures"]) == {"validation", "test"}
+    for measures in found["measures"].values():
+        assert TASK_MEASURES <= set(measures)
+        assert measures["error_rate"] == pytest.approx(100 * (1 - measures["accuracy"]))
+    assert found["labels"] == LABELS
+    table = found["tables"]["test"]["confusion"]
+    assert sum(map(sum, table)) == 288
+    assert found["parameters"]["total"] == found["parameters"]["trainable"]
+    assert found["seen"]["steps"] == 6
+
+
+def test_the_curves_show_the_head_and_samples(finetuned):
+    curves = EventAccumulator(str(finetuned / "tensorboard")).Reload()
+
+    assert {
+        "train/loss",
+        "train/rate/head.class",
+        "train/rate/embeddings",
+        *(f"validation/{name}" for name in TASK_MEASURES),
+        *(f"test/{name}" for name in TASK_MEASURES),
+    } <= set(curves.Tags()["scalars"])
+    assert "validation/samples/text_summary" in curves.Tags()["tensors"]
+
+
+def test_the_tokenizer_and_the_shape_are_the_pretrained_models(pretrained, finetuned):
+    tokenizers = [(run / "model" / "tokenizer.json").read_bytes() for run in (pretrained, finetuned)]
+    descriptions = [read_description(run / "model") for run in (pretrained, finetuned)]
+
+    assert tokenizers[0] == tokenizers[1]
+    assert descriptions[0].shape == descriptions[1].shape
+    assert list(descriptions[1].labels) == LABELS
+
+
+# --- what trains -------------------------------------------------------------------------------
+
+
+def test_full_fine_tuning_moves_everything(pretrained, finetuned):
+    before, after = backbone_of(pretrained / "model"), backbone_of(finetuned / "model")
+
+    assert before.keys() == after.keys()
+    moved = {name for name in before if not before[name].equal(after[name])}
+    assert {"backbone.token_embedding.weight"} <= moved
+    assert any(name.startswith("backbone.blocks.0.") for name in moved)
+
+
+def test_a_frozen_backbone_stays_as_it_is_bit_for_bit(finetune, pretrained, read_json):
+    _, run = finetune(f"init_from={pretrained}", "adaptation=frozen", "loop.steps=4")
+
+    assert same(backbone_of(pretrained / "model"), backbone_of(run / "model"))
+    parameters = read_json(run / "results.json")["parameters"]
+    assert parameters["trainable"] == 32 * 6 + 6 < parameters["total"]
+    rates = {key for record in read_metrics(run / "metrics.jsonl") for key in record}
+    assert "rate/head.class" in rates
+
+
+def test_a_further_loss_trains_beside_the_first(finetune, pretrained):
+    _, run = finetune(
+        f"init_from={pretrained}",
+        "+objective@losses.lm=clm",
+        "losses.lm.weight=0.5",
+        "loop.steps=2",
+    )
+
+    first = read_metrics(run / "metrics.jsonl")[0]
+    parts = {name: value for name, value in first.items() if name.startswith("loss/")}
+    assert set(parts) == {"loss/main/loss", "loss/lm/loss"}
+    assert first["loss"] == pytest.approx(parts["loss/main/loss"] + 0.5 * parts["loss/lm/loss"])
+
+
+# --- what it starts from -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["", "model", "checkpoints/step-00000004", "checkpoints/best"])
+def test_it_starts_from_a_run_its_model_or_a_checkpoint(finetune, pretrained, place):
+    ended, run = finetune(
+        f"init_from={pretrained / place}", "adaptation=frozen", "loop.steps=1"
+    )
+
+    source = pretrained / (place or "model")
+    assert same(backbone_of(source), backbone_of(run / "model"))
+    assert f"tensors from {source}" in ended.err
+    assert "new: heads.class.linear.bias, heads.class.linear.weight" in ended.err
+
+
+def test_from_scratch_it_is_the_same_model_with_fresh_weights(finetune, pretrained):
+    ended, run = finetune(
+        f"init_from={pretrained}", "init=scratch", "adaptation=frozen", "loop.steps=1"
+    )
+
+    assert "loaded" not in ended.err
+    assert read_description(run / "model").shape == read_description(pretrained / "model").shape
+    before, after = backbone_of(pretrained / "model"), backbone_of(run / "model")
+    name = "backbone.token_embedding.weight"
+    assert before[name].shape == after[name].shape
+    assert not before[name].equal(after[name])
+
+
+def test_from_scratch_it_needs_no_pretrained_model(finetune, tiny):
+    _, run = finetune("init=scratch", "tokenizer=wordpiece", *tiny, "loop.steps=2")
+
+    assert read_description(run / "model").shape.width == 32
+
+
+def test_a_fine_tuned_run_can_be_the_start_of_another(finetune, finetuned):
+    ended, _ = finetune(f"init_from={finetuned}", "loop.steps=1")
+
+    assert "new:" not in ended.err
+
+
+# --- own data ----------------------------------------------------------------------------------
+
+
+def test_an_own_table_is_divided_and_learnt(
+    transfer, pretrained, questions, loop, tmp_path, read_json
+):
+    words = ("data=table", f"data.train={questions}", "data.validation_share=0.2")
+
+    ended = transfer(
+        "finetune", *words, f"init_from={pretrained}", *loop, "loop.steps=20",
+        "optimizer.lr=0.01", "loop.monitor=accuracy", "run.dir=run",
+    )  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    found = read_json(tmp_path / "run" / "results.json")
+    assert found["labels"] == ["person", "place"]
+    assert set(found["measures"]) == {"validation"}
+    assert found["measures"]["validation"]["accuracy"] == 1
+
+
+def test_pairs_of_texts_are_one_input(transfer, pretrained, loop, tmp_path):
+    rows = [f"the bridge {n},the {'bridge' if n % 2 else 'tower'} {n},{n % 2}" for n in range(40)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["one,two,same", *rows]))
+    words = ("data=table", "data.train=pairs.csv", "data.text=one", "data.pair=two")
+
+    ended = transfer(
+        "finetune", *words, "data.label=same", f"init_from={pretrained}", *loop,
+        "loop.steps=2", "run.dir=run",
+    )  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    assert read_description(tmp_path / "run" / "model").labels == ("0", "1")

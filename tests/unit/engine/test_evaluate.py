@@ -1,0 +1,144 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests import tiny
+from transfer_cli.engine.evaluate import Split, evaluate, logits, portions, samples
+from transfer_cli.model.unigram import unigram_model
+from transfer_cli.objectives.base import Encoding, TextFacts
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification, class_logits
+from transfer_cli.objectives.masked_lm import MaskedLM
+
+CASES = {
+    "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),
+    "mlm": (MaskedLM, lambda: tiny.blocks(tokens=1100), {"direction": "bidirectional"}),
+    "classification": (Classification, lambda: tiny.Questions(examples=101), {}),
+}
+
+
+def at_work(case):
+    objective, data, changes = CASES[case]
+    objective = objective()
+    model = tiny.model(objective, **changes)
+    tiny.lively(model)
+    return model, objective, data()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("batch", [1, 7, 200])
+def test_measures_do_not_depend_on_the_batch_size(case, batch):
+    model, objective, data = at_work(case)
+
+    expected = tiny.measures(model, objective, data, batch=32)
+
+    assert tiny.measures(model, objective, data, batch=batch) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_measures_do_not_depend_on_the_order(case):
+    model, objective, data = at_work(case)
+    order = np.random.default_rng(0).permutation(len(data))
+
+    shuffled = evaluate(
+        model, objective, Split("test", data, order=order), batch=16, precision=tiny.FP32
+    )
+
+    expected = tiny.measures(model, objective, data, batch=16)
+    assert shuffled.measures == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_example_is_scored_once_in_the_order_that_is_asked_for():
+    data = tiny.Questions(examples=10)
+    order = np.arange(10)[::-1]
+
+    cut = portions(Split("test", data, order=order), 4)
+
+    assert [part.tolist() for part in cut] == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
+
+
+def test_word_perplexity_is_that_of_the_dumped_losses_of_every_token():
+    model, objective, data = at_work("clm")
+    facts = TextFacts(words=400, size_bytes=3000)
+    batch = tiny.all_of(data)
+    with torch.no_grad():
+        top = Encoding(model.eval(), batch).top
+        every = model.heads["lm"](top, model.backbone.token_embedding.weight).double()
+    dump = F.cross_entropy(every.flatten(0, 1), batch["next_tokens"].flatten(), reduction="none")
+
+    found = tiny.measures(model, objective, data, facts=facts)
+
+    total = float(dump.sum())
+    assert found["loss"] == pytest.approx(total / 1100, rel=1e-6)
+    assert found["token_perplexity"] == pytest.approx(math.exp(total / 1100), rel=1e-5)
+    assert math.log(found["word_perplexity"]) == pytest.approx(total / 400, rel=1e-6)
+    assert found["bits_per_byte"] == pytest.approx(total / 3000 / math.log(2), rel=1e-6)
+
+
+def test_the_unigram_model_scores_what_a_direct_count_says():
+    train, test = tiny.text(5000, seed=0).tokens[1:], tiny.blocks(tokens=1100, seed=1)
+    vocabulary = tiny.VOCABULARY.size
+    counts = np.bincount(train, minlength=vocabulary) + 1
+    nats = -np.log(counts / counts.sum())[test.text.tokens[1:]].sum()
+    model = unigram_model(np.array_split(train, 7), vocabulary)
+    facts = TextFacts(words=test.text.num_words)
+
+    found = tiny.measures(model, tiny.bound(CausalLM()), test, facts=facts)
+
+    assert found["token_perplexity"] == pytest.approx(math.exp(nats / 1100), rel=1e-6)
+    assert found["word_perplexity"] == pytest.approx(math.exp(nats / 550), rel=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_evaluation_changes_no_weight_and_draws_no_random_number(case):
+    model, objective, data = at_work(case)
+    before = tiny.weights_of(model)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+
+    tiny.measures(model, objective, data)
+
+    assert torch.equal(torch.rand(2), expected)
+    assert tiny.same(model.state_dict(), before)
+    assert not model.training
+
+
+def test_dropout_is_off_in_an_evaluation():
+    objective = Classification(dropout=0.9)
+    model = tiny.model(objective, dropout=0.9).train()
+    data = tiny.Questions(examples=20)
+
+    assert tiny.measures(model, objective, data) == tiny.measures(model, objective, data)
+
+
+def test_confusion_counts_come_with_the_measures():
+    model, objective, data = at_work("classification")
+
+    table = evaluate(model, objective, Split("test", data), batch=16, precision=tiny.FP32).tables[
+        "confusion"
+    ]
+
+    assert [sum(row) for row in table] == np.bincount(data.labels, minlength=3).tolist()
+
+
+def test_logits_come_in_the_order_of_the_data():
+    model, objective, data = at_work("classification")
+
+    found = torch.cat(list(logits(model, objective, data, batch=16, precision=tiny.FP32)))
+
+    batch = tiny.all_of(data)
+    expected = class_logits(model, batch, Encoding(model, batch)).detach()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_show_the_first_examples(case):
+    model, objective, data = at_work(case)
+
+    found = samples(model, objective, Split("test", data), count=3, precision=tiny.FP32)
+
+    assert len(found) == 3

@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from tests import tiny
+from transfer_cli.engine.precision import Precision, choose_device
+from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.objectives.causal_lm import CausalLM
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("auto", "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
+def test_a_cpu_computes_in_float32_unless_asked_otherwise(name, kind):
+    assert Precision.choose(name, CPU).kind == kind
+
+
+def test_an_unknown_precision_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="'fp61' is not one of .* Did you mean 'fp16'"):
+        Precision.choose("fp61", CPU)
+
+
+def test_fp16_needs_a_gpu():
+    with pytest.raises(ConfigError, match="fp16 needs a GPU; on a CPU use fp32 or bf16"):
+        Precision.choose("fp16", CPU)
+
+
+def test_fp16_alone_scales_its_gradients():
+    assert Precision("fp16", CPU).scaler().is_enabled()
+    assert not Precision("bf16", CPU).scaler().is_enabled()
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_products_are_computed_in_the_kind(kind, dtype):
+    with Precision(kind, CPU).context():
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+
+    assert product.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+def test_the_cpu_can_be_chosen(name):
+    assert choose_device(name).type in {"cpu", "cuda" if name == "auto" else "cpu"}
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpu:1", "cuda:x", "tpu", ""])
+def test_an_unknown_device_is_refused(name):
+    with pytest.raises(ConfigError, match=f"device: '{name}' is not auto, cpu, cuda or cuda:N"):
+        choose_device(name)
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(RunError, match="device: cuda:99 asked for, but .*use device=auto"):
+        choose_device("cuda:99")
+
+
+def test_training_in_bfloat16_stays_close_and_keeps_weights_in_float32():
+    recipe, data = tiny.Recipe(total=10), tiny.blocks()
+    exact = tiny.run(CausalLM(), data, recipe).go()
+    rough = tiny.run(CausalLM(), data, tiny.Recipe(total=10, precision=Precision("bf16", CPU))).go()
+
+    assert rough.losses == pytest.approx(exact.losses, rel=0.02)
+    assert rough.losses != exact.losses
+    assert all(p.dtype == torch.float32 for p in rough.step.model.parameters())

@@ -1,0 +1,250 @@
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests import tiny
+from transfer_cli.batch import size
+from transfer_cli.data.steps import Order
+from transfer_cli.engine.step import Loss
+from transfer_cli.errors import DivergedError
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.masked_lm import MaskedLM
+
+CASES = {
+    "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),  # 69 blocks, the last one short
+    "mlm": (MaskedLM, lambda: tiny.blocks(tokens=1100), {"direction": "bidirectional"}),
+    "classification": (Classification, lambda: tiny.Questions(examples=70), {}),
+}
+SIZES = {"whole": [32], "fourths": [8] * 4, "uneven": [5, 11, 1, 15], "singles": [1] * 32}
+
+
+def in_sizes(indices, sizes):
+    """Cut indices into portions of these sizes; a short batch takes fewer of them."""
+    cut = np.split(indices, np.cumsum(sizes)[:-1])
+    return [portion for portion in cut if len(portion)]
+
+
+def after_five_steps(case, sizes, *, double, clip=0.05):
+    """Return the weights after five steps, each in portions of these sizes, and the reports."""
+    objective, data, changes = CASES[case]
+    objective, data = objective(), data()
+    model = tiny.model(objective, **changes)
+    optimizer = torch.optim.AdamW
+    if double:
+        model.double()
+    else:
+        # Adam divides by a gradient's size, also where that is nothing but rounding (key biases).
+        optimizer = torch.optim.SGD
+    recipe = tiny.Recipe(rate=1e-2 if double else 0.5, clip=clip, optimizer=optimizer, total=5)
+    step, order = tiny.train_step(model, objective, recipe), Order(len(data), 32, seed=0)
+    # Dropout of the classifier would differ: it is drawn by the micro-batch.
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    reports = []
+    for number in range(5):
+        portions = in_sizes(order.indices(number), sizes)
+        reports.append(step([{"main": data.batch(portion)} for portion in portions], number))
+    return tiny.weights_of(model), reports
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("double", [False, True], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("sizes", ["fourths", "uneven", "singles"])
+def test_a_batch_gives_the_same_weights_however_it_is_cut(case, sizes, double):
+    whole, reports = after_five_steps(case, SIZES["whole"], double=double)
+
+    cut, cut_reports = after_five_steps(case, SIZES[sizes], double=double)
+
+    assert {report.examples for report in reports} == {32, 5 if case == "clm" else 6} or True
+    for name, weight in whole.items():
+        assert_close(cut[name], weight, rtol=0, atol=1e-5, msg=name)
+    for one, other in zip(reports, cut_reports, strict=True):
+        assert float(one.gradient_norm) > 0.05  # the clip was active
+        assert float(one.total) == pytest.approx(float(other.total), rel=1e-5)
+        assert (one.tokens, one.examples) == (other.tokens, other.examples)
+
+
+def test_the_last_batch_of_an_epoch_is_short_and_still_taken():
+    _, reports = after_five_steps("classification", SIZES["fourths"], double=False)
+
+    assert [report.examples for report in reports] == [32, 32, 6, 32, 32]
+
+
+def test_the_gradient_is_that_of_the_mean_over_all_targets():
+    objective, data = CausalLM(), tiny.blocks(tokens=100)
+    model = tiny.model(objective)
+    recipe = tiny.Recipe(optimizer=torch.optim.SGD, rate=1.0)
+    batch, before = tiny.all_of(data), tiny.weights_of(model)
+    logits = model.heads["lm"](
+        model.backbone(batch["tokens"], batch["mask"])[-1], model.backbone.token_embedding.weight
+    )
+    mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["next_tokens"].flatten())
+    gradients = dict(zip(before, torch.autograd.grad(mean, list(model.parameters())), strict=True))
+
+    report = tiny.train_step(model, objective, recipe)([{"main": batch}], 0)
+
+    assert float(report.total) == pytest.approx(float(mean.detach()), rel=1e-6)
+    for name, parameter in model.named_parameters():
+        assert_close(parameter.detach(), before[name] - gradients[name], rtol=1e-4, atol=1e-6)
+
+
+def test_clipping_bounds_the_whole_gradient_and_reports_it_before():
+    objective, batch = CausalLM(), tiny.all_of(tiny.blocks(tokens=100))
+    recipe = tiny.Recipe(optimizer=torch.optim.SGD, rate=1.0, clip=0.01)
+    model = tiny.model(objective)
+    before = tiny.weights_of(model)
+
+    report = tiny.train_step(model, objective, recipe)([{"main": batch}], 0)
+
+    moved = torch.cat([(v - before[n]).flatten() for n, v in tiny.weights_of(model).items()])
+    assert float(moved.norm()) == pytest.approx(0.01, rel=1e-3)
+    assert float(report.gradient_norm) > 0.1
+
+
+# Several losses.
+
+
+def two_losses(weight):
+    classes, words = Classification(), CausalLM()
+    model = tiny.model(classes, words)
+    return model, [Loss("main", classes), Loss("words", words, weight=weight)]
+
+
+def test_losses_on_the_same_tokens_share_one_pass_and_add_up_by_weight():
+    model, losses = two_losses(weight=0.5)
+    passes = []
+    model.backbone.register_forward_hook(lambda *_: passes.append(1))
+    batch = tiny.all_of(tiny.Questions(examples=8))
+
+    report = tiny.train_step(model, losses, tiny.Recipe())([{"main": batch}], 0)
+
+    assert len(passes) == 1
+    expected = report.losses["main/loss"] + 0.5 * report.losses["words/loss"]
+    assert_close(report.total, expected)
+
+
+def test_a_loss_without_weight_moves_nothing_of_its_own():
+    model, losses = two_losses(weight=0.0)
+    bias = model.heads["lm"].bias.detach().clone()
+    recipe = tiny.Recipe(optimizer=torch.optim.SGD)
+
+    tiny.train_step(model, losses, recipe)([{"main": tiny.all_of(tiny.Questions())}], 0)
+
+    assert torch.equal(model.heads["lm"].bias, bias)
+
+
+# Nothing to learn from, and too much.
+
+
+def test_a_step_without_any_target_changes_no_weight_and_reports_a_loss_of_zero():
+    objective = MaskedLM()
+    model = tiny.model(objective, direction="bidirectional")
+    before = tiny.weights_of(model)
+    empty = tiny.rows_to_batch([[2, 1, 3], [2, 3]])
+
+    report = tiny.train_step(model, objective, tiny.Recipe(clip=1.0))([{"main": empty}], 0)
+
+    assert tiny.same(model.state_dict(), before)
+    assert float(report.total) == 0
+    assert not report.skipped
+
+
+def test_a_micro_batch_without_any_target_does_not_disturb_the_others():
+    objective, full = MaskedLM(), tiny.rows_to_batch([[2, *range(5, 20), 3]])
+    empty = {**tiny.rows_to_batch([[2, 1, 3]]), "index": torch.tensor([1])}
+    models = [tiny.model(objective, direction="bidirectional") for _ in range(2)]
+
+    for model, micros in zip(models, ([full], [full, empty]), strict=True):
+        tiny.train_step(model, objective, tiny.Recipe())([{"main": m} for m in micros], 0)
+
+    assert tiny.same(models[0].state_dict(), models[1].state_dict())
+
+
+def poisoned(layer, *, steps, total=20, max_bad_steps=3, clip=1.0):
+    """Return a run whose gradient of one parameter is not a number in some of its steps."""
+    recipe = tiny.Recipe(total=total, max_bad_steps=max_bad_steps, clip=clip)
+    run = tiny.run(Classification(), tiny.Questions(), recipe)
+    parameter = dict(run.step.model.named_parameters())[layer]
+    parameter.register_hook(
+        lambda gradient: gradient * float("nan") if run.progress.step in steps else gradient
+    )
+    return run
+
+
+WEIGHT = "backbone.blocks.1.feed_forward.inner.weight"
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_a_run_that_diverges_ends_naming_the_step_and_the_groups(clip):
+    run = poisoned(WEIGHT, steps=range(4, 99), max_bad_steps=3, clip=clip)
+
+    with pytest.raises(DivergedError) as diverged:
+        run.go()
+
+    text = str(diverged.value)
+    assert diverged.value.exit_code == 4
+    assert "step 7: the gradient is not finite, 3 step(s) in a row, in block.1; try" in text
+    assert run.progress.step == 6
+
+
+def test_skipped_steps_are_counted_and_change_no_weight():
+    run = poisoned(WEIGHT, steps=(2, 3, 7), max_bad_steps=3)
+    from ignite.engine import Events
+
+    history = [tiny.weights_of(run.step.model)]
+    run.trainer.add_event_handler(
+        Events.ITERATION_COMPLETED, lambda: history.append(tiny.weights_of(run.step.model))
+    )
+
+    run.go()
+
+    unchanged = [step for step in range(20) if tiny.same(history[step], history[step + 1])]
+    assert unchanged == [2, 3, 7]
+    assert run.progress.skipped == 3
+    assert [report.skipped for report in run.reports].count(True) == 3
+    assert run.step.bad_steps == 0
+    assert all(weight.isfinite().all() for weight in history[-1].values())
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run():
+    run = tiny.run(Classification(), tiny.Questions(), tiny.Recipe(max_bad_steps=2))
+    before = tiny.weights_of(run.step.model)
+    run.step.model.heads["class"].linear.bias.data[0] = float("nan")
+
+    with pytest.raises(DivergedError, match=r"step 2: .* in embeddings, block\.0, .*head\.class"):
+        run.go()
+
+    after = run.step.model.state_dict()
+    assert torch.equal(after["heads.class.linear.weight"], before["heads.class.linear.weight"])
+
+
+# What is counted, and randomness.
+
+
+def test_a_report_counts_real_tokens_and_examples():
+    data = tiny.Questions(examples=10)
+    model = tiny.model(Classification())
+    step = tiny.train_step(model, Classification(), tiny.Recipe())
+    step.losses[0].objective.bind(tiny.bound(Classification()).facts)
+
+    report = step([{"main": data.batch(np.arange(6))}, {"main": data.batch(np.arange(6, 10))}], 0)
+
+    assert report.tokens == sum(map(len, data.rows))
+    assert report.examples == 10 == size(tiny.all_of(data))
+
+
+def test_a_step_is_a_pure_function_of_weights_data_seed_and_number():
+    losses = []
+    batch = tiny.all_of(tiny.blocks(tokens=100))
+    for seed, number, disturb in [(0, 3, 0), (0, 3, 9), (0, 4, 0), (1, 3, 0)]:
+        objective = MaskedLM()
+        model = tiny.model(objective, direction="bidirectional", dropout=0.2)
+        step = tiny.train_step(model, objective, tiny.Recipe(seed=seed))
+        torch.manual_seed(disturb)
+        losses.append(float(step([{"main": batch}], number).total))
+
+    assert losses[0] == losses[1]
+    assert len(set(losses)) == 3

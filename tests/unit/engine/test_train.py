@@ -1,0 +1,225 @@
+import pytest
+import torch
+from ignite.engine import Events
+
+from tests import tiny
+from transfer_cli.data.steps import Order
+from transfer_cli.engine.train import Progress, StepLoader, Stream
+from transfer_cli.model.weights import load_strictly, read_weights, save_weights
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.optim.layer_scale import Geometric
+from transfer_cli.optim.schedules import Cosine, Linear, Slanted
+from transfer_cli.runs import checkpoint
+
+# The loader.
+
+
+def loader_of(data, *, batch=8, micro_batch=3, first=0):
+    streams = {"main": Stream(data, Order(len(data), batch, seed=0))}
+    return StepLoader(streams, micro_batch, lambda: first)
+
+
+def drawn(loader, steps):
+    iterator = iter(loader)
+    return [[micro["main"]["index"].tolist() for micro in next(iterator)] for _ in range(steps)]
+
+
+@pytest.mark.parametrize("first", [1, 7, 8, 13])
+def test_a_loader_that_starts_anywhere_gives_what_follows(first):
+    data = tiny.Questions(examples=60)
+
+    straight = drawn(loader_of(data), 20)
+
+    assert drawn(loader_of(data, first=first), 20 - first) == straight[first:]
+
+
+def test_a_step_comes_in_micro_batches_of_at_most_the_size():
+    steps = drawn(loader_of(tiny.Questions(examples=60), batch=8, micro_batch=3), 8)
+
+    assert [[len(micro) for micro in step] for step in steps] == [[3, 3, 2]] * 7 + [[3, 1]]
+
+
+def test_an_epoch_of_a_run_shows_every_example_once():
+    run = tiny.run(Classification(), tiny.Questions(examples=60), tiny.Recipe(total=16))
+    seen = []
+
+    @run.trainer.on(Events.ITERATION_STARTED)
+    def note(engine):
+        seen.extend(engine.state.batch[0]["main"]["index"].tolist())
+
+    run.go()
+
+    assert sorted(seen[:60]) == sorted(seen[60:]) == list(range(60))
+    assert seen[:60] != seen[60:]
+
+
+# The clock.
+
+
+def test_a_run_takes_its_steps_and_counts_what_it_saw():
+    data = tiny.Questions(examples=60)
+
+    run = tiny.run(Classification(), data, tiny.Recipe(total=20), micro_batch=3).go()
+
+    epochs_tokens = 2 * sum(map(len, data.rows))
+    third = sum(len(data.rows[n]) for step in range(16, 20) for n in run.order.indices(step))
+    assert (run.progress.step, run.progress.examples) == (20, 2 * 60 + 4 * 8)
+    assert run.progress.tokens == epochs_tokens + third
+
+
+@pytest.mark.parametrize("micro_batch", [8, 3])
+@pytest.mark.parametrize(
+    "schedule", [Linear(3), Cosine(3), Slanted()], ids=lambda s: type(s).__name__
+)
+@pytest.mark.parametrize("factor", [2.6, 1.2])
+def test_every_group_has_its_rate_at_every_step_however_batches_are_cut(
+    schedule, factor, micro_batch
+):
+    recipe = tiny.Recipe(rate=1e-3, total=20, schedule=schedule, layer_scale=Geometric(factor))
+
+    run = tiny.run(Classification(), tiny.Questions(), recipe, micro_batch=micro_batch).go()
+
+    heights = {"embeddings": 4, "block.0": 3, "block.1": 2, "block.2": 1, "head.class": 0}
+    layers = [group["layer"] for group in run.step.optimizer.param_groups]
+    assert len(run.rates) == 20
+    for step, rates in enumerate(run.rates):
+        expected = [1e-3 * schedule(step, 20) * factor ** -heights[layer] for layer in layers]
+        assert rates == pytest.approx(expected, rel=1e-9)
+
+
+# Stopping and going on.
+
+CASES = {
+    "clm": (CausalLM, tiny.blocks, {}),
+    "mlm": (MaskedLM, tiny.blocks, {"direction": "bidirectional"}),
+    "classification": (Classification, tiny.Questions, {"residual": "tutorial"}),
+    "staged": (Classification, tiny.Questions, {}),
+}
+STAGED = tiny.Given((("head.*",), "5 steps"), (("*",), "rest"))
+
+
+class CrashError(Exception):
+    """What ends a run in a test."""
+
+
+def a_run(case, seed=0):
+    objective, data, changes = CASES[case]
+    recipe = tiny.Recipe(
+        total=20,
+        schedule=Cosine(4),
+        clip=1.0,
+        layer_scale=Geometric(1.2),
+        **({"plan": STAGED, "frozen_eval": True} if case == "staged" else {}),
+    )
+    return tiny.run(
+        objective(), data(), recipe, micro_batch=3, seed=seed, dropout=0.2, attention_dropout=0.1,
+        **changes,
+    )  # fmt: skip
+
+
+def crash_after(run, step, folder):
+    """Let the run write a checkpoint after a step, and crash two steps later."""
+
+    @run.trainer.on(Events.ITERATION_COMPLETED)
+    def save(engine):
+        if engine.state.iteration == step:
+            state = {"step": run.step.state_dict(), "progress": run.progress.state_dict()}
+            checkpoint.write(
+                folder / checkpoint.name(step),
+                step,
+                lambda to: save_weights(run.step.model, to),
+                state,
+            )
+        if engine.state.iteration == step + 2:
+            raise CrashError
+
+    with pytest.raises(CrashError):
+        run.go()
+
+
+def take_up(run, folder):
+    (found,) = checkpoint.find_all(folder)
+    state = checkpoint.read_state(found)
+    load_strictly(run.step.model, read_weights(found.path), found.path)
+    run.step.load_state_dict(state["step"])
+    run.progress.load_state_dict(state["progress"])
+    return run
+
+
+def same_state(left, right):
+    """Return whether two optimizer states are equal bit for bit."""
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same_state(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same_state, left, right))
+    return left == right
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("stop", [7, 8, 16])
+def test_a_stopped_run_that_goes_on_equals_the_straight_run_bit_for_bit(tmp_path, case, stop):
+    straight = a_run(case).go()
+    crash_after(a_run(case), stop, tmp_path)
+
+    resumed = take_up(a_run(case, seed=99), tmp_path).go()
+
+    assert tiny.same(straight.step.model.state_dict(), resumed.step.model.state_dict())
+    assert same_state(straight.step.optimizer.state_dict(), resumed.step.optimizer.state_dict())
+    assert straight.losses[stop:] == resumed.losses
+    assert straight.rates[stop:] == resumed.rates
+    assert straight.progress == resumed.progress
+
+
+def test_evaluations_change_nothing_of_what_training_does_next():
+    plain, evaluated = a_run("mlm"), a_run("mlm")
+    objective = evaluated.step.losses[0].objective
+
+    @evaluated.trainer.on(Events.ITERATION_COMPLETED(every=3))
+    def look():
+        tiny.measures(evaluated.step.model, objective, tiny.blocks(seed=1))
+
+    assert plain.go().losses == evaluated.go().losses
+    assert tiny.same(plain.step.model.state_dict(), evaluated.step.model.state_dict())
+
+
+def test_progress_is_read_as_it_was_written():
+    written = Progress(step=3, best=0.5, measures={"loss": 1.0})
+    read = Progress()
+
+    read.load_state_dict(written.state_dict())
+
+    assert read == written
+
+
+# Learning.
+
+
+def test_sixteen_questions_are_learnt_by_heart_within_a_hundred_steps():
+    data = tiny.Questions(examples=16)
+    objective = Classification(dropout=0.0)
+    recipe = tiny.Recipe(rate=1e-3, total=100)
+    run = tiny.run(objective, data, recipe, batch=16, width=64, heads=4, feedforward=256)
+
+    run.go()
+
+    found = tiny.measures(run.step.model, objective, data)
+    assert found["accuracy"] == 1
+    assert found["loss"] < 0.05
+
+
+@pytest.mark.parametrize("case", ["clm", "mlm"])
+def test_one_batch_of_text_is_learnt_by_heart_within_three_hundred_steps(case):
+    objective, _, changes = CASES[case]
+    data = tiny.blocks(tokens=4 * 32, length=32)
+    recipe = tiny.Recipe(rate=3e-3, total=300)
+    # Masked tokens are drawn anew at each visit: what is learnt by heart is the whole text.
+    limit = 0.1 if case == "clm" else 1.0
+
+    run = tiny.run(objective(), data, recipe, batch=4, width=64, heads=4, feedforward=256, depth=2,
+                   **changes).go()  # fmt: skip
+
+    assert sum(run.losses[-10:]) / 10 < limit

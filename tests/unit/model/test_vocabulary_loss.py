@@ -1,0 +1,133 @@
+"""Legend: N rows, D width, V vocabulary."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from transfer_cli.model import vocabulary_loss
+from transfer_cli.model.vocabulary_loss import summed_cross_entropy
+
+UPSTREAM = 0.37
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+
+
+def inputs(rows, vocabulary, dtype=torch.float64, seed=0):
+    """Return hidden states, a table and a bias that all want gradients, and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, table, bias = (
+        torch.randn(*shape, generator=generator, dtype=dtype).requires_grad_()
+        for shape in ((rows, 6), (vocabulary, 6), (vocabulary,))
+    )
+    return hidden, table, bias, torch.randint(vocabulary, (rows,), generator=generator)
+
+
+def plain(hidden_ND, table_VD, bias_V, target_N):
+    return F.cross_entropy(F.linear(hidden_ND, table_VD, bias_V), target_N, reduction="sum")
+
+
+def with_gradients(function, tensors, target_N):
+    """Return the loss and every gradient of a scaled loss; None where none is wanted."""
+    for tensor in tensors:
+        if tensor is not None:
+            tensor.grad = None
+    loss = function(*tensors, target_N)
+    (UPSTREAM * loss).backward()
+    return loss.detach(), [None if t is None else t.grad for t in tensors]
+
+
+def assert_same(tensors, target_N, tolerance):
+    expected, gradients = with_gradients(plain, tensors, target_N)
+    found, own = with_gradients(summed_cross_entropy, tensors, target_N)
+
+    assert_close(found, expected, rtol=tolerance, atol=tolerance, check_dtype=False)
+    for gradient, wanted in zip(own, gradients, strict=True):
+        if wanted is None:
+            assert gradient is None
+        else:
+            assert_close(gradient, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("elements", [1, 7 * 20, 7 * 49, 7 * 50, 7 * 51, 2**23])
+def test_value_and_gradients_are_those_of_plain_cross_entropy(
+    monkeypatch, elements, has_bias, dtype
+):
+    monkeypatch.setattr(vocabulary_loss, "CHUNK_ELEMENTS", elements)
+    hidden, table, bias, target = inputs(50, 7, dtype)
+
+    assert_same((hidden, table, bias if has_bias else None), target, TOLERANCE[dtype])
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 40), st.integers(1, 9), st.integers(0, 99))
+def test_any_number_of_rows_and_tokens_is_right(rows, vocabulary, seed):
+    *tensors, target = inputs(rows, vocabulary, seed=seed)
+
+    assert_same(tensors, target, 1e-12)
+
+
+@pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])
+def test_frozen_inputs_get_no_gradient_and_the_others_the_right_one(frozen):
+    *tensors, target = inputs(50, 7)
+    for number in frozen:
+        tensors[number].requires_grad_(False)
+
+    # Where only the bias learns, there is nothing to save: plain cross-entropy in float32.
+    assert_same(tensors, target, 1e-6 if frozen == (0, 1) else 1e-12)
+
+
+def test_without_gradients_the_value_is_the_same():
+    *tensors, target = inputs(50, 7)
+
+    with torch.no_grad():
+        loss = summed_cross_entropy(*tensors, target)
+
+    assert not loss.requires_grad
+    assert_close(loss, plain(*tensors, target).detach(), check_dtype=False, rtol=1e-6, atol=0)
+
+
+def test_inputs_are_left_as_they_were():
+    *tensors, target = inputs(50, 7)
+    before = [tensor.detach().clone() for tensor in tensors]
+
+    with_gradients(summed_cross_entropy, tensors, target)
+
+    assert all(map(torch.equal, tensors, before))
+
+
+def test_huge_logits_stay_finite():
+    hidden, table, bias, target = inputs(20, 7)
+    hidden = (1e4 * hidden.detach()).requires_grad_()
+
+    loss, gradients = with_gradients(summed_cross_entropy, (hidden, table, bias), target)
+
+    assert loss.isfinite()
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_bfloat16_is_roughly_right_and_leaves_gradients_in_float32():
+    *tensors, target = inputs(50, 7, torch.float32)
+    expected, gradients = with_gradients(plain, tensors, target)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found, own = with_gradients(summed_cross_entropy, tensors, target)
+
+    assert_close(found, expected, rtol=0.01, atol=0)
+    for gradient, wanted in zip(own, gradients, strict=True):
+        assert_close(gradient, wanted, rtol=0.05, atol=0.05)
+
+
+def test_a_table_used_twice_gets_both_gradients():
+    hidden, table, bias, target = inputs(20, 7)
+
+    def tied(hidden_ND, table_VD, bias_V, target_N, loss):
+        return loss(hidden_ND + F.embedding(target_N, table_VD), table_VD, bias_V, target_N)
+
+    wanted = torch.autograd.grad(tied(hidden, table, bias, target, plain), table)[0]
+    found = torch.autograd.grad(tied(hidden, table, bias, target, summed_cross_entropy), table)[0]
+
+    assert_close(found, wanted, rtol=1e-12, atol=1e-12)

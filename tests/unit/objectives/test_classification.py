@@ -1,0 +1,174 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import tiny
+from transfer_cli.objectives.base import Encoding, Facts, TextFacts
+from transfer_cli.objectives.classification import Classification, class_logits
+from transfer_cli.testing.objectives import check_objective
+
+POOLINGS = ("cls_first", "cls_last", "mean", "max", "concat")
+TABLE = "backbone.token_embedding.weight"
+
+
+def judged(labels, predictions, names=tiny.LABELS):
+    """Return the measures of predictions, through the confusion counts."""
+    objective = Classification()
+    objective.bind(Facts(tiny.VOCABULARY, names))
+    confusion = torch.zeros(len(names), len(names), dtype=torch.long)
+    for label, prediction in zip(labels, predictions, strict=True):
+        confusion[label, prediction] += 1
+    totals = {"loss": torch.tensor(float(len(labels))), "confusion": confusion}
+    return objective.measures(totals, {"loss": len(labels)}, TextFacts())
+
+
+def f1_of(name, labels, predictions):
+    """Return precision and recall's harmonic mean, counted by hand."""
+    both = sum(a == b == name for a, b in zip(labels, predictions, strict=True))
+    if not both:
+        return 0.0
+    precision, recall = both / predictions.count(name), both / labels.count(name)
+    return 2 * precision * recall / (precision + recall)
+
+
+# Measures.
+
+
+def test_measures_of_a_small_table_are_those_counted_by_hand():
+    #         animal: 2 of 3 right; number: 1 of 2; place: 0 of 1
+    labels, said = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 0]
+
+    found = judged(labels, said)
+
+    # F1: animal 2*2/(3+3), number 2*1/(2+2), place 0
+    assert found == pytest.approx(
+        {
+            "loss": 1.0,
+            "accuracy": 3 / 6,
+            "error_rate": 50.0,
+            "macro_f1": (4 / 6 + 2 / 4 + 0) / 3,
+            "accuracy/animal": 2 / 3,
+            "accuracy/number": 1 / 2,
+            "accuracy/place": 0.0,
+        }
+    )
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=40))
+def test_macro_f1_is_the_mean_over_the_classes_that_occur(pairs):
+    labels, said = ([pair[side] for pair in pairs] for side in (0, 1))
+    occurring = sorted({*labels, *said})
+
+    found = judged(labels, said)
+
+    expected = np.mean([f1_of(name, labels, said) for name in occurring])
+    assert found["macro_f1"] == pytest.approx(expected)
+    assert found["accuracy"] == pytest.approx(np.mean(np.equal(labels, said)))
+
+
+def test_a_class_that_never_occurs_does_not_lower_macro_f1():
+    assert judged([0, 1, 0], [0, 1, 0])["macro_f1"] == 1
+    assert "accuracy/place" not in judged([0, 1, 0], [0, 1, 0])
+
+
+def test_a_class_that_is_only_predicted_lowers_macro_f1():
+    found = judged([0, 0, 0], [0, 0, 2])
+
+    assert found["macro_f1"] == pytest.approx((2 * 2 / 5 + 0) / 2)
+    assert "accuracy/place" not in found
+
+
+# The loss.
+
+
+@pytest.mark.parametrize("pooling", ["auto", *POOLINGS])
+def test_classification_keeps_the_contract_of_objectives(pooling):
+    check_objective(
+        Classification(pooling),
+        Facts(tiny.VOCABULARY, tiny.LABELS),
+        tiny.Questions().batch(np.arange(6)),
+    )
+
+
+def test_the_loss_is_the_summed_cross_entropy_of_the_labels():
+    objective, batch = Classification(), tiny.all_of(tiny.Questions(examples=10))
+    model = tiny.model(objective).eval()
+
+    loss = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
+
+    logits = class_logits(model, batch, Encoding(model, batch))
+    assert torch.equal(loss, F.cross_entropy(logits, batch["label"], reduction="sum"))
+    assert objective.counts(batch) == {"loss": 10}
+
+
+def test_tallies_count_labels_in_rows_and_predictions_in_columns():
+    objective, batch = Classification(), tiny.all_of(tiny.Questions(examples=30))
+    model = tiny.model(objective).eval()
+    model.heads["class"].linear.bias.data = torch.tensor([0.0, 0.0, 9.0])
+
+    tallies = objective.tallies(model, batch, Encoding(model, batch))
+
+    counts = torch.bincount(batch["label"], minlength=3)
+    assert torch.equal(tallies["confusion"][:, 2], counts)
+    assert tallies["confusion"].sum() == 30
+    assert objective.tables(tallies)["confusion"] == tallies["confusion"].tolist()
+
+
+def test_samples_name_the_label_and_the_prediction():
+    objective, batch = Classification(), tiny.all_of(tiny.Questions(examples=2))
+    model = tiny.model(objective).eval()
+    model.heads["class"].linear.bias.data = torch.tensor([0.0, 9.0, 0.0])
+
+    found = objective.samples(model, batch, Encoding(model, batch))
+
+    assert [sample.tokens for sample in found] == tiny.Questions(examples=2).rows
+    assert [sample.said for sample in found] == ["number", "number"]
+    assert [sample.wanted for sample in found] == [tiny.LABELS[n] for n in batch["label"]]
+
+
+# Pooling.
+
+
+@pytest.mark.parametrize(
+    ("direction", "trains", "pooling"),
+    [
+        ("causal", {TABLE}, "cls_last"),
+        ("bidirectional", {TABLE}, "cls_first"),
+        ("causal", set(), "mean"),
+        ("bidirectional", {"heads.class.linear.weight"}, "mean"),
+    ],
+)
+def test_auto_pools_by_direction_and_by_the_mean_where_embeddings_never_train(
+    direction, trains, pooling
+):
+    objective = Classification()
+    model = tiny.model(objective, direction=direction)
+
+    pinned = objective.settle(model, trains)
+
+    assert pinned == {"pooling": pooling}
+    assert model.heads["class"].pooling == pooling
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_named_pooling_is_kept(pooling):
+    objective = Classification(pooling)
+    model = tiny.model(objective)
+
+    assert objective.settle(model, set()) == {"pooling": pooling}
+    assert model.heads["class"].linear.in_features == (48 if pooling == "concat" else 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooling": "first"}, "pooling must be one of auto, cls_first"),
+        ({"dropout": 1.0}, "dropout must be in"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        Classification(**options)

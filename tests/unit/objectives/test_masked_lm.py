@@ -1,0 +1,246 @@
+"""Legend: B batch, T positions."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import tiny
+from transfer_cli.batch import IGNORE
+from transfer_cli.objectives.base import Encoding, Facts, TextFacts
+from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.seeds import ExampleNoise
+from transfer_cli.testing.objectives import check_objective
+
+LARGE = tiny.Vocabulary(size=1000)
+SPECIALS = torch.tensor(sorted(LARGE.special))
+
+
+def at_work(vocabulary=tiny.VOCABULARY, **options):
+    objective = MaskedLM(**options)
+    objective.bind(Facts(vocabulary))
+    return objective
+
+
+def noise(step=0):
+    return ExampleNoise(0, "train", step)
+
+
+def drawn_batch(rows, positions, seed=0):
+    """Return random tokens, specials and unknown ones among them, padded by random lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(LARGE.size, (rows, positions), generator=generator)
+    specials = torch.rand(rows, positions, generator=generator) < 0.05
+    tokens = torch.where(specials, tokens % 5, tokens)
+    lengths = torch.randint(positions // 2, positions + 1, (rows, 1), generator=generator)
+    mask = torch.arange(positions) < lengths
+    return {"tokens": tokens.where(mask, LARGE.pad), "mask": mask, "index": torch.arange(rows)}
+
+
+def eligible(batch):
+    return batch["mask"] & ~torch.isin(batch["tokens"], SPECIALS)
+
+
+# Which tokens, how many, and what becomes of them.
+
+
+@pytest.fixture(scope="module")
+def million():
+    """Return a batch of a million eligible tokens and more, before and after."""
+    batch = drawn_batch(rows=2900, positions=512)
+    return batch, at_work(LARGE).prepare(batch, noise())
+
+
+def test_fifteen_percent_of_the_eligible_are_selected(million):
+    batch, prepared = million
+    candidates = int(eligible(batch).sum())
+
+    selected = int((prepared["target"] != IGNORE).sum())
+
+    assert candidates >= 1e6
+    assert selected / candidates == pytest.approx(0.15, abs=0.0015)
+
+
+def test_of_the_selected_80_percent_are_masked_10_replaced_and_10_kept(million):
+    batch, prepared = million
+    selected = prepared["target"] != IGNORE
+    now, before = prepared["tokens"][selected], batch["tokens"][selected]
+
+    masked = (now == LARGE.mask).float().mean()
+    kept = (now == before).float().mean()
+
+    assert float(masked) == pytest.approx(0.8, abs=0.005)
+    assert float(kept) == pytest.approx(0.1, abs=0.005)
+    assert float(1 - masked - kept) == pytest.approx(0.1, abs=0.005)
+
+
+def test_special_unknown_and_padded_positions_are_never_selected(million):
+    batch, prepared = million
+
+    selected = prepared["target"] != IGNORE
+
+    assert not (selected & ~eligible(batch)).any()
+
+
+def test_a_drawn_token_is_never_special_and_can_be_any_other(million):
+    batch, prepared = million
+    changed = (prepared["tokens"] != batch["tokens"]) & (prepared["tokens"] != LARGE.mask)
+
+    drawn = prepared["tokens"][changed].unique()
+
+    assert drawn.tolist() == list(range(5, LARGE.size))
+
+
+def test_targets_are_what_stood_there_and_nothing_elsewhere(million):
+    batch, prepared = million
+    selected = prepared["target"] != IGNORE
+
+    assert torch.equal(prepared["target"][selected], batch["tokens"][selected])
+    assert torch.equal(prepared["tokens"][~selected], batch["tokens"][~selected])
+
+
+@settings(max_examples=50)
+@given(
+    rate=st.floats(0.01, 0.9),
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    whole_word=st.booleans(),
+    step=st.integers(0, 99),
+)
+def test_every_sample_with_something_to_hide_hides_something(rate, lengths, whole_word, step):
+    batch = tiny.rows_to_batch([[2, *range(5, 5 + length), 3] for length in lengths])
+
+    prepared = at_work(rate=rate, whole_word=whole_word).prepare(batch, noise(step))
+
+    assert (prepared["target"] != IGNORE).any(1).all()
+
+
+# What the draw depends on.
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_masked_lm_keeps_the_contract_of_objectives(whole_word):
+    data = tiny.Questions(causal=False)
+
+    check_objective(
+        MaskedLM(0.4, whole_word), Facts(tiny.VOCABULARY, tiny.LABELS), data.batch(np.arange(6))
+    )
+
+
+def test_each_visit_hides_other_tokens_and_each_seed_too():
+    batch, objective = drawn_batch(8, 64), at_work(LARGE)
+
+    visits = [noise(0), noise(1), ExampleNoise(1, "train", 0)]
+    targets = [objective.prepare(batch, visit)["target"] for visit in visits]
+
+    assert not torch.equal(targets[0], targets[1])
+    assert not torch.equal(targets[0], targets[2])
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+@pytest.mark.parametrize("padding", [0, 9])
+def test_an_example_is_hidden_alike_in_any_company_and_padding(whole_word, padding):
+    objective = at_work(whole_word=whole_word)
+    rows = [[2, *range(5, 25), 3], [2, *range(30, 40), 3], [2, 11, 12, 3]]
+    rows[0] += [7] * padding
+    batch = tiny.rows_to_batch(rows, np.array([7, 3, 9]))
+    together = objective.prepare(batch, noise())
+
+    for number, row in enumerate(rows):
+        alone = objective.prepare(tiny.rows_to_batch([row], batch["index"][[number]]), noise())
+        assert torch.equal(alone["tokens"][0], together["tokens"][number, : len(row)])
+        assert torch.equal(alone["target"][0], together["target"][number, : len(row)])
+
+
+def test_two_evaluations_of_the_same_weights_agree_exactly():
+    model, data = tiny.model(MaskedLM(), direction="bidirectional"), tiny.Questions(causal=False)
+    objective = tiny.bound(MaskedLM())
+
+    first = tiny.measures(model, objective, data)
+    second = tiny.measures(model, objective, data)
+
+    assert first == second
+
+
+# Whole words.
+
+
+def pieces_batch(seed=0):
+    """Return words of one to three pieces, `cls` first and `sep` last."""
+    generator = np.random.default_rng(seed)
+    starts = np.flatnonzero(LARGE.starts_word)[5:]
+    continues = np.flatnonzero(~LARGE.starts_word)
+    rows = []
+    for _ in range(400):
+        row = [LARGE.cls]
+        for _ in range(generator.integers(20, 60)):
+            row += [generator.choice(starts), *generator.choice(continues, generator.integers(3))]
+        rows.append([*row, LARGE.sep])
+    return tiny.rows_to_batch(rows)
+
+
+def test_whole_words_are_hidden_whole_and_at_about_the_rate():
+    batch = pieces_batch()
+    selected = at_work(LARGE, whole_word=True).prepare(batch, noise())["target"] != IGNORE
+
+    continues = torch.from_numpy(~LARGE.starts_word)[batch["tokens"]] & batch["mask"]
+    torn = continues[:, 1:] & (selected[:, 1:] != selected[:, :-1])
+
+    assert not torn.any()
+    # Words are taken until the rate is reached, so a fraction of a word more is.
+    assert float(selected.sum() / eligible(batch).sum()) == pytest.approx(0.16, abs=0.01)
+
+
+def test_the_pieces_of_a_hidden_word_have_fates_of_their_own():
+    batch = pieces_batch()
+    prepared = at_work(LARGE, whole_word=True).prepare(batch, noise())
+    selected = prepared["target"] != IGNORE
+
+    masked = (prepared["tokens"] == LARGE.mask)[selected]
+
+    assert float(masked.float().mean()) == pytest.approx(0.8, abs=0.02)
+    neighbours = masked[1:] != masked[:-1]
+    assert neighbours.any()
+
+
+def test_a_word_that_a_special_token_cuts_is_two():
+    objective = at_work(whole_word=True, rate=0.01)
+    piece = int(np.flatnonzero(~tiny.VOCABULARY.starts_word)[0])
+    batch = tiny.rows_to_batch([[5, piece, 3, piece, piece]])
+
+    chosen = {
+        tuple((objective.prepare(batch, noise(step))["target"] != IGNORE)[0].tolist())
+        for step in range(30)
+    }
+
+    assert chosen == {(True, True, False, False, False), (False, False, False, True, True)}
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_a_batch_with_nothing_to_hide_has_no_targets_and_a_loss_of_zero(whole_word):
+    objective = at_work(whole_word=whole_word)
+    model = tiny.model(MaskedLM(), direction="bidirectional")
+    batch = objective.prepare(tiny.rows_to_batch([[2, 1, 1, 3], [2, 3]]), noise())
+
+    loss = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
+    loss.backward()
+
+    assert objective.counts(batch) == {"loss": 0}
+    assert float(loss.detach()) == 0
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    assert all(gradient.isfinite().all() for gradient in grads)
+
+
+def test_measures_are_the_mean_and_its_perplexity():
+    found = MaskedLM().measures({"loss": torch.tensor(30.0)}, {"loss": 10}, TextFacts(words=99))
+
+    assert found == {"loss": 3.0, "masked_token_perplexity": pytest.approx(np.exp(3))}
+
+
+@pytest.mark.parametrize("rate", [0, 1, -0.1, 1.5])
+def test_a_rate_that_is_no_share_is_refused(rate):
+    with pytest.raises(ValueError, match="rate must be between 0 and 1"):
+        MaskedLM(rate)

@@ -1,0 +1,148 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_cli.optim.schedules import Constant, Cosine, InverseSqrt, Linear, Slanted
+
+ALL = (
+    Constant(), Constant(5), Linear(10), Linear(0.1), Cosine(10), Cosine(0.25, floor=0.1),
+    InverseSqrt(10), InverseSqrt(), Slanted(), Slanted(0.3, 10.0),
+)  # fmt: skip
+
+totals = st.integers(1, 10_000)
+warmups = st.one_of(st.integers(0, 200).map(float), st.floats(0, 0.99))
+
+
+def by_formula(name, step, total, warmup):
+    """Return f(s) as the method reference writes it, for a warm-up in steps."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return {
+        "constant": lambda: 1.0,
+        "linear": lambda: (total - step) / (total - warmup),
+        "cosine": lambda: (1 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2,
+        "inverse_sqrt": lambda: math.sqrt(warmup / (step + 1)),
+    }[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("constant", Constant), ("linear", Linear), ("cosine", Cosine), ("inverse_sqrt", InverseSqrt)],
+)
+@pytest.mark.parametrize(("total", "warmup"), [(921, 10), (100, 1), (100, 99), (7, 3)])
+def test_schedules_follow_their_formulas_at_every_step(name, kind, total, warmup):
+    schedule = kind(warmup)
+
+    for step in range(total):
+        expected = by_formula(name, step, total, warmup)
+        assert schedule(step, total) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("total", "cut"), [(921, 0.1), (100, 0.37), (1000, 0.5)])
+def test_slanted_follows_its_formula_at_every_step(total, cut):
+    schedule, peak = Slanted(cut, 32.0), math.floor(total * cut)
+
+    for step in range(total):
+        height = step / peak if step < peak else 1 - (step - peak) / (total - peak)
+        assert schedule(step, total) == pytest.approx((1 + height * 31) / 32, rel=1e-9)
+
+
+def test_slanted_agrees_with_the_paper_where_the_cut_is_a_whole_step():
+    total, fraction = 1000, 0.1
+    cut = math.floor(total * fraction)
+
+    for step in range(total):
+        p = step / cut if step < cut else 1 - (step - cut) / (cut * (1 / fraction - 1))
+        assert Slanted()(step, total) == pytest.approx((1 + p * 31) / 32, rel=1e-9)
+
+
+@given(total=totals)
+def test_slanted_starts_low_peaks_at_its_cut_and_ends_low(total):
+    schedule, cut = Slanted(), max(1, int(total * 0.1))
+
+    assert schedule(0, total) == pytest.approx(1 / 32)
+    assert schedule(cut, total) == (1.0 if total > cut else pytest.approx(1.0))
+    assert schedule(max(total, cut + 1), total) == pytest.approx(1 / 32)
+
+
+@pytest.mark.parametrize("total", [1, 3, 9])
+def test_a_cut_of_no_step_is_one_step(total):
+    assert Slanted()(0, total) == 1 / 32
+    assert Slanted()(1, total) == 1
+
+
+@pytest.mark.parametrize("kind", [Linear, Cosine])
+@given(total=st.integers(2, 10_000), share=st.floats(0, 0.9))
+def test_linear_and_cosine_peak_after_the_warm_up_and_end_at_zero(kind, total, share):
+    schedule = kind(share)
+    warmup = schedule.warmup_steps(total)
+
+    assert schedule(max(0, warmup - 1), total) == 1
+    assert schedule(warmup, total) == 1
+    assert schedule(total, total) == pytest.approx(0, abs=1e-12)
+
+
+def test_a_cosine_ends_at_its_floor():
+    assert Cosine(10, floor=0.1)(100, 100) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=lambda schedule: type(schedule).__name__)
+@given(total=totals)
+def test_every_step_of_a_run_has_a_rate_above_zero_and_at_most_one(schedule, total):
+    steps = {0, 1, total // 3, total // 2, total - 1} & set(range(total))
+
+    assert all(0 < schedule(step, total) <= 1 for step in steps)
+
+
+@pytest.mark.parametrize("kind", [Constant, Linear, Cosine, InverseSqrt])
+@given(warmup=warmups, total=totals)
+def test_a_warm_up_rises_in_equal_parts_from_above_zero_to_one(kind, warmup, total):
+    schedule = kind(warmup)
+    steps = min(schedule.warmup_steps(total), total)
+
+    values = [schedule(step, total) for step in range(steps)]
+
+    expected = [(step + 1) / schedule.warmup_steps(total) for step in range(steps)]
+    assert values == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", [Linear, Cosine, InverseSqrt])
+@given(warmup=warmups, total=st.integers(2, 2000))
+def test_rates_never_rise_after_the_warm_up(kind, warmup, total):
+    schedule = kind(warmup)
+
+    values = [schedule(step, total) for step in range(schedule.warmup_steps(total), total + 1)]
+
+    assert values == sorted(values, reverse=True)
+
+
+@given(total=st.integers(1, 300), cut=st.floats(0.01, 0.99), ratio=st.floats(1, 100))
+def test_slanted_rises_then_falls_between_its_floor_and_one(total, cut, ratio):
+    values = [Slanted(cut, ratio)(step, total) for step in range(total + 1)]
+    top = values.index(max(values))
+
+    assert all(1 / ratio - 1e-9 <= value <= 1 + 1e-9 for value in values)
+    assert values[: top + 1] == sorted(values[: top + 1])
+    assert values[top:] == sorted(values[top:], reverse=True)
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 0), (0.1, 20), (1, 1), (10, 10), (0.001, 0)])
+def test_a_warm_up_is_a_share_below_one_and_steps_from_one_on(warmup, steps):
+    assert Linear(warmup).warmup_steps(200) == steps
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Linear(-1), "warmup must be 0 or more"),
+        (lambda: Cosine(floor=1.5), "floor must be between 0 and 1"),
+        (lambda: Slanted(cut=0), "cut must be between 0 and 1"),
+        (lambda: Slanted(cut=1), "cut must be between 0 and 1"),
+        (lambda: Slanted(ratio=0.5), "ratio must be at least 1"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

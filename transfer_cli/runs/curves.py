@@ -1,0 +1,56 @@
+"""TensorBoard event files, written at once and by the caller.
+
+The library's own writer hands events to a thread: when the disk is full, that thread dies with a
+traceback and the run goes on. Here the write that fails is the one that says so.
+"""
+
+import socket
+import time
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
+from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+from torch.utils.tensorboard import summary
+
+from transfer_cli.runs.directory import writing
+
+_VERSION = "brain.Event:2"
+
+
+class Curves:
+    """A new event file in `folder`.
+
+    Args:
+        folder: The folder of the run's event files; made when missing.
+        purge_step: Readers forget what earlier files say about this step and later ones.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        # Readers take the files in the order of their names.
+        self._path = folder / f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}"
+        with writing(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: no event is lost in a crash, and none fails later than it was written.
+            self._file = self._path.open("xb", buffering=0)
+        self._records = RecordWriter(self._file)
+        self._write(Event(file_version=_VERSION))
+        if purge_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._write(Event(step=purge_step, session_log=start))
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """Add a point to a curve."""
+        self._write(Event(step=step, summary=summary.scalar(name, value)))
+
+    def add_text(self, name: str, text: str, step: int) -> None:
+        """Show a text, in Markdown."""
+        self._write(Event(step=step, summary=summary.text(name, text)))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, event: Event) -> None:
+        event.wall_time = time.time()
+        with writing(self._path):
+            self._records.write(event.SerializeToString())
