@@ -166,7 +166,7 @@ def lively(module: torch.nn.Module, seed: int = 0, std: float = 0.3) -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """A plan that is simply given, as (patterns, length) pairs: `Given((("head.*",), "3 steps"))`."""
+    """A plan that is simply given, as pairs: `Given((("head.*",), "3 steps"), ...)`."""
 
     stages: tuple[tuple[tuple[str, ...], str], ...]
 

@@ -100,7 +100,7 @@ def test_other_labelled_data_is_scored(transfer, finetuned, tmp_path):
         (["baseline=unigram"], "baseline: unigram scores text, and this run classifies"),
         (["batch=0"], "batch: must be at least 1, got 0"),
         (["data=sample_text"], "data: this is text without labels"),
-        (["data=table", "data.train={questions}"], "data: its labels are person, place"),
+        (["data=table", "data.train={questions}", "split=train"], "data: its labels are person, place"),
         (["output=nowhere/out.json"], "nowhere/out.json cannot be written: No such file or dir"),
     ],
 )

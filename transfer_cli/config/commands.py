@@ -52,8 +52,8 @@ TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
     ),
     examples=(
         (
-            "transfer pretrain data=sample_text model=tiny loop.steps=200",
-            "two minutes on a laptop, offline",
+            "transfer pretrain experiment=sample/pretrain",
+            "half a minute on a laptop, offline",
         ),
         ("transfer pretrain data=text data.train='corpus/*.txt' objective=mlm", "own text"),
         ("transfer pretrain resume=runs/pretrain/RUN", "go on with a run that was stopped"),
@@ -206,8 +206,8 @@ def overview() -> str:
             "TRANSFER_DATA             where data sets lie or are fetched to (~/.cache/transfer)",
             "TRANSFER_DEBUG=1          tracebacks for every error (so does --debug)",
             "",
-            "Try it, offline, in about two minutes:",
-            "  transfer pretrain data=sample_text model=tiny loop.steps=200 run.dir=runs/first",
-            "  transfer finetune data=sample_questions init_from=runs/first",
+            "Try it, offline, in about a minute:",
+            "  transfer pretrain experiment=sample/pretrain run.dir=runs/first",
+            "  transfer finetune experiment=sample/finetune init_from=runs/first",
         ]
     )

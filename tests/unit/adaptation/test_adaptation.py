@@ -53,7 +53,7 @@ def test_a_stage_is_cut_off_at_the_end_of_the_run():
 @pytest.mark.parametrize("first", ["20 steps", "25 steps", "rest"])
 def test_a_stage_that_would_begin_after_the_end_is_refused(first):
     with pytest.raises(ConfigError, match="stage 2 would begin at step 20, but the run has 20"):
-        spans((("head.*",), first), Stage(("*",), "rest"))
+        spans((("head.*",), first), (("*",), "rest"))
 
 
 def test_a_new_head_that_never_trains_is_refused():

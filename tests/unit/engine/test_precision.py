@@ -15,7 +15,7 @@ def test_a_cpu_computes_in_float32_unless_asked_otherwise(name, kind):
 
 
 def test_an_unknown_precision_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match="'fp61' is not one of .* Did you mean 'fp16'"):
+    with pytest.raises(ConfigError, match=r"'fp61' is not one of .* Did you mean 'fp16'"):
         Precision.choose("fp61", CPU)
 
 
@@ -49,7 +49,7 @@ def test_an_unknown_device_is_refused(name):
 
 
 def test_a_gpu_that_is_not_there_is_refused():
-    with pytest.raises(RunError, match="device: cuda:99 asked for, but .*use device=auto"):
+    with pytest.raises(RunError, match=r"device: cuda:99 asked for, but .*use device=auto"):
         choose_device("cuda:99")
 
 

@@ -1,3 +1,5 @@
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ CASES = {
     "mlm": (MaskedLM, lambda: tiny.blocks(tokens=1100), {"direction": "bidirectional"}),
     "classification": (Classification, lambda: tiny.Questions(examples=70), {}),
 }
-SIZES = {"whole": [32], "fourths": [8] * 4, "uneven": [5, 11, 1, 15], "singles": [1] * 32}
+SIZES = {"whole": [32], "fourths": [8] * 4, "uneven": [5, 11, 1, 15]}
 
 
 def in_sizes(indices, sizes):
@@ -26,18 +28,19 @@ def in_sizes(indices, sizes):
     return [portion for portion in cut if len(portion)]
 
 
-def after_five_steps(case, sizes, *, double, clip=0.05):
-    """Return the weights after five steps, each in portions of these sizes, and the reports."""
+@cache
+def after_five_steps(case, sizes, *, double):
+    """Return the weights after five steps, each in portions of these sizes, and the reports; shared."""
     objective, data, changes = CASES[case]
     objective, data = objective(), data()
-    model = tiny.model(objective, **changes)
+    model = tiny.model(objective, depth=2, **changes)
     optimizer = torch.optim.AdamW
     if double:
         model.double()
     else:
         # Adam divides by a gradient's size, also where that is nothing but rounding (key biases).
         optimizer = torch.optim.SGD
-    recipe = tiny.Recipe(rate=1e-2 if double else 0.5, clip=clip, optimizer=optimizer, total=5)
+    recipe = tiny.Recipe(rate=1e-2 if double else 0.5, clip=0.05, optimizer=optimizer, total=5)
     step, order = tiny.train_step(model, objective, recipe), Order(len(data), 32, seed=0)
     # Dropout of the classifier would differ: it is drawn by the micro-batch.
     for module in model.modules():
@@ -45,20 +48,19 @@ def after_five_steps(case, sizes, *, double, clip=0.05):
             module.p = 0.0
     reports = []
     for number in range(5):
-        portions = in_sizes(order.indices(number), sizes)
+        portions = in_sizes(order.indices(number), SIZES[sizes])
         reports.append(step([{"main": data.batch(portion)} for portion in portions], number))
     return tiny.weights_of(model), reports
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("double", [False, True], ids=["sgd", "adamw"])
-@pytest.mark.parametrize("sizes", ["fourths", "uneven", "singles"])
+@pytest.mark.parametrize("sizes", ["fourths", "uneven"])
 def test_a_batch_gives_the_same_weights_however_it_is_cut(case, sizes, double):
-    whole, reports = after_five_steps(case, SIZES["whole"], double=double)
+    whole, reports = after_five_steps(case, "whole", double=double)
 
-    cut, cut_reports = after_five_steps(case, SIZES[sizes], double=double)
+    cut, cut_reports = after_five_steps(case, sizes, double=double)
 
-    assert {report.examples for report in reports} == {32, 5 if case == "clm" else 6} or True
     for name, weight in whole.items():
         assert_close(cut[name], weight, rtol=0, atol=1e-5, msg=name)
     for one, other in zip(reports, cut_reports, strict=True):
@@ -68,7 +70,7 @@ def test_a_batch_gives_the_same_weights_however_it_is_cut(case, sizes, double):
 
 
 def test_the_last_batch_of_an_epoch_is_short_and_still_taken():
-    _, reports = after_five_steps("classification", SIZES["fourths"], double=False)
+    _, reports = after_five_steps("classification", "fourths", double=False)
 
     assert [report.examples for report in reports] == [32, 32, 6, 32, 32]
 

@@ -1,3 +1,5 @@
+from functools import cache
+
 import pytest
 import torch
 from ignite.engine import Events
@@ -100,6 +102,12 @@ CASES = {
 STAGED = tiny.Given((("head.*",), "5 steps"), (("*",), "rest"))
 
 
+@cache
+def straight_run(case):
+    """Return a run that nothing stopped; it is only looked at, so the tests can share it."""
+    return a_run(case).go()
+
+
 class CrashError(Exception):
     """What ends a run in a test."""
 
@@ -114,8 +122,8 @@ def a_run(case, seed=0):
         **({"plan": STAGED, "frozen_eval": True} if case == "staged" else {}),
     )
     return tiny.run(
-        objective(), data(), recipe, micro_batch=3, seed=seed, dropout=0.2, attention_dropout=0.1,
-        **changes,
+        objective(), data(), recipe, micro_batch=5, seed=seed, depth=2, dropout=0.2,
+        attention_dropout=0.1, **changes,
     )  # fmt: skip
 
 
@@ -160,9 +168,9 @@ def same_state(left, right):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("stop", [7, 8, 16])
+@pytest.mark.parametrize("stop", [7, 8])
 def test_a_stopped_run_that_goes_on_equals_the_straight_run_bit_for_bit(tmp_path, case, stop):
-    straight = a_run(case).go()
+    straight = straight_run(case)
     crash_after(a_run(case), stop, tmp_path)
 
     resumed = take_up(a_run(case, seed=99), tmp_path).go()
@@ -175,14 +183,14 @@ def test_a_stopped_run_that_goes_on_equals_the_straight_run_bit_for_bit(tmp_path
 
 
 def test_evaluations_change_nothing_of_what_training_does_next():
-    plain, evaluated = a_run("mlm"), a_run("mlm")
+    plain, evaluated = straight_run("mlm"), a_run("mlm")
     objective = evaluated.step.losses[0].objective
 
     @evaluated.trainer.on(Events.ITERATION_COMPLETED(every=3))
     def look():
         tiny.measures(evaluated.step.model, objective, tiny.blocks(seed=1))
 
-    assert plain.go().losses == evaluated.go().losses
+    assert plain.losses == evaluated.go().losses
     assert tiny.same(plain.step.model.state_dict(), evaluated.step.model.state_dict())
 
 
@@ -202,7 +210,7 @@ def test_sixteen_questions_are_learnt_by_heart_within_a_hundred_steps():
     data = tiny.Questions(examples=16)
     objective = Classification(dropout=0.0)
     recipe = tiny.Recipe(rate=1e-3, total=100)
-    run = tiny.run(objective, data, recipe, batch=16, width=64, heads=4, feedforward=256)
+    run = tiny.run(objective, data, recipe, batch=16, width=64, depth=2)
 
     run.go()
 
@@ -211,15 +219,21 @@ def test_sixteen_questions_are_learnt_by_heart_within_a_hundred_steps():
     assert found["loss"] < 0.05
 
 
-@pytest.mark.parametrize("case", ["clm", "mlm"])
-def test_one_batch_of_text_is_learnt_by_heart_within_three_hundred_steps(case):
-    objective, _, changes = CASES[case]
+def test_one_batch_of_text_is_learnt_by_heart_within_three_hundred_steps():
     data = tiny.blocks(tokens=4 * 32, length=32)
-    recipe = tiny.Recipe(rate=3e-3, total=300)
-    # Masked tokens are drawn anew at each visit: what is learnt by heart is the whole text.
-    limit = 0.1 if case == "clm" else 1.0
+    recipe = tiny.Recipe(rate=1e-2, total=100)
 
-    run = tiny.run(objective(), data, recipe, batch=4, width=64, heads=4, feedforward=256, depth=2,
-                   **changes).go()  # fmt: skip
+    run = tiny.run(CausalLM(), data, recipe, batch=4, width=64, heads=4, feedforward=128, depth=2)
 
-    assert sum(run.losses[-10:]) / 10 < limit
+    assert run.go().losses[-1] < 0.1
+
+
+def test_a_run_that_has_taken_all_its_steps_takes_no_more_but_still_ends():
+    run = a_run("classification")
+    run.progress.step = 20
+    ended = []
+    run.trainer.add_event_handler(Events.COMPLETED, lambda: ended.append(1))
+
+    run.go()
+
+    assert (run.reports, ended) == ([], [1])

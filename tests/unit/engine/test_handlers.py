@@ -1,0 +1,338 @@
+import json
+import logging
+import os
+import signal
+
+import pytest
+from ignite.engine import Events
+
+from tests import tiny
+from transfer_cli.engine import handlers
+from transfer_cli.errors import EXIT_STOPPED, ConfigError, DivergedError, StoppedError
+from transfer_cli.lengths import Length
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.runs.records import read_metrics
+
+
+def a_run(total=20):
+    """Return a run with epochs of eight steps."""
+    return tiny.run(Classification(), tiny.Questions(), tiny.Recipe(total=total), depth=1)
+
+
+def validated(run, values, *, every="2 steps", monitor="loss", patience=None):
+    """Let the run measure these values in turn; return what was said about them."""
+    left, said = iter(values), {"measures": [], "best": []}
+    handlers.attach_validation(
+        run.trainer,
+        run.progress,
+        lambda: next(left),
+        every=Length.parse(every),
+        monitor=monitor,
+        patience=patience,
+        on_measures=lambda step, found: said["measures"].append((step, found)),
+        on_best=lambda step: said["best"].append(step),
+    )
+    return said
+
+
+def losses(*values):
+    return [{"loss": value} for value in values]
+
+
+# Validation.
+
+
+def test_validation_happens_in_its_rhythm_and_once_at_the_end():
+    run = a_run(total=7)
+    said = validated(run, losses(5, 4, 3, 2), every="2 steps")
+
+    run.go()
+
+    assert [step for step, _ in said["measures"]] == [2, 4, 6, 7]
+
+
+def test_an_end_that_falls_on_the_rhythm_is_measured_once():
+    run = a_run(total=6)
+    said = validated(run, losses(5, 4, 3), every="3 steps")
+
+    run.go()
+
+    assert [step for step, _ in said["measures"]] == [3, 6]
+
+
+def test_the_best_is_kept_at_each_improvement_and_only_then():
+    run = a_run(total=10)
+    said = validated(run, losses(5, 4, 4, 4.5, 3))
+
+    run.go()
+
+    assert said["best"] == [2, 4, 10]
+    assert (run.progress.best, run.progress.best_step, run.progress.waited) == (3, 10, 0)
+
+
+@pytest.mark.parametrize("monitor", ["accuracy", "macro_f1", "accuracy/animal"])
+def test_higher_is_better_for_accuracy_and_f1(monitor):
+    run = a_run(total=6)
+    said = validated(run, [{monitor: value} for value in (0.5, 0.4, 0.6)], monitor=monitor)
+
+    run.go()
+
+    assert said["best"] == [2, 6]
+    assert run.progress.best == 0.6
+
+
+def test_lower_is_better_for_the_error_rate():
+    run = a_run(total=4)
+    said = validated(run, [{"error_rate": 9.0}, {"error_rate": 9.5}], monitor="error_rate")
+
+    run.go()
+
+    assert said["best"] == [2]
+
+
+def test_a_run_ends_when_patience_is_out_and_ends_properly():
+    run = a_run(total=20)
+    said = validated(run, losses(5, 4, 4.1, 4.2, 4.3), patience=2)
+    ended = []
+    run.trainer.add_event_handler(Events.COMPLETED, lambda: ended.append(run.progress.step))
+
+    run.go()
+
+    assert [step for step, _ in said["measures"]] == [2, 4, 6, 8]
+    assert (run.progress.step, ended) == (8, [8])
+    assert run.progress.best_step == 4
+
+
+def test_what_else_happens_at_the_step_that_ends_early_still_happens():
+    run = a_run(total=20)
+    validated(run, losses(5, 6, 7), patience=1)
+    saves = []
+    handlers.attach_checkpoints(
+        run.trainer, lambda: saves.append(run.progress.step), Length.parse("2 steps")
+    )
+
+    run.go()
+
+    assert saves == [2, 4]
+
+
+def test_an_unknown_monitor_is_refused_with_the_nearest():
+    run = a_run()
+    validated(run, [{"loss": 1.0, "accuracy": 0.5}], monitor="acuracy")
+
+    with pytest.raises(ConfigError) as refused:
+        run.go()
+
+    text = str(refused.value)
+    assert "loop.monitor: there is no measure 'acuracy'. Did you mean 'accuracy'?" in text
+    assert "This run measures loss, accuracy" in text
+
+
+def test_a_measure_that_is_not_a_number_ends_the_run():
+    run = a_run()
+    validated(run, losses(5.0, float("nan")))
+
+    with pytest.raises(DivergedError, match="step 4: validation loss is not a number"):
+        run.go()
+
+
+def test_an_infinite_first_measure_can_be_beaten():
+    run = a_run(total=4)
+    said = validated(run, losses(float("inf"), 9.0))
+
+    run.go()
+
+    assert said["best"] == [2, 4]
+
+
+# Rhythms.
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"),
+    [("5 steps", [5, 10, 15, 20]), ("1 epoch", [8, 16]), ("0.5 epochs", [4, 8, 12, 16, 20]),
+     ("rest", [])],
+)  # fmt: skip
+def test_a_rhythm_counts_from_the_very_first_step(every, steps):
+    run, called = a_run(), []
+    handlers.at_rhythm(run.trainer, Length.parse(every), lambda engine: called.append(engine))
+
+    acted = []
+    handlers.at_rhythm(
+        run.trainer, Length.parse(every), lambda engine: acted.append(engine.state.iteration)
+    )
+    run.go()
+
+    assert acted == steps
+
+
+def test_a_resumed_run_keeps_the_rhythm():
+    run, acted = a_run(), []
+    handlers.at_rhythm(
+        run.trainer, Length.parse("5 steps"), lambda engine: acted.append(engine.state.iteration)
+    )
+    run.progress.step = 7
+
+    run.go()
+
+    assert acted == [10, 15, 20]
+
+
+# Records.
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (9, [1])])
+def test_training_is_recorded_in_its_rhythm_and_at_the_first_step(tmp_path, every, steps):
+    run = a_run(total=6)
+    recorder = handlers.Recorder(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
+    handlers.attach_records(
+        run.trainer, recorder, run.step.optimizer, lambda: run.step.stages.current, every=every
+    )
+
+    run.go()
+    recorder.close()
+
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [record["step"] for record in records] == steps
+    assert {record["kind"] for record in records} == {"train"}
+    for record in records:
+        assert record["loss"] == pytest.approx(run.losses[record["step"] - 1])
+        assert record["gradient_norm"] > 0
+        assert record["rate/embeddings"] == record["rate/head.class"] == 1e-2
+        assert record["stage"] == 1
+        assert record["tokens_per_second"] > 0
+
+
+def test_a_resumed_recorder_drops_what_came_later(tmp_path):
+    path, curves = tmp_path / "metrics.jsonl", tmp_path / "tensorboard"
+    first = handlers.Recorder(path, curves)
+    for step in (5, 10, 15):
+        first.write("train", step, {"loss": 1.0})
+    first.close()
+
+    second = handlers.Recorder(path, curves, resume_step=10)
+    second.write("train", 11, {"loss": 2.0})
+    second.close()
+
+    assert [record["step"] for record in read_metrics(path)] == [5, 10, 11]
+    assert len(list(curves.iterdir())) == 2
+
+
+def test_every_record_is_also_a_point_of_a_curve(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    recorder = handlers.Recorder(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
+    recorder.write("validation", 7, {"loss": 0.25, "accuracy": 0.5})
+    recorder.close()
+
+    curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (record,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").open())
+    assert record == {"kind": "validation", "step": 7, "loss": 0.25, "accuracy": 0.5}
+    for name in ("loss", "accuracy"):
+        point = curves.Tensors(f"validation/{name}")[0]
+        assert point.step == 7
+        assert point.tensor_proto.float_val[0] == record[name]
+
+
+# Progress.
+
+
+def test_without_a_terminal_progress_is_lines_in_the_log(caplog, monkeypatch):
+    monkeypatch.setattr(handlers, "SECONDS_BETWEEN_LINES", 0)
+    caplog.set_level(logging.INFO, handlers.__name__)
+    run = a_run(total=3)
+    handlers.attach_progress(run.trainer, run.step.optimizer, 3, "examples")
+
+    run.go()
+
+    lines = [record.message for record in caplog.records if record.name == handlers.__name__]
+    assert [line.split("  ")[0] for line in lines] == ["step 1 of 3", "step 2 of 3", "step 3 of 3"]
+    assert all("examples/s" in line and "rate 1.00e-02" in line for line in lines)
+
+
+def test_progress_hands_errors_on():
+    run = a_run()
+    handlers.attach_progress(run.trainer, run.step.optimizer, 20, "tokens")
+    validated(run, losses(float("nan")))
+
+    with pytest.raises(DivergedError):
+        run.go()
+
+
+# Signals.
+
+
+def signalled(run, numbers, at=3):
+    """Let the run receive signals during a step; return the steps at which it saved."""
+    saves = []
+
+    @run.trainer.on(Events.ITERATION_STARTED(once=at))
+    def send():
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    def go():
+        with handlers.stop_on_signal(
+            run.trainer, lambda: saves.append(run.progress.step), "transfer finetune resume=x"
+        ):
+            run.go()
+
+    return go, saves
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stop_signal_finishes_the_step_saves_and_ends_with_code_75(number):
+    run = a_run()
+    handlers.attach_progress(run.trainer, run.step.optimizer, 20, "examples")
+    go, saves = signalled(run, [number])
+
+    with pytest.raises(StoppedError) as stopped:
+        go()
+
+    assert stopped.value.exit_code == EXIT_STOPPED == 75
+    assert "stopped at step 3 with a checkpoint; go on with transfer finetune resume=x" in str(
+        stopped.value
+    )
+    assert (run.progress.step, saves) == (3, [3])
+
+
+def test_ctrl_c_saves_and_ends_as_an_interrupt():
+    run = a_run()
+    go, saves = signalled(run, [signal.SIGINT])
+
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 3"):
+        go()
+
+    assert saves == [3]
+
+
+def test_a_second_signal_ends_at_once():
+    run = a_run()
+    go, saves = signalled(run, [signal.SIGTERM, signal.SIGTERM])
+
+    with pytest.raises(KeyboardInterrupt):
+        go()
+
+    assert (run.progress.step, saves) == (2, [])
+
+
+def test_signals_mean_afterwards_what_they_meant_before():
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    go, _ = signalled(a_run(), [signal.SIGTERM])
+
+    with pytest.raises(StoppedError):
+        go()
+
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_the_checkpoint_of_a_stop_knows_the_validation_of_its_step():
+    run = a_run()
+    validated(run, losses(5.0), every="3 steps")
+    go, _ = signalled(run, [signal.SIGTERM])
+
+    with pytest.raises(StoppedError):
+        go()
+
+    assert run.progress.measures == {"loss": 5.0, "step": 3.0}
