@@ -139,6 +139,15 @@ def finetuned(pretrained):
 
 
 @pytest.fixture(scope="session")
+def short_run(tmp_path_factory, corpus):
+    """Return a run directory of `pretrain` on own text: two steps, at a rate that stays."""
+    run = tmp_path_factory.mktemp("runs") / "short"
+    words = ("data=text", f"data.train={corpus}", "schedule=constant", *TINY, *LOOP)
+    finished("pretrain", *words, "loop.steps=2", f"run.dir={run}")
+    return run
+
+
+@pytest.fixture(scope="session")
 def read_json():
     """Return how to read a JSON file."""
     return lambda path: json.loads(Path(path).read_text(encoding="utf-8"))

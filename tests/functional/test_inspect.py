@@ -6,9 +6,7 @@ pytestmark = pytest.mark.functional
 
 
 def test_labelled_data_is_described(transfer, pretrained):
-    ended = transfer(
-        "inspect", "data=sample_questions", f"init_from={pretrained}", "samples=1"
-    )
+    ended = transfer("inspect", "data=sample_questions", f"init_from={pretrained}", "samples=1")
 
     assert ended.code == 0, ended.err
     out = ended.out

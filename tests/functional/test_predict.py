@@ -129,7 +129,11 @@ def test_answers_come_before_the_input_ends(shell, finetuned):
         (b"{\n", ["format=jsonl"], "in.txt, line 1: not JSON"),
         (b"a\n", ["format=xml"], "format: 'xml' is not one of auto, text, jsonl, csv, tsv."),
         (b"a\n", ["batch=0"], "batch: must be at least 1, got 0"),
-        (b"a\n", ["output=nowhere/x"], "nowhere/x cannot be written: No such file or directory"),
+        (
+            b"a\n",
+            ["output=nowhere/x"],
+            "nowhere/x cannot be written: No such file or directory. Ch",
+        ),
         (b"a\n", ["output=."], ". cannot be written: Is a directory"),
     ],
 )

@@ -195,14 +195,10 @@ def test_pretraining_goes_on_from_another_run(transfer, pretrained, corpus, loop
     assert all(before[name].equal(after[name]) for name in before)
 
 
-def test_a_run_ends_early_when_patience_runs_out(
-    transfer, corpus, tiny, loop, tmp_path, read_json
-):
+def test_a_run_ends_early_when_patience_runs_out(transfer, corpus, tiny, loop, tmp_path, read_json):
     words = ("data=text", f"data.train={corpus}", *tiny, *loop, "loop.steps=60")
 
-    ended = transfer(
-        "pretrain", *words, "optimizer.lr=1e-30", "loop.patience=2", "run.dir=run"
-    )
+    ended = transfer("pretrain", *words, "optimizer.lr=1e-30", "loop.patience=2", "run.dir=run")
 
     assert ended.code == 0, ended.err
     assert "ending early" in ended.err

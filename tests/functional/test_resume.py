@@ -64,17 +64,6 @@ def words_of(corpus, pretrained, tiny, loop):
     return words
 
 
-@pytest.fixture(scope="session")
-def short_run(tmp_path_factory, corpus, tiny, loop):
-    """Return a finished run of two steps, on own text."""
-    from transfer_cli.cli import main
-
-    run = tmp_path_factory.mktemp("short") / "run"
-    words = ("data=text", f"data.train={corpus}", "schedule=constant", *tiny, *loop)
-    assert main(["pretrain", *words, "loop.steps=2", f"run.dir={run}"]) == 0
-    return run
-
-
 @pytest.fixture
 def copied(short_run, tmp_path):
     """Return a copy of the short run that a test may change."""

@@ -79,6 +79,18 @@ def data_folder(data_dir: str) -> Path:
     return Path(data_dir).expanduser()
 
 
+def data_dir_of(own: DictConfig, config: DictConfig) -> str:
+    """Return where the data of a run lies: where it was said now, else where it lay for the run.
+
+    Args:
+        own: The run's config. It may come from another machine, where its folder was.
+        config: The config of the command at work.
+    """
+    typed = any(word.startswith("data_dir=") for word in typed_overrides())
+    found = not typed and data_folder(own.data_dir).is_dir()
+    return str(own.data_dir if found else config.data_dir)
+
+
 def cache_folder(data_dir: str) -> Path:
     """Return where tokenizers and encoded text are kept.
 
@@ -240,21 +252,26 @@ def task_split(
     return Split(name, encoded, order=np.argsort(encoded.lengths, kind="stable"))
 
 
-def settled(shape: BackboneShape, objective: Objective) -> BackboneShape:
-    """Return the shape with its direction settled.
+def settled(
+    shape: BackboneShape, found: Mapping[str, tuple[Objective, str, float]]
+) -> BackboneShape:
+    """Return the shape with its direction settled, by the main objective first.
 
     Raises:
-        ConfigError: The model looks one way and the objective needs the other.
+        ConfigError: The model looks one way and an objective needs the other.
     """
-    needed = objective.direction
-    if shape.direction == "auto":
-        return BackboneShape(**{**vars(shape), "direction": needed or "causal"})
-    if needed is not None and needed != shape.direction:
-        raise ConfigError(
-            f"objective: {type(objective).__name__} needs a {needed} model, and this one is "
-            f"{shape.direction} (model.direction, or that of init_from)"
-        )
-    return shape
+    needed = {name: objective.direction for name, (objective, _, _) in found.items()}
+    direction = shape.direction
+    if direction == "auto":
+        direction = next(filter(None, needed.values()), "causal")
+    for name, own in needed.items():
+        if own not in (None, direction):
+            key = "objective" if name == "main" else f"losses.{name}"
+            raise ConfigError(
+                f"{key}: {type(found[name][0]).__name__} needs a {own} model, and this one is "
+                f"{direction} (model.direction, the main objective, or init_from decides)"
+            )
+    return BackboneShape(**{**vars(shape), "direction": direction})
 
 
 def objectives(config: DictConfig) -> dict[str, tuple[Objective, str, float]]:

@@ -35,6 +35,8 @@ def evaluate(config: DictConfig) -> None:
         raise ConfigError(f"batch: must be at least 1, got {config.batch}")
     precision = compose.machine(config)
     trained = open_trained(config.run, precision)
+    if config.data is None:
+        config.data_dir = compose.data_dir_of(trained.config, config)
     names = compose.SPLITS if config.split == "all" else (config.split,)
     source = data_source(config, trained)
     if isinstance(source, TextData):

@@ -50,7 +50,7 @@ def put_together(config: DictConfig, command: str) -> Parts:
         compose.base_rate(config),
     )
     start = compose.start_of(config)
-    shape = compose.settled(_shape(config, start, command), found["main"][0])
+    shape = compose.settled(_shape(config, start, command), found)
 
     data, tokenizer = _data(config, command, shape, start)
     losses = compose.losses(found, Facts(tokenizer, data.labels))

@@ -22,7 +22,7 @@ EXTENDS = (
 """Keys that a resumed run may change: they make it longer or watch it otherwise."""
 
 
-def config_to_resume(run: RunDirectory, command: str) -> DictConfig:
+def config_to_resume(config: DictConfig, run: RunDirectory, command: str) -> DictConfig:
     """Return the run's own config, with the typed overrides that extend it.
 
     Raises:
@@ -35,6 +35,7 @@ def config_to_resume(run: RunDirectory, command: str) -> DictConfig:
             f"type transfer {run.read_command()} resume={run.path}"
         )
     stored = _read(run, command)
+    stored.data_dir = compose.data_dir_of(stored, config)
     overrides = OverridesParser.create().parse_overrides(compose.typed_overrides())
     for override in overrides:
         key = override.key_or_group

@@ -30,7 +30,7 @@ def train(config: DictConfig, command: str) -> None:
     resumed = None
     if config.resume is not None:
         resumed = RunDirectory.open(Path(config.resume).expanduser(), "resume")
-        config = config_to_resume(resumed, command)
+        config = config_to_resume(config, resumed, command)
     else:
         _check_folder(config)
     _check(config)

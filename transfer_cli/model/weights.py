@@ -77,8 +77,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
                 f"only safetensors are read ({WEIGHTS})"
             )
         raise CheckpointError(
-            f"{folder} holds no {WEIGHTS}: a run writes it when it is finished; before that, take one "
-            "of its checkpoints/"
+            f"{folder} holds no {WEIGHTS}: a run writes it when it is finished; before that, take "
+            "one of its checkpoints/"
         )
     try:
         return load_file(path)

@@ -98,8 +98,10 @@ def read_state(checkpoint: Checkpoint) -> dict[str, Any]:
                 f"{checkpoint.path} was written by a later version of this program"
             )
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    except (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
+    except (
+        OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError, pickle.UnpicklingError,
+    ) as error:  # fmt: skip
+        reason = next(iter(str(error).splitlines()), "it ends too early")
         raise CheckpointError(
             f"{path} is damaged or holds more than plain values: {reason}"
         ) from error

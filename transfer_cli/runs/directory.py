@@ -11,6 +11,7 @@ RUN/
 ```
 """
 
+import errno
 import itertools
 import json
 import os
@@ -31,6 +32,8 @@ CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 """What files that could run code when opened are called."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunDirectory:
@@ -211,9 +214,9 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise RunError(
-            f"{path} cannot be written: {reason}. Free some space there, or choose another folder"
-        ) from error
+        full = getattr(error, "errno", errno.ENOSPC) in _FULL
+        cure = "Free some space there" if full else "Choose another place"
+        raise RunError(f"{path} cannot be written: {reason}. {cure}") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,4 +1,3 @@
-import json
 import logging
 import os
 import signal
@@ -154,13 +153,11 @@ def test_an_infinite_first_measure_can_be_beaten():
      ("rest", [])],
 )  # fmt: skip
 def test_a_rhythm_counts_from_the_very_first_step(every, steps):
-    run, called = a_run(), []
-    handlers.at_rhythm(run.trainer, Length.parse(every), lambda engine: called.append(engine))
-
-    acted = []
+    run, acted = a_run(), []
     handlers.at_rhythm(
         run.trainer, Length.parse(every), lambda engine: acted.append(engine.state.iteration)
     )
+
     run.go()
 
     assert acted == steps
@@ -226,12 +223,11 @@ def test_every_record_is_also_a_point_of_a_curve(tmp_path):
     recorder.close()
 
     curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    (record,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").open())
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
     assert record == {"kind": "validation", "step": 7, "loss": 0.25, "accuracy": 0.5}
     for name in ("loss", "accuracy"):
-        point = curves.Tensors(f"validation/{name}")[0]
-        assert point.step == 7
-        assert point.tensor_proto.float_val[0] == record[name]
+        (point,) = curves.Scalars(f"validation/{name}")
+        assert (point.step, point.value) == (7, record[name])
 
 
 # Progress.

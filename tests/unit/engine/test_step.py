@@ -30,7 +30,7 @@ def in_sizes(indices, sizes):
 
 @cache
 def after_five_steps(case, sizes, *, double):
-    """Return the weights after five steps, each in portions of these sizes, and the reports; shared."""
+    """Return the weights after five steps, each in portions of these sizes, and the reports."""
     objective, data, changes = CASES[case]
     objective, data = objective(), data()
     model = tiny.model(objective, depth=2, **changes)

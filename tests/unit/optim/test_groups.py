@@ -38,7 +38,9 @@ def test_matrices_decay_and_vectors_do_not():
 
 
 @pytest.mark.parametrize("factor", [2.6, 1.2])
-@pytest.mark.parametrize("schedule", [Linear(5), Cosine(5), Slanted()], ids=str)
+@pytest.mark.parametrize(
+    "schedule", [Linear(5), Cosine(5), Slanted()], ids=lambda s: type(s).__name__
+)
 def test_rates_follow_base_times_depth_times_schedule_at_every_step(schedule, factor):
     optimizer = adamw(tiny.model(Classification()), Geometric(factor))
     order = ["embeddings", "block.0", "block.1", "block.2", "head.class"]
