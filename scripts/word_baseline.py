@@ -1,9 +1,9 @@
-"""Error of logistic regression on words and word pairs, on the very splits that `transfer` trains on.
+"""Error of logistic regression on words and word pairs, on the splits that `transfer` trains on.
 
     python scripts/word_baseline.py DATA_DIR [LABELLED ...]
 
-Needs scikit-learn, which transfer itself does not. Prints mean and deviation over seeds 0, 1, 2; the
-strength of the regularisation is chosen on the validation split.
+Needs scikit-learn, which transfer itself does not. Prints mean and deviation over seeds 0, 1, 2;
+the strength of the regularisation is chosen on the validation split.
 """
 
 import statistics
@@ -21,7 +21,7 @@ SEEDS = (0, 1, 2)
 def error(data_dir: Path, labelled: int | None, seed: int) -> float:
     """Return the test error in percent."""
     data = Trec(labelled=labelled).load(data_dir, seed)
-    words = CountVectorizer(ngram_range=(1, 2), lowercase=True, token_pattern=r"\S+")
+    words = CountVectorizer(ngram_range=(1, 2), tokenizer=str.split, token_pattern=None)
     texts = {name: [e.text for e in examples] for name, examples in data.splits.items()}
     labels = {name: [e.label for e in examples] for name, examples in data.splits.items()}
     counted = {"train": words.fit_transform(texts["train"])}
@@ -39,7 +39,9 @@ def main() -> None:
     data_dir = Path(sys.argv[1])
     for labelled in [int(word) for word in sys.argv[2:]] or [100, 0]:
         errors = [error(data_dir, labelled or None, seed) for seed in SEEDS]
-        print(f"{labelled or 'all':>5} labels  {statistics.mean(errors):.1f} ± {statistics.stdev(errors):.1f} % error")
+        print(
+            f"{labelled or 'all':>5} labels  {statistics.mean(errors):.1f} ± {statistics.stdev(errors):.1f} % error"
+        )
 
 
 main()

@@ -28,7 +28,9 @@ def test_wikitext_2_has_the_published_number_of_words(transfer):
 
     assert ended.code == 0, ended.err
     for split, count in WORDS.items():
-        assert any(line.startswith(split) and f"{count:,} words" in line for line in ended.out.splitlines())
+        assert any(
+            line.startswith(split) and f"{count:,} words" in line for line in ended.out.splitlines()
+        )
 
 
 @pytest.mark.slow

@@ -15,7 +15,9 @@ SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytes
 @pytest.mark.functional
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("experiment", list(LOSS_WHEN_READ))
-def test_pretraining_decides_on_the_embedded_sample(transfer, read_json, tmp_path, experiment, seed):
+def test_pretraining_decides_on_the_embedded_sample(
+    transfer, read_json, tmp_path, experiment, seed
+):
     def accuracy(name, *words):
         run = tmp_path / name
         ended = transfer("finetune", *words, f"seed={seed}", f"run.dir={run}")
@@ -23,7 +25,9 @@ def test_pretraining_decides_on_the_embedded_sample(transfer, read_json, tmp_pat
         return read_json(run / "results.json")["measures"]["test"]["accuracy"]
 
     source = tmp_path / "pretrained"
-    ended = transfer("pretrain", f"experiment=sample/{experiment}", f"seed={seed}", f"run.dir={source}")
+    ended = transfer(
+        "pretrain", f"experiment=sample/{experiment}", f"seed={seed}", f"run.dir={source}"
+    )
     assert ended.code == 0, ended.err
     loss = read_json(source / "results.json")["measures"]["validation"]["loss"]
     start = f"init_from={source}"
@@ -31,7 +35,7 @@ def test_pretraining_decides_on_the_embedded_sample(transfer, read_json, tmp_pat
     frozen = accuracy("frozen", "experiment=sample/frozen", start)
     scratch = accuracy("scratch", "experiment=sample/finetune", start, "init=scratch")
 
-    print(f"{experiment} seed {seed}: loss {loss:.3f}, full {full:.3f}, frozen {frozen:.3f}, scratch {scratch:.3f}")
+    print(f"{experiment} seed {seed}: {loss=:.3f} {full=:.3f} {frozen=:.3f} {scratch=:.3f}")
     assert loss <= LOSS_WHEN_READ[experiment]
     assert full >= 0.90
     assert frozen >= 0.90

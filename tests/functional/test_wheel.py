@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def run(*words, **settings):
-    return subprocess.run(  # noqa: S603
+    return subprocess.run(
         list(map(str, words)), capture_output=True, text=True, check=False, **settings
     )
 

@@ -69,7 +69,7 @@ def test_torch_is_not_imported_to_say_what_there_is(words, monkeypatch):
         "sys.exit(code or ('torch' in sys.modules and 'torch was imported'))"
     )
 
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
     )
 
@@ -82,7 +82,7 @@ def test_hydra_is_not_imported_for_the_help_and_the_version():
         "sys.exit('hydra' in sys.modules or 'omegaconf' in sys.modules)"
     )
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
 
     assert done.returncode == 0
 

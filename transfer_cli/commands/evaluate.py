@@ -13,7 +13,9 @@ from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine.evaluate import Split
 from transfer_cli.engine.evaluate import evaluate as score
+from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError, DataError, nearest
+from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.directory import write_json
 
@@ -23,35 +25,20 @@ BASELINES = ("none", "unigram")
 
 def evaluate(config: DictConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
-    for key, value, known in (
-        ("split", config.split, ASKED),
-        ("baseline", config.baseline, BASELINES),
-    ):
-        if value not in known:
-            raise ConfigError(
-                f"{key}: {value!r} is not one of {', '.join(known)}.{nearest(value, known)}"
-            )
-    if config.batch < 1:
-        raise ConfigError(f"batch: must be at least 1, got {config.batch}")
+    _check(config)
     precision = compose.machine(config)
     trained = open_trained(config.run, precision)
-    if config.data is None:
-        config.data_dir = compose.data_dir_of(trained.config, config)
     names = compose.SPLITS if config.split == "all" else (config.split,)
     source = data_source(config, trained)
     if isinstance(source, TextData):
         splits = _text(config, source, trained, names)
-        model = trained.model
-        if config.baseline == "unigram":
-            model = unigram_model(
-                _training_chunks(config, source, trained), trained.start.tokenizer.size
-            )
-            model.to(precision.device)
-    elif config.baseline != "none":
-        raise ConfigError("baseline: unigram scores text, and this run classifies")
     else:
         splits = _labelled(config, source, trained, names)
-        model = trained.model
+    model = trained.model
+    if config.baseline == "unigram":
+        model = _unigram(config, source, trained).to(precision.device)
+        # Its log shares are weights: half precision would round the yardstick.
+        precision = Precision("fp32", precision.device)
     scores = {
         split.name: score(model, trained.objective, split, batch=config.batch, precision=precision)
         for split in splits
@@ -64,6 +51,17 @@ def evaluate(config: DictConfig) -> None:
     if config.output is not None:
         result = {"run": config.run, "baseline": config.baseline, "measures": measures}
         write_json(Path(config.output).expanduser(), result)
+
+
+def _check(config: DictConfig) -> None:
+    asked = (("split", config.split, ASKED), ("baseline", config.baseline, BASELINES))
+    for key, value, known in asked:
+        if value not in known:
+            raise ConfigError(
+                f"{key}: {value!r} is not one of {', '.join(known)}.{nearest(value, known)}"
+            )
+    if config.batch < 1:
+        raise ConfigError(f"batch: must be at least 1, got {config.batch}")
 
 
 def data_source(config: DictConfig, trained: Trained) -> Any:
@@ -105,12 +103,17 @@ def _text(
     ]
 
 
-def _training_chunks(config: DictConfig, source: TextData, trained: Trained) -> Any:
+def _unigram(config: DictConfig, source: Any, trained: Trained) -> TransferModel:
+    """Return the unigram model of the text that `data` (or the run's own) trains on."""
+    if not isinstance(source, TextData):
+        raise ConfigError("baseline: unigram scores text, and this run classifies")
     folder = compose.data_folder(config.data_dir)
     raw = source.splits(folder, trained.config.seed, only=("train",))
     cache = compose.cache_folder(config.data_dir)
-    tokens = encode_text(raw["train"], trained.start.tokenizer, cache).tokens[1:]
-    return np.array_split(tokens, max(1, len(tokens) // 2**20))
+    tokenizer = trained.start.tokenizer
+    tokens = encode_text(raw["train"], tokenizer, cache).tokens[1:]
+    chunks = np.array_split(tokens, max(1, len(tokens) // 2**20))
+    return unigram_model(chunks, tokenizer.size)
 
 
 def _labelled(

@@ -174,9 +174,7 @@ class Backbone(nn.Module):
             states[-1] = self.final_norm(states[-1])
         return states
 
-    def embed(
-        self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None = None
-    ) -> Tensor:
+    def embed(self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None = None) -> Tensor:
         """Return the hidden states before the first block, `[B, T, D]`.
 
         A model with segments takes a missing `segment_BT` for zeros; one without ignores it.

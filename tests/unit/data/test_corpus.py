@@ -176,7 +176,7 @@ try:
 except RunError as error:
     print(error)
 """
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)  # noqa: S603
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
 
     assert run.stdout.startswith(
         f"Cannot write the cache in {tmp_path / 'encoded'}: File too large"
@@ -206,8 +206,7 @@ tokenizer = cached_tokenizer(BytePairs(300), split, folder / "cache")
 print(tokenizer.hash, encode_text(split, tokenizer, folder / "cache").tokens.sum())
 """
     runs = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)  # noqa: S603
-        for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)
     ]
     answers = [run.communicate(timeout=120)[0] for run in runs]
 
