@@ -40,7 +40,8 @@ def main() -> None:
     for labelled in [int(word) for word in sys.argv[2:]] or [100, 0]:
         errors = [error(data_dir, labelled or None, seed) for seed in SEEDS]
         print(
-            f"{labelled or 'all':>5} labels  {statistics.mean(errors):.1f} ± {statistics.stdev(errors):.1f} % error"
+            f"{labelled or 0:>5} labels  {statistics.mean(errors):.1f} ± "
+            f"{statistics.stdev(errors):.1f} % error"
         )
 
 

@@ -28,6 +28,8 @@ def evaluate(config: DictConfig) -> None:
     _check(config)
     precision = compose.machine(config)
     trained = open_trained(config.run, precision)
+    if config.data is None:
+        config.data_dir = compose.data_dir_of(trained.config, config)
     names = compose.SPLITS if config.split == "all" else (config.split,)
     source = data_source(config, trained)
     if isinstance(source, TextData):
