@@ -105,7 +105,7 @@ def test_a_further_loss_trains_beside_the_first(finetune, pretrained):
     _, run = finetune(
         f"init_from={pretrained}",
         "+objective@losses.lm=clm",
-        "++losses.lm.weight=0.5",
+        "losses.lm.weight=0.5",
         "loop.steps=2",
     )
 

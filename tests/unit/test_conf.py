@@ -3,6 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
+from transfer_cli.commands.compose import options_of
 from transfer_cli.config import commands, launch
 from transfer_cli.config.build import build
 from transfer_cli.config.check import check
@@ -65,7 +66,10 @@ def test_an_option_composes_and_builds(option):
     if option.group == "optimizer":
         torch = pytest.importorskip("torch")
         extra = {"params": [torch.nn.Parameter(torch.zeros(2, 2))]}
-    assert build(OmegaConf.select(config, key), key, object, **extra) is not None
+    node = OmegaConf.select(config, key)
+    if option.group == "objective":
+        node = options_of(node, key)
+    assert build(node, key, object, **extra) is not None
 
 
 def test_an_experiment_composes_with_the_command_in_its_name():

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
-from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
@@ -249,6 +249,7 @@ def task_split(
 ) -> Split:
     """Return one labelled split, to be gone through from short to long: least padding."""
     encoded = EncodedTask(examples, tokenizer, longest, "causal" if causal else "bidirectional")
+    warn_of_cuts(encoded.num_cut, len(encoded), longest)
     return Split(name, encoded, order=np.argsort(encoded.lengths, kind="stable"))
 
 
@@ -280,21 +281,23 @@ def objectives(config: DictConfig) -> dict[str, tuple[Objective, str, float]]:
     nodes |= {f"losses.{name}": config.losses[name] for name in config.losses}
     found: dict[str, tuple[Objective, str, float]] = {}
     for key, node in nodes.items():
-        plain = OmegaConf.to_container(node, resolve=True)
-        if not isinstance(plain, dict):
-            raise ConfigError(f"{key}: expected an objective, got {plain!r}")
-        weight, stream = plain.pop("weight", 1.0), plain.pop("stream", "main")
+        plain = options_of(node, key)
+        weight, stream = node.get("weight", 1.0), node.get("stream", "main")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or weight < 0:
             raise ConfigError(f"{key}.weight: must be a number of 0 or more, got {weight!r}")
         if stream != "main":
             raise ConfigError(f"{key}.stream: there is no stream {stream!r}; the streams are main")
         name = "main" if key == "objective" else key.removeprefix("losses.")
-        found[name] = (_objective(plain, key), stream, float(weight))
+        found[name] = (build(plain, key, Objective), stream, float(weight))
     return found
 
 
-def _objective(node: Mapping[Any, Any], key: str) -> Objective:
-    return build({str(name): value for name, value in node.items()}, key, Objective)
+def options_of(node: Any, key: str) -> dict[str, Any]:
+    """Return the node of an objective without what belongs to the loss: its weight and stream."""
+    if not isinstance(node, DictConfig):
+        raise ConfigError(f"{key}: expected an objective, got {node!r}")
+    plain: Any = OmegaConf.to_container(node, resolve=True)
+    return {str(name): plain[name] for name in plain if name not in ("weight", "stream")}
 
 
 def losses(found: Mapping[str, tuple[Objective, str, float]], facts: Facts) -> list[Loss]:

@@ -73,7 +73,9 @@ def _labelled(
 def _text(config: DictConfig, shape: BackboneShape, start: compose.Pretrained | None) -> None:
     prepared, tokenizer = compose.text(config, shape, start)
     objective = (
-        CausalLM() if config.objective is None else build(config.objective, "objective", Objective)
+        CausalLM()
+        if config.objective is None
+        else build(compose.options_of(config.objective, "objective"), "objective", Objective)
     )
     objective.bind(Facts(tokenizer))
     for name, split in prepared.splits.items():

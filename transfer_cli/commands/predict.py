@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from transfer_cli.commands import compose
 from transfer_cli.commands.trained import open_trained
 from transfer_cli.data import readers
-from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
 from transfer_cli.data.tasks import Example
 from transfer_cli.engine.evaluate import logits
 from transfer_cli.errors import CheckpointError, ConfigError, nearest
@@ -36,6 +36,7 @@ def predict(config: DictConfig) -> None:
     longest = compose.block_length(trained.config.data.get("length"), description.shape.positions)
     with _input(config.input) as stream, _output(config.output) as out:
         examples = _examples(config, stream)
+        num_texts = num_cut = 0
         while portion := list(itertools.islice(examples, config.batch)):
             data = EncodedTask(
                 portion,
@@ -49,6 +50,8 @@ def predict(config: DictConfig) -> None:
                 for example, row in zip(portion, batch.softmax(1).tolist(), strict=True):
                     _write(out, example, row, description.labels)
             out.flush()
+            num_texts, num_cut = num_texts + len(data), num_cut + data.num_cut
+    warn_of_cuts(num_cut, num_texts, longest)
 
 
 def _check(config: DictConfig) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from transfer_cli.commands import compose
 from transfer_cli.commands.environment import environment
@@ -93,11 +93,11 @@ def _new_directory(config: DictConfig, command: str, parts: Parts) -> RunDirecto
 def _describe(run: RunDirectory, config: DictConfig, parts: Parts) -> None:
     """Write what a reader of the weights needs, before there are any: checkpoints need it, too."""
     run.model.mkdir()
-    node = dict(OmegaConf.to_container(config.objective, resolve=True))  # type: ignore[arg-type]
+    node = compose.options_of(config.objective, "objective")
     description = ModelDescription(
         shape=parts.model.backbone.shape,
         vocabulary=parts.tokenizer.size,
-        objective={str(key): value for key, value in {**node, **parts.pinned}.items()},
+        objective={**node, **parts.pinned},
         labels=parts.data.labels,
         tokenizer_hash=parts.tokenizer.hash,
     )

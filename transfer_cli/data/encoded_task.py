@@ -46,6 +46,7 @@ class EncodedTask:
 
     Attributes:
         lengths: Every example's length in tokens, special tokens included.
+        num_cut: How many examples did not fit and were cut.
 
     Raises:
         ConfigError: `length` leaves no room for a text.
@@ -68,14 +69,7 @@ class EncodedTask:
         self._pad = tokenizer.pad
         self._labels = _labels(examples)
         rows, firsts, num_cut = _rows(examples, tokenizer, length, direction)
-        if num_cut:
-            log.warning(
-                "Cut %d of %d examples to %d tokens; `data.length` sets how many are kept, up to "
-                "the model's positions",
-                num_cut,
-                len(examples),
-                length,
-            )
+        self.num_cut = num_cut
         self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         pairs = any(example.pair is not None for example in examples)
         self._firsts = np.array(firsts, dtype=np.int64) if pairs else None
@@ -103,6 +97,18 @@ class EncodedTask:
         if self._labels is not None:
             batch["label"] = torch.from_numpy(self._labels[index_B])
         return batch
+
+
+def warn_of_cuts(num_cut: int, num_examples: int, length: int) -> None:
+    """Say once, for all of them, how many examples were cut; nothing when none was."""
+    if num_cut:
+        log.warning(
+            "Cut %d of %d examples to %d tokens; `data.length` sets how many are kept, up to "
+            "the model's positions",
+            num_cut,
+            num_examples,
+            length,
+        )
 
 
 def _labels(examples: "Sequence[Example]") -> npt.NDArray[np.int64] | None:

@@ -138,7 +138,7 @@ def test_own_configs_extend_ours(tmp_path):
 
 
 def test_further_losses_are_added_under_their_name():
-    [config], _, _ = run(["+objective@losses.lm=clm", "+losses.lm.weight=0.5"], "finetune")
+    [config], _, _ = run(["+objective@losses.lm=clm", "losses.lm.weight=0.5"], "finetune")
 
     assert OmegaConf.to_container(config.losses) == {
         "lm": {"_target_": "transfer_cli.objectives.causal_lm.CausalLM", "weight": 0.5}
