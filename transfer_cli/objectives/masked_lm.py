@@ -7,22 +7,15 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.heads import LanguageModelHead
-from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Facts, Objective, Sample, TextFacts
-from transfer_cli.objectives.causal_lm import (
-    exponential,
-    language_model_loss,
-    language_model_samples,
-)
+from transfer_cli.objectives.base import Facts, TextFacts
+from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
 
 
-class MaskedLM(Objective):
+class MaskedLM(LanguageModel):
     """Hide some tokens, predict them from both sides.
 
     A position is eligible unless it is padding, special or the unknown token. Each eligible one is
@@ -53,10 +46,6 @@ class MaskedLM(Objective):
         self._ordinary = eligible.nonzero().squeeze(1)
         self._starts_word = torch.from_numpy(np.asarray(vocabulary.starts_word, dtype=bool))
 
-    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the language-model head."""
-        return {"lm": LanguageModelHead(backbone.shape, backbone.vocabulary)}
-
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the batch with `tokens` hidden in places and `target` saying what stood there."""
         tokens_BT = batch["tokens"]
@@ -80,18 +69,6 @@ class MaskedLM(Objective):
             "tokens": torch.where(selected_BT, hidden_BT, tokens_BT),
             "target": torch.where(selected_BT, tokens_BT, IGNORE),
         }
-
-    def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of selected tokens."""
-        return {"loss": int((batch["target"] != IGNORE).sum())}
-
-    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the summed cross-entropy of the selected tokens, in nats."""
-        return {"loss": language_model_loss(model, batch["target"], encoded)}
-
-    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return what was hidden at a few places of each text, and the likeliest token there."""
-        return language_model_samples(model, batch, encoded)
 
     def measures(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts

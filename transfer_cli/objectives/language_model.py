@@ -1,0 +1,58 @@
+"""What language-model objectives share: they predict tokens where there is a `target`.
+
+Legend: B batch, T positions, N targets, D width, V vocabulary.
+"""
+
+import math
+
+from torch import Tensor, nn
+
+from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.heads import LanguageModelHead
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, Objective, Sample
+
+HEAD = "lm"
+
+SHOWN_PLACES = 8
+"""Targets of a text that a sample shows."""
+
+
+class LanguageModel(Objective):
+    """Cross-entropy of the tokens in `target`, which a subclass's `prepare` adds to the batch."""
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return the language-model head."""
+        return {HEAD: LanguageModelHead(backbone.shape, backbone.vocabulary)}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of targets."""
+        return {"loss": int((batch["target"] != IGNORE).sum())}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the summed cross-entropy of the targets, in nats; logits are made only there."""
+        has_target_BT = batch["target"] != IGNORE
+        loss = model.heads[HEAD].summed_loss(  # type: ignore[operator]
+            encoded.top[has_target_BT],
+            model.backbone.token_embedding.weight,
+            batch["target"][has_target_BT],
+        )
+        return {"loss": loss}
+
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return, for each text, its last few targets and the likeliest token at each place."""
+        found = []
+        for tokens_T, mask_T, target_T, top_TD in zip(
+            batch["tokens"], batch["mask"], batch["target"], encoded.top, strict=True
+        ):
+            places = (target_T != IGNORE).nonzero().squeeze(1)[-SHOWN_PLACES:]
+            logits_NV = model.heads[HEAD](top_TD[places], model.backbone.token_embedding.weight)
+            wanted, said = target_T[places].tolist(), logits_NV.argmax(-1).tolist()
+            found.append(Sample(tokens_T[mask_T].tolist(), wanted, said))
+        return found
+
+
+def exponential(nats: float) -> float:
+    """Return e to the `nats`, infinity where a float cannot hold it."""
+    return math.exp(nats) if nats < 700 else math.inf
