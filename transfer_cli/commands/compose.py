@@ -17,6 +17,7 @@ from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
+from transfer_cli.data.fetch import writable_folder
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
@@ -100,10 +101,8 @@ def cache_folder(data_dir: str) -> Path:
     if named := os.environ.get("TRANSFER_CACHE"):
         return Path(named).expanduser()
     folder = data_folder(data_dir)
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if os.access(existing, os.W_OK):
-        return folder / "cache"
-    return Path("~/.cache/transfer/cache").expanduser()
+    writable = writable_folder(folder)
+    return folder / "cache" if writable == folder else writable
 
 
 def source(config: DictConfig, kind: type[TextData] | type[TaskData]) -> Any:

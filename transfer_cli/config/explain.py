@@ -7,6 +7,7 @@ leave out the cure.
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -23,6 +24,7 @@ from omegaconf.errors import (
 )
 
 from transfer_cli.config.flags import Request, quoted
+from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import nearest
 
 Compose = Callable[[Request], DictConfig]
@@ -104,8 +106,12 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
     option = re.search(r"Could not find '(.+)'", text)
     listed = text.partition("Available options in")[2].partition("Config search path")[0]
     options = re.findall(r"^\t(.+)$", listed, re.MULTILINE)
+    group, _, name = option[1].rpartition("/") if option else ("", "", "")
+    if option and option[1].startswith("experiment/"):
+        # Experiments lie in folders, of which Hydra lists one at most.
+        group, _, name = option[1].partition("/")
+        options = _experiments(request)
     if option and options:
-        group, _, name = option[1].rpartition("/")
         close = nearest(name, options)
         typed = any(word.rpartition("=")[2] == name for word in request.overrides)
         where = "" if typed else _where(error)
@@ -116,6 +122,15 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
     if option:
         return f"{option[1]}: there is no such config; see `transfer {command} --help`"
     return _first_line(error)
+
+
+def _experiments(request: Request) -> list[str]:
+    """Return the names of all experiments, as people type them."""
+    roots = [conf_dir() / "experiment"]
+    if request.config_dir is not None:
+        roots.append(Path(request.config_dir) / "experiment")
+    files = [(root, file) for root in roots for file in sorted(root.rglob("*.yaml"))]
+    return [file.relative_to(root).with_suffix("").as_posix() for root, file in files]
 
 
 # --- overrides ---------------------------------------------------------------------------------
