@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from transfer_cli.commands import compose
+from transfer_cli.commands import compose, datasets
 from transfer_cli.commands.trained import Trained, open_trained
 from transfer_cli.data.corpus import TextBlocks, encode_text
 from transfer_cli.data.tasks import TaskData
@@ -19,7 +19,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.directory import write_json
 
-ASKED = (*compose.SPLITS, "all")
+ASKED = (*datasets.SPLITS, "all")
 BASELINES = ("none", "unigram")
 
 
@@ -29,8 +29,8 @@ def evaluate(config: DictConfig) -> None:
     precision = compose.machine(config)
     trained = open_trained(config.run, precision)
     if config.data is None:
-        config.data_dir = compose.data_dir_of(trained.config, config)
-    names = compose.SPLITS if config.split == "all" else (config.split,)
+        config.data_dir = datasets.data_dir_of(trained.config, config)
+    names = datasets.SPLITS if config.split == "all" else (config.split,)
     source = data_source(config, trained)
     if isinstance(source, TextData):
         splits = _text(config, source, trained, names)
@@ -70,7 +70,7 @@ def data_source(config: DictConfig, trained: Trained) -> Any:
     """Return the data to score on: the one asked for, else the run's own."""
     kind: Any = TaskData if trained.start.description.labels else TextData
     own = config.data is None
-    return compose.source(trained.config if own else config, kind)
+    return datasets.source(trained.config if own else config, kind)
 
 
 def say(measures: dict[str, dict[str, float]]) -> None:
@@ -93,14 +93,14 @@ def _text(
     config: DictConfig, source: TextData, trained: Trained, names: tuple[str, ...]
 ) -> list[Split]:
     shape = trained.start.description.shape
-    length = compose.block_length(source.length, shape.positions)
-    raw = source.splits(compose.data_folder(config.data_dir), trained.config.seed, only=names)
+    length = datasets.block_length(source.length, shape.positions)
+    raw = source.splits(datasets.data_folder(config.data_dir), trained.config.seed, only=names)
     _check_there(raw, names, config.split)
-    cache = compose.cache_folder(config.data_dir)
+    cache = datasets.cache_folder(config.data_dir)
     tokenizer = trained.start.tokenizer
     encoded = {name: encode_text(raw[name], tokenizer, cache) for name in names if name in raw}
     return [
-        Split(name, TextBlocks(part, length, tokenizer.pad), compose.text_facts(part))
+        Split(name, TextBlocks(part, length, tokenizer.pad), datasets.text_facts(part))
         for name, part in encoded.items()
     ]
 
@@ -109,9 +109,9 @@ def _unigram(config: DictConfig, source: Any, trained: Trained) -> TransferModel
     """Return the unigram model of the text that `data` (or the run's own) trains on."""
     if not isinstance(source, TextData):
         raise ConfigError("baseline: unigram scores text, and this run classifies")
-    folder = compose.data_folder(config.data_dir)
+    folder = datasets.data_folder(config.data_dir)
     raw = source.splits(folder, trained.config.seed, only=("train",))
-    cache = compose.cache_folder(config.data_dir)
+    cache = datasets.cache_folder(config.data_dir)
     tokenizer = trained.start.tokenizer
     tokens = encode_text(raw["train"], tokenizer, cache).tokens[1:]
     chunks = np.array_split(tokens, max(1, len(tokens) // 2**20))
@@ -122,17 +122,19 @@ def _labelled(
     config: DictConfig, source: TaskData, trained: Trained, names: tuple[str, ...]
 ) -> list[Split]:
     description = trained.start.description
-    data = source.load(compose.data_folder(config.data_dir), trained.config.seed)
+    data = source.load(datasets.data_folder(config.data_dir), trained.config.seed)
     _check_there(data.splits, names, config.split)
     if data.labels != description.labels:
         raise DataError(
             f"data: its labels are {', '.join(data.labels)}, and this run knows "
             f"{', '.join(description.labels)}; choose data with the same labels"
         )
-    longest = compose.block_length(source.length, description.shape.positions)
+    longest = datasets.block_length(source.length, description.shape.positions)
     causal = description.shape.direction == "causal"
     return [
-        compose.task_split(name, data.splits[name], trained.start.tokenizer, longest, causal=causal)
+        datasets.task_split(
+            name, data.splits[name], trained.start.tokenizer, longest, causal=causal
+        )
         for name in names
         if name in data.splits
     ]

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.commands.compose import cache_folder, data_folder
+from transfer_cli.commands.datasets import cache_folder, data_folder
 from transfer_cli.commands.environment import environment
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, nearest

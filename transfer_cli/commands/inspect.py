@@ -8,7 +8,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.commands import compose
+from transfer_cli.commands import compose, datasets, pretrained
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
@@ -29,13 +29,13 @@ def inspect(config: DictConfig) -> None:
     if config.samples < 0:
         raise ConfigError(f"samples: must be 0 or more, got {config.samples}")
     found = build(config.data, "data", object)
-    start = compose.start_of(config)
+    start = pretrained.start_of(config)
     shape = SHAPE if start is None else start.description.shape
     if start is None and config.model is not None:
         shape = build(config.model, "model", BackboneShape)
     if isinstance(found, TaskData):
-        data = found.load(compose.data_folder(config.data_dir), config.seed)
-        tokenizer = compose.task_tokenizer(config, data, start)
+        data = found.load(datasets.data_folder(config.data_dir), config.seed)
+        tokenizer = datasets.task_tokenizer(config, data, start)
         _labelled(config, data, found.length, tokenizer, shape)
     else:
         _text(config, shape, start)
@@ -48,7 +48,7 @@ def _labelled(
     tokenizer: Tokenizer,
     shape: BackboneShape,
 ) -> None:
-    prepared = compose.task(data, length, tokenizer, shape)
+    prepared = datasets.task(data, length, tokenizer, shape)
     for name, examples in data.splits.items():
         print(f"{name}: {len(examples):,} examples")
         counts = Counter(example.label for example in examples if example.label is not None)
@@ -70,8 +70,8 @@ def _labelled(
     _overlaps({name: set(_texts(examples)) for name, examples in data.splits.items()}, "texts")
 
 
-def _text(config: DictConfig, shape: BackboneShape, start: compose.Pretrained | None) -> None:
-    prepared, tokenizer = compose.text(config, shape, start)
+def _text(config: DictConfig, shape: BackboneShape, start: pretrained.Pretrained | None) -> None:
+    prepared, tokenizer = datasets.text(config, shape, start)
     objective = (
         CausalLM()
         if config.objective is None
@@ -92,8 +92,8 @@ def _text(config: DictConfig, shape: BackboneShape, start: compose.Pretrained | 
         for number in range(min(config.samples, len(blocks))):
             batch = blocks.batch(np.array([number]))
             _block(objective.prepare(batch, ExampleNoise(config.seed, "inspect")), batch, tokenizer)
-    source = compose.source(config, TextData)
-    raw = source.splits(compose.data_folder(config.data_dir), config.seed)
+    source = datasets.source(config, TextData)
+    raw = source.splits(datasets.data_folder(config.data_dir), config.seed)
     lines = {
         name: set(_long_lines(split.lines())) for name, split in raw.items() if name != "train"
     }

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from transfer_cli.commands import compose
+from transfer_cli.commands import choices
 from transfer_cli.commands.environment import versions
 from transfer_cli.commands.parts import Parts
 from transfer_cli.commands.summary import say_results, say_start
@@ -54,12 +54,12 @@ class Job:
         if resuming:
             self._take_up()
             # The next resume must find what this one was given.
-            write_text(run.config, compose.as_yaml(self._config))
+            write_text(run.config, choices.as_yaml(self._config))
         start_step = progress.step
         try:
             recorder = handlers.Recorder(run.metrics, run.tensorboard, start_step)
             with contextlib.closing(recorder):
-                shown = f"```yaml\n{compose.as_yaml(self._config)}```"
+                shown = f"```yaml\n{choices.as_yaml(self._config)}```"
                 recorder.writer.add_text("config", shown, start_step)
                 say_start(self._command, run.path, self._parts, self._config)
                 run.set_status("running")

@@ -5,8 +5,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from transfer_cli.commands import compose
-from transfer_cli.commands.compose import Prepared, Pretrained
+from transfer_cli.commands import compose, datasets, pretrained
+from transfer_cli.commands.datasets import Prepared
+from transfer_cli.commands.pretrained import Pretrained
 from transfer_cli.config.build import build
 from transfer_cli.data.steps import Order
 from transfer_cli.data.tasks import TaskData
@@ -49,7 +50,7 @@ def put_together(config: DictConfig, command: str) -> Parts:
         compose.schedule(config),
         compose.base_rate(config),
     )
-    start = compose.start_of(config)
+    start = pretrained.start_of(config)
     shape = compose.settled(_shape(config, start, command), found)
 
     data, tokenizer = _data(config, command, shape, start)
@@ -109,11 +110,11 @@ def _data(
     config: DictConfig, command: str, shape: BackboneShape, start: Pretrained | None
 ) -> tuple[Prepared, Tokenizer]:
     if command == "pretrain":
-        return compose.text(config, shape, start)
-    source: TaskData = compose.source(config, TaskData)
-    labelled = source.load(compose.data_folder(config.data_dir), config.seed)
-    tokenizer = compose.task_tokenizer(config, labelled, start)
-    return compose.task(labelled, source.length, tokenizer, shape), tokenizer
+        return datasets.text(config, shape, start)
+    source: TaskData = datasets.source(config, TaskData)
+    labelled = source.load(datasets.data_folder(config.data_dir), config.seed)
+    tokenizer = datasets.task_tokenizer(config, labelled, start)
+    return datasets.task(labelled, source.length, tokenizer, shape), tokenizer
 
 
 def _total_steps(config: DictConfig, order: Order) -> int:

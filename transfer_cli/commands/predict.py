@@ -10,7 +10,7 @@ from typing import BinaryIO, TextIO
 
 from omegaconf import DictConfig
 
-from transfer_cli.commands import compose
+from transfer_cli.commands import compose, datasets
 from transfer_cli.commands.trained import open_trained
 from transfer_cli.data import readers
 from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
@@ -33,7 +33,7 @@ def predict(config: DictConfig) -> None:
             f"run: {config.run} is a language model; predict needs a fine-tuned run"
         )
     # As in training: a text that was cut there is cut here.
-    longest = compose.block_length(trained.config.data.get("length"), description.shape.positions)
+    longest = datasets.block_length(trained.config.data.get("length"), description.shape.positions)
     with _input(config.input) as stream, _output(config.output) as out:
         examples = _examples(config, stream)
         num_texts = num_cut = 0

@@ -2,7 +2,7 @@
 
 from omegaconf import DictConfig
 
-from transfer_cli.commands import compose
+from transfer_cli.commands import datasets, pretrained
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import cached_tokenizer, encode_text
 from transfer_cli.data.tasks import TaskData
@@ -14,16 +14,16 @@ def prepare(config: DictConfig) -> None:
     """Do everything that a run on this data would do before its first step, and say what came."""
     found = build(config.data, "data", object)
     if isinstance(found, TaskData):
-        data = found.load(compose.data_folder(config.data_dir), config.seed)
+        data = found.load(datasets.data_folder(config.data_dir), config.seed)
         for name, examples in data.splits.items():
             print(f"{name:10s} {len(examples):,} examples, {len(data.labels)} labels")
         return
-    source: TextData = compose.source(config, TextData)
-    raw = source.splits(compose.data_folder(config.data_dir), config.seed)
-    cache = compose.cache_folder(config.data_dir)
-    start = compose.start_of(config)
+    source: TextData = datasets.source(config, TextData)
+    raw = source.splits(datasets.data_folder(config.data_dir), config.seed)
+    cache = datasets.cache_folder(config.data_dir)
+    start = pretrained.start_of(config)
     if start is not None:
-        tokenizer = compose.own_tokenizer(config, start)
+        tokenizer = pretrained.own_tokenizer(config, start)
     else:
         recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
         tokenizer = cached_tokenizer(recipe, raw["train"], cache)

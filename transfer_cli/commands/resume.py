@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from transfer_cli.commands import compose
+from transfer_cli.commands import choices, datasets
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.runs.directory import RunDirectory
@@ -35,8 +35,8 @@ def config_to_resume(config: DictConfig, run: RunDirectory, command: str) -> Dic
             f"type transfer {run.read_command()} resume={run.path}"
         )
     stored = _read(run, command)
-    stored.data_dir = compose.data_dir_of(stored, config)
-    overrides = OverridesParser.create().parse_overrides(compose.typed_overrides())
+    stored.data_dir = datasets.data_dir_of(stored, config)
+    overrides = OverridesParser.create().parse_overrides(choices.typed_overrides())
     for override in overrides:
         key = override.key_or_group
         if key in ("resume", "run.dir", "run.root"):

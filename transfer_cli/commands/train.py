@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from transfer_cli.commands import compose
+from transfer_cli.commands import choices, compose
 from transfer_cli.commands.environment import environment
 from transfer_cli.commands.job import Job
 from transfer_cli.commands.parts import Parts, put_together
@@ -73,8 +73,8 @@ def _begin(config: DictConfig, command: str, parts: Parts) -> RunDirectory:
     try:
         with writing(run.path):
             _describe(run, config, parts)
-            typed, chosen = compose.typed_overrides(), compose.presets()
-            run.start(command, compose.as_yaml(config), typed, chosen, environment())
+            typed, chosen = choices.typed_overrides(), choices.presets()
+            run.start(command, choices.as_yaml(config), typed, chosen, environment())
     except BaseException:
         run.discard()
         raise
@@ -84,7 +84,7 @@ def _begin(config: DictConfig, command: str, parts: Parts) -> RunDirectory:
 def _new_directory(config: DictConfig, command: str, parts: Parts) -> RunDirectory:
     if config.run.dir is not None:
         return RunDirectory.create(Path(config.run.dir).expanduser())
-    chosen = compose.presets()
+    chosen = choices.presets()
     main = chosen.get("objective" if command == "pretrain" else "adaptation", command)
     name = "-".join([chosen.get("data", "data"), main, chosen.get("model", "")]).strip("-")
     return RunDirectory.create_new(Path(config.run.root).expanduser() / command, name)

@@ -6,8 +6,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from transfer_cli.commands import compose
-from transfer_cli.commands.compose import Pretrained
+from transfer_cli.commands import compose, pretrained
+from transfer_cli.commands.pretrained import Pretrained
 from transfer_cli.config.build import build
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
@@ -46,7 +46,7 @@ def open_trained(path: str, precision: Precision) -> Trained:
             f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
             f"resume={path}"
         )
-    start = compose.pretrained(str(run.path), key="run")
+    start = pretrained.open_pretrained(str(run.path), key="run")
     objective: Objective = build(start.description.objective, "objective", Objective)
     objective.bind(Facts(start.tokenizer, start.description.labels))
     model = compose.model(

@@ -1,0 +1,36 @@
+"""What the user typed and chose, and the config that came of it."""
+
+import json
+
+from omegaconf import DictConfig, OmegaConf
+
+
+def presets() -> dict[str, str]:
+    """Return the option chosen for each config group of this run."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return {}
+    choices = HydraConfig.get().runtime.choices
+    return {
+        str(group): str(option)
+        for group, option in sorted(choices.items())
+        if option is not None and not str(group).startswith(("hydra/", "schema"))
+    }
+
+
+def typed_overrides() -> list[str]:
+    """Return what the user typed, as Hydra read it."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    # As typed: an interpolation in an override means nothing where Hydra keeps it.
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return [str(override) for override in typed]  # type: ignore[union-attr]
+
+
+def as_yaml(config: DictConfig) -> str:
+    """Return the config, resolved, as YAML."""
+    plain = OmegaConf.to_container(config, resolve=True)
+    return OmegaConf.to_yaml(OmegaConf.create(json.loads(json.dumps(plain))))
