@@ -3,6 +3,9 @@
 # pretrained weights, once from scratch. Offline; needs `transfer` on the PATH.
 set -euo pipefail
 
+# A model this small is fastest on one thread.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
 runs=${DEMO_DIR:-runs/demo/$(date +%Y-%m-%d_%H-%M-%S)}
 
 step() { printf '\n== %s\n' "$*"; }
