@@ -88,7 +88,7 @@ class Job:
             trainer, recorder, optimizer, lambda: parts.stages.current, every=loop.log_every
         )
         what = "tokens" if self._command == "pretrain" else "examples"
-        say = handlers.attach_progress(trainer, optimizer, parts.total_steps, what)
+        handlers.attach_progress(trainer, optimizer, parts.total_steps, what)
         if "validation" in parts.data.splits:
             self._check_monitor(parts.data.splits["validation"])
 
@@ -97,7 +97,7 @@ class Job:
                 recorder.writer.add_text("validation/samples", self._samples(), step)
                 shown = {name: value for name, value in measures.items() if "/" not in name}
                 listed = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
-                say(f"step {step} validation  {listed}")
+                log.info("step %d validation  %s", step, listed)
 
             handlers.attach_validation(
                 trainer,
@@ -113,7 +113,10 @@ class Job:
             trainer, self._save, Length.parse(self._config.checkpoint.every)
         )
         resume = f"transfer {self._command} resume={self._run.path}"
-        with handlers.stop_on_signal(trainer, self._save, resume):
+        with (
+            handlers.speak_above_the_bar(),
+            handlers.stop_on_signal(trainer, self._save, resume),
+        ):
             run_trainer(
                 trainer,
                 {"main": Stream(parts.data.splits["train"].data, parts.order)},

@@ -10,13 +10,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 
 from ignite.engine import Engine, Events
 from torch.optim import Optimizer
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transfer_cli.engine.train import Progress, report_of
 from transfer_cli.errors import ConfigError, DivergedError, StoppedError, nearest
@@ -88,10 +89,8 @@ def attach_records(
         clock.update(time=now, tokens=0)
 
 
-def attach_progress(
-    trainer: Engine, optimizer: Optimizer, total_steps: int, what: str
-) -> Callable[[str], None]:
-    """Show a bar on a terminal, else a line every ten seconds; return how to speak beside it."""
+def attach_progress(trainer: Engine, optimizer: Optimizer, total_steps: int, what: str) -> None:
+    """Show a bar on a terminal, else a line every ten seconds."""
     start = {"time": time.perf_counter(), "said": time.perf_counter(), "tokens": 0, "step": 0}
     bar = tqdm(total=total_steps, unit="step", disable=None, file=sys.stderr, leave=False)
     quiet = bool(bar.disable)
@@ -130,8 +129,6 @@ def attach_progress(
         bar.close()
         if error:
             raise error[0]
-
-    return log.info if quiet else (lambda text: bar.write(text, file=sys.stderr))
 
 
 def attach_validation(
@@ -205,6 +202,11 @@ def at_rhythm(trainer: Engine, every: Length, action: Callable[[Engine], None]) 
 def attach_checkpoints(trainer: Engine, save: Callable[[], None], every: Length) -> None:
     """Save the whole state every so often."""
     at_rhythm(trainer, every, lambda _: save())
+
+
+def speak_above_the_bar() -> AbstractContextManager[None]:
+    """Return a context in which what the package logs is written above the bar, not into it."""
+    return logging_redirect_tqdm([logging.getLogger("transfer_cli")])
 
 
 @contextmanager
