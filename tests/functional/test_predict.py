@@ -164,3 +164,14 @@ def test_a_language_model_has_no_labels_to_give(transfer, pretrained):
 
     assert ended.code == 2
     assert "is a language model; predict needs a fine-tuned run" in ended.err
+
+
+def test_the_output_never_replaces_the_input(transfer, finetuned, tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("What do we know about Miryar ?\n")
+
+    ended = transfer("predict", f"run={finetuned}", f"input={file}", "output=texts.txt")
+
+    assert ended.code == 2
+    assert "would be lost" in ended.err
+    assert file.read_text() == "What do we know about Miryar ?\n"

@@ -13,7 +13,7 @@ REAL = os.environ.get("TRANSFER_DATA")  # read before the tests get folders of t
 
 WORDS = {"train": 2_088_628, "validation": 217_646, "test": 245_569}
 
-SMALL = ("model=tiny", "tokenizer.size=4096", "tokenizer.lowercase=true")
+SMALL = ("model=tiny", "tokenizer=wordpiece", "tokenizer.size=4096", "tokenizer.lowercase=true")
 
 
 def needs(*parts):
@@ -58,9 +58,14 @@ def test_a_language_model_learns_and_its_perplexity_is_right(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @needs("trec", "train_5500.label")
-def test_a_classifier_learns_trec_from_scratch(transfer, read_json, tmp_path, seed):
+@needs("wikitext-2")
+def test_a_classifier_learns_trec_from_scratch(transfer, read_json, tmp_path, monkeypatch, seed):
+    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
+    transfer("prepare", "data=wikitext2", *SMALL[1:], f"data_dir={REAL}")
+    (tokenizer,) = (tmp_path / "cache" / "tokenizers").glob("*.json")
     run = tmp_path / "run"
-    words = ("init=scratch", *SMALL, "model.direction=causal", "objective.pooling=cls_last")
+    model = ("init=scratch", "model=tiny", "model.direction=causal", "objective.pooling=cls_last")
+    words = (*model, "tokenizer=file", f"tokenizer.path={tokenizer}")
     rates = ("loop.epochs=3", "loop.batch=16", "optimizer.lr=1e-3", f"seed={seed}")
     ended = transfer("finetune", *words, *rates, f"data_dir={REAL}", f"run.dir={run}")
     assert ended.code == 0, ended.err

@@ -42,7 +42,7 @@ def stopped(transfer):
     """Return how to run a command that is told to stop at a step; gives the ended command."""
 
     def call(step, *words, number=signal.SIGTERM):
-        log, stop = logging.getLogger("transfer_cli.engine.handlers"), StopAt(step, number)
+        log, stop = logging.getLogger("transfer_cli.commands.job"), StopAt(step, number)
         log.addHandler(stop)
         try:
             return transfer(*words)

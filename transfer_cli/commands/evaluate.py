@@ -142,4 +142,5 @@ def _labelled(
 
 def _check_there(found: Any, names: tuple[str, ...], asked: str) -> None:
     if not any(name in found for name in names):
-        raise DataError(f"split: this data has no {asked} split; it has {', '.join(found)}")
+        there = ", ".join(found) or ", ".join(n for n in datasets.SPLITS if n not in names)
+        raise DataError(f"split: this data has no {asked} split; ask for another, such as {there}")

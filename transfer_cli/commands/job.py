@@ -55,6 +55,8 @@ class Job:
             self._take_up()
             # The next resume must find what this one was given.
             write_text(run.config, choices.as_yaml(self._config))
+            typed = "".join(f"{word}\n" for word in choices.typed_overrides())
+            write_text(run.overrides, run.overrides.read_text(encoding="utf-8") + typed)
         start_step = progress.step
         try:
             recorder = handlers.Recorder(run.metrics, run.tensorboard, start_step)

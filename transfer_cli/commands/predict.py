@@ -60,6 +60,12 @@ def _check(config: DictConfig) -> None:
             f"format: {config.format!r} is not one of {', '.join(FORMATS)}."
             f"{nearest(config.format, FORMATS)}"
         )
+    same = config.input != "-" and config.output != "-"
+    if (
+        same
+        and Path(config.input).expanduser().resolve() == Path(config.output).expanduser().resolve()
+    ):
+        raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")
     if config.batch < 1:
         raise ConfigError(f"batch: must be at least 1, got {config.batch}")
 

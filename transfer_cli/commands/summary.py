@@ -19,8 +19,8 @@ def say_start(command: str, run: Path, parts: Parts, config: DictConfig) -> None
     sizes = " · ".join(f"{len(split.data):,} {name}" for name, split in splits.items())
     total = sum(p.numel() for p in parts.model.parameters())
     shape = parts.model.backbone.shape
-    micro = -(-config.loop.batch // parts.micro_batch)
-    cut = f" = {micro} x {parts.micro_batch}" if micro > 1 else ""
+    portions = parts.micro_batch < config.loop.batch
+    cut = f" in portions of {parts.micro_batch}" if portions else ""
     rows = {
         "run": str(run),
         "model": f"{total:,} parameters, {shape.depth} blocks of width {shape.width}, "
@@ -38,7 +38,9 @@ def say_start(command: str, run: Path, parts: Parts, config: DictConfig) -> None
 
 def say_results(command: str, run: Path, results: Mapping[str, Any]) -> None:
     """Print the final measures to standard output, and where to go from here."""
-    print(f"done: {results['seen']['steps']:,} steps in {results['seconds']:,.0f} s")
+    steps, seconds = results["seen"]["steps"], results["seconds"]
+    print(f"done: {steps:,} steps in {seconds:,.0f} s; the best weights, of step", end=" ")
+    print(f"{results['best_step']:,}, score:")
     for split, measures in results["measures"].items():
         shown = {k: v for k, v in measures.items() if "/" not in k}
         print(f"  {split:10s} " + "  ".join(f"{name} {value:.4g}" for name, value in shown.items()))

@@ -57,6 +57,8 @@ def save_weights(model: nn.Module, folder: Path) -> None:
     """Write every tensor of the model to `folder` in safetensors."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, folder / WEIGHTS)
+    # The library lets the owner alone read it; others get what they get of any new file.
+    (folder / WEIGHTS).chmod((folder.stat().st_mode & 0o666) | 0o600)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -213,3 +213,13 @@ def test_a_description_of_an_impossible_shape_is_refused(tmp_path):
 
     with pytest.raises(CheckpointError, match="must divide width"):
         read_description(tmp_path)
+
+
+def test_weights_can_be_read_by_whom_the_folder_is_for(tmp_path):
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o755)
+
+    save_weights(torch.nn.Linear(2, 2), folder)
+
+    assert (folder / WEIGHTS).stat().st_mode & 0o777 == 0o644
