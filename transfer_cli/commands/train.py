@@ -9,8 +9,7 @@ from transfer_cli.commands.environment import environment
 from transfer_cli.commands.job import Job
 from transfer_cli.commands.parts import Parts, put_together
 from transfer_cli.commands.resume import config_to_resume
-from transfer_cli.errors import ConfigError
-from transfer_cli.lengths import Length
+from transfer_cli.config.check import check_training
 from transfer_cli.model.weights import ModelDescription, write_description
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory, writing
 
@@ -33,33 +32,10 @@ def train(config: DictConfig, command: str) -> None:
         config = config_to_resume(config, resumed, command)
     else:
         _check_folder(config)
-    _check(config)
+    check_training(config)
     parts = put_together(config, command)
     run = resumed or _begin(config, command, parts)
     Job(config, command, parts, run).go(resuming=resumed is not None)
-
-
-def _check(config: DictConfig) -> None:
-    """Refuse plain values that cannot work, before anything is fetched or built."""
-    loop = config.loop
-    for name in ("steps", "batch", "micro_batch", "log_every", "patience", "max_bad_steps"):
-        if loop[name] is not None and loop[name] < 1:
-            raise ConfigError(f"loop.{name}: must be at least 1, got {loop[name]}")
-    for name in ("epochs", "clip"):
-        if loop[name] is not None and not loop[name] > 0:
-            raise ConfigError(f"loop.{name}: must be above 0, got {loop[name]}")
-    if config.checkpoint.keep < 0:
-        raise ConfigError(f"checkpoint.keep: must be 0 or more, got {config.checkpoint.keep}")
-    for key, text in {
-        "loop.evaluate_every": loop.evaluate_every,
-        "checkpoint.every": config.checkpoint.every,
-    }.items():
-        try:
-            Length.parse(text)
-        except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from error
-    if config.get("init", "pretrained") not in ("pretrained", "scratch"):
-        raise ConfigError(f"init: must be pretrained or scratch, got {config.init!r}")
 
 
 def _check_folder(config: DictConfig) -> None:

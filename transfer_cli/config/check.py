@@ -8,6 +8,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.lengths import Length
 
 
 def check(config: DictConfig, command: str) -> None:
@@ -32,6 +33,35 @@ def check(config: DictConfig, command: str) -> None:
         needs = "needs a value" if len(missing) == 1 else "need values"
         raise ConfigError(f"{', '.join(missing)}: {needs}. Add {cure}")
     _refuse_experiment(config.get("experiment"))
+    if "loop" in config:
+        check_training(config)
+
+
+def check_training(config: DictConfig) -> None:
+    """Refuse plain values with which no training can work; needs no torch, so it is quick.
+
+    Raises:
+        ConfigError: Names the key.
+    """
+    loop = config.loop
+    for name in ("steps", "batch", "micro_batch", "log_every", "patience", "max_bad_steps"):
+        if loop[name] is not None and loop[name] < 1:
+            raise ConfigError(f"loop.{name}: must be at least 1, got {loop[name]}")
+    for name in ("epochs", "clip"):
+        if loop[name] is not None and not loop[name] > 0:
+            raise ConfigError(f"loop.{name}: must be above 0, got {loop[name]}")
+    if config.checkpoint.keep < 0:
+        raise ConfigError(f"checkpoint.keep: must be 0 or more, got {config.checkpoint.keep}")
+    for key, text in {
+        "loop.evaluate_every": loop.evaluate_every,
+        "checkpoint.every": config.checkpoint.every,
+    }.items():
+        try:
+            Length.parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+    if config.get("init", "pretrained") not in ("pretrained", "scratch"):
+        raise ConfigError(f"init: must be pretrained or scratch, got {config.init!r}")
 
 
 def _refuse_experiment(found: Any) -> None:
