@@ -201,7 +201,7 @@ def test_a_traceback_is_shown_when_asked_for(capsys, monkeypatch):
 def test_a_reader_that_stops_early_is_no_error():
     program = "from transfer_cli.cli import main; import sys; sys.exit(main(['presets']))"
 
-    done = subprocess.run(  # noqa: S602
+    done = subprocess.run(  # noqa: S602 - the shell is what is tested
         f'"{sys.executable}" -c "{program}" | true; echo ${{PIPESTATUS[0]}}',
         shell=True,
         executable="/bin/bash",

@@ -25,7 +25,8 @@ def typed_overrides() -> list[str]:
 
     if not HydraConfig.initialized():
         return []
-    # As typed: an interpolation in an override means nothing where Hydra keeps it.
+    # As typed: an interpolation in an override means nothing where Hydra keeps it. A list of words
+    # comes out, which the annotation of `to_container` cannot say.
     typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     return [str(override) for override in typed]  # type: ignore[union-attr]
 

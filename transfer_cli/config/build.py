@@ -241,6 +241,7 @@ def _list_of(options: Collection[str]) -> str:
 def _annotations(maker: type) -> dict[str, Any]:
     """Return the types of the constructor's parameters, as far as they can be read."""
     try:
+        # Mypy fears that a subclass's __init__ differs; it is this very class's that is called.
         return typing.get_type_hints(maker.__init__)  # type: ignore[misc]
     except (NameError, TypeError, AttributeError):
         # A name that exists for the type checker only: the constructor has to look for itself.
@@ -334,6 +335,7 @@ def _convert_container(value: Any, container: type, items: tuple[Any, ...], key:
         for place, (each, item) in enumerate(zip(value, wanted, strict=True))
     ]
     is_concrete = container in (tuple, set, frozenset)
+    # Mypy cannot see that `is_concrete` rules out abstract containers, which take no argument.
     return container(converted) if is_concrete else converted  # type: ignore[call-arg]
 
 

@@ -279,7 +279,7 @@ def _open(address: str, start: int, timeout_seconds: float) -> http.client.HTTPR
         headers["Range"] = f"bytes={start}-"
     request = urllib.request.Request(address, headers=headers)  # noqa: S310 - checked above
     try:
-        response = urllib.request.urlopen(request, timeout=timeout_seconds)  # noqa: S310
+        response = urllib.request.urlopen(request, timeout=timeout_seconds)  # noqa: S310 - as above
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:

@@ -137,7 +137,7 @@ class _Unzstandard(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
         while not self._ready:
             packed = self._source.read(_ZSTANDARD_READ_BYTES)
             if not packed:

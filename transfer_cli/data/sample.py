@@ -218,7 +218,7 @@ class _Draw:
     """Random choices from `random.random()` alone, which Python promises never to change."""
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)  # noqa: S311
+        self._random = random.Random(seed)  # noqa: S311 - invents words, keeps no secret
 
     def number(self, below: int) -> int:
         return int(self._random.random() * below)
