@@ -6,7 +6,7 @@ shared with training: masks come from a seed of their own and each example's num
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import ignite.distributed as idist
 import numpy as np
@@ -20,6 +20,7 @@ from transfer_cli.batch import Batch
 from transfer_cli.data.steps import in_portions
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import on_device
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, Sample, TextFacts
 from transfer_cli.seeds import ExampleNoise
@@ -143,14 +144,28 @@ def portions(split: Split, batch: int) -> Sequence[np.ndarray]:
     return in_portions(order, batch)
 
 
+@runtime_checkable
+class Classifier(Protocol):
+    """An objective that can be asked for the logits of classes."""
+
+    def class_logits(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        """Return `[B, C]`, in float32."""
+
+
 def logits(
     model: TransferModel, objective: Objective, data: Dataset, *, batch: int, precision: Precision
 ) -> Iterator[Tensor]:
-    """Yield each batch's `class_logits`, in the order of the data."""
-    from transfer_cli.objectives.classification import class_logits
+    """Yield each batch's logits of classes, in the order of the data.
 
+    Raises:
+        ConfigError: The objective has no `class_logits`.
+    """
+    if not isinstance(objective, Classifier):
+        raise ConfigError(
+            f"objective: {type(objective).__name__} has no class_logits, so it predicts no label"
+        )
     model.eval()
     for indices in in_portions(np.arange(len(data)), batch):
         view = on_device({"": data.batch(indices)}, precision.device)[""]
         with torch.inference_mode(), precision.context():
-            yield class_logits(model, view, Encoding(model, view)).cpu()
+            yield objective.class_logits(model, view, Encoding(model, view)).cpu()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.attention import attention_mask
 from transfer_cli.model.block import EPSILON, Activation, Block, Residual
+from transfer_cli.model.new_rows import NewRows
 
 Direction = Literal["auto", "causal", "bidirectional"]
 PositionKind = Literal["learned", "sinusoidal"]
@@ -101,6 +102,8 @@ class Backbone(nn.Module):
     """
 
     position_table: Tensor
+    new_rows: NewRows | None
+    """What an adaptation adds to the embeddings of a few tokens; nothing at birth."""
 
     def __init__(self, shape: BackboneShape, vocabulary: int) -> None:
         super().__init__()
@@ -110,6 +113,7 @@ class Backbone(nn.Module):
         self.vocabulary = vocabulary
         self.causal = shape.direction == "causal"
         self.token_embedding = nn.Embedding(vocabulary, shape.width)
+        self.register_module("new_rows", None)
         if shape.position_kind == "learned":
             self.position_embedding = nn.Embedding(shape.positions, shape.width)
         else:
@@ -143,12 +147,30 @@ class Backbone(nn.Module):
         by 1/sqrt(2 L), so that the stream's size does not grow with depth (Radford et al. 2019).
         """
         self.apply(initialise_plain)
+        for block in self.blocks:
+            self._shrink_outputs(block)  # type: ignore[arg-type]
+
+    def redraw_top(self, blocks: int) -> None:
+        """Draw the weights of the topmost blocks anew, as at birth, and the final norm's.
+
+        What an adaptation has put into them stays as it is.
+        """
+        for block in list(self.blocks)[-blocks:]:
+            parts = (
+                block.attention_norm, block.attention, block.feed_forward_norm, block.feed_forward
+            )  # fmt: skip
+            for part in parts:
+                part.apply(_redraw)  # type: ignore[union-attr]
+            self._shrink_outputs(block)  # type: ignore[arg-type]
+        if self.shape.residual == "pre":
+            _redraw(self.final_norm)
+
+    def _shrink_outputs(self, block: Block) -> None:
         if self.shape.residual != "pre":
             return
         std = INITIAL_STD / math.sqrt(2 * self.shape.depth)
-        for block in self.blocks:
-            nn.init.normal_(block.attention.output.weight, std=std)  # type: ignore[union-attr, arg-type]
-            nn.init.normal_(block.feed_forward.output.weight, std=std)  # type: ignore[union-attr, arg-type]
+        nn.init.normal_(block.attention.output.weight, std=std)
+        nn.init.normal_(block.feed_forward.output.weight, std=std)
 
     def forward(
         self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None = None
@@ -182,6 +204,8 @@ class Backbone(nn.Module):
         # Counting real tokens gives 0, 1, 2, ... on either side of which the padding lies.
         position_BT = (mask_BT.long().cumsum(1) - 1).clamp(min=0)
         token_BTD = self.token_embedding(tokens_BT)
+        if self.new_rows is not None:
+            token_BTD = token_BTD + self.new_rows(tokens_BT)
         if self.shape.position_kind == "learned":
             summed = token_BTD + self.position_embedding(position_BT)
         else:
@@ -202,6 +226,12 @@ def initialise_plain(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=INITIAL_STD)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+def _redraw(module: nn.Module) -> None:
+    initialise_plain(module)
+    if isinstance(module, nn.LayerNorm):
+        module.reset_parameters()
 
 
 def sinusoids(positions: int, width: int) -> Tensor:

@@ -3,6 +3,8 @@
 Legend: B batch, T positions, D width, N rows, V vocabulary, C classes.
 """
 
+import itertools
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -52,26 +54,61 @@ class LanguageModelHead(nn.Module):
 
 
 class SequenceHead(nn.Module):
-    """One vector a sequence, then dropout and a linear layer to class logits.
+    """One vector a sequence, then layers of dropout, linear and ReLU, the last without ReLU.
 
     Args:
         width: D.
         outputs: C.
         pooling: How a sequence becomes one vector (see `pool`).
-        dropout: Before the linear layer.
+        dropout: Before every linear layer.
+        hidden: Sizes of the layers before the last; mostly there are none.
+        batch_norm: Whether each layer begins with one (Howard and Ruder 2018, section 3.3). Then
+            the size of a micro-batch matters in training.
     """
 
-    def __init__(self, width: int, outputs: int, pooling: Pooling, dropout: float = 0.1) -> None:
+    def __init__(
+        self,
+        width: int,
+        outputs: int,
+        pooling: Pooling,
+        dropout: float = 0.1,
+        *,
+        hidden: Sequence[int] = (),
+        batch_norm: bool = False,
+    ) -> None:
         super().__init__()
         self.pooling = pooling
+        sizes = [width * (3 if pooling == "concat" else 1), *hidden]
+        layers: list[nn.Module] = []
+        for inputs, size in itertools.pairwise(sizes):
+            layers += [BatchNorm(inputs)] if batch_norm else []
+            layers += [nn.Dropout(dropout), nn.Linear(inputs, size), nn.ReLU()]
+        self.hidden = nn.Sequential(*layers)
+        self.norm = BatchNorm(sizes[-1]) if batch_norm else nn.Identity()
         self.drop = nn.Dropout(dropout)
-        self.linear = nn.Linear(width * (3 if pooling == "concat" else 1), outputs)
-        initialise_plain(self.linear)
+        self.linear = nn.Linear(sizes[-1], outputs)
+        self.apply(initialise_plain)
 
     def forward(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """Return logits `[B, C]`."""
-        logits: Tensor = self.linear(self.drop(pool(hidden_BTD, mask_BT, self.pooling)))
+        pooled = self.hidden(pool(hidden_BTD, mask_BT, self.pooling))
+        logits: Tensor = self.linear(self.drop(self.norm(pooled)))
         return logits
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """Batch normalisation that takes a batch of one, which an epoch may well end with.
+
+    One row has no variance of its own; it is seen with the running statistics, as in evaluation.
+    """
+
+    def forward(self, rows_ND: Tensor) -> Tensor:
+        """Return `[N, D]`."""
+        if len(rows_ND) > 1:
+            return super().forward(rows_ND)
+        return F.batch_norm(
+            rows_ND, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
 
 
 def pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:

@@ -1,19 +1,12 @@
 """The model that is trained: a backbone, a readout and the heads that the objectives asked for."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from transfer_cli.model.backbone import Backbone
-
-
-class TopLayer(nn.Module):
-    """The readout of most models: the last hidden state."""
-
-    def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """Return `[B, T, D]` from L + 1 of them."""
-        return states[-1]
+from transfer_cli.model.readout import Readout, TopLayer
 
 
 class TransferModel(nn.Module):
@@ -29,7 +22,7 @@ class TransferModel(nn.Module):
     def __init__(self, backbone: Backbone, heads: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.backbone = backbone
-        self.readout: nn.Module = TopLayer()
+        self.readout: Readout = TopLayer()
         self.heads = nn.ModuleDict(dict(heads))
 
 
@@ -38,8 +31,8 @@ class LayerGroup:
     """Parameters that stand at one height of the model and are trained or frozen together.
 
     Args:
-        name: "embeddings", "block.0", ..., "head.class".
-        depth: 0 for the embeddings, L + 1 for the heads.
+        name: "embeddings", "block.0", ..., "added.0", ..., "head.class".
+        depth: 0 for the embeddings, L + 1 for the heads and for whatever an edit added.
         parameters: Their full names in the model.
         inherited: Whether all of them came from the pretrained weights.
     """
@@ -50,31 +43,48 @@ class LayerGroup:
     inherited: bool
 
 
+@dataclass(frozen=True, order=True)
+class _Place:
+    """Where a group stands: by depth, then added groups from the bottom up, then heads by name."""
+
+    depth: int
+    order: int
+    name: str
+
+
 def layer_groups(model: TransferModel, inherited: Set[str]) -> list[LayerGroup]:
     """Return the groups that partition the model's parameters, from the bottom to the top.
 
     A norm after the last block belongs to that block, a norm on the embeddings to the embeddings.
+    What an edit added to a block or to the embeddings is a group of its own, `added.0` or
+    `added.embeddings`: it is new like a head, wherever it lies, and learns at a head's rate.
 
     Args:
         model: Any model, edited or not.
         inherited: Names of the parameters that pretrained weights filled.
     """
     depth = len(model.backbone.blocks)
-    members: dict[tuple[int, str], list[str]] = {}
+    members: dict[_Place, list[str]] = {}
     for name, _ in model.named_parameters():
         members.setdefault(_place(name, depth), []).append(name)
     return [
-        LayerGroup(group, height, tuple(names), inherited=set(names) <= inherited)
-        for (height, group), names in sorted(members.items())
+        LayerGroup(place.name, place.depth, tuple(names), inherited=set(names) <= inherited)
+        for place, names in sorted(members.items())
     ]
 
 
-def _place(name: str, depth: int) -> tuple[int, str]:
+def _place(name: str, depth: int) -> _Place:
     part, *rest = name.split(".")
+    top = depth + 1
     if part != "backbone":
-        return depth + 1, f"head.{rest[0]}" if part == "heads" else f"head.{part}"
+        return _Place(top, top, f"head.{rest[0]}" if part == "heads" else f"head.{part}")
+    if rest[0] == "new_rows":
+        return _Place(top, 0, "added.embeddings")
     if rest[0] == "blocks":
-        return int(rest[1]) + 1, f"block.{rest[1]}"
+        number = int(rest[1])
+        if ".sites." in name or ".lora." in name:
+            return _Place(top, number + 1, f"added.{number}")
+        return _Place(number + 1, 0, f"block.{number}")
     if rest[0] == "final_norm":
-        return depth, f"block.{depth - 1}"
-    return 0, "embeddings"
+        return _Place(depth, 0, f"block.{depth - 1}")
+    return _Place(0, 0, "embeddings")

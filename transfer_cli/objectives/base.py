@@ -50,10 +50,12 @@ class Facts:
     Args:
         vocabulary: Of the run's tokenizer.
         labels: Class names of its data; empty for text without labels.
+        name: What the loss is called: "main", or the user's name for a further one.
     """
 
     vocabulary: Vocabulary
     labels: tuple[str, ...] = ()
+    name: str = "main"
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,10 @@ class Sample:
 
 
 class Encoding:
-    """The hidden states of one batch, computed on first use and shared by all objectives on it."""
+    """The hidden states of one batch, computed on first use and shared by all objectives on it.
+
+    A batch that brings its `states` along (see `engine.features`) is not computed again.
+    """
 
     def __init__(self, model: TransferModel, batch: Batch) -> None:
         self._model = model
@@ -93,8 +98,10 @@ class Encoding:
 
     @cached_property
     def states(self) -> Sequence[Tensor]:
-        """L + 1 hidden states, each `[B, T, D]`."""
+        """L + 1 hidden states, each `[B, T, D]`; of a batch that brings its own, those it has."""
         batch = self._batch
+        if "states" in batch:
+            return list(batch["states"].unbind(2))
         states: Sequence[Tensor] = self._model.backbone(
             batch["tokens"], batch["mask"], batch.get("segment")
         )
@@ -112,6 +119,8 @@ class Objective(ABC):
 
     direction: Literal["causal", "bidirectional"] | None = None
     """The direction of attention without which the objective makes no sense."""
+    keeps_tokens: bool = True
+    """Whether `prepare` leaves a batch's tokens as they are."""
     facts: Facts
 
     @property
@@ -134,6 +143,14 @@ class Objective(ABC):
             The options, by name, that pin the decision; they are stored with the model.
         """
         return {}
+
+    def start(self, model: TransferModel, inherited: Set[str]) -> None:  # noqa: B027 - most need none
+        """See the model at its starting weights: before the first step, and before a resume loads.
+
+        Args:
+            model: With every edit made, on the device that it trains on.
+            inherited: Names of the parameters that pretrained weights filled.
+        """
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return inputs and targets; every random draw comes from `noise`. CPU tensors."""

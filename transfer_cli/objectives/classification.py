@@ -16,7 +16,8 @@ from transfer_cli.model.heads import Pooling, SequenceHead
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, Sample, TextFacts
 
-HEAD = "class"
+TABLE = "backbone.token_embedding.weight"
+NEW_ROWS = "backbone.new_rows.delta"
 
 
 class Classification(Objective):
@@ -25,50 +26,81 @@ class Classification(Objective):
     Args:
         pooling: How a text becomes one vector (see `model.heads.pool`). auto: the state of the
             classification token, last in a causal and first in a bidirectional model; the mean
-            where the embeddings are frozen, since that token may never have occurred in
-            pretraining.
-        dropout: Before the linear layer.
+            where that token's embedding is frozen, since it may never have occurred in pretraining.
+        dropout: Before every linear layer.
+        hidden: Sizes of the layers between the pooled state and the last one.
+        batch_norm: Whether every layer begins with one. Howard and Ruder (2018, section 3.3) use it
+            with `hidden: [50]` and `pooling: concat`.
     """
 
     def __init__(
         self,
         pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
         dropout: float = 0.1,
+        hidden: tuple[int, ...] = (),
+        *,
+        batch_norm: bool = False,
     ) -> None:
         if pooling != "auto" and pooling not in get_args(Pooling):
             known = ", ".join(("auto", *get_args(Pooling)))
             raise ValueError(f"pooling must be one of {known}; got {pooling!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if any(layer < 1 for layer in hidden):
+            raise ValueError(f"hidden must be sizes of 1 or more, got {list(hidden)}")
         self.pooling = pooling
         self.dropout = dropout
+        self.hidden = hidden
+        self.batch_norm = batch_norm
+
+    @property
+    def head(self) -> str:
+        """The name of its head: each classification of a run has one of its own."""
+        return "class" if self.facts.name == "main" else f"class_{self.facts.name}"
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return the classification head."""
         by_direction: Pooling = "cls_last" if backbone.causal else "cls_first"
         pooling = by_direction if self.pooling == "auto" else self.pooling
-        labels = len(self.facts.labels)
-        return {HEAD: SequenceHead(backbone.shape.width, labels, pooling, self.dropout)}
+        head = SequenceHead(
+            backbone.shape.width,
+            len(self.facts.labels),
+            pooling,
+            self.dropout,
+            hidden=self.hidden,
+            batch_norm=self.batch_norm,
+        )
+        return {self.head: head}
 
     def settle(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Pool by the mean when the choice is ours and the classification token cannot learn."""
-        head = model.heads[HEAD]
-        if self.pooling == "auto" and "backbone.token_embedding.weight" not in trains:
+        head = model.heads[self.head]
+        if self.pooling == "auto" and not self._token_learns(model, trains):
             head.pooling = "mean"  # type: ignore[assignment]
         return {"pooling": head.pooling}
+
+    def _token_learns(self, model: TransferModel, trains: Set[str]) -> bool:
+        new_rows = model.backbone.new_rows
+        has_own_row = new_rows is not None and self.facts.vocabulary.cls in new_rows.tokens
+        return TABLE in trains or (has_own_row and NEW_ROWS in trains)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts."""
         return {"loss": size(batch)}
 
+    def class_logits(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        """Return the classifier's logits in float32, `[B, C]`."""
+        logits_BC: Tensor = model.heads[self.head](encoded.top, batch["mask"])
+        return logits_BC.float()
+
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the labels."""
-        logits_BC = class_logits(model, batch, encoded)
+        logits_BC = self.class_logits(model, batch, encoded)
         return {"loss": F.cross_entropy(logits_BC, batch["label"], reduction="sum")}
 
     def tallies(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed loss and the counts `[C, C]`: rows are labels, columns predictions."""
-        logits_BC = class_logits(model, batch, encoded)
+        logits_BC = self.class_logits(model, batch, encoded)
         classes, label_B = logits_BC.shape[1], batch["label"]
         cells = torch.bincount(label_B * classes + logits_BC.argmax(1), minlength=classes**2)
         return {
@@ -82,7 +114,7 @@ class Classification(Objective):
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return each text with its label and the predicted one."""
-        said_B = class_logits(model, batch, encoded).argmax(1).tolist()
+        said_B = self.class_logits(model, batch, encoded).argmax(1).tolist()
         names = self.facts.labels
         return [
             Sample(tokens[mask].tolist(), names[wanted], names[said])
@@ -112,9 +144,3 @@ class Classification(Objective):
             if all_of:
                 found[f"accuracy/{name}"] = float(hit / all_of)
         return found
-
-
-def class_logits(model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-    """Return the classifier's logits in float32, `[B, C]`."""
-    logits_BC: Tensor = model.heads[HEAD](encoded.top, batch["mask"])
-    return logits_BC.float()

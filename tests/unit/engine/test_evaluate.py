@@ -10,7 +10,7 @@ from transfer_cli.engine.evaluate import Split, evaluate, logits, portions, samp
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.objectives.base import Encoding, TextFacts
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.classification import Classification, class_logits
+from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 
 CASES = {
@@ -131,7 +131,7 @@ def test_logits_come_in_the_order_of_the_data():
     found = torch.cat(list(logits(model, objective, data, batch=16, precision=tiny.FP32)))
 
     batch = tiny.all_of(data)
-    expected = class_logits(model, batch, Encoding(model, batch)).detach()
+    expected = objective.class_logits(model, batch, Encoding(model, batch)).detach()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 

@@ -294,6 +294,27 @@ def test_the_same_seed_gives_the_same_weights_and_another_other_ones():
     assert not tiny.same(first.state_dict(), other.state_dict())
 
 
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_top_blocks_drawn_anew_are_as_at_birth(residual):
+    changes = {"width": 128, "feedforward": 256, "depth": 3, "residual": residual}
+    backbone = tiny.backbone(**changes)
+    tiny.lively(backbone)
+    before = tiny.weights_of(backbone)
+
+    backbone.redraw_top(2)
+
+    fresh = tiny.weights_of(tiny.backbone(seed=1, **changes))
+    for name, tensor in backbone.state_dict().items():
+        if name.startswith(("blocks.1.", "blocks.2.", "final_norm.")):
+            spread, expected = float(tensor.std()), float(fresh[name].std())
+            assert spread == pytest.approx(expected, rel=0.1, abs=1e-6), name
+            assert not torch.equal(tensor, before[name]), name
+            if "norm" in name:
+                assert torch.equal(tensor, fresh[name]), name
+        else:
+            assert torch.equal(tensor, before[name]), name
+
+
 # Shapes that cannot work.
 
 

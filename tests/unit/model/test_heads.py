@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.model.heads import LanguageModelHead, SequenceHead, pool
+from transfer_cli.model.heads import BatchNorm, LanguageModelHead, SequenceHead, pool
 
 POOLINGS = ("cls_first", "cls_last", "mean", "max", "concat")
 
@@ -93,6 +93,62 @@ def test_the_classifier_is_dropout_and_a_linear_layer():
     assert torch.equal(logits, head.linear(pool(states, mask, "concat")))
     assert not torch.equal(logits, head.train()(states, mask))
     assert not head.linear.bias.any()
+
+
+def test_hidden_layers_are_dropout_linear_relu():
+    head = SequenceHead(4, 3, "mean", hidden=(7, 5)).eval()
+    tiny.lively(head)
+    states, mask = hidden(2, 5), torch.ones(2, 5, dtype=torch.bool)
+    first, second = (layer for layer in head.hidden if isinstance(layer, torch.nn.Linear))
+
+    logits = head(states, mask)
+
+    inner = F.relu(second(F.relu(first(states.mean(1)))))
+    assert_close(logits, head.linear(inner))
+    assert (first.out_features, second.out_features) == (7, 5)
+
+
+def test_fresh_hidden_layers_are_drawn_like_every_other_layer():
+    head = SequenceHead(400, 3, "mean", hidden=(300,))
+
+    first = next(layer for layer in head.hidden if isinstance(layer, torch.nn.Linear))
+    assert float(first.weight.detach().std()) == pytest.approx(0.02, rel=0.05)
+    assert not first.bias.any()
+
+
+def test_a_plain_head_has_the_names_it_always_had():
+    head = SequenceHead(4, 3, "mean")
+
+    assert sorted(head.state_dict()) == ["linear.bias", "linear.weight"]
+
+
+def test_the_head_of_ulmfit_is_two_blocks_of_norm_dropout_linear():
+    head = SequenceHead(4, 3, "concat", 0.1, hidden=(50,), batch_norm=True)
+
+    kinds = [type(layer).__name__ for layer in (*head.hidden, head.norm, head.drop, head.linear)]
+
+    assert kinds == ["BatchNorm", "Dropout", "Linear", "ReLU", "BatchNorm", "Dropout", "Linear"]
+    assert head.hidden[0].num_features == 12
+    assert head.norm.num_features == 50
+
+
+def test_batch_norm_normalises_over_the_batch_in_training():
+    norm, rows = BatchNorm(4).train(), 5 + 3 * torch.randn(64, 4)
+
+    normed = norm(rows).detach()
+
+    assert_close(normed.mean(0), torch.zeros(4), rtol=0, atol=1e-5)
+    assert_close(normed.std(0, correction=0), torch.ones(4), rtol=0, atol=1e-4)
+
+
+def test_batch_norm_sees_a_single_row_as_an_evaluation_does():
+    norm = BatchNorm(4).train()
+    norm(5 + 3 * torch.randn(64, 4))
+    row = torch.randn(1, 4)
+
+    single = norm(row)
+
+    assert torch.equal(single, norm.eval()(row))
 
 
 def test_language_model_logits_use_the_table_they_are_handed():

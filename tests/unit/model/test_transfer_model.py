@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests import tiny
+from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -66,6 +67,53 @@ def test_a_new_readout_is_a_head():
     assert layer_groups(model, set())[-1].name == "head.readout"
 
 
+def edited(*edits, depth=3):
+    model = tiny.model(CausalLM(), Classification(), depth=depth)
+    for edit in edits:
+        edit(model, {"cls": 2})
+    return model
+
+
+def test_what_edits_add_has_groups_of_its_own_at_the_depth_of_heads():
+    model = edited(Adapters(4), LoRA(2), NewRows(), MixLayers())
+
+    groups = layer_groups(model, set())
+
+    assert [(group.name, group.depth) for group in groups] == [
+        ("embeddings", 0), ("block.0", 1), ("block.1", 2), ("block.2", 3),
+        ("added.embeddings", 4), ("added.0", 4), ("added.1", 4), ("added.2", 4),
+        ("head.class", 4), ("head.lm", 4), ("head.readout", 4),
+    ]  # fmt: skip
+
+
+def test_edits_leave_the_other_groups_as_they_were():
+    plain, model = edited(), edited(Adapters(4), LoRA(2), NewRows(), MixLayers())
+
+    before = {group.name: group.parameters for group in layer_groups(plain, set())}
+    after = {group.name: group.parameters for group in layer_groups(model, set())}
+
+    assert {name: after[name] for name in before} == before
+    members = [name for names in after.values() for name in names]
+    assert sorted(members) == sorted(dict(model.named_parameters()))
+
+
+def test_added_groups_are_new_where_their_blocks_are_inherited():
+    loaded = {name for name, _ in edited().named_parameters()}
+
+    groups = layer_groups(edited(Adapters(4)), loaded)
+
+    assert {group.name for group in groups if not group.inherited} == {
+        "added.0", "added.1", "added.2",
+    }  # fmt: skip
+
+
+def test_added_groups_lie_in_the_order_of_their_blocks():
+    groups = layer_groups(edited(Adapters(2), depth=12), set())
+
+    added = [group.name for group in groups if group.name.startswith("added.")]
+    assert added == [f"added.{number}" for number in range(12)]
+
+
 def test_a_tied_table_is_one_parameter_and_stays_tied_in_a_copy():
     model = tiny.model(CausalLM())
     copied = copy.deepcopy(model)
@@ -83,5 +131,7 @@ def test_a_tied_table_is_one_parameter_and_stays_tied_in_a_copy():
 
 def test_plain_models_read_the_top_state():
     states = [torch.zeros(1, 2, 3), torch.ones(1, 2, 3)]
+    readout = TransferModel(tiny.backbone(), {}).readout
 
-    assert TransferModel(tiny.backbone(), {}).readout(states) is states[-1]
+    assert readout(states) is states[-1]
+    assert readout.layers == (-1,)

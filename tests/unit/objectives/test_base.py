@@ -1,8 +1,9 @@
 import torch
 
 from tests import tiny
-from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.base import Encoding, Facts
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.seeds import ExampleNoise
 
 
 def test_an_encoding_is_computed_once_and_only_when_asked():
@@ -16,3 +17,19 @@ def test_an_encoding_is_computed_once_and_only_when_asked():
 
     assert len(calls) == 1
     assert torch.equal(top, states[-1])
+
+
+def test_an_objective_keeps_tokens_and_the_start_unless_it_says_otherwise():
+    objective = tiny.bound(Classification())
+    model = tiny.model(objective)
+    before, raw = tiny.weights_of(model), tiny.all_of(tiny.Questions(examples=4))
+
+    objective.start(model, {name for name, _ in model.named_parameters()})
+
+    assert objective.keeps_tokens
+    assert objective.prepare(raw, ExampleNoise(0))["tokens"] is raw["tokens"]
+    assert tiny.same(tiny.weights_of(model), before)
+
+
+def test_a_loss_is_the_main_one_unless_it_is_named():
+    assert Facts(tiny.VOCABULARY).name == "main"

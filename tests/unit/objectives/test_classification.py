@@ -6,12 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny
+from transfer_cli.adaptation.edits import NewRows
+from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Facts, TextFacts
-from transfer_cli.objectives.classification import Classification, class_logits
+from transfer_cli.objectives.classification import Classification
 from transfer_cli.testing.objectives import check_objective
 
 POOLINGS = ("cls_first", "cls_last", "mean", "max", "concat")
 TABLE = "backbone.token_embedding.weight"
+NEW_ROWS = "backbone.new_rows.delta"
 
 
 def judged(labels, predictions, names=tiny.LABELS):
@@ -99,9 +102,37 @@ def test_the_loss_is_the_summed_cross_entropy_of_the_labels():
 
     loss = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
 
-    logits = class_logits(model, batch, Encoding(model, batch))
+    logits = objective.class_logits(model, batch, Encoding(model, batch))
     assert torch.equal(loss, F.cross_entropy(logits, batch["label"], reduction="sum"))
     assert objective.counts(batch) == {"loss": 10}
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("hidden", [(), (50,), (9, 7)])
+def test_any_head_keeps_the_contract_of_objectives(hidden, batch_norm):
+    check_objective(
+        Classification("concat", hidden=hidden, batch_norm=batch_norm),
+        Facts(tiny.VOCABULARY, tiny.LABELS),
+        tiny.Questions().batch(np.arange(6)),
+    )
+
+
+def test_a_further_classification_has_a_head_of_its_own():
+    main, topic = Classification(), Classification(hidden=(7,))
+    main.bind(Facts(tiny.VOCABULARY, tiny.LABELS))
+    topic.bind(Facts(tiny.VOCABULARY, ("a", "b"), name="topic"))
+    backbone, batch = tiny.backbone(), tiny.all_of(tiny.Questions(examples=4))
+    model = TransferModel(backbone, {**main.modules(backbone), **topic.modules(backbone)})
+
+    sizes = {
+        name: objective.class_logits(model, batch, Encoding(model, batch)).shape[1]
+        for name, objective in (("main", main), ("topic", topic))
+    }
+
+    assert sorted(model.heads) == ["class", "class_topic"]
+    assert sizes == {"main": 3, "topic": 2}
+    assert topic.settle(model, set()) == {"pooling": "mean"}
+    assert model.heads["class"].pooling == "cls_last"
 
 
 def test_tallies_count_labels_in_rows_and_predictions_in_columns():
@@ -153,6 +184,22 @@ def test_auto_pools_by_direction_and_by_the_mean_where_embeddings_never_train(
     assert model.heads["class"].pooling == pooling
 
 
+@pytest.mark.parametrize(
+    ("tokens", "trains", "pooling"),
+    [
+        (("cls",), {NEW_ROWS}, "cls_last"),
+        (("sep",), {NEW_ROWS}, "mean"),
+        (("cls",), set(), "mean"),
+    ],
+)
+def test_a_row_of_its_own_lets_the_classification_token_learn(tokens, trains, pooling):
+    objective = Classification()
+    model = tiny.model(objective)
+    NewRows(tokens)(model, {"cls": tiny.VOCABULARY.cls, "sep": tiny.VOCABULARY.sep})
+
+    assert objective.settle(model, trains) == {"pooling": pooling}
+
+
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_named_pooling_is_kept(pooling):
     objective = Classification(pooling)
@@ -165,6 +212,7 @@ def test_a_named_pooling_is_kept(pooling):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"hidden": (50, 0)}, r"hidden must be sizes of 1 or more, got \[50, 0\]"),
         ({"pooling": "first"}, "pooling must be one of auto, cls_first"),
         ({"dropout": 1.0}, "dropout must be in"),
     ],

@@ -6,14 +6,16 @@ import torch.nn.functional as F
 from tests import tiny
 from transfer_cli.objectives.base import Facts
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.classification import Classification, class_logits
+from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.testing.objectives import check_objective
 
 
 class MeanInsteadOfSum(Classification):
     def loss_sums(self, model, batch, encoded):
-        return {"loss": F.cross_entropy(class_logits(model, batch, encoded), batch["label"])}
+        return {"loss": F.cross_entropy(
+                self.class_logits(model, batch, encoded), batch["label"]
+            )}
 
 
 class CountsPadding(CausalLM):

@@ -1,0 +1,337 @@
+"""Legend: B batch, T positions, D width."""
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+
+from tests import tiny
+from transfer_cli.adaptation.edits import Adapters, Edit, FreshTop, LoRA, MixLayers, NewRows
+from transfer_cli.config.build import build
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.heads import SequenceHead
+from transfer_cli.model.lora import LowRankLinear
+from transfer_cli.model.transfer_model import TransferModel, layer_groups
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.testing.edits import check_edit
+
+BERT_CASED = 28_996
+SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+TARGETS = ("query", "key", "value", "output", "feed_forward")
+RESIDUALS = ("pre", "post", "tutorial")
+TOKENS = torch.arange(24).view(2, 12)
+MASK = torch.arange(12) < torch.tensor([[12], [7]])
+EDITS = [
+    Adapters(),
+    Adapters(size=1, placement="ffn_only", activation="gelu"),
+    LoRA(),
+    LoRA(rank=1, alpha=0.5, targets=TARGETS),
+    MixLayers(),
+    MixLayers(norm=False),
+    FreshTop(),
+    FreshTop(blocks=3),
+    NewRows(),
+    NewRows(("sep", "cls", "mask", "unk", "pad")),
+]
+
+
+def size_of(parameters):
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def edited(*edits, objectives=(), **changes):
+    model = tiny.model(*objectives, **changes).eval()
+    for edit in edits:
+        edit(model, SPECIAL)
+    return model.eval()
+
+
+def states(model):
+    return [state.detach() for state in model.backbone(TOKENS, MASK)]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=repr)
+def test_an_edit_keeps_the_contract(edit):
+    check_edit(edit)
+
+
+STARTS_UNCHANGED = [edit for edit in EDITS if not isinstance(edit, MixLayers | FreshTop)]
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+@pytest.mark.parametrize("edit", STARTS_UNCHANGED, ids=repr)
+def test_an_edited_model_starts_as_the_pretrained_one(edit, direction, residual):
+    plain, model = (
+        edited(*edits, direction=direction, residual=residual, dropout=0.3)
+        for edits in ((), (edit,))
+    )
+
+    assert all(torch.equal(old, new) for old, new in zip(states(plain), states(model), strict=True))
+    assert torch.equal(model.readout(states(model)), states(plain)[-1])
+
+
+def test_edits_that_do_not_share_a_place_combine():
+    plain = edited(objectives=(CausalLM(),))
+    model = edited(Adapters(4), LoRA(2), NewRows(), MixLayers(), objectives=(CausalLM(),))
+
+    assert all(torch.equal(old, new) for old, new in zip(states(plain), states(model), strict=True))
+    assert plain.state_dict().keys() < model.state_dict().keys()
+
+
+# Sizes.
+
+
+def tutorial_on_meta(*edits):
+    with torch.device("meta"):
+        backbone = Backbone(tiny.preset("tutorial", direction="causal"), BERT_CASED)
+        head = SequenceHead(backbone.shape.width, 6, "cls_last")
+        model = TransferModel(backbone, {"class": head})
+        for edit in edits:
+            edit(model, SPECIAL)
+    return model
+
+
+def test_the_tutorial_has_the_published_sizes():
+    plain, with_adapters = tutorial_on_meta(), tutorial_on_meta(Adapters())
+
+    groups = layer_groups(with_adapters, set())
+    parameters = dict(with_adapters.named_parameters())
+    trained = [
+        parameters[name]
+        for group in groups
+        for name in group.parameters
+        if group.name == "embeddings" or group.name.split(".")[0] in ("added", "head")
+    ]
+
+    assert size_of(plain.backbone.parameters()) == 50_396_360
+    assert size_of(plain.parameters()) == 50_398_826
+    assert size_of(with_adapters.parameters()) == 51_252_650
+    assert size_of(trained) == 12_849_610
+
+
+@settings(max_examples=20)
+@given(
+    size=st.integers(1, 40),
+    placement=st.sampled_from(["both", "ffn_only"]),
+    depth=st.integers(1, 4),
+)
+def test_adapters_have_the_size_of_the_formula(size, placement, depth):
+    plain, model = edited(depth=depth), edited(Adapters(size, placement), depth=depth)
+
+    each = 2 * 16 * size + size + 16
+    places = 2 if placement == "both" else 1
+    assert size_of(model.parameters()) - size_of(plain.parameters()) == depth * places * each
+
+
+def test_lora_of_the_tutorial_has_rank_times_rows_and_columns_of_each_matrix():
+    plain = size_of(tutorial_on_meta().parameters())
+    packed = size_of(tutorial_on_meta(LoRA()).parameters()) - plain
+    every = size_of(tutorial_on_meta(LoRA(rank=4, targets=TARGETS)).parameters()) - plain
+
+    assert packed == 16 * 2 * 8 * (410 + 410)
+    assert every == 16 * 4 * (4 * (410 + 410) + 2 * (410 + 2100))
+
+
+# Adapters.
+
+
+def test_adapters_of_the_feed_forward_part_leave_the_other_site_alone():
+    model = edited(Adapters(placement="ffn_only"))
+
+    for block in model.backbone.blocks:
+        assert isinstance(block.sites["after_attention"], nn.Identity)
+        assert not isinstance(block.sites["after_feed_forward"], nn.Identity)
+
+
+def test_a_second_set_of_adapters_is_refused_with_a_helpful_sentence():
+    model = edited(Adapters(placement="ffn_only"))
+
+    message = (
+        "after_feed_forward of block 0 is taken by another Adapter; "
+        "choose one kind of adapters, or placements that do not overlap"
+    )
+    with pytest.raises(ValueError, match=message):
+        Adapters(placement="ffn_only")(model, SPECIAL)
+
+
+# LoRA.
+
+
+def test_lora_touches_its_targets_only():
+    model = edited(LoRA(targets=("query", "output")))
+
+    found = [name for name, module in model.named_modules() if isinstance(module, LowRankLinear)]
+    assert found == [
+        f"backbone.blocks.{block}.attention.{part}"
+        for block in range(3)
+        for part in ("packed", "output")
+    ]
+    updates = model.backbone.blocks[0].attention.packed.lora
+    assert list(updates) == ["query"]
+    assert updates["query"].scale == 2
+
+
+def test_lora_twice_is_refused():
+    model = edited(LoRA())
+
+    with pytest.raises(ValueError, match="block 0: it has LoRA already; give all targets to one"):
+        LoRA(targets=("key",))(model, SPECIAL)
+
+
+# MixLayers.
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_a_fresh_mix_averages_the_layers_and_normalises_those_of_pre(residual):
+    model = edited(MixLayers(), residual=residual)
+    layers = torch.stack(states(model))
+
+    mixed = model.readout(states(model))
+
+    if residual == "pre":
+        layers = nn.functional.layer_norm(layers, (16,))
+    assert_close(mixed, layers.mean(0))
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_norm_that_was_asked_for_or_not_is_kept(norm):
+    assert [edited(MixLayers(norm), residual=r).readout.norm for r in RESIDUALS] == [norm] * 3
+
+
+def test_heads_read_the_mix():
+    objective = Classification("mean")
+    batch = {"tokens": TOKENS, "mask": MASK, "label": torch.tensor([0, 1])}
+    logits = []
+    for edits in ((), (MixLayers(),)):
+        model = edited(*edits, objectives=(objective,))
+        tiny.lively(model.heads)
+        encoded = Encoding(model, batch)
+        logits.append(objective.class_logits(model, batch, encoded))
+
+    assert not torch.allclose(*logits)
+
+
+def test_a_second_mix_is_refused():
+    model = edited(MixLayers())
+
+    with pytest.raises(ValueError, match="heads read a ScalarMix already"):
+        MixLayers()(model, SPECIAL)
+
+
+# FreshTop.
+
+
+@pytest.mark.parametrize("residual", RESIDUALS)
+def test_fresh_top_blocks_are_no_longer_inherited_and_the_rest_is(residual):
+    model = edited(objectives=(CausalLM(),), residual=residual)
+    tiny.lively(model)
+    before = tiny.weights_of(model)
+
+    reported = FreshTop(2)(model, SPECIAL)
+
+    groups = layer_groups(model, before.keys() - reported)
+    assert {group.name for group in groups if not group.inherited} == {"block.1", "block.2"}
+    changed = {n for n, tensor in model.state_dict().items() if not torch.equal(tensor, before[n])}
+    assert changed == reported
+    assert ("backbone.final_norm.weight" in reported) == (residual == "pre")
+
+
+def test_fresh_blocks_keep_what_other_edits_put_into_them():
+    model = edited(Adapters(4), LoRA(2))
+    tiny.lively(model)
+    before = tiny.weights_of(model)
+
+    reported = FreshTop()(model, SPECIAL)
+
+    added = {name for name in before if ".sites." in name or ".lora." in name}
+    assert not added & reported
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in added)
+
+
+def test_fresh_top_needs_as_many_blocks():
+    with pytest.raises(ValueError, match="blocks is 4, but the model has 3"):
+        FreshTop(4)(edited(), SPECIAL)
+
+
+# NewRows.
+
+
+def test_new_rows_are_those_of_the_tokens_named():
+    model = edited(NewRows(("mask", "cls")))
+
+    assert model.backbone.new_rows.tokens == (2, 4)
+    assert model.backbone.new_rows.delta.shape == (2, 16)
+
+
+def test_two_names_of_one_token_are_one_row():
+    model = tiny.model()
+
+    NewRows(("cls", "sep"))(model, {"cls": 2, "sep": 2})
+
+    assert model.backbone.new_rows.tokens == (2,)
+
+
+def test_new_rows_twice_are_refused():
+    model = edited(NewRows())
+
+    with pytest.raises(ValueError, match="name all tokens in one place"):
+        NewRows(("sep",))(model, SPECIAL)
+
+
+# As configs.
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("adapters", Adapters()),
+        ("adapters_houlsby", Adapters(size=64, activation="gelu")),
+        ("adapters_ffn_only", Adapters(placement="ffn_only")),
+        ("lora", LoRA()),
+        ("scalar_mix", MixLayers()),
+        ("fresh_top", FreshTop()),
+        ("new_rows", NewRows()),
+    ],
+)
+def test_a_config_is_the_edit_that_it_names(name, edit):
+    text = (tiny.CONF / "adaptation" / "edits" / f"{name}.yaml").read_text()
+
+    assert text.startswith(f"# @package adaptation.edits.{name}\n")
+    assert build(yaml.safe_load(text), "edit", Edit) == edit
+
+
+def test_every_edit_of_the_configs_is_tried_here():
+    found = {path.stem for path in (tiny.CONF / "adaptation" / "edits").glob("*.yaml")}
+
+    marks = test_a_config_is_the_edit_that_it_names.pytestmark
+    assert found == {name for name, _ in marks[0].args[1]}
+
+
+# Values that cannot work.
+
+
+@pytest.mark.parametrize(
+    ("edit", "options", "message"),
+    [
+        (Adapters, {"size": 0}, "size must be at least 1"),
+        (Adapters, {"placement": "attention"}, "placement must be one of both, ffn_only"),
+        (Adapters, {"activation": "swish"}, "activation must be one of relu, gelu"),
+        (LoRA, {"rank": 0}, "rank must be at least 1"),
+        (LoRA, {"alpha": 0.0}, "alpha must be above 0"),
+        (LoRA, {"dropout": 1.0}, "dropout must be in"),
+        (LoRA, {"targets": ()}, "targets must name at least one of query, key"),
+        (LoRA, {"targets": ("query", "q")}, "targets must be one of query, .*; got 'q'"),
+        (FreshTop, {"blocks": 0}, "blocks must be at least 1"),
+        (NewRows, {"tokens": ()}, "tokens must name at least one of cls"),
+        (NewRows, {"tokens": ("bos",)}, "tokens must be one of cls, .*; got 'bos'"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(edit, options, message):
+    with pytest.raises(ValueError, match=message):
+        edit(**options)

@@ -1,0 +1,216 @@
+"""What changes in a model before it is adapted.
+
+An edit is called once a run, when the pretrained weights are loaded. It changes the model in place;
+every tensor that was loaded keeps its name, and what is added starts as if it were not there.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast, get_args
+
+from torch import nn
+
+from transfer_cli.model.adapters import Adapter
+from transfer_cli.model.block import ACTIVATIONS, Activation, Block
+from transfer_cli.model.lora import Target, add_lora
+from transfer_cli.model.new_rows import NewRows as AddedRows
+from transfer_cli.model.readout import ScalarMix, TopLayer
+from transfer_cli.model.transfer_model import TransferModel, layer_groups
+
+SPECIAL = ("cls", "sep", "mask", "unk", "pad")
+
+
+class Edit(ABC):
+    """A change of the network."""
+
+    structural: ClassVar[bool] = True
+    """Whether it is part of what the network is: then it is made again, before the weights of a
+    finished run are loaded. One that only gives weights other values is not."""
+
+    @abstractmethod
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Change the model in place, on whatever device it is.
+
+        Args:
+            model: With its pretrained weights, if there are any.
+            special: Numbers of the tokens cls, sep, mask, unk and pad.
+
+        Returns:
+            The parameters that keep their names and are no longer the pretrained ones.
+
+        Raises:
+            ValueError: The model has no room for it.
+        """
+
+
+@dataclass(frozen=True)
+class Adapters(Edit):
+    """A bottleneck on the outputs of the sub-layers of every block (Houlsby et al. 2019).
+
+    Args:
+        size: The bottleneck's.
+        placement: both: after attention and after the feed-forward part; ffn_only: after the
+            latter.
+        activation: relu, gelu or gelu_tanh.
+    """
+
+    size: int = 32
+    placement: Literal["both", "ffn_only"] = "both"
+    activation: Activation = "relu"
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a value cannot work."""
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1, got {self.size}")
+        _check_choice("placement", self.placement, ("both", "ffn_only"))
+        _check_choice("activation", self.activation, tuple(ACTIVATIONS))
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Put the adapters into their sites."""
+        after_attention = ("after_attention",) if self.placement == "both" else ()
+        sites = (*after_attention, "after_feed_forward")
+        for number, block in enumerate(_blocks(model)):
+            width = block.attention.packed.in_features
+            for site in sites:
+                found = block.sites[site]
+                if not isinstance(found, nn.Identity):
+                    raise ValueError(  # noqa: TRY004 - the user chose values, not types
+                        f"{site} of block {number} is taken by another {type(found).__name__}; "
+                        "choose one kind of adapters, or placements that do not overlap"
+                    )
+                made = Adapter(width, self.size, self.activation)
+                block.sites[site] = made.to(block.attention.packed.weight)
+        return set()
+
+
+@dataclass(frozen=True)
+class LoRA(Edit):
+    """Low-rank updates of matrices that stay as they are otherwise (Hu et al. 2021).
+
+    Args:
+        rank: r, the rank of an update.
+        alpha: An update counts alpha / rank.
+        dropout: On the input of the updates, in training.
+        targets: Of query, key, value, output (of attention) and feed_forward (both its matrices).
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.05
+    targets: tuple[Target, ...] = ("query", "value")
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a value cannot work."""
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        if not self.alpha > 0:
+            raise ValueError(f"alpha must be above 0, got {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        _check_names("targets", self.targets, get_args(Target))
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Add the updates to every block."""
+        for number, block in enumerate(_blocks(model)):
+            try:
+                add_lora(
+                    block, self.targets, rank=self.rank, alpha=self.alpha, dropout=self.dropout
+                )
+            except ValueError as error:
+                raise ValueError(f"block {number}: {error}") from error
+        return set()
+
+
+@dataclass(frozen=True)
+class MixLayers(Edit):
+    """Heads read a learnt mix of all layers instead of the top one (Peters et al. 2018).
+
+    Args:
+        norm: Whether every state is normalised first; none: with residual form `pre`, whose states
+            grow with depth.
+    """
+
+    norm: bool | None = None
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Replace the readout."""
+        if not isinstance(model.readout, TopLayer):
+            raise ValueError(  # noqa: TRY004 - the user chose values, not types
+                f"the model's heads read a {type(model.readout).__name__} already; "
+                "a model has one readout"
+            )
+        backbone = model.backbone
+        norm = backbone.shape.residual == "pre" if self.norm is None else self.norm
+        mix = ScalarMix(backbone.shape.depth + 1, norm=norm)
+        model.readout = mix.to(backbone.token_embedding.weight)
+        return set()
+
+
+@dataclass(frozen=True)
+class FreshTop(Edit):
+    """The topmost blocks begin anew: pretraining may have made them too special to it.
+
+    Args:
+        blocks: How many. The final norm belongs to the top one.
+    """
+
+    structural: ClassVar[bool] = False
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where there is nothing to do."""
+        if self.blocks < 1:
+            raise ValueError(f"blocks must be at least 1, got {self.blocks}")
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Draw the blocks anew, and return all of their parameters."""
+        depth = model.backbone.shape.depth
+        if self.blocks > depth:
+            raise ValueError(f"blocks is {self.blocks}, but the model has {depth}")
+        model.backbone.redraw_top(self.blocks)
+        fresh = {f"block.{number}" for number in range(depth - self.blocks, depth)}
+        groups = [group for group in layer_groups(model, set()) if group.name in fresh]
+        return {name for group in groups for name in group.parameters}
+
+
+@dataclass(frozen=True)
+class NewRows(Edit):
+    """Special tokens that pretraining may never have seen learn, while the embedding is frozen.
+
+    Args:
+        tokens: Of cls, sep, mask, unk and pad.
+    """
+
+    tokens: tuple[str, ...] = ("cls",)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a name is unknown."""
+        _check_names("tokens", self.tokens, SPECIAL)
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Add rows of zeros."""
+        backbone = model.backbone
+        if backbone.new_rows is not None:
+            raise ValueError("the model has new rows already; name all tokens in one place")
+        # Two names may stand for one token, which must not be added twice.
+        tokens = sorted({special[name] for name in self.tokens})
+        table = backbone.token_embedding.weight
+        backbone.new_rows = AddedRows(tokens, backbone.shape.width).to(table)
+        return set()
+
+
+def _blocks(model: TransferModel) -> list[Block]:
+    return cast("list[Block]", list(model.backbone.blocks))
+
+
+def _check_choice(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{option} must be one of {', '.join(known)}; got {value!r}")
+
+
+def _check_names(option: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:
+    if not values:
+        raise ValueError(f"{option} must name at least one of {', '.join(known)}")
+    for value in values:
+        _check_choice(option, value, known)

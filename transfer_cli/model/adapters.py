@@ -1,0 +1,36 @@
+"""Bottleneck adapters (Houlsby et al. 2019).
+
+Legend: B batch, T positions, D width.
+"""
+
+from torch import Tensor, nn
+
+from transfer_cli.model.backbone import initialise_plain
+from transfer_cli.model.block import ACTIVATIONS, Activation
+
+
+class Adapter(nn.Module):
+    """A(z) = z + W_up act(W_down z + b_down) + b_up, with 2 D size + size + D parameters.
+
+    It is the identity at birth: W_up is zero. The paper draws both matrices, from a truncated
+    N(0, 0.01^2), and is the identity only nearly. With both of them zero, neither would ever move.
+
+    Args:
+        width: D.
+        size: The bottleneck's.
+        activation: Between the two products.
+    """
+
+    def __init__(self, width: int, size: int, activation: Activation) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, size)
+        self.up = nn.Linear(size, width)
+        self.activation = ACTIVATIONS[activation]
+        initialise_plain(self.down)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return `[B, T, D]`."""
+        changed: Tensor = hidden_BTD + self.up(self.activation(self.down(hidden_BTD)))
+        return changed

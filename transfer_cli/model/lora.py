@@ -1,0 +1,151 @@
+"""Low-rank updates of linear layers (Hu et al. 2021).
+
+A layer with updates is still a linear layer: it keeps its own weight and bias, under their names,
+and the updates lie under `lora` beside them.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.model.block import Block
+
+Target = Literal["query", "key", "value", "output", "feed_forward"]
+
+PACKED: tuple[Target, ...] = ("query", "key", "value")
+"""The matrices that share `attention.packed`, in the order of their rows."""
+
+
+class LowRank(nn.Module):
+    """The update scale x B A of some rows of a matrix: zero at birth, since B is.
+
+    Args:
+        inputs: Columns of the matrix.
+        rows: Those of the matrix that change.
+        rank: Rows of A, columns of B.
+        scale: alpha / rank.
+        dropout: On the input, in training.
+    """
+
+    def __init__(
+        self, inputs: int, rows: slice, *, rank: int, scale: float, dropout: float
+    ) -> None:
+        super().__init__()
+        self.rows = rows
+        self.scale = scale
+        self.drop = nn.Dropout(dropout)
+        self.down = nn.Parameter(torch.empty(rank, inputs))
+        self.up = nn.Parameter(torch.zeros(rows.stop - rows.start, rank))
+        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return what is added to the layer's output at `rows`."""
+        return F.linear(F.linear(self.drop(hidden), self.down), self.up) * self.scale
+
+    def matrix(self) -> Tensor:
+        """Return scale x B A."""
+        return self.scale * self.up @ self.down
+
+
+class LowRankLinear(nn.Linear):
+    """A linear layer with low-rank updates of some of its rows.
+
+    Args:
+        linear: The layer it stands for; its very parameters are used.
+        updates: By name.
+    """
+
+    def __init__(self, linear: nn.Linear, updates: Mapping[str, LowRank]) -> None:
+        has_bias = linear.bias is not None
+        # On the meta device nothing is drawn for weights that are replaced at once.
+        super().__init__(linear.in_features, linear.out_features, bias=has_bias, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.lora = nn.ModuleDict(dict(updates))
+        self.train(linear.training)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return W_0 x + b, plus each update at its rows."""
+        out = super().forward(hidden)
+        for update in self._updates():
+            out[..., update.rows].add_(update(hidden))
+        return out
+
+    def merged(self) -> nn.Linear:
+        """Return a plain layer of the same outputs; this one is left as it is."""
+        weight = self.weight.detach().clone()
+        for update in self._updates():
+            weight[update.rows] += update.matrix().detach()
+        plain = nn.Linear(
+            self.in_features, self.out_features, bias=self.bias is not None, device="meta"
+        )
+        plain.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
+        plain.bias = self.bias
+        return plain.train(self.training)
+
+    def _updates(self) -> list[LowRank]:
+        return cast("list[LowRank]", list(self.lora.values()))
+
+
+def add_lora(
+    block: Block, targets: tuple[Target, ...], *, rank: int, alpha: float, dropout: float
+) -> None:
+    """Put updates of the targets into a block.
+
+    The feed-forward part is one target of two matrices.
+
+    Raises:
+        ValueError: The block has some already.
+    """
+    if any(isinstance(module, LowRankLinear) for module in block.modules()):
+        raise ValueError("it has LoRA already; give all targets to one LoRA")
+
+    def update(linear: nn.Linear, rows: slice) -> LowRank:
+        made = LowRank(linear.in_features, rows, rank=rank, scale=alpha / rank, dropout=dropout)
+        return made.to(linear.weight)
+
+    def whole(linear: nn.Linear) -> nn.Linear:
+        return LowRankLinear(linear, {"all": update(linear, slice(0, linear.out_features))})
+
+    attention, feed_forward = block.attention, block.feed_forward
+    packed, width = attention.packed, attention.packed.in_features
+    parts: dict[str, LowRank] = {
+        name: update(packed, slice(number * width, (number + 1) * width))
+        for number, name in enumerate(PACKED)
+        if name in targets
+    }
+    if parts:
+        attention.packed = LowRankLinear(packed, parts)
+    if "output" in targets:
+        attention.output = whole(attention.output)
+    if "feed_forward" in targets:
+        feed_forward.inner = whole(feed_forward.inner)
+        feed_forward.output = whole(feed_forward.output)
+
+
+def merge_lora(model: nn.Module) -> dict[str, LowRankLinear]:
+    """Fold every update into its matrix, so that only plain layers with plain names remain.
+
+    Returns:
+        The layers that were replaced, by name: what `unmerge_lora` needs to put them back.
+    """
+    replaced = {
+        name: module for name, module in model.named_modules() if isinstance(module, LowRankLinear)
+    }
+    for name, layer in replaced.items():
+        _replace(model, name, layer.merged())
+    return replaced
+
+
+def unmerge_lora(model: nn.Module, replaced: Mapping[str, LowRankLinear]) -> None:
+    """Undo `merge_lora`: the matrices have their old values again, bit for bit."""
+    for name, layer in replaced.items():
+        _replace(model, name, layer)
+
+
+def _replace(model: nn.Module, name: str, layer: nn.Linear) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, layer)
