@@ -34,6 +34,10 @@ class CausalLM(LanguageModel):
         target_BT[:, :-1] = torch.where(real, tokens_BT[:, 1:], IGNORE)
         return {**batch, "target": target_BT}
 
+    def predicts(self, batch: Batch) -> Tensor:
+        """Return `[B, T]`, True at every real token, the appended classification token too."""
+        return batch["mask"]
+
     def measures(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
     ) -> dict[str, float]:

@@ -5,6 +5,7 @@ Legend: B batch, T positions, N targets, D width, V vocabulary.
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch
@@ -39,6 +40,35 @@ class LanguageModel(Objective):
             batch["target"][has_target_BT],
         )
         return {"loss": loss}
+
+    def predicts(self, batch: Batch) -> Tensor:
+        """Return `[B, T]`, True where the model's prediction means something: at the targets."""
+        return batch["target"] != IGNORE
+
+    def with_drawn_targets(
+        self, model: TransferModel, batch: Batch, encoded: Encoding, generator: torch.Generator
+    ) -> Batch:
+        """Return the batch with each target replaced by a draw from what the model predicts there.
+
+        Args:
+            model: Whose prediction, softmax(logits), is drawn from.
+            batch: A prepared batch.
+            encoded: Of that batch.
+            generator: On the CPU, so that a seed means the same draws on every device.
+        """
+        has_target_BT = batch["target"] != IGNORE
+        # Outside `no_grad`: the states are kept, and the loss goes through them too.
+        hidden_ND = encoded.top[has_target_BT]
+        with torch.no_grad():
+            logits_NV = model.heads[HEAD](hidden_ND, model.backbone.token_embedding.weight)
+        # In float64, since sums over a large vocabulary would lose its rare tokens in float32.
+        reached_NV = logits_NV.double().softmax(-1).cumsum(-1)
+        draw_N1 = torch.rand(len(reached_NV), 1, generator=generator, dtype=torch.float64)
+        wanted_N1 = draw_N1.to(reached_NV.device) * reached_NV[:, -1:]
+        drawn_N1 = torch.searchsorted(reached_NV, wanted_N1, right=True)
+        target_BT = batch["target"].clone()
+        target_BT[has_target_BT] = drawn_N1.squeeze(1).clamp(max=reached_NV.shape[1] - 1)
+        return {**batch, "target": target_BT}
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return, for each text, its last few targets and the likeliest token at each place."""

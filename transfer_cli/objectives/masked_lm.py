@@ -28,6 +28,7 @@ class MaskedLM(LanguageModel):
     """
 
     direction = "bidirectional"
+    keeps_tokens = False
     MASKED, RANDOM = 0.8, 0.1
 
     def __init__(self, rate: float = 0.15, whole_word: bool = False) -> None:  # noqa: FBT001, FBT002 - a YAML option

@@ -1,0 +1,125 @@
+"""Distillation to the source: go on predicting what the pretrained model predicted.
+
+Legend: B batch, T positions, N compared positions, D width, V vocabulary.
+"""
+
+import copy
+from collections.abc import Mapping, Set
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.batch import Batch
+from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, Facts, Objective, TextFacts
+from transfer_cli.objectives.language_model import HEAD, LanguageModel
+from transfer_cli.seeds import ExampleNoise
+
+ADDED = (".sites.", ".lora.", ".new_rows.")
+"""Marks of parameters that an edit adds without changing what the model computes at the start."""
+
+
+class SourceDistillation(Objective):
+    """tau^2 KL(p0 || p) of the next or hidden tokens, p0 being the model as the run starts.
+
+    Learning without forgetting (Li and Hoiem 2016), on the run's own texts: no pretraining text is
+    needed. Both distributions are softened by the temperature. The paper's loss is the
+    cross-entropy, which has the same gradient; a divergence of 0 says "unchanged".
+
+    The starting model is kept by `start` and stored nowhere. So a finished run can be evaluated by
+    its other losses, and not by this one.
+
+    Args:
+        language_model: What the pretrained model was trained for. It says where predictions are
+            compared: at every real token (causal), or where tokens are hidden (masked), in a
+            hidden copy of the text.
+        temperature: tau, above 0.
+    """
+
+    def __init__(self, language_model: LanguageModel, temperature: float = 2.0) -> None:
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature must be above 0, got {temperature}")
+        self.language_model = language_model
+        self.temperature = temperature
+        self.direction = language_model.direction
+        self.keeps_tokens = language_model.keeps_tokens
+        self._source: TransferModel | None = None
+
+    def bind(self, facts: Facts) -> None:
+        """Take what is known about the run, for the language model too."""
+        super().bind(facts)
+        self.language_model.bind(facts)
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return the language-model head."""
+        return self.language_model.modules(backbone)
+
+    def start(self, model: TransferModel, inherited: Set[str]) -> None:
+        """Keep a frozen copy of the language model, in evaluation mode.
+
+        Raises:
+            ConfigError: A part of it is not pretrained, so that its predictions mean nothing.
+        """
+        source = TransferModel(
+            copy.deepcopy(model.backbone), {HEAD: copy.deepcopy(model.heads[HEAD])}
+        )
+        source.readout = copy.deepcopy(model.readout)
+        names = [name for name, _ in source.named_parameters()]
+        new = [n for n in names if n not in inherited and not any(mark in n for mark in ADDED)]
+        if new:
+            more = f" and {len(new) - 3} more" if len(new) > 3 else ""
+            raise ConfigError(
+                f"{self._key}: source distillation keeps the predictions of a pretrained language "
+                f"model, but {', '.join(new[:3])}{more} did not come from one; give "
+                "init_from=RUN of a language model (transfer pretrain), and no edit that "
+                "replaces a part of it"
+            )
+        self._source = source.eval().requires_grad_(requires_grad=False)
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return the language model's view with `compared`, `[B, T]` bool, instead of `target`."""
+        view = self.language_model.prepare(batch, noise)
+        compared_BT = self.language_model.predicts(view)
+        kept = {key: value for key, value in view.items() if key != "target"}
+        return {**kept, "compared": compared_BT}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of compared positions."""
+        return {"loss": int(batch["compared"].sum())}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return tau^2 KL(p0 || p), summed over the compared positions, in nats and float32.
+
+        Raises:
+            RunError: `start` was never called, so there is nothing to compare with.
+        """
+        if self._source is None:
+            raise RunError(
+                f"{self._key}: source distillation compares with the model that its run started "
+                "from, which a finished run does not hold; evaluate another of its losses"
+            )
+        with torch.no_grad():
+            source_NV = self._log_softmax(self._source, batch, Encoding(self._source, batch))
+        own_NV = self._log_softmax(model, batch, encoded)
+        divergence = F.kl_div(own_NV, source_NV, reduction="sum", log_target=True)
+        # The gradient shrinks by tau^2 as logits are divided by tau (Hinton et al. 2015).
+        return {"loss": self.temperature**2 * divergence}
+
+    def measures(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    ) -> dict[str, float]:
+        """Return the loss: the divergence a position, 0 for a model that predicts as it did."""
+        return {"loss": float(totals["loss"]) / counts["loss"]}
+
+    @property
+    def _key(self) -> str:
+        return "objective" if self.facts.name == "main" else f"losses.{self.facts.name}"
+
+    def _log_softmax(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        logits_NV: Tensor = model.heads[HEAD](
+            encoded.top[batch["compared"]], model.backbone.token_embedding.weight
+        )
+        return (logits_NV.float() / self.temperature).log_softmax(-1)

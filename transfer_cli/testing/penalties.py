@@ -1,0 +1,186 @@
+"""What any penalty must satisfy, ours or a user's.
+
+Call `check_penalty` from a test of your own:
+
+    def test_my_penalty_keeps_the_contract():
+        check_penalty(MyPenalty(strength=0.1))
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from transfer_cli.adaptation.penalties import Penalty, Start
+from transfer_cli.errors import ConfigError
+from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.heads import LanguageModelHead
+from transfer_cli.model.transfer_model import TransferModel
+
+VOCABULARY = 24
+TOLERANCE = 1e-2
+"""Of a slope measured by finite differences in float32."""
+DISTANCE = 0.1
+"""Standard deviation of the steps away from the start."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A penalty that has seen a small model, all of it inherited, where it started.
+
+    Args:
+        penalty: Already started.
+        model: At its starting weights.
+        away: A random direction, by parameter.
+    """
+
+    penalty: Penalty
+    model: TransferModel
+    away: dict[str, Tensor]
+
+    def walk(self, distance: float) -> None:
+        """Move what trains along the direction."""
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                if parameter.requires_grad:
+                    parameter.add_(self.away[name], alpha=distance)
+
+    def value(self) -> Tensor:
+        """Return the penalty, without a gradient."""
+        return self.penalty(self.model).detach()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradient of each parameter that gets one."""
+        self.model.zero_grad()
+        value = self.penalty(self.model)
+        if value.requires_grad:
+            value.backward()
+        named = self.model.named_parameters()
+        return {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+
+def check_penalty(penalty: Penalty) -> None:
+    """Check every claim of this module.
+
+    Args:
+        penalty: Any penalty, with a strength above 0; it is started anew for each claim.
+
+    Raises:
+        AssertionError: A claim does not hold; the message says which.
+    """
+    nothing_inherited_is_refused(penalty)
+    the_start_costs_nothing(make_case(penalty))
+    elsewhere_it_pulls_back(make_case(penalty))
+    frozen_parameters_are_left_alone(make_case(penalty))
+    what_thaws_later_is_pulled_to_where_it_started(penalty)
+
+
+def make_case(penalty: Penalty, *, frozen: bool = False) -> Case:
+    """Return the penalty on a small tied language model; of `frozen`, none of it trains yet."""
+    shape = BackboneShape(
+        width=8, heads=2, depth=1, feedforward=16, positions=8, dropout=0.0, direction="causal"
+    )
+    generator = torch.Generator().manual_seed(0)
+    backbone = Backbone(shape, VOCABULARY)
+    model = TransferModel(backbone, {"lm": LanguageModelHead(shape, VOCABULARY)})
+    model.requires_grad_(not frozen)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    away = {
+        name: DISTANCE * torch.randn(p.shape, generator=generator)
+        for name, p in model.named_parameters()
+    }
+
+    def fisher(sequences: int, kind: str) -> dict[str, Tensor]:
+        drawn = torch.Generator().manual_seed(sequences)
+        named = model.named_parameters()
+        return {name: 0.1 + torch.rand(p.shape, generator=drawn) for name, p in named}
+
+    penalty.start(Start(model, frozenset(away), fisher))
+    return Case(penalty, model, away)
+
+
+def nothing_inherited_is_refused(penalty: Penalty) -> None:
+    """Claim: without pretrained weights `start` raises a ConfigError, not a pull to random ones."""
+    model = make_case(penalty).model
+    try:
+        penalty.start(Start(model, frozenset(), lambda _sequences, _kind: {}))
+    except ConfigError:
+        return
+    raise AssertionError("start accepts a model of which nothing is inherited")
+
+
+def the_start_costs_nothing(case: Case) -> None:
+    """Claim: where training starts, the penalty is a float32 scalar 0 and its gradient is 0."""
+    value = case.penalty(case.model)
+    _claim(value.dtype == torch.float32, f"the penalty is {value.dtype}, not float32")
+    _claim(value.shape == (), f"the penalty has the shape {tuple(value.shape)}, and is no scalar")
+    _claim(float(value.detach()) == 0, f"the penalty is {float(value.detach())} at the start")
+    for name, gradient in case.gradients().items():
+        _claim(not gradient.any(), f"{name} has a gradient at the start")
+
+
+def elsewhere_it_pulls_back(case: Case) -> None:
+    """Claim: elsewhere it is above 0, and going down its gradient leads back to the start.
+
+    The gradient is the slope that finite differences measure along the way.
+    """
+    before = {name: p.detach().clone() for name, p in case.model.named_parameters()}
+    case.walk(1.0)
+    value, gradients = float(case.value()), case.gradients()
+    _claim(value > 0, f"the penalty is {value} away from the start")
+    for name, parameter in case.model.named_parameters():
+        if name in gradients:
+            along = float((gradients[name] * (parameter.detach() - before[name])).sum())
+            _claim(along >= 0, f"the gradient of {name} pushes it away from the start")
+    slope = sum(float((gradient * case.away[name]).sum()) for name, gradient in gradients.items())
+    _claim(slope > 0, "the gradient does not lead back to the start")
+    little = 0.05
+    case.walk(little)
+    above = float(case.value())
+    case.walk(-2 * little)
+    measured = (above - float(case.value())) / (2 * little)
+    _claim(
+        abs(slope - measured) <= TOLERANCE * abs(measured),
+        f"the gradient has the slope {slope}, and finite differences {measured}",
+    )
+
+
+def frozen_parameters_are_left_alone(case: Case) -> None:
+    """Claim: a frozen parameter adds nothing, wherever it is, and gets no gradient."""
+    case.walk(1.0)
+    everything = float(case.value())
+    block = case.model.backbone.blocks
+    block.requires_grad_(requires_grad=False)
+    rest, gradients = float(case.value()), case.gradients()
+    _claim(rest < everything, "frozen parameters add to the penalty")
+    _shift(block)
+    _claim(float(case.value()) == rest, "the value of a frozen parameter matters")
+    got = [name for name in gradients if name.startswith("backbone.blocks.")]
+    _claim(not got, f"{', '.join(got[:1])} is frozen and gets a gradient")
+    case.model.requires_grad_(requires_grad=False)
+    _claim(float(case.value()) == 0, "there is a penalty where nothing trains")
+
+
+def what_thaws_later_is_pulled_to_where_it_started(penalty: Penalty) -> None:
+    """Claim: a parameter that was frozen when the run began is held like the others."""
+    case = make_case(penalty, frozen=True)
+    case.model.requires_grad_(requires_grad=True)
+    _claim(float(case.value()) == 0, "parameters that thaw where they started have a penalty")
+    case.walk(1.0)
+    thawed = float(case.value())
+    whole = make_case(penalty)
+    whole.walk(1.0)
+    _claim(thawed == float(whole.value()), "parameters that thaw later are held otherwise")
+
+
+def _shift(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1.0)
+
+
+def _claim(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - a condition, as of `assert`
+    if not holds:
+        raise AssertionError(otherwise)
