@@ -1,8 +1,21 @@
 """Every file in `conf/` says what it is, composes and builds."""
 
+from functools import cache
+
 import pytest
 from omegaconf import OmegaConf
 
+from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.plans import (
+    AllAtOnce,
+    Biases,
+    ChainThaw,
+    GradualUnfreezing,
+    NewWeights,
+    Only,
+    SequentialUnfreezing,
+    TopBlocks,
+)
 from transfer_cli.commands.compose import options_of
 from transfer_cli.config import commands, launch
 from transfer_cli.config.build import build
@@ -10,16 +23,23 @@ from transfer_cli.config.check import check
 from transfer_cli.config.describe import description, options
 from transfer_cli.config.flags import Request
 from transfer_cli.config.locate import conf_dir
+from transfer_cli.objectives.base import Objective
+from transfer_cli.optim.layer_scale import Geometric, Uniform
 
 FILES = sorted(conf_dir().rglob("*.yaml"))
 OPTIONS = [option for option in options() if option.group != "experiment"]
 EXPERIMENTS = [option.name for option in options() if option.group == "experiment"]
 COMPOSING = [name for name, command in commands.ALL.items() if command.composes]
 
+PRESETS = [option.name for option in OPTIONS if option.group == "adaptation"]
+
 NEEDS = {
     ("data", "text"): ["data.train=a.txt"],
     ("data", "table"): ["data.train=a.csv"],
+    ("data", "table_text"): ["data.task.train=a.csv"],
     ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],
+    ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],
+    ("adaptation/layer_scale", "per_group"): ["adaptation.layer_scale.rates={block.*:0.5}"],
 }
 """What a user has to add to an option."""
 
@@ -52,8 +72,11 @@ def test_a_command_composes_as_it_is(command):
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: f"{option.group}-{option.name}")
 def test_an_option_composes_and_builds(option):
-    command = "finetune" if ".tasks." in option.target else "pretrain"
+    adapts = option.group.startswith("adaptation")
+    command = "finetune" if ".tasks." in option.target or adapts else "pretrain"
     key = option.group.replace("/", ".")
+    if option.group == "adaptation/edits":
+        key = f"{key}.{option.name}"
 
     config = composed(
         command,
@@ -70,6 +93,127 @@ def test_an_option_composes_and_builds(option):
     if option.group == "objective":
         node = options_of(node, key)
     assert build(node, key, object, **extra) is not None
+
+
+@cache
+def preset(name):
+    """Return the config of `finetune` with a preset of `adaptation`, and what is built of it."""
+    config = composed("finetune", f"adaptation={name}")
+    check(config, "finetune")
+    return config, build(config.adaptation, "adaptation", Adaptation)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_adaptation_preset_goes_with_other_plans_scales_and_schedules(name):
+    config = composed(
+        "finetune",
+        f"adaptation={name}",
+        "adaptation/plan=gradual_unfreezing",
+        "adaptation/layer_scale=uniform",
+        "schedule=cosine",
+    )
+    check(config, "finetune")
+
+    adaptation = build(config.adaptation, "adaptation", Adaptation)
+
+    assert adaptation.plan == GradualUnfreezing()
+    assert adaptation.layer_scale == Uniform()
+    assert config.schedule._target_.endswith(".Cosine")
+    assert {*adaptation.edits} == {*preset(name)[1].edits}
+
+
+def test_presets_are_what_their_papers_say():
+    found = {name: preset(name)[1] for name in PRESETS}
+
+    assert {name: made.plan for name, made in found.items()} == {
+        "full": AllAtOnce(),
+        "frozen": Only(("head.*",)),
+        "feature_extraction": Only(("head.*",)),
+        "top_k": TopBlocks(2),
+        "bias_only": Biases(),
+        "adapters": NewWeights(norms=True),
+        "adapters_tutorial": NewWeights(also=("embeddings",)),
+        "lora": NewWeights(),
+        "gradual_unfreezing": GradualUnfreezing("auto"),
+        "gradual_unfreezing_tutorial": GradualUnfreezing("auto", always=("embeddings",)),
+        "chain_thaw": ChainThaw("auto", patience=3, with_new=False, later_rate=0.1),
+        "sequential_unfreezing": SequentialUnfreezing("20%", "60%"),
+        "siatl": SequentialUnfreezing("20%", "60%"),
+        "ulmfit": GradualUnfreezing("auto"),
+        **dict.fromkeys(
+            ("discriminative", "l2_sp", "ewc", "source_distillation", "lm_auxiliary", "multitask"),
+            AllAtOnce(),
+        ),
+    }
+    scales = {name: made.layer_scale for name, made in found.items()}
+    assert {name: s for name, s in scales.items() if s != Uniform()} == {
+        "discriminative": Geometric(1.2), "ulmfit": Geometric(2.6),
+    }  # fmt: skip
+    assert {name: type(made.penalty).__name__ for name, made in found.items() if made.penalty} == {
+        "l2_sp": "L2SP", "ewc": "EWC",
+    }  # fmt: skip
+    assert {name: [*map(str, made.edits)] for name, made in found.items() if made.edits} == {
+        "feature_extraction": ["scalar_mix"], "adapters": ["adapters_houlsby"],
+        "adapters_tutorial": ["adapters"], "lora": ["lora"],
+    }  # fmt: skip
+    assert {name for name, made in found.items() if made.frozen_eval} == {
+        "frozen", "feature_extraction",
+    }  # fmt: skip
+    assert {name for name, made in found.items() if made.store == "trained"} == {
+        "frozen", "feature_extraction", "bias_only", "adapters", "adapters_tutorial", "lora",
+    }  # fmt: skip
+
+
+def test_presets_that_need_another_schedule_choose_it():
+    kinds = {name: preset(name)[0].schedule._target_.rpartition(".")[2] for name in PRESETS}
+    assert {name: kind for name, kind in kinds.items() if kind != "Linear"} == {
+        "ulmfit": "Slanted", "chain_thaw": "Constant",
+    }  # fmt: skip
+
+
+def test_presets_that_add_losses_name_and_weigh_them():
+    def losses(name):
+        return preset(name)[0].losses
+
+    assert losses("lm_auxiliary").lm.weight == 0.5
+    assert losses("siatl").lm.weight == {
+        "_target_": "transfer_cli.optim.loss_weight.Annealed",
+        "start": 0.2, "end": 0.1, "over": "15 epochs",
+    }  # fmt: skip
+    assert losses("source_distillation").source._target_.endswith(".SourceDistillation")
+    assert losses("multitask").second.stream == "second"
+    assert not any(losses(name) for name in ("full", "ulmfit", "l2_sp", "ewc"))
+    for name in PRESETS:
+        for loss, node in losses(name).items():
+            assert build(options_of(node, loss), loss, Objective) is not None
+
+
+def test_multi_task_brings_a_stream_of_text():
+    config, _ = preset("multitask")
+
+    assert config.streams.second.data.name == "wikitext-2"
+    assert config.mixing.power == 0.5
+
+
+def test_the_tutorials_runs_have_their_published_settings():
+    def settings(name):
+        config = composed("finetune", f"experiment=tutorial/{name}")
+        loop = config.loop
+        return config.optimizer.lr, loop.epochs, loop.batch, loop.clip, config.schedule.warmup
+
+    assert settings("finetune") == (6.5e-5, 3, 16, 1.0, 10)
+    assert settings("adapters") == (6.5e-4, 3, 16, 1.0, 10)
+    assert settings("unfreezing") == (6.5e-5, 3, 16, 1.0, 10)
+    assert settings("discriminative") == (6.5e-5, 3, 16, 1.0, 10)
+    assert settings("multitask") == (6.5e-5, 6, 16, 1.0, 10)
+    for objective in ("clm", "mlm"):
+        config = composed("pretrain", f"experiment=tutorial/pretrain_{objective}")
+        assert (config.optimizer.lr, config.schedule.warmup, config.loop.batch) == (
+            2.5e-4,
+            1000,
+            64,
+        )
+        assert (config.model.width, config.model.depth) == (410, 16)
 
 
 def test_an_experiment_composes_with_the_command_in_its_name():

@@ -4,22 +4,36 @@ Each is computed once, when the optimizer's groups are built. Dividing the curre
 step, as the tutorial's code did, compounds to nothing.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Protocol
+
+from transfer_cli.errors import nearest
 
 
 class LayerScale(Protocol):
-    """What the multiplier of a layer group is."""
+    """What the multiplier of a layer group is.
 
-    def __call__(self, depth: int, top: int) -> float:
-        """Return the multiplier at `depth`: 0 for the embeddings, `top` for the heads."""
+    One that depends on names may have a method `check(names)` as well, which is called once with
+    the names of all groups and raises ValueError where they do not fit.
+    """
+
+    def __call__(self, name: str, depth: int, top: int) -> float:
+        """Return the multiplier of the layer group `name`.
+
+        Args:
+            name: "embeddings", "block.0", ..., "head.class".
+            depth: 0 for the embeddings, `top` for the heads and what was added to the network.
+            top: The largest depth.
+        """
 
 
 @dataclass(frozen=True)
 class Uniform:
     """The same rate everywhere."""
 
-    def __call__(self, depth: int, top: int) -> float:
+    def __call__(self, name: str, depth: int, top: int) -> float:
         """Return 1."""
         return 1.0
 
@@ -30,8 +44,7 @@ class Geometric:
 
     Args:
         factor: Ratio of neighbouring groups' rates. The paper has 2.6 for five groups; with 12 to
-        16
-            blocks that freezes the bottom in practice, and 1.1 to 1.25 is common.
+            16 blocks that freezes the bottom in practice, and 1.1 to 1.25 is common.
     """
 
     factor: float = 1.2
@@ -41,6 +54,42 @@ class Geometric:
         if self.factor <= 0:
             raise ValueError(f"factor must be above 0, got {self.factor}")
 
-    def __call__(self, depth: int, top: int) -> float:
+    def __call__(self, name: str, depth: int, top: int) -> float:
         """Return factor^-(top - depth)."""
         return self.factor ** (depth - top)
+
+
+@dataclass(frozen=True)
+class PerGroup:
+    """A multiplier of its own for each group that a pattern matches, 1 for the others.
+
+    Args:
+        rates: Multipliers by pattern of group names, for example `block.1*`; the first pattern that
+            matches counts.
+    """
+
+    rates: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where nothing is given, or a multiplier is not positive."""
+        if not self.rates:
+            raise ValueError("rates must give at least one, for example {embeddings: 0.1}")
+        for pattern, rate in self.rates.items():
+            if not 0 < rate < float("inf"):
+                raise ValueError(
+                    f"rates.{pattern} must be above 0, got {rate}; a plan says what is frozen"
+                )
+
+    def __call__(self, name: str, depth: int, top: int) -> float:
+        """Return the multiplier of the first pattern that matches the name."""
+        found = (rate for pattern, rate in self.rates.items() if fnmatchcase(name, pattern))
+        return next(found, 1.0)
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise ValueError where a pattern matches none of the groups' names."""
+        for pattern in self.rates:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ValueError(
+                    f"rates.{pattern} matches no layer group.{nearest(pattern, names)} "
+                    f"The groups are {', '.join(names)}"
+                )

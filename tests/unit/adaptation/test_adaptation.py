@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny
-from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.adaptation import Adaptation, check_fresh
+from transfer_cli.adaptation.edits import Adapters
 from transfer_cli.adaptation.plans import AllAtOnce, Only
 from transfer_cli.errors import ConfigError, SelectionError
 from transfer_cli.model.transfer_model import layer_groups
@@ -44,16 +45,54 @@ def test_the_last_stage_takes_what_is_left():
     assert [(span.begin, span.end) for span in found] == [(0, 3), (3, 20)]
 
 
-def test_a_stage_is_cut_off_at_the_end_of_the_run():
-    (span,) = spans((("*",), "100 steps"))
-
-    assert (span.begin, span.end) == (0, 20)
-
-
-@pytest.mark.parametrize("first", ["20 steps", "25 steps", "rest"])
-def test_a_stage_that_would_begin_after_the_end_is_refused(first):
-    with pytest.raises(ConfigError, match="stage 2 would begin at step 20, but the run has 20"):
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("20 steps", "stage 2 of 2 would last from step 20 to 20, but the run has 20"),
+        ("25 steps", "stage 1 of 2 would last from step 0 to 25, but the run has 20"),
+        ("rest", "stage 2 of 2 would last from step 20 to 20, but the run has 20"),
+    ],
+)
+def test_stages_that_are_longer_than_the_run_are_refused(first, said):
+    with pytest.raises(ConfigError, match=said):
         spans((("head.*",), first), (("*",), "rest"))
+
+
+def test_a_last_stage_that_is_longer_than_the_run_is_refused():
+    with pytest.raises(ConfigError, match="make stages shorter or the run longer"):
+        spans((("*",), "100 steps"))
+
+
+def test_stages_of_equal_shares_and_of_percentages():
+    equal = spans((("head.*",), "auto"), (("block.2", "head.*"), "auto"), (("*",), "auto"))
+    shares = spans((("head.*",), "20%"), (("*",), "rest"))
+
+    assert [(span.begin, span.end) for span in equal] == [(0, 6), (6, 12), (12, 20)]
+    assert [(span.begin, span.end) for span in shares] == [(0, 4), (4, 20)]
+
+
+def test_a_stage_that_trains_nothing_is_refused():
+    with pytest.raises(ConfigError, match="stage 1 of 2 trains nothing; the groups are embeddings"):
+        spans(((), "3 steps"), (("*",), "rest"))
+
+
+def test_a_part_that_an_edit_added_must_train():
+    model = tiny.model(Classification())
+    Adapters(4)(model, {})
+    groups = layer_groups(model, set(ALL))
+
+    with pytest.raises(ConfigError, match=r"added\.0 is new and never trains"):
+        Adaptation(Only(("head.*",)), Uniform()).spans(groups, 20, 8)
+
+    assert Adaptation(Only(("head.*", "added.*")), Uniform()).spans(groups, 20, 8)
+
+
+def test_weights_that_were_drawn_anew_must_train():
+    (span,) = spans((("head.*",), "rest"))
+
+    check_fresh(HEAD, [span])
+    with pytest.raises(ConfigError, match="are drawn anew and never train"):
+        check_fresh(ALL, [span])
 
 
 def test_a_new_head_that_never_trains_is_refused():
@@ -84,8 +123,8 @@ def test_a_pattern_that_matches_nothing_is_refused():
 def test_stages_cover_every_step_once_or_the_plan_is_refused(lengths, total):
     stages = [(("*",), f"{length} steps") for length in lengths]
 
-    if sum(lengths[:-1]) >= total:
-        with pytest.raises(ConfigError, match="would begin at step"):
+    if sum(lengths[:-1]) >= total or sum(lengths) > total:
+        with pytest.raises(ConfigError, match="would last from step"):
             spans(*stages, total=total)
     else:
         covered = [

@@ -1,21 +1,303 @@
+import itertools
+
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests import tiny
-from transfer_cli.adaptation.plans import AllAtOnce, Only, Stage
+from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.plans import (
+    AllAtOnce,
+    Biases,
+    ChainThaw,
+    GradualUnfreezing,
+    NewWeights,
+    Only,
+    SequentialUnfreezing,
+    Stage,
+    TopBlocks,
+)
+from transfer_cli.adaptation.selection import select
+from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import Length
-from transfer_cli.model.transfer_model import layer_groups
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.heads import SequenceHead
+from transfer_cli.model.transfer_model import TransferModel, layer_groups
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.optim.layer_scale import Uniform
+from transfer_cli.testing.plans import check_plan
 
-GROUPS = layer_groups(tiny.model(), set())
+REST = Length(None)
+AUTO = Length.parse("auto")
+
+
+def adapted(*, pretrained=True, edited=False, inherited=("backbone.",)):
+    """Return a model of three blocks with two heads, and its groups; one head was pretrained."""
+    model = tiny.model(Classification(), CausalLM())
+    loaded = {name for name, _ in model.named_parameters() if name.startswith(inherited)}
+    if edited:
+        model.backbone.blocks[1].sites["after_attention"] = torch.nn.Linear(16, 16)
+    return model, layer_groups(model, loaded if pretrained else set())
+
+
+MODEL, GROUPS = adapted()
+EDITED, EDITED_GROUPS = adapted(edited=True)
+HEADS = ("head.class", "head.lm")
+UP = ("embeddings", "block.0", "block.1", "block.2")
+
+
+def trains(plan, groups=GROUPS):
+    return [stage.train for stage in plan(groups)]
+
+
+def lengths(plan, groups=GROUPS):
+    return [stage.length for stage in plan(groups)]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        AllAtOnce(), Only(("head.*", "*")), NewWeights(), NewWeights(norms=True), Biases(),
+        NewWeights(also=("embeddings",)), TopBlocks(1), TopBlocks(3), GradualUnfreezing(),
+        GradualUnfreezing("7 steps"), GradualUnfreezing("1 epoch", always=("embeddings",)),
+        ChainThaw(), ChainThaw("5%", patience=None, with_new=True), SequentialUnfreezing(),
+        SequentialUnfreezing("1 epoch", "3 epochs"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_every_plan_keeps_the_contract(plan):
+    check_plan(plan)
+
+
+# --- one stage ---------------------------------------------------------------------------------
 
 
 def test_all_at_once_is_one_stage_of_everything():
-    assert AllAtOnce()(GROUPS) == [Stage(("*",), Length(None))]
+    assert AllAtOnce()(GROUPS) == [Stage(("*",), REST)]
 
 
 def test_only_is_one_stage_of_what_is_named():
-    assert Only(["head.*", "block.2"])(GROUPS) == [Stage(("head.*", "block.2"), Length(None))]
+    assert Only(["head.*", "block.2"])(GROUPS) == [Stage(("head.*", "block.2"), REST)]
 
 
 def test_only_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one pattern"):
         Only(())
+
+
+@pytest.mark.parametrize(
+    ("groups", "wanted"),
+    [
+        (GROUPS, HEADS),
+        (EDITED_GROUPS, ("added.1", *HEADS)),
+        # A head that pretraining filled is a head all the same.
+        (adapted(inherited=("backbone.", "heads.lm"))[1], HEADS),
+        # From scratch everything is new.
+        (adapted(pretrained=False)[1], (*UP, *HEADS)),
+        # So is a block that was drawn anew.
+        (
+            adapted(inherited=("backbone.token", "backbone.pos", "backbone.blocks.0"))[1],
+            ("block.1", "block.2", *HEADS),
+        ),
+    ],
+    ids=["plain", "added", "inherited head", "scratch", "fresh blocks"],
+)
+def test_new_is_what_pretraining_did_not_fill_with_heads_and_added_modules(groups, wanted):
+    assert trains(NewWeights(), groups) == [wanted]
+
+
+def test_norms_train_beside_new_weights_where_they_are_asked_to():
+    (patterns,) = trains(NewWeights(norms=True), EDITED_GROUPS)
+
+    chosen = select(patterns, EDITED_GROUPS)
+
+    names = {name for name, _ in EDITED.named_parameters()}
+    assert chosen == {n for n in names if "norm" in n or ".sites." in n or n.startswith("heads.")}
+
+
+def test_biases_train_and_so_does_all_that_is_new():
+    (patterns,) = trains(Biases(), EDITED_GROUPS)
+
+    chosen = select(patterns, EDITED_GROUPS)
+
+    names = {name for name, _ in EDITED.named_parameters()}
+    assert chosen == {
+        n for n in names if n.endswith(".bias") or ".sites." in n or n.startswith("heads.")
+    }
+    assert "backbone.blocks.0.attention.packed.bias" in chosen
+    assert "backbone.blocks.0.attention.packed.weight" not in chosen
+
+
+@pytest.mark.parametrize(
+    ("count", "groups", "wanted"),
+    [
+        (1, GROUPS, ("block.2", *HEADS)),
+        (2, GROUPS, ("block.1", "block.2", *HEADS)),
+        (3, EDITED_GROUPS, ("block.0", "block.1", "block.2", "added.1", *HEADS)),
+        (1, adapted(pretrained=False)[1], ("block.2", *HEADS)),
+        # A tied output layer without a bias has no parameter, and its group is not there.
+        (1, [group for group in GROUPS if group.name not in HEADS], ("block.2",)),
+    ],
+)
+def test_top_blocks_train_with_the_heads(count, groups, wanted):
+    assert trains(TopBlocks(count), groups) == [wanted]
+
+
+def test_more_blocks_than_there_are_are_refused():
+    with pytest.raises(ConfigError, match=r"adaptation\.plan\.count: the model has 3 blocks, got"):
+        TopBlocks(4)(GROUPS)
+
+
+# --- several stages ----------------------------------------------------------------------------
+
+
+def test_gradual_unfreezing_adds_a_layer_a_stage_from_the_top():
+    found = trains(GradualUnfreezing())
+
+    assert found[0] == HEADS
+    assert found[1] == (*HEADS, "block.2")
+    assert found[-1] == (*HEADS, "block.2", "block.1", "block.0", "embeddings")
+    assert len(found) == 5
+    assert lengths(GradualUnfreezing()) == [AUTO, AUTO, AUTO, AUTO, REST]
+    assert lengths(GradualUnfreezing("1 epoch"))[:2] == [Length(1, "epochs")] * 2
+
+
+def test_what_always_trains_gets_no_stage_of_its_own():
+    found = trains(GradualUnfreezing(always=("embeddings", "block.*/*norm*")))
+
+    assert found[0] == (*HEADS, "embeddings", "block.*/*norm*")
+    assert [stage[-1] for stage in found[1:]] == ["block.2", "block.1", "block.0"]
+
+
+def test_added_modules_train_from_the_first_stage_on():
+    for plan in (GradualUnfreezing(), ChainThaw(), SequentialUnfreezing()):
+        assert trains(plan, EDITED_GROUPS)[0] == ("added.1", *HEADS)
+
+
+@pytest.mark.parametrize("plan", [GradualUnfreezing(), ChainThaw(), SequentialUnfreezing()])
+def test_from_scratch_there_is_one_stage_of_everything(plan):
+    (stage,) = plan(adapted(pretrained=False)[1])
+
+    assert (set(stage.train), stage.length) == ({*UP, *HEADS}, REST)
+
+
+def test_without_a_head_unfreezing_begins_with_the_top_block():
+    groups = [group for group in GROUPS if group.name not in HEADS]
+
+    assert trains(GradualUnfreezing(), groups)[0] == ("block.2",)
+    assert trains(ChainThaw(), groups)[0] == ("embeddings",)
+
+
+def test_chain_thaw_trains_new_layers_then_each_alone_then_all():
+    stages = ChainThaw()(GROUPS)
+
+    assert [stage.train for stage in stages] == [HEADS, *((name,) for name in UP), ("*",)]
+    assert [stage.rate for stage in stages] == [1.0, *[0.1] * 5]
+    assert {stage.patience for stage in stages} == {3}
+    assert [stage.length for stage in stages] == [*[AUTO] * 5, REST]
+
+
+def test_chain_thaw_can_train_the_head_in_every_stage():
+    found = trains(ChainThaw(with_new=True))
+
+    assert found == [HEADS, *((*HEADS, name) for name in UP), ("*",)]
+
+
+def test_sequential_unfreezing_holds_back_the_embeddings():
+    stages = SequentialUnfreezing()(EDITED_GROUPS)
+
+    assert [stage.train for stage in stages] == [
+        ("added.1", *HEADS), ("block.0", "block.1", "block.2", "added.1", *HEADS), ("*",),
+    ]  # fmt: skip
+    assert [stage.length.resolve(8, 50, 3) for stage in stages] == [10, 30, None]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TopBlocks(0), "count must be at least 1"),
+        (lambda: GradualUnfreezing("often"), "every: 'often' is no length"),
+        (lambda: GradualUnfreezing("rest"), "every: only the last stage"),
+        (lambda: ChainThaw("0 epochs"), "every: '0 epochs' is no length"),
+        (lambda: ChainThaw(patience=0), "patience must be at least 1, or null"),
+        (lambda: ChainThaw(later_rate=0), "later_rate must be above 0"),
+        (lambda: SequentialUnfreezing(new="120%"), "new: '120%' is no length"),
+        (lambda: SequentialUnfreezing(upper="rest"), "upper: only the last stage"),
+        (lambda: Stage(("*",), REST, rate=0), "rate must be above 0"),
+        (lambda: Stage(("*",), REST, patience=0), "patience must be at least 1"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@given(st.integers(5, 3000))
+def test_stages_of_equal_length_fill_the_run(total):
+    spans = Adaptation(GradualUnfreezing(), Uniform()).spans(GROUPS, total, 8)
+
+    sizes = [span.end - span.begin for span in spans]
+    assert set(sizes[:-1]) == {total // 5}
+    assert total // 5 <= sizes[-1] < total // 5 + 5
+    assert all(lower.trains < upper.trains for lower, upper in itertools.pairwise(spans))
+
+
+# --- the published numbers ---------------------------------------------------------------------
+
+VOCABULARY, LABELS = 28_996, 6
+EMBEDDINGS_AND_HEAD, BLOCK, EVERYTHING = 11_995_786, 2_400_190, 50_398_826
+
+
+@pytest.fixture(scope="module")
+def tutorial():
+    """Return the tutorial's model for TREC-6, without memory for its weights."""
+    with torch.device("meta"):
+        backbone = Backbone(tiny.preset("tutorial", direction="causal"), VOCABULARY)
+        return TransferModel(backbone, {"class": SequenceHead(410, LABELS, "cls_last")})
+
+
+def stages_of(plan, model, total):
+    """Return each stage's number of steps and of parameters that train."""
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    groups = layer_groups(model, {name for name in sizes if name.startswith("backbone.")})
+    spans = Adaptation(plan, Uniform()).spans(groups, total, total // 3)
+    return [(s.end - s.begin, sum(sizes[name] for name in s.trains)) for s in spans]
+
+
+def test_the_tutorials_unfreezing_adds_a_block_every_54_steps(tutorial):
+    found = stages_of(GradualUnfreezing(always=("embeddings",)), tutorial, 921)
+
+    assert [steps for steps, _ in found] == [54] * 16 + [921 - 16 * 54]
+    assert [count for _, count in found] == [EMBEDDINGS_AND_HEAD + k * BLOCK for k in range(17)]
+    assert found[-1][1] == EVERYTHING
+
+
+def test_ulmfits_unfreezing_begins_with_the_head_and_ends_with_the_embeddings(tutorial):
+    found = stages_of(GradualUnfreezing(), tutorial, 921)
+
+    head = 410 * LABELS + LABELS
+    assert [steps for steps, _ in found[:-1]] == [51] * 17
+    assert [count for _, count in found] == [*(head + k * BLOCK for k in range(17)), EVERYTHING]
+
+
+def test_chain_thaw_trains_one_block_at_a_time(tutorial):
+    found = stages_of(ChainThaw(), tutorial, 921)
+
+    head = 410 * LABELS + LABELS
+    counts = [head, EMBEDDINGS_AND_HEAD - head, *[BLOCK] * 16, EVERYTHING]
+    assert [count for _, count in found] == counts
+
+
+def test_sequential_unfreezing_has_a_fifth_three_fifths_and_the_rest(tutorial):
+    found = stages_of(SequentialUnfreezing(), tutorial, 921)
+
+    head = 410 * LABELS + LABELS
+    assert found == [(184, head), (552, head + 16 * BLOCK), (185, EVERYTHING)]
+
+
+def test_the_published_run_trained_embeddings_and_head_to_the_end(tutorial):
+    found = stages_of(Only(("embeddings", "head.*")), tutorial, 921)
+
+    assert found == [(921, EMBEDDINGS_AND_HEAD)]

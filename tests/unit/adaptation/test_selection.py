@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from tests import tiny
 from transfer_cli.adaptation.selection import select
@@ -34,3 +35,29 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_and_all_grou
     text = str(refused.value)
     assert "'blok.2' matches no parameter. Did you mean 'block.2'?" in text
     assert "The groups are embeddings, block.0, block.1, block.2, head.class" in text
+
+
+def test_what_an_edit_added_has_groups_of_its_own():
+    model = tiny.model(Classification())
+    model.backbone.blocks[1].sites["after_attention"] = torch.nn.Linear(16, 16)
+
+    chosen = select(["added.*"], layer_groups(model, set()))
+
+    assert chosen == {
+        "backbone.blocks.1.sites.after_attention.weight",
+        "backbone.blocks.1.sites.after_attention.bias",
+    }
+
+
+def test_added_modules_are_no_part_of_their_block():
+    model = tiny.model(Classification())
+    model.backbone.blocks[1].sites["after_attention"] = torch.nn.Linear(16, 16)
+
+    chosen = select(["block.*"], layer_groups(model, set()))
+
+    assert not any(".sites." in name for name in chosen)
+
+
+def test_added_is_no_group_where_nothing_was_added():
+    with pytest.raises(SelectionError, match=r"'added\.\*' matches no parameter"):
+        select(["added.*"], GROUPS)
