@@ -1,6 +1,6 @@
 """What a batch is.
 
-Legend: B examples, T positions.
+Legend: B examples, T positions, K kept layers, D width.
 
 A batch is a plain dict of tensors, batch first. Keys of ours:
 
@@ -14,6 +14,8 @@ key            shape, type     meaning
 `segment`      [B, T] int64    pairs of texts only: 0 in the first text, 1 in the second
 `label`        [B] int64       labelled data only: the class that people gave
 `target`       [B, T] int64    made by an objective's `prepare`; `IGNORE` where there is no loss
+`states`       [B, T, K, D]    cached features only: float32 hidden states of the layers that the
+                               readout reads; 0 at padding
 =============  ==============  =====================================================================
 """
 

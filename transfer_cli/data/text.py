@@ -9,11 +9,12 @@ import glob
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
+from typing import Protocol
 
 from transfer_cli.data import catalog, readers, sample
 from transfer_cli.errors import DataError, nearest
@@ -206,6 +207,66 @@ class SampleText(TextData):
         }
 
 
+class _Texts(Protocol):
+    """An example of a task, as far as it is text."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def pair(self) -> str | None: ...
+
+
+class _Labelled(Protocol):
+    """A task's examples by split."""
+
+    @property
+    def splits(self) -> Mapping[str, Sequence[_Texts]]: ...
+
+
+class Task(Protocol):
+    """A labelled data set (see `data.tasks`), as far as its texts are concerned."""
+
+    def load(self, data_dir: Path, seed: int) -> _Labelled:
+        """Return its examples."""
+
+
+@dataclass(kw_only=True)
+class TaskText(TextData):
+    """The texts of a labelled data set without their labels, each on a line of its own.
+
+    Going on with pretraining on them, before the labels are learnt, is what Howard and Ruder (2018,
+    section 3.2) call target task language-model fine-tuning. Of a pair, the second text follows
+    the first as another line. A label costs money and a text does not, so all texts are there: the
+    task's `labelled` should stay unset.
+
+    The splits are those of `finetune` with the same seed, so validation questions are not read.
+
+    Args:
+        task: The labelled data set.
+        length: See `TextData`.
+    """
+
+    task: Task
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.task, "load"):
+            kind = type(self.task).__name__
+            raise ValueError(f"task is a {kind}, expected labelled data (transfer_cli.data.tasks).")
+        check_length(self.length)
+
+    def splits(
+        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
+    ) -> dict[str, TextSplit]:
+        """See `TextData`; the seed decides what is held out where the task brings no split."""
+        examples = self.task.load(data_dir, seed).splits
+        texts = {name: _task_lines(examples[name]) for name in _wanted(examples, only)}
+        return {
+            name: _split(name, partial(iter, lines), _digest(["task", *lines], []), "the task")
+            for name, lines in texts.items()
+        }
+
+
 def check_length(length: int | None) -> None:
     """Raise `ValueError` unless `length` is None or at least 2."""
     if length is not None and length < 2:
@@ -257,6 +318,12 @@ def _wikitext_lines(path: Path) -> Iterator[str]:
 def _file_lines(paths: list[Path], field: str) -> Iterator[str]:
     for path in paths:
         yield from readers.read_text(path, field)
+
+
+def _task_lines(examples: Sequence[_Texts]) -> list[str]:
+    texts = (text for example in examples for text in (example.text, example.pair))
+    # A text of several lines becomes one line, which ends with one `sep`.
+    return [" ".join(text.splitlines()) for text in texts if text is not None]
 
 
 def _expand(patterns: str | list[str]) -> list[Path]:

@@ -12,6 +12,7 @@ from typing import Any
 from ignite.engine import Engine, Events
 
 from transfer_cli.batch import Batch
+from transfer_cli.data.mixture import MAIN, Mixture
 from transfer_cli.data.steps import Order, in_portions
 from transfer_cli.engine.evaluate import Dataset
 from transfer_cli.engine.step import StepReport, TrainStep
@@ -31,40 +32,39 @@ class StepLoader:
     """The batches of step n, n + 1, ...; starts wherever it is told to.
 
     Args:
-        streams: Sources by name; "main" sets the length of an epoch.
+        streams: Sources by name.
         micro_batch: Examples that pass through the model at once.
         first: Returns the step to start with, each time an iteration begins.
+        mixture: Which stream each step draws; None: always "main".
     """
 
     def __init__(
-        self, streams: Mapping[str, Stream], micro_batch: int, first: Callable[[], int]
+        self,
+        streams: Mapping[str, Stream],
+        micro_batch: int,
+        first: Callable[[], int],
+        mixture: Mixture | None = None,
     ) -> None:
         self._streams = dict(streams)
         self._micro_batch = micro_batch
         self._first = first
+        self._mixture = mixture
 
     def __iter__(self) -> Iterator[list[dict[str, Batch]]]:
-        """Yield each step's micro-batches: in each, a batch for every stream."""
+        """Yield each step's micro-batches, as `at` returns them."""
         step = self._first()
         while True:
             yield self.at(step)
             step += 1
 
     def at(self, step: int) -> list[dict[str, Batch]]:
-        """Return one step's micro-batches."""
-        cut = {
-            name: in_portions(stream.order.indices(step), self._micro_batch)
-            for name, stream in self._streams.items()
-        }
-        portions = max(len(indices) for indices in cut.values())
-        return [
-            {
-                name: self._streams[name].data.batch(indices[number])
-                for name, indices in cut.items()
-                if number < len(indices)
-            }
-            for number in range(portions)
-        ]
+        """Return one step's micro-batches, each under the name of the one stream it comes from."""
+        name, visit = MAIN, step
+        if self._mixture is not None:
+            name, visit = self._mixture.stream_of(step), self._mixture.visit_of(step)
+        stream = self._streams[name]
+        portions = in_portions(stream.order.indices(visit), self._micro_batch)
+        return [{name: stream.data.batch(indices)} for indices in portions]
 
 
 @dataclass
@@ -134,9 +134,22 @@ def run_trainer(
     micro_batch: int,
     total_steps: int,
     start_step: int,
+    epoch_length: int | None = None,
+    mixture: Mixture | None = None,
 ) -> None:
-    """Train from `start_step` until `total_steps` steps are taken or the engine is told to end."""
-    epoch_length = streams["main"].order.steps_per_epoch
+    """Train from `start_step` until `total_steps` steps are taken or the engine is told to end.
+
+    Args:
+        trainer: What `build_trainer` returned.
+        streams: Sources of batches by name, "main" among them.
+        micro_batch: Examples that pass through the model at once.
+        total_steps: Steps of the whole run.
+        start_step: Steps that were taken already.
+        epoch_length: Steps of an epoch; None: as many as the main stream has.
+        mixture: Which stream each step draws; None: always "main".
+    """
+    if epoch_length is None:
+        epoch_length = streams[MAIN].order.steps_per_epoch
     if start_step:
         trainer.load_state_dict(
             {"iteration": start_step, "max_iters": total_steps, "epoch_length": epoch_length}
@@ -145,5 +158,5 @@ def run_trainer(
         # Ended between its last step and what comes at the end; Ignite would begin anew.
         trainer.fire_event(Events.COMPLETED)
         return
-    loader = StepLoader(streams, micro_batch, lambda: trainer.state.iteration)
+    loader = StepLoader(streams, micro_batch, lambda: trainer.state.iteration, mixture)
     trainer.run(loader, max_iters=total_steps, epoch_length=epoch_length)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transfer_cli.data.text import SampleText, TextFiles, WikiText
+from transfer_cli.data.tasks import SampleQuestions, Table
+from transfer_cli.data.text import SampleText, TaskText, TextFiles, WikiText
 from transfer_cli.errors import DataError
 
 needs_data = pytest.mark.skipif(
@@ -223,3 +224,75 @@ def test_the_sample_text_does_not_change_with_the_run_seed():
     assert first["train"].fingerprint == second["train"].fingerprint
     assert first["train"].fingerprint != other["train"].fingerprint
     assert {"train", "validation"} <= set(first)
+
+
+# ---------------------------------------------------------------------------- texts of a task
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "pairs.csv"
+    rows = [f'"text {n}","pair {n}",{"ab"[n % 2]}\n' for n in range(40)]
+    path.write_text("".join(["text,pair,label\n", *rows, '"two\nlines",second,a\n']))
+    return path
+
+
+def test_the_texts_of_a_task_are_all_there_without_labels_in_its_own_splits():
+    task = SampleQuestions()
+    examples = task.load(Path(), 0).splits
+
+    splits = TaskText(task=task).splits(Path(), 0)
+
+    assert list(splits) == ["train", "validation", "test"]
+    for name, split in splits.items():
+        assert list(split.lines()) == [example.text for example in examples[name]]
+        assert split.end_of_line
+
+
+def test_the_second_text_of_a_pair_and_a_text_of_two_lines_have_a_line_each(table):
+    data = TaskText(task=Table(train=str(table), pair="pair"))
+
+    lines = lines_of(data) + lines_of(data, "validation")
+
+    numbers = range(40)
+    expected = [f"{kind} {n}" for n in numbers for kind in ("text", "pair")]
+    assert sorted(lines) == sorted([*expected, "two lines", "second"])
+
+
+def test_the_texts_that_are_held_out_are_those_of_the_task_with_the_same_seed(table):
+    task = Table(train=str(table), text="pair")
+
+    found = {}
+    for seed in (0, 1):
+        found[seed] = [e.text for e in task.load(Path(), seed).splits["validation"]]
+        splits = TaskText(task=task).splits(Path(), seed)
+        assert list(splits["validation"].lines()) == found[seed]
+
+    assert found[0] != found[1]
+
+
+def test_the_fingerprint_of_a_task_goes_with_its_texts_alone(table):
+    def fingerprint(**settings):
+        task = Table(train=str(table), validation=str(table), **settings)
+        return TaskText(task=task).splits(Path(), 0)["train"].fingerprint
+
+    before = fingerprint()
+    assert fingerprint(pair="pair") != before
+    table.write_text(table.read_text().replace(",b\n", ",c\n"))
+    assert fingerprint() == before
+
+
+def test_only_the_parts_of_a_task_that_are_wanted_come():
+    assert list(TaskText(task=SampleQuestions()).splits(Path(), 0, only=["test"])) == ["test"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"task": SampleText()}, "task is a SampleText, expected labelled data"),
+        ({"task": SampleQuestions(), "length": 1}, "length is 1"),
+    ],
+)
+def test_a_task_that_is_none_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TaskText(**settings)

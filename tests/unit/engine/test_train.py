@@ -5,8 +5,9 @@ import torch
 from ignite.engine import Events
 
 from tests import tiny
+from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.steps import Order
-from transfer_cli.engine.train import Progress, StepLoader, Stream
+from transfer_cli.engine.train import Progress, StepLoader, Stream, run_trainer
 from transfer_cli.model.weights import load_strictly, read_weights, save_weights
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -55,6 +56,80 @@ def test_an_epoch_of_a_run_shows_every_example_once():
 
     assert sorted(seen[:60]) == sorted(seen[60:]) == list(range(60))
     assert seen[:60] != seen[60:]
+
+
+# Several streams.
+
+
+def mixed_loader(*, first=0, total=40):
+    """Return a loader of 60 questions, 8 a step, and of a text, 4 blocks a step."""
+    questions, text = tiny.Questions(examples=60), tiny.blocks()
+    streams = {
+        "main": Stream(questions, Order(len(questions), 8, seed=0)),
+        "text": Stream(text, Order(len(text), 4, seed=0)),
+    }
+    sizes = {"main": len(questions), "text": len(text)}
+    mixture = Mixture(sizes, total=total, steps_per_epoch=16, seed=3, target_only=5)
+    return StepLoader(streams, 3, lambda: first, mixture), mixture
+
+
+def test_a_step_of_a_mixture_comes_from_the_stream_it_draws_alone():
+    loader, mixture = mixed_loader()
+
+    for step in range(40):
+        name = mixture.stream_of(step)
+        found = loader.at(step)
+        assert [list(micro) for micro in found] == [[name]] * len(found)
+        assert ("label" in found[0][name]) == (name == "main")
+
+
+def test_each_stream_of_a_mixture_goes_through_its_own_epochs():
+    loader, mixture = mixed_loader()
+    seen = {"main": [], "text": []}
+
+    for step in range(40):
+        for micro in loader.at(step):
+            for name, batch in micro.items():
+                seen[name] += batch["index"].tolist()
+
+    alone = loader_of(tiny.Questions(examples=60))
+    visits = sum(mixture.stream_of(step) == "main" for step in range(40))
+    assert seen["main"] == [n for step in drawn(alone, visits) for micro in step for n in micro]
+    assert len(set(seen["text"][:63])) == min(63, len(seen["text"]))
+
+
+@pytest.mark.parametrize("first", [1, 17, 39])
+def test_a_mixture_that_starts_anywhere_gives_what_follows(first):
+    straight, _ = mixed_loader()
+    resumed, _ = mixed_loader(first=first)
+
+    step = next(iter(resumed))
+
+    expected = straight.at(first)
+    assert [list(micro) for micro in step] == [list(micro) for micro in expected]
+    for micro, wanted in zip(step, expected, strict=True):
+        for name, batch in micro.items():
+            assert tiny.same(batch, wanted[name])
+
+
+@pytest.mark.parametrize("start", [0, 12])
+def test_an_epoch_is_as_long_as_it_is_said_to_be(start):
+    run = tiny.run(Classification(), tiny.Questions(examples=60), tiny.Recipe(total=20))
+    ends = []
+    run.trainer.add_event_handler(
+        Events.EPOCH_COMPLETED, lambda: ends.append(run.trainer.state.iteration)
+    )
+
+    run_trainer(
+        run.trainer,
+        {"main": Stream(run.data, run.order)},
+        micro_batch=8,
+        total_steps=20,
+        start_step=start,
+        epoch_length=5,
+    )
+
+    assert ends == [n for n in (5, 10, 15, 20) if n > start]
 
 
 # The clock.

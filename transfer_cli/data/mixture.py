@@ -1,0 +1,149 @@
+"""Which of several streams each optimizer step draws: a pure function of (seed, step).
+
+A step takes a batch of one stream alone, drawn with probability proportional to size^power, so that
+a small data set is not drowned by a large one. Nothing is remembered: whoever asks about a step, in
+whatever process and after whatever resume, gets the same answer.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from transfer_cli.seeds import derive
+
+MAIN = "main"
+"""The stream of the task that the run is for."""
+
+FIRST_POWER, FALL = 1.0, 0.8
+"""Annealed sampling starts proportional and ends at 0.2 (Stickland and Murray 2019)."""
+
+
+class Mixture:
+    """Draws a stream for each step of a run.
+
+    A longer run begins with the draws of the shorter one, as long as the power is constant and but
+    for the shorter one's last `target_only` steps.
+
+    Args:
+        sizes: Examples of each stream, by name; "main" is among them.
+        total: Steps of the run.
+        steps_per_epoch: Steps of an epoch of the mixture; only annealing looks at it.
+        seed: Decides every draw.
+        power: 1 draws in proportion to the sizes, 0 all streams equally often, 0.5 in between.
+        anneal: Instead of `power`, let it fall from 1 in the first epoch to 0.2 in the last:
+            1 - 0.8 (e - 1) / (E - 1) in epoch e of E (Stickland and Murray 2019).
+        target_only: How many steps at the end draw "main" alone.
+
+    Raises:
+        ValueError: There is no main stream, a stream is empty, or a number cannot be.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        total: int,
+        steps_per_epoch: int,
+        seed: int,
+        power: float = 0.5,
+        anneal: bool = False,
+        target_only: int = 0,
+    ) -> None:
+        _check_sizes(sizes)
+        check_power(power)
+        if total < 1 or steps_per_epoch < 1:
+            raise ValueError(f"a mixture needs steps, got {total} and {steps_per_epoch} an epoch")
+        if not 0 <= target_only <= total:
+            raise ValueError(
+                f"target_only must be from 0 to the run's {total} steps; got {target_only}"
+            )
+        self.total = total
+        # Sorted, so that the order in which a config names its streams does not matter.
+        self._names = tuple(sorted(sizes))
+        epochs = -(-total // steps_per_epoch)
+        powers = annealed(epochs) if anneal else np.full(epochs, power)
+        limits_ES = np.stack([self._limits(sizes, each) for each in powers])
+        generator = np.random.Generator(np.random.Philox(derive(seed, "mixture")))
+        draws_N = generator.random(total)
+        limits_NS = limits_ES[np.arange(total) // steps_per_epoch]
+        self._streams = (draws_N[:, None] >= limits_NS).sum(1).astype(np.int32)
+        self._streams[total - target_only :] = self._names.index(MAIN)
+        self._visits = np.zeros(total, np.int64)
+        for number in range(len(self._names)):
+            drawn = self._streams == number
+            self._visits[drawn] = np.arange(drawn.sum())
+
+    def stream_of(self, step: int) -> str:
+        """Return the name of the stream that a step draws; steps are counted from 0.
+
+        Raises:
+            IndexError: The run has no such step.
+        """
+        return self._names[int(self._streams[self._known(step)])]
+
+    def visit_of(self, step: int) -> int:
+        """Return how many earlier steps drew the stream of this one: its place in that stream.
+
+        Raises:
+            IndexError: The run has no such step.
+        """
+        return int(self._visits[self._known(step)])
+
+    def _known(self, step: int) -> int:
+        if not 0 <= step < self.total:
+            raise IndexError(f"step {step} of a mixture for {self.total} steps")
+        return step
+
+    def _limits(self, sizes: Mapping[str, int], power: float) -> np.ndarray:
+        """Return where in [0, 1) the part of each stream but the last ends."""
+        found = probabilities(sizes, power)
+        return np.cumsum([found[name] for name in self._names])[:-1]
+
+
+def probabilities(sizes: Mapping[str, int], power: float) -> dict[str, float]:
+    """Return how likely a step draws each stream: size^power, as shares of their sum."""
+    largest = max(sizes.values())
+    # Relative to the largest, or a high power would overflow.
+    heights = {name: (size / largest) ** power for name, size in sizes.items()}
+    return {name: height / sum(heights.values()) for name, height in heights.items()}
+
+
+def annealed(epochs: int) -> np.ndarray:
+    """Return the power in each epoch; a single epoch has the first."""
+    return FIRST_POWER - FALL * np.arange(epochs) / max(1, epochs - 1)
+
+
+def mixed_epoch(
+    sizes: Mapping[str, int], main_steps: int, *, power: float = 0.5, anneal: bool = False
+) -> int:
+    """Return the steps in an epoch of a mixture: as many as pass once over the main data.
+
+    With annealing, that is so for the mean of the powers, hence roughly for the run as a whole.
+
+    Args:
+        sizes: Examples of each stream, by name.
+        main_steps: Steps in which the main stream alone passes over its data.
+        power: See `Mixture`.
+        anneal: See `Mixture`.
+
+    Raises:
+        ValueError: There is no main stream, a stream is empty, or the power is below 0.
+    """
+    _check_sizes(sizes)
+    check_power(power)
+    share = probabilities(sizes, FIRST_POWER - FALL / 2 if anneal else power)[MAIN]
+    return max(1, round(main_steps / share))
+
+
+def check_power(power: float) -> None:
+    """Raise `ValueError` unless `power` is a finite number from 0 up."""
+    if not 0 <= power < float("inf"):
+        raise ValueError(f"power must be 0 or more, got {power}")
+
+
+def _check_sizes(sizes: Mapping[str, int]) -> None:
+    if MAIN not in sizes:
+        raise ValueError(f"a mixture needs the stream {MAIN!r}, got {', '.join(sizes) or 'none'}")
+    empty = [name for name, size in sizes.items() if size < 1]
+    if empty:
+        raise ValueError(f"nothing to draw from in {', '.join(empty)}")

@@ -1,0 +1,116 @@
+"""Frozen features: hidden states that are computed once and then only looked up.
+
+Where nothing in the backbone trains and it runs without dropout, a text has the same hidden states
+in every epoch. With them in memory, a step costs what the readout and the heads cost.
+
+The states are those of the tokens as they lie in the data: an objective that changes tokens, such
+as masked language modelling, cannot use them.
+
+Legend: N examples, B batch, T positions, R real tokens of all examples, K kept layers, D width.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from transfer_cli.batch import Batch, to_device
+from transfer_cli.data.steps import in_portions
+from transfer_cli.engine.evaluate import Dataset
+from transfer_cli.engine.precision import Precision
+from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.transfer_model import TransferModel
+
+CPU = torch.device("cpu")
+
+Layers = tuple[int, ...] | None
+"""Which of the L + 1 states are kept: `(-1,)` the last, None all of them."""
+
+_PORTION = 512
+"""Examples that are looked at at once where no model is involved."""
+
+
+class CachedFeatures:
+    """A data set whose batches bring the backbone's hidden states along, as `states`.
+
+    What reads them finds them as a shorter list of states: K instead of L + 1. So `layers` has to
+    be one that the readout reads in the same way from both: `(-1,)` for the last, None for all.
+
+    Args:
+        data: The examples.
+        model: Its backbone computes the states, here and now, in evaluation mode, in which the
+            model is left.
+        precision: Of the forward pass. The states are kept in float32.
+        batch: Examples that pass through the backbone at once.
+        layers: The states to keep.
+        keep_on: The device that holds them and that batches find them on.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        model: TransferModel,
+        precision: Precision,
+        *,
+        batch: int,
+        layers: Layers,
+        keep_on: torch.device = CPU,
+    ) -> None:
+        self._data = data
+        lengths_N = _lengths(data)
+        self._starts_N = np.cumsum(lengths_N) - lengths_N
+        shape = model.backbone.shape
+        size = (int(lengths_N.sum()), _kept(shape, layers), shape.width)
+        self._states_RKD = torch.empty(size, device=keep_on)
+        model.eval()
+        # From short to long: least padding.
+        portions = in_portions(np.argsort(lengths_N, kind="stable"), batch)
+        for indices in tqdm(portions, desc="features", unit="batch", disable=None, leave=False):
+            found = data.batch(indices)
+            rows_R = self._rows(indices, found["mask"])
+            self._states_RKD[rows_R] = _states(model, found, precision, layers).to(keep_on)
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self._data)
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
+        """Return the data's own batch with `states` `[B, T, K, D]`, zero at padding."""
+        found = self._data.batch(indices)
+        mask_BT = found["mask"]
+        size = (*mask_BT.shape, *self._states_RKD.shape[1:])
+        states_BTKD = self._states_RKD.new_zeros(size)
+        states_BTKD[mask_BT] = self._states_RKD[self._rows(indices, mask_BT)]
+        return {**found, "states": states_BTKD}
+
+    def _rows(self, indices: npt.NDArray[np.int64], mask_BT: Tensor) -> Tensor:
+        """Return where the states of real tokens lie, one example after the other."""
+        starts_B = torch.from_numpy(self._starts_N[indices])
+        rows_BT = starts_B[:, None] + mask_BT.long().cumsum(1) - 1
+        return rows_BT[mask_BT]
+
+
+def memory_needed(data: Dataset, shape: BackboneShape, layers: Layers) -> int:
+    """Return the bytes that `CachedFeatures` of this data would hold."""
+    numbers = int(_lengths(data).sum()) * _kept(shape, layers) * shape.width
+    return numbers * torch.finfo(torch.float32).bits // 8
+
+
+def _kept(shape: BackboneShape, layers: Layers) -> int:
+    return shape.depth + 1 if layers is None else len(layers)
+
+
+def _lengths(data: Dataset) -> npt.NDArray[np.int64]:
+    """Return every example's number of real tokens."""
+    portions = in_portions(np.arange(len(data)), _PORTION)
+    return np.concatenate([data.batch(indices)["mask"].sum(1).numpy() for indices in portions])
+
+
+def _states(model: TransferModel, batch: Batch, precision: Precision, layers: Layers) -> Tensor:
+    """Return the chosen states of a batch's real tokens, `[R, K, D]`, in float32."""
+    view = to_device(batch, precision.device)
+    with torch.inference_mode(), precision.context():
+        states = model.backbone(view["tokens"], view["mask"], view.get("segment"))
+    chosen = states if layers is None else [states[layer] for layer in layers]
+    return torch.stack([state[view["mask"]].float() for state in chosen], dim=1)
