@@ -202,7 +202,7 @@ def train_step(
     if isinstance(losses, Objective):
         losses = [Loss("main", losses)]
     groups = layer_groups(trained, recipe.inherited)
-    chosen = Adaptation(recipe.plan, recipe.layer_scale, recipe.frozen_eval)
+    chosen = Adaptation(recipe.plan, recipe.layer_scale, frozen_eval=recipe.frozen_eval)
     spans = chosen.spans(groups, recipe.total, epoch)
     heights = [Height(group.name, group.depth, group.parameters) for group in groups]
     made = optimizer_groups(dict(trained.named_parameters()), heights, recipe.layer_scale)

@@ -77,12 +77,27 @@ def _dispatch(words: list[str]) -> int:
         _print(f"transfer {transfer_cli.__version__}")
     elif first in ("--shell-completion", "-sc"):
         _complete(rest)
+    elif first == "plan":
+        _plan(rest)
     elif first in commands.ALL:
         _run(first, commands.ALL[first], rest)
     else:
         close = nearest(first, commands.ALL)
         raise ConfigError(f"there is no command {first!r}.{close} See transfer --help")
     return EXIT_DONE
+
+
+def _plan(words: list[str]) -> None:
+    """Run `plan COMMAND ...`: the words of another command, looked at instead of run."""
+    first, rest = (words[0] if words else ""), words[1:]
+    if first in ("--help", "-h"):
+        _print(f"{commands.PLAN.text}\n\n{commands.PLAN.summary}")
+    elif first in commands.PLANNED:
+        _run(first, commands.PLANNED[first], rest)
+    else:
+        close = nearest(first, commands.PLANNED)
+        known = " or ".join(f"transfer plan {name}" for name in commands.PLANNED)
+        raise ConfigError(f"plan: of which command?{close} Type {known}, then its overrides")
 
 
 def _run(name: str, command: Command, words: list[str]) -> None:

@@ -2,66 +2,114 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.edits import Edit
 from transfer_cli.commands.pretrained import Pretrained
 from transfer_cli.config.build import build
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.precision import Precision, choose_device
 from transfer_cli.engine.step import Loss
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
-from transfer_cli.model.weights import LoadReport, load_pretrained, read_weights
+from transfer_cli.model.weights import LoadReport, load_pretrained
 from transfer_cli.objectives.base import Facts, Objective
 from transfer_cli.optim.groups import Height, optimizer_groups
+from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.optim.schedules import Schedule
 from transfer_cli.seeds import derive
 
 log = logging.getLogger(__name__)
 
 
-def settled(
-    shape: BackboneShape, found: Mapping[str, tuple[Objective, str, float]]
-) -> BackboneShape:
+@dataclass(frozen=True)
+class Asked:
+    """A loss as the config asks for it.
+
+    Args:
+        objective: What it computes.
+        stream: The stream that it reads.
+        weight: How much it counts: a number, or what makes one of the step.
+    """
+
+    objective: Objective
+    stream: str
+    weight: float | LossWeight
+
+
+def settled(shape: BackboneShape, asked: Mapping[str, Asked]) -> BackboneShape:
     """Return the shape with its direction settled, by the main objective first.
 
     Raises:
         ConfigError: The model looks one way and an objective needs the other.
     """
-    needed = {name: objective.direction for name, (objective, _, _) in found.items()}
+    needed = {name: loss.objective.direction for name, loss in asked.items()}
     direction = shape.direction
     if direction == "auto":
         direction = next(filter(None, needed.values()), "causal")
     for name, own in needed.items():
         if own not in (None, direction):
-            key = "objective" if name == "main" else f"losses.{name}"
+            cure = {"causal": "clm", "bidirectional": "mlm"}[direction]
+            choose = "objective" if name == "main" else f"objective@losses.{name}"
             raise ConfigError(
-                f"{key}: {type(found[name][0]).__name__} needs a {own} model, and this one is "
-                f"{direction} (model.direction, the main objective, or init_from decides)"
+                f"{_loss_key(name)}: {type(asked[name].objective).__name__} needs a {own} model, "
+                f"and this one is {direction} (model.direction, the main objective, or init_from "
+                f"decides); for this model take {choose}={cure}"
             )
     return BackboneShape(**{**vars(shape), "direction": direction})
 
 
-def objectives(config: DictConfig) -> dict[str, tuple[Objective, str, float]]:
-    """Return each loss's objective, stream and weight, "main" first."""
-    nodes = {"objective": config.objective}
-    nodes |= {f"losses.{name}": config.losses[name] for name in config.losses}
-    found: dict[str, tuple[Objective, str, float]] = {}
-    for key, node in nodes.items():
+def objectives(config: DictConfig) -> dict[str, Asked]:
+    """Return the losses that the config asks for, "main" first.
+
+    Raises:
+        ConfigError: One names a stream that there is not, or a stream feeds no loss.
+    """
+    nodes = {"main": config.objective} | {str(name): config.losses[name] for name in config.losses}
+    streams = ["main", *map(str, config.streams)]
+    found: dict[str, Asked] = {}
+    for name, node in nodes.items():
+        key = _loss_key(name)
         plain = options_of(node, key)
-        weight, stream = node.get("weight", 1.0), node.get("stream", "main")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or weight < 0:
-            raise ConfigError(f"{key}.weight: must be a number of 0 or more, got {weight!r}")
-        if stream != "main":
-            raise ConfigError(f"{key}.stream: there is no stream {stream!r}; the streams are main")
-        name = "main" if key == "objective" else key.removeprefix("losses.")
-        found[name] = (build(plain, key, Objective), stream, float(weight))
+        stream = node.get("stream", "main")
+        if stream not in streams:
+            raise ConfigError(
+                f"{key}.stream: there is no stream {stream!r}.{nearest(str(stream), streams)} "
+                f"The streams are {', '.join(streams)}; add one with +data@streams.NAME.data=..."
+            )
+        if name == "main" and stream != "main":
+            raise ConfigError("objective.stream: the main loss reads the stream main")
+        weight = _weight(node.get("weight", 1.0), f"{key}.weight")
+        found[name] = Asked(build(plain, key, Objective), stream, weight)
+    for name in streams:
+        if not any(loss.stream == name for loss in found.values()):
+            raise ConfigError(
+                f"streams.{name}: no loss reads it; add one, for example "
+                f"+objective@losses.{name}=clm +losses.{name}.stream={name}"
+            )
     return found
+
+
+def _loss_key(name: str) -> str:
+    return "objective" if name == "main" else f"losses.{name}"
+
+
+def _weight(value: Any, key: str) -> float | LossWeight:
+    if isinstance(value, DictConfig):
+        made: LossWeight = build(value, key, LossWeight)
+        return made
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ConfigError(f"{key}: must be a number of 0 or more, got {value!r}")
+    return float(value)
 
 
 def options_of(node: Any, key: str) -> dict[str, Any]:
@@ -72,15 +120,31 @@ def options_of(node: Any, key: str) -> dict[str, Any]:
     return {str(name): plain[name] for name in plain if name not in ("weight", "stream")}
 
 
-def losses(found: Mapping[str, tuple[Objective, str, float]], facts: Facts) -> list[Loss]:
-    """Tell every objective about the run, and return them as losses. A weight of 0 is left out."""
-    for objective, _, _ in found.values():
-        objective.bind(facts)
-    return [
-        Loss(name, objective, stream, weight)
-        for name, (objective, stream, weight) in found.items()
-        if weight > 0 or name == "main"
-    ]
+def losses(
+    asked: Mapping[str, Asked],
+    facts: Mapping[str, Facts],
+    *,
+    total_steps: int,
+    steps_per_epoch: int,
+) -> list[Loss]:
+    """Tell every objective about its data, and return the losses. A weight of 0 is left out.
+
+    Args:
+        asked: What the config asks for.
+        facts: What each stream's data is.
+        total_steps: Of the run, for weights that change.
+        steps_per_epoch: The same.
+    """
+    found = []
+    for name, loss in asked.items():
+        loss.objective.bind(replace(facts[loss.stream], name=name))
+        weight = loss.weight
+        if callable(weight):
+            changing = partial(weight, total=total_steps, steps_per_epoch=steps_per_epoch)
+            found.append(Loss(name, loss.objective, loss.stream, changing))
+        elif weight > 0 or name == "main":
+            found.append(Loss(name, loss.objective, loss.stream, weight))
+    return found
 
 
 def model(shape: BackboneShape, vocabulary: int, used: Sequence[Loss], seed: int) -> TransferModel:
@@ -107,9 +171,54 @@ def shapes_of(module: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
-def load(fresh: TransferModel, start: Pretrained) -> LoadReport:
+@dataclass(frozen=True)
+class Edited:
+    """What edits did to a network.
+
+    Args:
+        fresh: Names of inherited parameters that were drawn anew.
+        structure: Config nodes of what has to be made again before the weights can be loaded.
+    """
+
+    fresh: frozenset[str]
+    structure: dict[str, Any]
+
+
+def make_edits(trained: TransferModel, nodes: Mapping[str, Any], tokenizer: Tokenizer) -> Edited:
+    """Change the network as config nodes say, in their order.
+
+    Raises:
+        ConfigError: One cannot be made; the message begins with its key.
+    """
+    fresh: set[str] = set()
+    structure = {}
+    for name, node in nodes.items():
+        key = f"adaptation.edits.{name}"
+        edit: Edit = build(node, key, Edit)
+        try:
+            fresh |= edit(trained, special_tokens(tokenizer))
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        if edit.structural:
+            structure[name] = node
+    return Edited(frozenset(fresh), structure)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the numbers of the special tokens, by name."""
+    return {name: getattr(tokenizer, name) for name in ("cls", "sep", "mask", "unk", "pad")}
+
+
+def edit_nodes(config: DictConfig) -> dict[str, Any]:
+    """Return the nodes of the edits that the config asks for, by name, in order."""
+    node = config.adaptation.get("edits")
+    plain: Any = OmegaConf.to_container(node, resolve=True) if node else {}
+    return {str(name): found for name, found in plain.items() if found is not None}
+
+
+def fill(fresh: TransferModel, tensors: Mapping[str, Tensor], start: Pretrained) -> LoadReport:
     """Fill a model with pretrained weights, and say what was loaded, new and dropped."""
-    report = load_pretrained(fresh, read_weights(start.weights), start.weights)
+    report = load_pretrained(fresh, tensors, start.weights)
     log.info("loaded %d tensors from %s", len(report.loaded), start.weights)
     for what, names in (("new", report.new), ("dropped", report.dropped)):
         if names:
@@ -145,7 +254,10 @@ def optimizer(
     """Return the optimizer over all layer groups, built once for the whole run."""
     heights = [Height(group.name, group.depth, group.parameters) for group in groups]
     parameters = dict(trained.named_parameters())
-    made = optimizer_groups(parameters, heights, chosen.layer_scale)
+    penalty = chosen.penalty
+    # A penalty of this kind is weight decay, towards another place than zero.
+    decays = penalty is None or not penalty.replaces_weight_decay
+    made = optimizer_groups(parameters, heights, chosen.layer_scale, decay=lambda _: decays)
     return build(config.optimizer, "optimizer", Optimizer, params=made)
 
 

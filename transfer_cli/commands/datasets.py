@@ -16,7 +16,7 @@ from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, 
 from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
 from transfer_cli.data.fetch import writable_folder
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
-from transfer_cli.data.text import TextData
+from transfer_cli.data.text import TextData, TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.engine.evaluate import Split
 from transfer_cli.errors import ConfigError
@@ -71,6 +71,22 @@ def cache_folder(data_dir: str) -> Path:
     return folder / "cache" if writable == folder else writable
 
 
+def stream(config: DictConfig, name: str, tokenizer: Tokenizer, shape: BackboneShape) -> Prepared:
+    """Return the data of a further stream, text or labelled, encoded for the run's model.
+
+    Raises:
+        ConfigError: It is no data source.
+    """
+    key = f"streams.{name}.data"
+    found = build(config.streams[name].get("data"), key, object)
+    if isinstance(found, TaskData):
+        labelled = found.load(data_folder(config.data_dir), config.seed)
+        return task(labelled, found.length, tokenizer, shape)
+    if isinstance(found, TextData):
+        return encoded_text(found, config, tokenizer, shape)
+    raise ConfigError(f"{key}: {type(found).__name__} is no data source")
+
+
 def source(config: DictConfig, kind: type[TextData] | type[TaskData]) -> Any:
     """Return the data source that `data` describes, of the kind that the command works on.
 
@@ -104,12 +120,40 @@ def text(
         tokenizer = cached_tokenizer(recipe, raw["train"], cache)
     else:
         tokenizer = own_tokenizer(config, start)
+    return _encoded(raw, tokenizer, cache, length), tokenizer
+
+
+def encoded_text(
+    found: TextData,
+    config: DictConfig,
+    tokenizer: Tokenizer,
+    shape: BackboneShape,
+    only: tuple[str, ...] | None = None,
+) -> Prepared:
+    """Return text encoded with a tokenizer that there is already.
+
+    Args:
+        found: The text.
+        config: Says where data and caches lie, and the seed of a split.
+        tokenizer: Of the run's model.
+        shape: The model's.
+        only: Names of the splits that are needed; None: all.
+    """
+    length = block_length(found.length, shape.positions)
+    raw = found.splits(data_folder(config.data_dir), config.seed, only=only)
+    return _encoded(raw, tokenizer, cache_folder(config.data_dir), length)
+
+
+def _encoded(
+    raw: Mapping[str, TextSplit], tokenizer: Tokenizer, cache: Path, length: int
+) -> Prepared:
     encoded = {name: encode_text(raw[name], tokenizer, cache) for name in SPLITS if name in raw}
-    splits = {
-        name: Split(name, TextBlocks(part, length, tokenizer.pad), text_facts(part))
-        for name, part in encoded.items()
-    }
-    return Prepared(splits), tokenizer
+    return Prepared(
+        {
+            name: Split(name, TextBlocks(part, length, tokenizer.pad), text_facts(part))
+            for name, part in encoded.items()
+        }
+    )
 
 
 def block_length(length: int | None, positions: int) -> int:

@@ -27,7 +27,7 @@ def evaluate(config: DictConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
     _check(config)
     precision = compose.machine(config)
-    trained = open_trained(config.run, precision)
+    trained = open_trained(config.run, precision, config.base)
     if config.data is None:
         config.data_dir = datasets.data_dir_of(trained.config, config)
     names = datasets.SPLITS if config.split == "all" else (config.split,)

@@ -12,14 +12,31 @@ from omegaconf import DictConfig
 
 from transfer_cli.commands import choices
 from transfer_cli.commands.environment import versions
+from transfer_cli.commands.outcome import (
+    MOST_JUDGED,
+    is_lora,
+    layer_shares,
+    majority_failure,
+    peak_memory,
+    weights_size,
+)
 from transfer_cli.commands.parts import Parts
+from transfer_cli.commands.plan import plan_text
 from transfer_cli.commands.summary import say_results, say_start
 from transfer_cli.engine import handlers
 from transfer_cli.engine.evaluate import Scores, Split, evaluate, samples
-from transfer_cli.engine.train import Progress, Stream, build_trainer, run_trainer
+from transfer_cli.engine.step import Loss
+from transfer_cli.engine.train import Progress, build_trainer, run_trainer
 from transfer_cli.errors import CheckpointError, ConfigError, RunError, StoppedError, nearest
 from transfer_cli.lengths import Length
-from transfer_cli.model.weights import load_strictly, read_weights, save_weights
+from transfer_cli.model.lora import merge_lora
+from transfer_cli.model.weights import (
+    load_strictly,
+    read_description,
+    read_weights,
+    save_weights,
+    write_description,
+)
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import RunDirectory, write_json, write_text
 
@@ -47,10 +64,13 @@ class Job:
         self._progress = Progress()
         self._began = time.perf_counter()
         self._before = 0.0
+        self._before_training: dict[str, float] | None = None
 
     def go(self, *, resuming: bool) -> None:
         """Train, then score the best weights, and leave the run directory complete."""
         run, progress = self._run, self._progress
+        if self._parts.forgetting is not None:
+            self._before_training = self._parts.forgetting.measure()
         if resuming:
             self._take_up()
             # The next resume must find what this one was given.
@@ -63,6 +83,7 @@ class Job:
             with contextlib.closing(recorder):
                 shown = f"```yaml\n{choices.as_yaml(self._config)}```"
                 recorder.writer.add_text("config", shown, start_step)
+                recorder.writer.add_text("plan", self._plan(), start_step)
                 say_start(self._command, run.path, self._parts, self._config)
                 run.set_status("running")
                 self._train(recorder, start_step)
@@ -104,10 +125,11 @@ class Job:
             handlers.attach_validation(
                 trainer,
                 self._progress,
-                lambda: self._score(parts.data.splits["validation"]).measures,
+                lambda: self._measures("validation"),
                 every=Length.parse(loop.evaluate_every),
                 monitor=loop.monitor,
                 patience=loop.patience,
+                stages=parts.stages,
                 on_measures=on_measures,
                 on_best=self._keep_best,
             )
@@ -121,17 +143,21 @@ class Job:
         ):
             run_trainer(
                 trainer,
-                {"main": Stream(parts.data.splits["train"].data, parts.order)},
+                parts.streams,
                 micro_batch=parts.micro_batch,
                 total_steps=start_step if self._ended() else parts.total_steps,
                 start_step=start_step,
+                epoch_length=parts.layout.sizes.steps_per_epoch,
+                mixture=parts.layout.sizes.mixture,
             )
         self._save()
 
     def _check_monitor(self, validation: Split) -> None:
         """Refuse a measure that there is not before the first epoch is spent on it."""
         monitor = self._config.loop.monitor
-        known = self._score(dataclasses.replace(validation, order=np.arange(1))).measures
+        first = dataclasses.replace(validation, order=np.arange(1))
+        main = self._parts.layout.losses[0]
+        known = self._score(main, first).measures
         # What is measured of a class depends on whether the class occurs.
         if monitor not in known and "/" not in monitor:
             raise ConfigError(
@@ -143,24 +169,40 @@ class Job:
         """Return whether nothing is left to train: all steps are taken, or patience ran out."""
         progress, patience = self._progress, self._config.loop.patience
         gave_up = patience is not None and progress.waited >= patience
-        return gave_up or progress.step >= self._parts.total_steps
+        done = progress.step >= self._parts.total_steps or self._parts.stages.exhausted
+        return gave_up or done
 
-    def _score(self, split: Split) -> Scores:
+    def _score(self, loss: Loss, split: Split) -> Scores:
         parts = self._parts
         return evaluate(
             parts.model,
-            parts.losses[0].objective,
+            loss.objective,
             split,
             batch=parts.micro_batch,
             precision=parts.precision,
         )
+
+    def _measures(self, name: str) -> dict[str, float]:
+        """Return the measures of every loss on its stream's split; the main loss's are plain."""
+        found: dict[str, float] = {}
+        for loss in self._parts.layout.losses:
+            split = self._parts.prepared[loss.stream].splits.get(name)
+            if split is None:
+                continue
+            prefix = "" if loss.name == "main" else f"{loss.name}/"
+            measures = self._score(loss, split).measures
+            found |= {f"{prefix}{each}": value for each, value in measures.items()}
+        return found
+
+    def _plan(self) -> str:
+        return f"```\n{plan_text(self._config, self._parts.layout)}\n```"
 
     def _samples(self) -> str:
         """Return a few predictions on the validation split as a table."""
         parts = self._parts
         shown = samples(
             parts.model,
-            parts.losses[0].objective,
+            parts.layout.losses[0].objective,
             parts.data.splits["validation"],
             count=SAMPLES,
             precision=parts.precision,
@@ -186,7 +228,11 @@ class Job:
         checkpoint.prune(self._run.checkpoints, self._config.checkpoint.keep)
 
     def _write_weights(self, folder: Path) -> None:
-        save_weights(self._parts.model, folder)
+        save_weights(self._parts.model, folder, self._parts.leave_out)
+
+    def _read_weights(self, folder: Path) -> None:
+        parts = self._parts
+        load_strictly(parts.model, read_weights(folder), folder, parts.leave_out)
 
     def _take_up(self) -> None:
         """Go on from the newest checkpoint; from the beginning where there is none."""
@@ -203,18 +249,30 @@ class Job:
                 f"to go on, give it more, for example loop.steps={2 * self._progress.step}"
                 + (" loop.patience=null" if self._config.loop.patience is not None else "")
             )
-        load_strictly(self._parts.model, read_weights(newest.path), newest.path)
+        self._check_base()
+        self._read_weights(newest.path)
         self._parts.step.load_state_dict(state["step"])
         self._before = self._progress.seconds
         log.info("going on after step %d", self._progress.step)
 
+    def _check_base(self) -> None:
+        """Refuse to put a checkpoint of trained weights on another backbone than its own."""
+        base = read_description(self._run.model).base
+        if base is not None and base.hash != self._parts.base_hash:
+            raise CheckpointError(
+                f"resume: {self._run.path} was trained on a backbone of hash {base.hash[:8]}, and "
+                f"init_from now has {str(self._parts.base_hash)[:8]}; put the original back"
+            )
+
     def _finish(self, recorder: handlers.Recorder) -> None:
         """Score the best weights, once, and write `model/` and `results.json`."""
         parts, run, progress = self._parts, self._run, self._progress
+        failure = self._failure()
         if progress.best is not None:
-            load_strictly(parts.model, read_weights(run.best), run.best)
+            self._read_weights(run.best)
+        main = parts.layout.losses[0]
         scores = {
-            name: self._score(parts.data.splits[name])
+            name: self._score(main, parts.data.splits[name])
             for name in ("validation", "test")
             if name in parts.data.splits
         }
@@ -222,9 +280,10 @@ class Job:
         for name, found in measures.items():
             if name == "test":
                 recorder.write(name, progress.step, found)
-        self._write_weights(run.model)
-        seconds = self._before + time.perf_counter() - self._began
+        forgetting = self._forgetting(recorder)
         trained = sum(p.numel() for p in parts.model.parameters())
+        self._write_model()
+        seconds = self._before + time.perf_counter() - self._began
         results: dict[str, Any] = {
             "command": self._command,
             "presets": run.read_presets(),
@@ -232,8 +291,12 @@ class Job:
             "measures": measures,
             "tables": {name: found.tables for name, found in scores.items() if found.tables},
             "labels": list(parts.data.labels),
+            "failed": failure,
+            "forgetting": forgetting,
             "best_step": progress.best_step or progress.step,
             "parameters": {"total": trained, "trainable": parts.stages.ever_trained()},
+            "layers": layer_shares(parts.model),
+            "stages": [{"begin": s.begin, "end": s.end} for s in parts.stages.spans],
             "seen": {
                 "steps": progress.step,
                 "tokens": progress.tokens,
@@ -241,6 +304,8 @@ class Job:
                 "skipped_steps": progress.skipped,
             },
             "seconds": round(seconds, 3),
+            "peak_memory_bytes": peak_memory(parts.precision.device),
+            "stored_bytes": weights_size(run.model),
             "per_second": {
                 "tokens": round(progress.tokens / seconds, 1),
                 "examples": round(progress.examples / seconds, 2),
@@ -248,5 +313,36 @@ class Job:
             "versions": versions(),
         }
         write_json(run.results, results)
-        run.set_status("finished")
+        run.set_status("finished", failure)
+        if failure is not None:
+            log.warning("this run failed: %s", failure)
         say_results(self._command, run.path, results)
+
+    def _failure(self) -> str | None:
+        """Return why the run came to nothing, judged by its last weights; None when it did not."""
+        parts = self._parts
+        train = parts.data.splits["train"]
+        count = min(len(train.data), MOST_JUDGED)
+        some = np.linspace(0, len(train.data) - 1, count).astype(np.int64)
+        if not parts.data.labels:
+            return None
+        found = self._score(parts.layout.losses[0], dataclasses.replace(train, order=some))
+        return majority_failure(found, parts.data.labels)
+
+    def _forgetting(self, recorder: handlers.Recorder) -> dict[str, dict[str, float]] | None:
+        """Return the pretraining measures before and after, and write them down."""
+        if self._parts.forgetting is None or self._before_training is None:
+            return None
+        after = self._parts.forgetting.measure()
+        recorder.write("forgetting", self._progress.step, after)
+        return {"before": self._before_training, "after": after}
+
+    def _write_model(self) -> None:
+        """Write `model/`, with low-rank products folded in where that was asked for."""
+        parts, folder = self._parts, self._run.model
+        if self._config.adaptation.get("store") == "merged":
+            merge_lora(parts.model)
+            description = read_description(folder)
+            kept = {n: e for n, e in description.edits.items() if not is_lora(e)}
+            write_description(dataclasses.replace(description, edits=kept), folder)
+        self._write_weights(folder)

@@ -1,127 +1,216 @@
 """Everything that a run consists of, put together from its config."""
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.adaptation.penalties import Start
 from transfer_cli.commands import compose, datasets, pretrained
 from transfer_cli.commands.datasets import Prepared
+from transfer_cli.commands.layout import (
+    Layout,
+    batch_of,
+    inherits,
+    lay_out,
+    shape_of,
+    sizes_of,
+)
 from transfer_cli.commands.pretrained import Pretrained
-from transfer_cli.config.build import build
+from transfer_cli.commands.source import Forgetting, Source, fisher_of
 from transfer_cli.data.steps import Order
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.engine.features import CachedFeatures, memory_needed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
-from transfer_cli.engine.step import Loss, TrainStep
-from transfer_cli.errors import ConfigError
-from transfer_cli.lengths import Length
+from transfer_cli.engine.step import TrainStep
+from transfer_cli.engine.train import Stream
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Facts
 from transfer_cli.optim.groups import Rates
+from transfer_cli.seeds import derive
+
+log = logging.getLogger(__name__)
+
+MOST_FEATURES = 4 * 2**30
+"""Bytes of cached states from which on computing them again is the lesser evil."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Everything that a run consists of, built and checked before the first batch."""
+    """Everything that a run consists of, built and checked before the first batch.
 
-    data: Prepared
-    tokenizer: Tokenizer
-    model: TransferModel
-    losses: list[Loss]
-    pinned: dict[str, Any]
-    groups: list[LayerGroup]
+    Args:
+        prepared: The data of every stream; "main" is what the run is for.
+        streams: What the steps draw their batches from.
+        layout: Model, losses, groups and planned stages.
+        stages: The stages at work.
+        pinned: What the main objective decided, to be stored with the model.
+        step: The training step.
+        start: What the run starts from.
+        base_hash: Fingerprint of that backbone, where weights that never train are not stored
+            again; None: all weights are stored.
+        leave_out: Names of the weights that are not.
+        forgetting: Measures what the backbone was pretrained for; None: nobody asked.
+        micro_batch: Sequences that pass through the model at once.
+        precision: With the device.
+    """
+
+    prepared: Mapping[str, Prepared]
+    streams: Mapping[str, Stream]
+    layout: Layout
     stages: Stages
+    pinned: dict[str, Any]
     step: TrainStep
-    order: Order
-    total_steps: int
+    start: Pretrained | None
+    base_hash: str | None
+    leave_out: frozenset[str]
+    forgetting: Forgetting | None
     micro_batch: int
     precision: Precision
+
+    @property
+    def data(self) -> Prepared:
+        """The data of the main stream."""
+        return self.prepared["main"]
+
+    @property
+    def model(self) -> TransferModel:
+        """The model that trains."""
+        return self.layout.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        return self.layout.tokenizer
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.layout.sizes.total_steps
 
 
 def put_together(config: DictConfig, command: str) -> Parts:
     """Build every part of a run from its config, in the order in which data flows."""
     precision = compose.machine(config)
-    found = compose.objectives(config)
-    chosen, schedule, rate = (
-        compose.adaptation(config),
-        compose.schedule(config),
-        compose.base_rate(config),
-    )
+    asked, chosen = compose.objectives(config), compose.adaptation(config)
+    rate, schedule = compose.base_rate(config), compose.schedule(config)
     start = pretrained.start_of(config)
-    shape = compose.settled(_shape(config, start, command), found)
+    shape = compose.settled(shape_of(config, start, command), asked)
 
-    data, tokenizer = _data(config, command, shape, start)
-    losses = compose.losses(found, Facts(tokenizer, data.labels))
+    prepared, tokenizer = _data(config, command, shape, start)
+    counts = {name: len(part.splits["train"].data) for name, part in prepared.items()}
+    facts = {name: Facts(tokenizer, part.labels) for name, part in prepared.items()}
+    sizes = sizes_of(config, counts)
 
-    model = compose.model(shape, tokenizer.size, losses, config.seed)
-    inherited: set[str] = set()
-    if start is not None and config.get("init", "pretrained") == "pretrained":
-        inherited = set(compose.load(model, start).loaded)
+    tensors = start.tensors() if start is not None and inherits(config, start) else None
+    layout = lay_out(config, asked, chosen, facts, sizes, shape, tokenizer, start, tensors)
+    model, losses, inherited = layout.model, layout.losses, layout.inherited
     model.to(precision.device)
 
-    order = Order(len(data.splits["train"].data), config.loop.batch, config.seed)
-    total_steps = _total_steps(config, order)
-    groups = layer_groups(model, inherited)
-    spans = chosen.spans(groups, total_steps, order.steps_per_epoch)
-    stages = Stages(model, spans, frozen_eval=chosen.frozen_eval)
-    pinned = losses[0].objective.settle(model, stages.ever_trains)
+    stages = Stages(model, layout.spans, frozen_eval=chosen.frozen_eval)
+    pinned = [loss.objective.settle(model, stages.ever_trains) for loss in losses]
+    for loss in losses:
+        loss.objective.start(model, inherited)
+    source = Source(config, start, tokenizer, shape) if start is not None else None
+    if chosen.penalty is not None:
+        fisher = fisher_of(config, source, model, tensors, precision)
+        chosen.penalty.start(Start(model, inherited, fisher))
     step = TrainStep(
         model,
         losses,
-        compose.optimizer(config, model, groups, chosen),
-        Rates(rate, schedule, total_steps),
+        compose.optimizer(config, model, layout.groups, chosen),
+        Rates(rate, schedule, sizes.total_steps, per_stage=chosen.schedule_per == "stage"),
         stages,
-        groups=groups,
+        groups=layout.groups,
         seed=config.seed,
         precision=precision,
         clip=config.loop.clip,
         max_bad_steps=config.loop.max_bad_steps,
+        penalty=chosen.penalty,
     )
     micro_batch = min(config.loop.micro_batch or config.loop.batch, config.loop.batch)
+    forgetting = Forgetting.asked(config, source, model, tensors, micro_batch, precision)
+    if config.loop.cache_features and _has_fixed_features(layout, stages, chosen.frozen_eval):
+        prepared = {"main": _with_features(prepared["main"], model, precision, config.loop.batch)}
+    # A trained part alone needs the rest to lie somewhere.
+    apart = chosen.store == "trained" and tensors is not None
     return Parts(
-        data, tokenizer, model, losses, pinned, groups, stages, step, order, total_steps,
-        micro_batch, precision,
-    )  # fmt: skip
-
-
-def _shape(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:
-    """Return the model's shape: that of `init_from`, else the config's own."""
-    if start is not None:
-        return start.description.shape
-    scratch = command == "pretrain" or config.init == "scratch"
-    if not scratch:
-        raise ConfigError(
-            "init_from: needs a pretrained run directory, for example init_from=runs/pretrain/...; "
-            "to train a fresh model instead, give init=scratch, model= and tokenizer="
-        )
-    for key, example in (("model", "tiny"), ("tokenizer", "wordpiece")):
-        if config[key] is None:
-            raise ConfigError(
-                f"{key}: a fresh model (init=scratch) needs one, for example {key}={example}; "
-                "or give init_from=RUN"
-            )
-    return build(config.model, "model", BackboneShape)
+        prepared=prepared,
+        streams={name: _stream(config, name, part) for name, part in prepared.items()},
+        layout=layout,
+        stages=stages,
+        pinned=pinned[0],
+        step=step,
+        start=start,
+        base_hash=backbone_hash(tensors) if apart and tensors is not None else None,
+        leave_out=inherited - stages.ever_trains if apart else frozenset(),
+        forgetting=forgetting,
+        micro_batch=micro_batch,
+        precision=precision,
+    )
 
 
 def _data(
     config: DictConfig, command: str, shape: BackboneShape, start: Pretrained | None
-) -> tuple[Prepared, Tokenizer]:
+) -> tuple[dict[str, Prepared], Tokenizer]:
+    """Return the data of every stream, the main one first, and the tokenizer of all."""
     if command == "pretrain":
-        return datasets.text(config, shape, start)
-    source: TaskData = datasets.source(config, TaskData)
-    labelled = source.load(datasets.data_folder(config.data_dir), config.seed)
-    tokenizer = datasets.task_tokenizer(config, labelled, start)
-    return datasets.task(labelled, source.length, tokenizer, shape), tokenizer
+        main, tokenizer = datasets.text(config, shape, start)
+    else:
+        source: TaskData = datasets.source(config, TaskData)
+        labelled = source.load(datasets.data_folder(config.data_dir), config.seed)
+        tokenizer = datasets.task_tokenizer(config, labelled, start)
+        main = datasets.task(labelled, source.length, tokenizer, shape)
+    others = {
+        str(name): datasets.stream(config, str(name), tokenizer, shape) for name in config.streams
+    }
+    return {"main": main} | others, tokenizer
 
 
-def _total_steps(config: DictConfig, order: Order) -> int:
-    loop = config.loop
-    if loop.steps is not None:
-        return int(loop.steps)
-    if loop.epochs is None:
-        raise ConfigError("loop.epochs: needs a number of epochs, or loop.steps a number of steps")
-    steps = Length(loop.epochs, "epochs").steps(order.steps_per_epoch)
-    return int(steps or 1)
+def _stream(config: DictConfig, name: str, part: Prepared) -> Stream:
+    data = part.splits["train"].data
+    seed = config.seed if name == "main" else derive(config.seed, "stream", name)
+    return Stream(data, Order(len(data), batch_of(config, name), seed))
+
+
+def _has_fixed_features(layout: Layout, stages: Stages, frozen_eval: bool) -> bool:  # noqa: FBT001 - a fact
+    """Return whether every text has the same hidden states in every epoch."""
+    shape = layout.model.backbone.shape
+    return (
+        len(layout.sizes.counts) == 1
+        and bool(layout.model.heads)
+        and layout.report is not None
+        and all(loss.objective.keeps_tokens for loss in layout.losses)
+        and not any(name.startswith("backbone.") for name in stages.ever_trains)
+        and (frozen_eval or not (shape.dropout or shape.attention_dropout))
+    )
+
+
+def _with_features(
+    part: Prepared, model: TransferModel, precision: Precision, batch: int
+) -> Prepared:
+    """Return training and validation data that bring their hidden states along."""
+    layers = getattr(model.readout, "layers", None)
+    used = {name: part.splits[name] for name in ("train", "validation") if name in part.splits}
+    shape = model.backbone.shape
+    needed = sum(memory_needed(split.data, shape, layers) for split in used.values())
+    if needed > MOST_FEATURES:
+        log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
+        return part
+    kept = {
+        name: replace(
+            split,
+            data=CachedFeatures(
+                split.data, model, precision, batch=batch, layers=layers, keep_on=precision.device
+            ),
+        )
+        for name, split in used.items()
+    }
+    log.info("states of the frozen backbone are computed once: %.1f MiB", needed / 2**20)
+    return replace(part, splits={**part.splits, **kept})

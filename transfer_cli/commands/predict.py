@@ -26,7 +26,7 @@ def predict(config: DictConfig) -> None:
     """Write `{"text", "label", "probabilities"}` for every text."""
     _check(config)
     precision = compose.machine(config)
-    trained = open_trained(config.run, precision)
+    trained = open_trained(config.run, precision, config.base)
     description = trained.start.description
     if not description.labels:
         raise CheckpointError(

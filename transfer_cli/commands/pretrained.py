@@ -1,15 +1,23 @@
 """A model to start from: what `init_from` names."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
+from torch import Tensor
 
 from transfer_cli.commands.choices import typed_overrides
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.model.weights import ModelDescription, read_description
+from transfer_cli.model.weights import (
+    ModelDescription,
+    backbone_hash,
+    read_description,
+    read_shapes,
+    read_weights,
+)
 from transfer_cli.runs.directory import TOKENIZER, find_model
 
 
@@ -19,17 +27,63 @@ class Pretrained:
 
     Args:
         weights: The folder with its weights.
+        folder: The folder with its description and tokenizer.
         description: What must be known to build it.
         tokenizer: The one that it was trained with.
+        base: Where the user says that the weights lie which this model does not store.
     """
 
     weights: Path
+    folder: Path
     description: ModelDescription
     tokenizer: Tokenizer
+    base: str | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all of its weights: its own, over those of the model that it refers to.
+
+        Raises:
+            CheckpointError: They are missing or damaged, or that model is another one.
+        """
+        return self._with_base(read_weights, check=True)
+
+    def shapes(self) -> dict[str, Tensor]:
+        """Return its tensors without their values, on the meta device; reads no weights."""
+        return self._with_base(read_shapes, check=False)
+
+    def _with_base(
+        self, read: Callable[[Path], dict[str, Tensor]], *, check: bool
+    ) -> dict[str, Tensor]:
+        own, base = read(self.weights), self.description.base
+        if base is None:
+            return own
+        wanted = f"the backbone that this model was trained on (hash {base.hash[:8]})"
+        if self.base is not None:
+            places = [Path(self.base).expanduser()]
+        else:
+            places = [self.folder / base.relative, Path(base.path)]
+        there = [place for place in places if place.is_dir()]
+        if not there:
+            raise CheckpointError(
+                f"{self.weights} holds what was trained alone, and {wanted} is not at "
+                f"{places[-1]}; say where it is with base=RUN"
+            )
+        beneath = open_pretrained(str(there[0]), "base")._with_base(read, check=check)
+        if check and backbone_hash(beneath) != base.hash:
+            raise CheckpointError(
+                f"{there[0]} is not {wanted}: its hash is {backbone_hash(beneath)[:8]}; "
+                "give the right one with base=RUN"
+            )
+        return beneath | own
 
 
-def open_pretrained(path: str, key: str = "init_from") -> Pretrained:
-    """Return the model at `path`, without its weights; `key` is the config key that named it.
+def open_pretrained(path: str, key: str = "init_from", base: str | None = None) -> Pretrained:
+    """Return the model at `path`, without its weights.
+
+    Args:
+        path: A run directory, its `model/`, or one of its checkpoints.
+        key: The config key that named it, for errors.
+        base: See `Pretrained`.
 
     Raises:
         CheckpointError: There is none, it is unfinished, or its parts do not belong together.
@@ -42,7 +96,7 @@ def open_pretrained(path: str, key: str = "init_from") -> Pretrained:
             f"{key}: {folder / TOKENIZER} is not the tokenizer that this model was trained with; "
             "put the original back"
         )
-    return Pretrained(weights, description, tokenizer)
+    return Pretrained(weights, folder, description, tokenizer, base)
 
 
 def start_of(config: DictConfig) -> Pretrained | None:
@@ -62,7 +116,7 @@ def start_of(config: DictConfig) -> Pretrained | None:
         takes_none = typed.startswith("~") or typed.endswith("=null")
         if part in ("model", "tokenizer") and not from_file and not takes_none:
             raise ConfigError(f"{typed}: init_from brings its own {part}; leave {key}= out")
-    return open_pretrained(config.init_from)
+    return open_pretrained(config.init_from, base=config.get("base"))
 
 
 def own_tokenizer(config: DictConfig, start: Pretrained) -> Tokenizer:

@@ -17,7 +17,7 @@ from transfer_cli.runs.directory import RunDirectory
 EXTENDS = (
     "loop.steps", "loop.epochs", "loop.evaluate_every", "loop.log_every", "loop.micro_batch",
     "loop.patience", "loop.max_bad_steps", "checkpoint.every", "checkpoint.keep", "device",
-    "precision", "data_dir",
+    "precision", "data_dir", "base",
 )  # fmt: skip
 """Keys that a resumed run may change: they make it longer or watch it otherwise."""
 

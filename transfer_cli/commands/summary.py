@@ -28,7 +28,7 @@ def say_start(command: str, run: Path, parts: Parts, config: DictConfig) -> None
         "data": f"{sizes} ({unit})"
         + (f", {len(parts.data.labels)} labels" if parts.data.labels else ""),
         "steps": f"{parts.total_steps:,} of {config.loop.batch} sequences{cut}, "
-        f"{parts.order.steps_per_epoch:,} an epoch",
+        f"{parts.layout.sizes.steps_per_epoch:,} an epoch",
         "on": f"{parts.precision.device}, {parts.precision.kind}",
     }
     log.info("%s", command)
@@ -44,6 +44,10 @@ def say_results(command: str, run: Path, results: Mapping[str, Any]) -> None:
     for split, measures in results["measures"].items():
         shown = {k: v for k, v in measures.items() if "/" not in k}
         print(f"  {split:10s} " + "  ".join(f"{name} {value:.4g}" for name, value in shown.items()))
+    if results["forgetting"] is not None:
+        before, after = results["forgetting"]["before"], results["forgetting"]["after"]
+        for name in (n for n in before if n != "loss"):
+            print(f"  {'source':10s} {name} {before[name]:.4g} before, {after[name]:.4g} after")
     print(f"  {'files':10s} {run}")
     print(f"  {'curves':10s} tensorboard --logdir {run}")
     if command == "pretrain":

@@ -1,5 +1,6 @@
 """`transfer pretrain` and `transfer finetune`: how a run comes together, on one screen."""
 
+import os
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -8,10 +9,11 @@ from transfer_cli.commands import choices, compose
 from transfer_cli.commands.environment import environment
 from transfer_cli.commands.job import Job
 from transfer_cli.commands.parts import Parts, put_together
+from transfer_cli.commands.plan import plan_text
 from transfer_cli.commands.resume import config_to_resume
 from transfer_cli.config.check import check_training
-from transfer_cli.model.weights import ModelDescription, write_description
-from transfer_cli.runs.directory import TOKENIZER, RunDirectory, writing
+from transfer_cli.model.weights import Base, ModelDescription, write_description
+from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_text, writing
 
 
 def pretrain(config: DictConfig) -> None:
@@ -69,13 +71,24 @@ def _new_directory(config: DictConfig, command: str, parts: Parts) -> RunDirecto
 def _describe(run: RunDirectory, config: DictConfig, parts: Parts) -> None:
     """Write what a reader of the weights needs, before there are any: checkpoints need it, too."""
     run.model.mkdir()
+    write_description(description_of(config, parts, run.model), run.model)
+    parts.tokenizer.save(run.model / TOKENIZER)
+    write_text(run.plan, f"{plan_text(config, parts.layout)}\n")
+
+
+def description_of(config: DictConfig, parts: Parts, folder: Path) -> ModelDescription:
+    """Return what must be known to build the run's model, as seen from `folder`."""
     node = compose.options_of(config.objective, "objective")
-    description = ModelDescription(
+    base = None
+    if parts.start is not None and parts.base_hash is not None:
+        lies = parts.start.weights.resolve()
+        base = Base(str(lies), os.path.relpath(lies, folder.resolve()), parts.base_hash)
+    return ModelDescription(
         shape=parts.model.backbone.shape,
         vocabulary=parts.tokenizer.size,
         objective={**node, **parts.pinned},
         labels=parts.data.labels,
         tokenizer_hash=parts.tokenizer.hash,
+        edits=parts.layout.edits,
+        base=base,
     )
-    write_description(description, run.model)
-    parts.tokenizer.save(run.model / TOKENIZER)

@@ -13,7 +13,7 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import load_pretrained, read_weights
+from transfer_cli.model.weights import load_pretrained
 from transfer_cli.objectives.base import Facts, Objective
 from transfer_cli.runs.directory import RunDirectory
 
@@ -28,8 +28,13 @@ class Trained:
     model: TransferModel
 
 
-def open_trained(path: str, precision: Precision) -> Trained:
+def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:
     """Return the run at `path`, on the device.
+
+    Args:
+        path: The run directory.
+        precision: With the device.
+        base: Where the model lies that the run refers to, if not where it was.
 
     Raises:
         CheckpointError: There is no run, it has not finished, or its weights lack a part.
@@ -46,13 +51,14 @@ def open_trained(path: str, precision: Precision) -> Trained:
             f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
             f"resume={path}"
         )
-    start = pretrained.open_pretrained(str(run.path), key="run")
+    start = pretrained.open_pretrained(str(run.path), key="run", base=base)
     objective: Objective = build(start.description.objective, "objective", Objective)
     objective.bind(Facts(start.tokenizer, start.description.labels))
     model = compose.model(
         start.description.shape, start.description.vocabulary, [Loss("main", objective)], seed=0
     )
-    report = load_pretrained(model, read_weights(start.weights), start.weights)
+    compose.make_edits(model, start.description.edits, start.tokenizer)
+    report = load_pretrained(model, start.tensors(), start.weights)
     if report.new:
         raise CheckpointError(f"run: {start.weights} lacks {', '.join(report.new)}")
     model.to(precision.device)

@@ -1,6 +1,6 @@
 """What each command is called, does and where its function is; read before Hydra is imported."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ weights, for comparison.""",
         "loop.epochs",
         "loop.batch",
         "loop.micro_batch",
+        "forgetting.data",
         "seed",
         "device",
         "run.dir",
@@ -156,6 +157,25 @@ much of the training data is found again in validation and test.""",
     ),
 )
 
+PLAN = Command(
+    summary="show what a run would train when, and how fast, without training",
+    text="""\
+transfer plan finetune|pretrain [GROUP=OPTION ...] [KEY=VALUE ...]
+
+Takes the words of `transfer finetune` or `transfer pretrain` and prints the stages of the run: from
+which step to which, what trains, how many parameters that is, at which rates; which tensors come
+from the checkpoint, which are new and which are dropped; and about how much memory it takes. With
+`plan.steps=5` it takes five steps to say how long the run would last.""",
+    function="",
+    composes=False,
+)
+
+PLANNED = {
+    "finetune": replace(FINETUNE, function=f"{_MODULES}.plan.plan_finetune"),
+    "pretrain": replace(PRETRAIN, function=f"{_MODULES}.plan.plan_pretrain"),
+}
+"""The commands that `plan` can look at."""
+
 PRESETS = Command(
     summary="list every config group and option, with one line on each",
     text="transfer presets [GROUP ...] [--json] [--config-dir DIR]",
@@ -182,6 +202,7 @@ ALL: dict[str, Command] = {
     "inspect": INSPECT,
     "pretrain": PRETRAIN,
     "finetune": FINETUNE,
+    "plan": PLAN,
     "evaluate": EVALUATE,
     "predict": PREDICT,
     "presets": PRESETS,

@@ -35,6 +35,8 @@ class LoopConfig:
     """Evaluations without a better `monitor` after which the run ends; none: never."""
     max_bad_steps: int = 10
     """Steps in a row with a gradient that is not finite, after which the run ends."""
+    cache_features: bool = True
+    """Compute the states of a frozen backbone once, where nothing in a run can change them."""
 
 
 @dataclass
@@ -55,6 +57,44 @@ class RunConfig:
     """The run directory; none: a new folder under `root`, named by date and what was chosen."""
     root: str = "runs"
     """The folder in which new run directories are made."""
+
+
+@dataclass
+class MixingConfig:
+    """How often a run with several `streams` turns to which: one of them each step."""
+
+    power: float = 0.5
+    """A stream is drawn in proportion to its number of examples to this power; 0: all alike."""
+    anneal: bool = False
+    """Let the power fall from 1 to 0.2 over the epochs, in place of `power`."""
+    target_only: str | None = None
+    """How much of the end of the run sees the main data alone: "1 epoch", "200 steps", "10%"."""
+
+
+@dataclass
+class SourceConfig:
+    """The text that `init_from` was pretrained on, where something has to go back to it."""
+
+    data: Any = None
+    """None: the data of `init_from`'s own config."""
+
+
+@dataclass
+class ForgettingConfig:
+    """Whether to measure how well the adapted backbone still does what it was pretrained for."""
+
+    data: Any = None
+    """source: the validation text of the pretraining; or the path of a text file; none: do not."""
+    blocks: int | None = None
+    """Score so many blocks of it alone, evenly spread; none: all."""
+
+
+@dataclass
+class PlanConfig:
+    """What `transfer plan` does beyond composing; training itself ignores it."""
+
+    steps: int | None = None
+    """Take so many steps to estimate the time of the run; none: no step is taken."""
 
 
 @dataclass
@@ -80,17 +120,22 @@ class TrainConfig(SharedConfig):
     """auto, fp32, bf16 or fp16."""
     init_from: str | None = None
     """A run directory, its `model/` or one of its checkpoints to start from."""
+    base: str | None = None
+    """Where the model lies that `init_from` refers to, if it is not where it was."""
     resume: str | None = None
     """A run directory to go on with."""
     model: Any = None
     objective: Any = MISSING
     losses: dict[str, Any] = field(default_factory=dict)
+    streams: dict[str, Any] = field(default_factory=dict)
+    mixing: MixingConfig = field(default_factory=MixingConfig)
     optimizer: Any = MISSING
     schedule: Any = MISSING
     adaptation: Any = MISSING
     loop: LoopConfig = field(default_factory=LoopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
 
 
 @dataclass
@@ -104,6 +149,8 @@ class FinetuneConfig(TrainConfig):
 
     init: str = "pretrained"
     """pretrained: the weights of `init_from`; scratch: the same model with fresh weights."""
+    source: SourceConfig = field(default_factory=SourceConfig)
+    forgetting: ForgettingConfig = field(default_factory=ForgettingConfig)
 
 
 @dataclass
@@ -113,6 +160,8 @@ class EvaluateConfig(SharedConfig):
     data: Any = None
     run: str = MISSING
     """The run directory to score."""
+    base: str | None = None
+    """Where the model lies that the run refers to, if it is not where it was."""
     split: str = "test"
     """train, validation, test, or all of them."""
     baseline: str = "none"
@@ -131,6 +180,8 @@ class PredictConfig:
 
     run: str = MISSING
     """The fine-tuned run directory that answers."""
+    base: str | None = None
+    """Where the model lies that the run refers to, if it is not where it was."""
     input: str = "-"
     """A file of texts; -: standard input."""
     output: str = "-"

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.train import Progress, report_of
 from transfer_cli.errors import ConfigError, DivergedError, StoppedError, nearest
 from transfer_cli.lengths import Length
@@ -131,7 +132,7 @@ def attach_progress(trainer: Engine, optimizer: Optimizer, total_steps: int, wha
             raise error[0]
 
 
-def attach_validation(
+def attach_validation(  # noqa: C901 - handlers of one event share what they remember
     trainer: Engine,
     progress: Progress,
     measure: Callable[[], dict[str, float]],
@@ -139,6 +140,7 @@ def attach_validation(
     every: Length,
     monitor: str,
     patience: int | None,
+    stages: Stages,
     on_measures: Callable[[int, dict[str, float]], None],
     on_best: Callable[[int], None],
 ) -> None:
@@ -151,6 +153,7 @@ def attach_validation(
         every: How often.
         monitor: Which measure decides.
         patience: Evaluations without a better value after which to end; None for never.
+        stages: Told every value: one may end early, and is measured at its end.
         on_measures: Called with the step and the measures.
         on_best: Called with the step when the monitored measure is the best so far.
     """
@@ -181,11 +184,21 @@ def attach_validation(
         on_measures(step, measures)
         if better:
             on_best(step)
+        stages.observe(step, -sign * value)
+        if stages.exhausted:
+            log.info("the last stage has ended early: ending")
+            engine.terminate()
         if patience is not None and progress.waited >= patience:
             log.info("no better %s for %d evaluations: ending early", monitor, progress.waited)
             engine.terminate()
 
     at_rhythm(trainer, every, validate)
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def at_end_of_stage(engine: Engine) -> None:
+        if stages.ends_with_choice(engine.state.iteration):
+            validate(engine)
+
     trainer.add_event_handler(Events.COMPLETED, validate)
 
 

@@ -1,12 +1,13 @@
 """ONE OPTIMIZER STEP: the same for pretraining, fine-tuning and every mix of losses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.batch import Batch, size, to_device
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
@@ -25,13 +26,17 @@ class Loss:
         name: "main", or the user's name for a further loss.
         objective: What it computes.
         stream: The stream of batches that it reads.
-        weight: How much it counts.
+        weight: How much it counts, at each step.
     """
 
     name: str
     objective: Objective
     stream: str = "main"
-    weight: float = 1.0
+    weight: float | Callable[[int], float] = 1.0
+
+    def weight_at(self, step: int) -> float:
+        """Return how much it counts at a step."""
+        return self.weight(step) if callable(self.weight) else self.weight
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class StepReport:
     """What one step did. Tensors stay on the device until somebody writes them down.
 
     Args:
-        losses: Mean of each loss term, in nats a target.
+        losses: Mean of each loss term, in nats a target, and the penalty.
         total: Their weighted sum.
         gradient_norm: Global norm before clipping.
         skipped: Whether the gradient was not finite and the step was not taken.
@@ -66,11 +71,14 @@ class LossModule(nn.Module):
     def forward(self, views: Mapping[str, Batch]) -> dict[str, Tensor]:
         """Return each loss term summed over its targets, by "loss/term".
 
-        Losses whose views hold the very same tokens share one pass through the backbone.
+        A loss without a view has its batches in other steps. Losses whose views hold the very same
+        tokens share one pass through the backbone.
         """
         encoded: dict[int, Encoding] = {}
         sums: dict[str, Tensor] = {}
         for loss in self._losses:
+            if loss.name not in views:
+                continue
             view = views[loss.name]
             encoding = encoded.setdefault(id(view["tokens"]), Encoding(self.model, view))
             for term, value in loss.objective.loss_sums(self.model, view, encoding).items():
@@ -91,9 +99,10 @@ class TrainStep:
         precision: Of the forward pass.
         clip: Largest global gradient norm; None for no clipping.
         max_bad_steps: Steps in a row without a finite gradient after which the run is given up.
+        penalty: What pulls the weights back to where they started; it has seen them there.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - everything that a step is made of
         self,
         model: TransferModel,
         losses: Sequence[Loss],
@@ -106,6 +115,7 @@ class TrainStep:
         precision: Precision,
         clip: float | None,
         max_bad_steps: int,
+        penalty: Penalty | None = None,
     ) -> None:
         self.model = model
         self.losses = tuple(losses)
@@ -115,41 +125,39 @@ class TrainStep:
         self.bad_steps = 0
         self._forward = LossModule(model, losses)
         self._groups = groups
+        self._parameters = dict(model.named_parameters())
         self._seed = seed
         self._precision = precision
         self._scaler = precision.scaler()
         self._clip = clip
         self._max_bad_steps = max_bad_steps
-        self._weights = {
-            f"{loss.name}/{term}": loss.weight * weight
-            for loss in losses
-            for term, weight in loss.objective.weights.items()
-        }
+        self._penalty = penalty
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport:
         """Take one optimizer step.
 
         Args:
-            micro_batches: The step's examples in portions; in each a batch for every stream.
+            micro_batches: The step's examples in portions, each with the stream they are from.
             step: Its number, counted from 0.
 
         Raises:
             DivergedError: Too many steps in a row had no finite gradient.
         """
-        self.stages.enter(step)
-        self.rates.set(self.optimizer, step)
+        self._forget(self.stages.enter(step))
+        stage = self.stages.clock(step)
+        self.rates.set(self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate)
         torch.manual_seed(derive(self._seed, "dropout", step))
         ready = [self._prepare(micro, step) for micro in micro_batches]
         counts = self._count(ready)
-        sums = self._accumulate(ready, counts)
+        weights = self._weights(step)
+        sums = self._accumulate(ready, counts, weights)
+        pulled = self._pull()
         norm, skipped = self._update(step)
         means = {term: total / counts[term] for term, total in sums.items() if counts[term]}
+        weighted = [weights[term] * mean for term, mean in means.items()] + list(pulled.values())
         return StepReport(
-            losses=means,
-            total=sum(
-                (self._weights[term] * mean for term, mean in means.items()),
-                start=torch.zeros((), device=self._precision.device),
-            ),
+            losses=means | pulled,
+            total=sum(weighted, start=torch.zeros((), device=self._precision.device)),
             gradient_norm=norm,
             skipped=skipped,
             tokens=sum(int(batch["mask"].sum()) for m in micro_batches for batch in m.values()),
@@ -161,6 +169,7 @@ class TrainStep:
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
+            "stages": self.stages.state_dict(),
             "bad_steps": self.bad_steps,
         }
 
@@ -168,39 +177,67 @@ class TrainStep:
         """Take up where `state_dict` left off."""
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
         self._scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
+        self.stages.load_state_dict(state["stages"])  # type: ignore[arg-type]
         self.bad_steps = int(state["bad_steps"])  # type: ignore[call-overload]
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Drop the running averages of parameters: they belong to weights of another time."""
+        for name in names:
+            self.optimizer.state.pop(self._parameters[name], None)
+
+    def _weights(self, step: int) -> dict[str, float]:
+        """Return how much each loss term counts at a step."""
+        return {
+            f"{loss.name}/{term}": loss.weight_at(step) * weight
+            for loss in self.losses
+            for term, weight in loss.objective.weights.items()
+        }
 
     def _prepare(self, micro: Mapping[str, Batch], step: int) -> dict[str, Batch]:
         """Return each loss's view of its stream's batch, before it is moved to the device."""
         noise = ExampleNoise(self._seed, "train", step)
         return {
-            loss.name: loss.objective.prepare(micro[loss.stream], noise) for loss in self.losses
+            loss.name: loss.objective.prepare(micro[loss.stream], noise)
+            for loss in self.losses
+            if loss.stream in micro
         }
 
     def _count(self, ready: Sequence[Mapping[str, Batch]]) -> dict[str, int]:
         """Return the targets of each term over the whole step: the only divisor there is."""
         counts: dict[str, int] = {}
         for views in ready:
-            for loss in self.losses:
+            for loss in (loss for loss in self.losses if loss.name in views):
                 for term, count in loss.objective.counts(views[loss.name]).items():
                     name = f"{loss.name}/{term}"
                     counts[name] = counts.get(name, 0) + count
         return counts
 
     def _accumulate(
-        self, ready: Sequence[Mapping[str, Batch]], counts: Mapping[str, int]
+        self,
+        ready: Sequence[Mapping[str, Batch]],
+        counts: Mapping[str, int],
+        weights: Mapping[str, float],
     ) -> dict[str, Tensor]:
         """Add up gradients over the micro-batches; return each term's summed loss."""
         totals: dict[str, Tensor] = {}
         for views in ready:
             with self._precision.context():
                 sums = self._forward(on_device(views, self._precision.device))
-            parts = [self._weights[t] / counts[t] * v for t, v in sums.items() if counts[t]]
+            parts = [weights[t] / counts[t] * v for t, v in sums.items() if counts[t]]
             if parts:
                 self._scaler.scale(torch.stack([p.float() for p in parts]).sum()).backward()
             for term, value in sums.items():
                 totals[term] = totals.get(term, torch.zeros_like(value)) + value.detach()
         return totals
+
+    def _pull(self) -> dict[str, Tensor]:
+        """Add the penalty's gradient, once a step however it is cut; return its value."""
+        if self._penalty is None:
+            return {}
+        value = self._penalty(self.model)
+        if value.requires_grad:
+            self._scaler.scale(value).backward()
+        return {f"penalty/{self._penalty.name}": value.detach()}
 
     def _update(self, step: int) -> tuple[Tensor, bool]:
         """Clip once, on the complete gradient, and step; skip a gradient that is not finite."""

@@ -1,13 +1,14 @@
 """Weights on disk, and what happened to each tensor when they were loaded."""
 
+import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Set
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -35,6 +36,22 @@ class LoadReport:
 
 
 @dataclass(frozen=True)
+class Base:
+    """The model whose weights a run did not store again.
+
+    Args:
+        path: Where its weights lie.
+        relative: The same place as seen from the folder of the description, for runs that moved
+            together.
+        hash: `backbone_hash` of its weights.
+    """
+
+    path: str
+    relative: str
+    hash: str
+
+
+@dataclass(frozen=True)
 class ModelDescription:
     """What must be known to build a model before its weights can be loaded.
 
@@ -44,6 +61,8 @@ class ModelDescription:
         objective: The config node of the objective whose head the weights hold.
         labels: Class names, for a model that classifies.
         tokenizer_hash: Of the tokenizer that the model was trained with.
+        edits: Config nodes of what was added to the network, by name, in order.
+        base: Where the weights are that are not stored beside this description; None: all are.
     """
 
     shape: BackboneShape
@@ -51,11 +70,23 @@ class ModelDescription:
     objective: Mapping[str, Any]
     labels: tuple[str, ...]
     tokenizer_hash: str
+    edits: Mapping[str, Any] = field(default_factory=dict)
+    base: Base | None = None
 
 
-def save_weights(model: nn.Module, folder: Path) -> None:
-    """Write every tensor of the model to `folder` in safetensors."""
-    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+def save_weights(model: nn.Module, folder: Path, leave_out: Set[str] = frozenset()) -> None:
+    """Write the tensors of the model to `folder` in safetensors.
+
+    Args:
+        model: The model.
+        folder: Where to write `weights.safetensors`.
+        leave_out: Names of tensors that stand elsewhere.
+    """
+    tensors = {
+        name: tensor.detach().contiguous()
+        for name, tensor in model.state_dict().items()
+        if name not in leave_out
+    }
     save_file(tensors, folder / WEIGHTS)
     # The library lets the owner alone read it; others get what they get of any new file.
     (folder / WEIGHTS).chmod((folder.stat().st_mode & 0o666) | 0o600)
@@ -91,13 +122,54 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+def backbone_hash(tensors: Mapping[str, Tensor]) -> str:
+    """Return a fingerprint of a model's backbone: its tensors' names, shapes and exact values."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(name for name in tensors if name.startswith("backbone.")):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def read_shapes(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors in `folder` without their values, on the meta device; reads no weights.
+
+    Raises:
+        CheckpointError: There are none, or they are damaged.
+    """
+    path = folder / WEIGHTS
+    if not path.is_file():
+        return read_weights(folder)  # which says why not
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            return {
+                name: torch.empty(found.get_shape(), device="meta")
+                for name, found in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged or no safetensors file ({error})") from error
+
+
+def load_strictly(
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    source: Path,
+    leave_out: Set[str] = frozenset(),
+) -> None:
     """Fill every tensor of the model; for weights that this very model wrote.
+
+    Args:
+        model: The model.
+        tensors: Its weights.
+        source: Where they come from, for the error.
+        leave_out: Names of tensors that stand elsewhere, and keep their values.
 
     Raises:
         CheckpointError: A tensor is missing, left over or of another shape.
     """
-    own = model.state_dict()
+    own = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
     wrong = sorted(own.keys() ^ tensors.keys())
     wrong += sorted(n for n in own.keys() & tensors.keys() if own[n].shape != tensors[n].shape)
     if wrong:
@@ -105,13 +177,15 @@ def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], source: Path)
             f"{source} does not fit this model: {_some(wrong)} missing, left over "
             "or of another shape"
         )
-    model.load_state_dict(dict(tensors))
+    model.load_state_dict(dict(tensors), strict=not leave_out)
 
 
 def load_pretrained(
     model: TransferModel, tensors: Mapping[str, Tensor], source: Path
 ) -> LoadReport:
     """Fill the backbone and every head that fits; leave the other heads fresh.
+
+    On the meta device, where there is nothing to fill, only the report is made.
 
     Raises:
         CheckpointError: A tensor of the backbone is missing or has another shape. That is never
@@ -131,7 +205,8 @@ def load_pretrained(
     loaded = {n for n in fits if _head(n) not in broken}
     with torch.no_grad():
         for name in sorted(loaded):
-            own[name].copy_(tensors[name])
+            if not own[name].is_meta:
+                own[name].copy_(tensors[name])
     return LoadReport(
         loaded=tuple(sorted(loaded)),
         new=tuple(sorted(own.keys() - loaded)),
@@ -156,6 +231,8 @@ def read_description(folder: Path) -> ModelDescription:
         found = json.loads(path.read_text(encoding="utf-8"))
         found["shape"] = BackboneShape(**found["shape"])
         found["labels"] = tuple(found["labels"])
+        if found.get("base") is not None:
+            found["base"] = Base(**found["base"])
         return ModelDescription(**found)
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} holds no model: {DESCRIPTION} is missing") from error

@@ -3,6 +3,7 @@
 ```
 RUN/
   config.yaml       fully resolved           overrides.txt     what was typed
+  plan.txt          stages, rates, tensors: what trains when
   presets.json      the options chosen       environment.json  versions, device
   status.json       running | stopped | finished | failed: why
   results.json      final measures           metrics.jsonl     one line a record
@@ -43,6 +44,7 @@ class RunDirectory:
         self.path = path
         self.config = path / CONFIG
         self.overrides = path / "overrides.txt"
+        self.plan = path / "plan.txt"
         self.presets = path / "presets.json"
         self.environment = path / "environment.json"
         self.status = path / "status.json"

@@ -28,6 +28,7 @@ def validated(run, values, *, every="2 steps", monitor="loss", patience=None):
         every=Length.parse(every),
         monitor=monitor,
         patience=patience,
+        stages=run.step.stages,
         on_measures=lambda step, found: said["measures"].append((step, found)),
         on_best=lambda step: said["best"].append(step),
     )

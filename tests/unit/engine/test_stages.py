@@ -3,7 +3,10 @@ import torch
 from torch import nn
 
 from tests import tiny
-from transfer_cli.adaptation.plans import Only
+from transfer_cli.adaptation.adaptation import Span
+from transfer_cli.adaptation.plans import Only, Stage
+from transfer_cli.engine.stages import Stages
+from transfer_cli.lengths import Length
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.optim.layer_scale import Geometric
@@ -188,3 +191,154 @@ def test_a_language_model_may_train_only_its_blocks():
 
     assert torch.equal(run.step.model.backbone.token_embedding.weight, table)
     assert run.losses[-1] < run.losses[0]
+
+
+# Stages that end when nothing gets better.
+
+
+class Patient:
+    """A head alone, then block 2, then everything; the first two wait for two validations."""
+
+    def __call__(self, groups):
+        return [
+            Stage(("head.*",), Length.parse("6 steps"), patience=2),
+            Stage(("head.*", "block.2"), Length.parse("6 steps"), rate=0.1, patience=2),
+            Stage(("*",), Length(None)),
+        ]
+
+
+def patient(values, total=20):
+    """Run with a value to observe after each step; return the run and its weights after each."""
+    from ignite.engine import Events
+
+    run = classify(tiny.Recipe(plan=Patient(), total=total))
+    weights = [tiny.weights_of(run.step.model)]
+
+    @run.trainer.on(Events.ITERATION_COMPLETED)
+    def look(engine):
+        step = engine.state.iteration
+        weights.append(tiny.weights_of(run.step.model))
+        if step in values:
+            run.step.stages.observe(step, values[step])
+
+    return run, weights
+
+
+def test_a_stage_ends_when_two_validations_bring_nothing_better_and_the_next_ones_begin_earlier():
+    run, _ = patient({1: 3.0, 2: 2.0, 3: 2.0, 4: 2.5})
+
+    run.go()
+
+    assert [(span.begin, span.end) for span in run.step.stages.spans] == [(0, 4), (4, 10), (10, 20)]
+
+
+def test_the_best_weights_of_a_stage_are_back_when_the_next_one_begins():
+    run, weights = patient({1: 3.0, 2: 2.0, 3: 2.0, 4: 2.5}, total=20)
+    stages = run.step.stages
+    run.go()
+
+    head = [name for name in weights[0] if name.startswith("heads.")]
+    assert any(not torch.equal(weights[2][name], weights[4][name]) for name in head)
+    again, seen = patient({1: 3.0, 2: 2.0, 3: 2.0, 4: 2.5})
+    restored = {}
+
+    def after_entering(step):
+        forgotten = original(step)
+        if step == 4:
+            restored.update(tiny.weights_of(again.step.model), forgotten=forgotten)
+        return forgotten
+
+    original, again.step.stages.enter = again.step.stages.enter, after_entering
+    again.go()
+
+    for name in head:
+        assert torch.equal(restored[name], seen[2][name]), name
+    assert set(head) <= restored["forgotten"]
+    assert stages.spans == again.step.stages.spans
+
+
+def test_a_stage_that_runs_its_length_puts_its_best_weights_back_too():
+    run, weights = patient({2: 1.0, 4: 2.0, 6: 2.0, 5: 3.0})
+    entered = {}
+
+    def after_entering(step):
+        forgotten = original(step)
+        entered.setdefault(step, tiny.weights_of(run.step.model))
+        return forgotten
+
+    original, run.step.stages.enter = run.step.stages.enter, after_entering
+    run.go()
+
+    begin = run.step.stages.spans[1].begin
+    head = [name for name in weights[0] if name.startswith("heads.")]
+    assert all(torch.equal(entered[begin][name], weights[2][name]) for name in head)
+
+
+def test_a_stage_without_patience_observes_nothing():
+    run = classify(tiny.Recipe(plan=THREE))
+    run.step.stages.enter(0)
+
+    for step in range(1, 9):
+        run.step.stages.observe(step, float(step))
+
+    assert run.step.stages.spans[0].end == 3
+    assert run.step.stages.state_dict()["kept"] == {}
+
+
+def test_the_last_stage_may_run_out_of_patience():
+    run = classify(tiny.Recipe(plan=Patient()))
+    stages = Stages(
+        run.step.model, [Span(0, 20, frozenset(tiny.weights_of(run.step.model)), patience=1)],
+        frozen_eval=False,
+    )  # fmt: skip
+    stages.enter(0)
+    stages.observe(2, 1.0)
+    assert not stages.exhausted
+
+    stages.observe(4, 1.0)
+
+    assert stages.exhausted
+
+
+def test_the_rate_of_a_stage_multiplies_every_rate():
+    run, _ = patient({})
+
+    run.go()
+
+    assert run.rates[5][0] == pytest.approx(run.recipe.rate)
+    assert run.rates[6][0] == pytest.approx(0.1 * run.recipe.rate)
+
+
+def test_what_begins_to_train_again_does_so_with_fresh_averages():
+    again = tiny.Given(
+        (("head.*", "block.0"), "3 steps"), (("head.*",), "3 steps"), (("*",), "rest")
+    )
+    run = classify(tiny.Recipe(plan=again, total=8))
+    run.go()
+
+    parameters = dict(run.step.model.named_parameters())
+    steps = {
+        name: float(run.step.optimizer.state[parameter]["step"])
+        for name, parameter in parameters.items()
+    }
+    for name, taken in steps.items():
+        assert taken == (8 if name.startswith("heads.") else 2), name
+
+
+def test_the_memory_of_a_stage_can_be_taken_up_in_its_middle():
+    values = {1: 3.0, 2: 2.0, 3: 2.0, 4: 2.5}
+    straight, _ = patient(values)
+    straight.go()
+    stopped, _ = patient(values, total=20)
+    stages = stopped.step.stages
+    stages.enter(0)
+    stages.observe(1, 3.0)
+    stages.observe(2, 2.0)
+    stages.observe(3, 2.0)
+
+    other = patient(values)[0].step.stages
+    other.load_state_dict(stages.state_dict())
+    other.observe(4, 2.5)
+
+    assert other.spans == straight.step.stages.spans
+    assert other.current == 0

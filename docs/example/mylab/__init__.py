@@ -1,0 +1,1 @@
+"""A lab's own parts for transfer: an objective and a plan."""
