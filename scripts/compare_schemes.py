@@ -32,6 +32,12 @@ EVERYTHING = ("optimizer.lr=5e-4",)
 NEW_WEIGHTS = ("optimizer.lr=3e-3",)
 HEAD_ONLY = ("optimizer.lr=1e-2",)
 
+OFTEN = "loop.evaluate_every=1 epoch"
+"""Chain-thaw chooses among the evaluations of each stage, and has seven of them."""
+
+SMALL_SECOND = ("mixing.power=0", "streams.second.batch=4")
+"""Half of the steps read four blocks of text; by size to a power, text would take nearly all."""
+
 SCHEMES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     # preset: (overrides for few labels, overrides for all labels)
     "scratch": (("adaptation=full", "init=scratch", *EVERYTHING),) * 2,
@@ -46,7 +52,7 @@ SCHEMES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "discriminative": (EVERYTHING, EVERYTHING),
     "gradual_unfreezing": (EVERYTHING, EVERYTHING),
     "gradual_unfreezing_tutorial": (EVERYTHING, EVERYTHING),
-    "chain_thaw": (EVERYTHING, EVERYTHING),
+    "chain_thaw": ((*EVERYTHING, OFTEN), (*EVERYTHING, "loop.evaluate_every=0.25 epochs")),
     "sequential_unfreezing": (EVERYTHING, EVERYTHING),
     "ulmfit": (EVERYTHING, EVERYTHING),
     "l2_sp": (EVERYTHING, EVERYTHING),
@@ -54,7 +60,7 @@ SCHEMES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "source_distillation": (EVERYTHING, EVERYTHING),
     "lm_auxiliary": (EVERYTHING, EVERYTHING),
     "siatl": (EVERYTHING, EVERYTHING),
-    "multitask": (EVERYTHING, EVERYTHING),
+    "multitask": ((*EVERYTHING, *SMALL_SECOND), (*EVERYTHING, *SMALL_SECOND)),
 }
 """What each scheme is run with beyond `COMMON`. `multitask` needs WikiText-2 in the data folder."""
 
@@ -132,7 +138,7 @@ def overrides(run: Run, setting: Setting) -> list[str]:
         words.append(f'data_dir="{setting.data_dir}"')
     # Who starts from scratch has nothing to forget.
     if setting.forgetting is not None and "init=scratch" not in words:
-        words.append(f'forgetting.data="{setting.forgetting}"')
+        words += [f'forgetting.data="{setting.forgetting}"', "forgetting.blocks=200"]
     words += [f'init_from="{setting.checkpoint}"', f"seed={run.seed}"]
     words.append(f'run.dir="{setting.out / run.name}"')
     # What is said later wins, such as a scheme's own number of epochs.

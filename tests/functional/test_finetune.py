@@ -3,7 +3,8 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from transfer_cli.model.weights import read_description, read_weights
+from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.model.weights import read_description
 from transfer_cli.runs.records import read_metrics
 
 pytestmark = pytest.mark.functional
@@ -25,9 +26,8 @@ def finetune(transfer, loop, tmp_path):
 
 
 def backbone_of(run):
-    return {
-        name: tensor for name, tensor in read_weights(run).items() if name.startswith("backbone.")
-    }
+    tensors = open_pretrained(str(run)).tensors()
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("backbone.")}
 
 
 def same(one, other):

@@ -23,6 +23,8 @@ from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.model.weights import LoadReport, load_pretrained
 from transfer_cli.objectives.base import Facts, Objective
+from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.groups import Height, optimizer_groups
 from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.optim.schedules import Schedule
@@ -58,14 +60,27 @@ def settled(shape: BackboneShape, asked: Mapping[str, Asked]) -> BackboneShape:
         direction = next(filter(None, needed.values()), "causal")
     for name, own in needed.items():
         if own not in (None, direction):
-            cure = {"causal": "clm", "bidirectional": "mlm"}[direction]
-            choose = "objective" if name == "main" else f"objective@losses.{name}"
             raise ConfigError(
                 f"{_loss_key(name)}: {type(asked[name].objective).__name__} needs a {own} model, "
                 f"and this one is {direction} (model.direction, the main objective, or init_from "
-                f"decides); for this model take {choose}={cure}"
+                f"decides){_cure(name, asked[name].objective, direction)}"
             )
     return BackboneShape(**{**vars(shape), "direction": direction})
+
+
+def _cure(name: str, objective: Objective, direction: str) -> str:
+    """Return what to choose for a model of this direction, where that is known."""
+    option, module = {
+        "causal": ("clm", "causal_lm.CausalLM"),
+        "bidirectional": ("mlm", "masked_lm.MaskedLM"),
+    }[direction]
+    if isinstance(objective, LanguageModel):
+        choose = "objective" if name == "main" else f"objective@losses.{name}"
+        return f"; for this model take {choose}={option}"
+    if isinstance(objective, SourceDistillation):
+        path = f"{_loss_key(name)}.language_model._target_"
+        return f"; for this model give {path}=transfer_cli.objectives.{module}"
+    return ""
 
 
 def objectives(config: DictConfig) -> dict[str, Asked]:

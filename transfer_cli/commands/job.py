@@ -27,7 +27,7 @@ from transfer_cli.engine import handlers
 from transfer_cli.engine.evaluate import Scores, Split, evaluate, samples
 from transfer_cli.engine.step import Loss
 from transfer_cli.engine.train import Progress, build_trainer, run_trainer
-from transfer_cli.errors import CheckpointError, ConfigError, RunError, StoppedError, nearest
+from transfer_cli.errors import CheckpointError, RunError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.model.lora import merge_lora
 from transfer_cli.model.weights import (
@@ -113,7 +113,6 @@ class Job:
         what = "tokens" if self._command == "pretrain" else "examples"
         handlers.attach_progress(trainer, optimizer, parts.total_steps, what)
         if "validation" in parts.data.splits:
-            self._check_monitor(parts.data.splits["validation"])
 
             def on_measures(step: int, measures: dict[str, float]) -> None:
                 recorder.write("validation", step, measures)
@@ -126,7 +125,7 @@ class Job:
                 trainer,
                 self._progress,
                 lambda: self._measures("validation"),
-                every=Length.parse(loop.evaluate_every),
+                every=Length.parse_rhythm(loop.evaluate_every),
                 monitor=loop.monitor,
                 patience=loop.patience,
                 stages=parts.stages,
@@ -134,7 +133,7 @@ class Job:
                 on_best=self._keep_best,
             )
         handlers.attach_checkpoints(
-            trainer, self._save, Length.parse(self._config.checkpoint.every)
+            trainer, self._save, Length.parse_rhythm(self._config.checkpoint.every)
         )
         resume = f"transfer {self._command} resume={self._run.path}"
         with (
@@ -151,19 +150,6 @@ class Job:
                 mixture=parts.layout.sizes.mixture,
             )
         self._save()
-
-    def _check_monitor(self, validation: Split) -> None:
-        """Refuse a measure that there is not before the first epoch is spent on it."""
-        monitor = self._config.loop.monitor
-        first = dataclasses.replace(validation, order=np.arange(1))
-        main = self._parts.layout.losses[0]
-        known = self._score(main, first).measures
-        # What is measured of a class depends on whether the class occurs.
-        if monitor not in known and "/" not in monitor:
-            raise ConfigError(
-                f"loop.monitor: there is no measure {monitor!r}.{nearest(monitor, known)} "
-                f"This run measures {', '.join(name for name in known if '/' not in name)}"
-            )
 
     def _ended(self) -> bool:
         """Return whether nothing is left to train: all steps are taken, or patience ran out."""
@@ -183,15 +169,17 @@ class Job:
         )
 
     def _measures(self, name: str) -> dict[str, float]:
-        """Return the measures of every loss on its stream's split; the main loss's are plain."""
+        """Return the measures of a split: those of the main loss, and of others by their names."""
+        main = self._score(self._parts.layout.losses[0], self._parts.data.splits[name])
+        return main.measures | self._further_measures(name)
+
+    def _further_measures(self, name: str) -> dict[str, float]:
         found: dict[str, float] = {}
-        for loss in self._parts.layout.losses:
+        for loss in self._parts.layout.losses[1:]:
             split = self._parts.prepared[loss.stream].splits.get(name)
-            if split is None:
-                continue
-            prefix = "" if loss.name == "main" else f"{loss.name}/"
-            measures = self._score(loss, split).measures
-            found |= {f"{prefix}{each}": value for each, value in measures.items()}
+            if split is not None:
+                measures = self._score(loss, split).measures
+                found |= {f"{loss.name}/{each}": value for each, value in measures.items()}
         return found
 
     def _plan(self) -> str:
@@ -276,7 +264,9 @@ class Job:
             for name in ("validation", "test")
             if name in parts.data.splits
         }
-        measures = {name: found.measures for name, found in scores.items()}
+        measures = {
+            name: found.measures | self._further_measures(name) for name, found in scores.items()
+        }
         for name, found in measures.items():
             if name == "test":
                 recorder.write(name, progress.step, found)

@@ -112,7 +112,7 @@ def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
     """Return how long the run is, from the number of training examples of each stream.
 
     Raises:
-        ConfigError: No length is given, or the warm-up or the last part is longer than the run.
+        ConfigError: No length is given, or streams cannot be mixed so.
     """
     loop, mixing = config.loop, config.mixing
     epoch = -(-counts["main"] // loop.batch)
@@ -134,13 +134,38 @@ def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
             )
     except ValueError as error:
         raise ConfigError(f"mixing: {error}") from error
-    warmup = compose.schedule(config).warmup_steps(total)
-    if warmup >= total > 1:
-        raise ConfigError(
-            f"schedule.warmup: its {warmup} steps are as long as the run, which has {total}; "
-            "make it shorter (a share such as 0.1 fits any run) or the run longer"
-        )
     return Sizes(dict(counts), epoch, total, mixture)
+
+
+def _of_these_labels(
+    tensors: Mapping[str, Tensor], start: Pretrained, facts: Mapping[str, Facts]
+) -> dict[str, Tensor]:
+    """Leave out classifiers of other labels: that their shape fits by chance means nothing."""
+    same = start.description.labels == facts["main"].labels
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith("heads.class_") and (same or not name.startswith("heads.class."))
+    }
+
+
+def warmup_problem(config: DictConfig, chosen: Adaptation, layout: Layout) -> str | None:
+    """Return what is wrong with a warm-up that is as long as what it warms up; None if nothing is.
+
+    Such a run works, at rates below the one that was asked for.
+    """
+    schedule = compose.schedule(config)
+    whole = [("the run", layout.sizes.total_steps)]
+    if chosen.schedule_per == "stage":
+        whole = [(f"stage {n + 1}", s.end - s.begin) for n, s in enumerate(layout.spans)]
+    for what, steps in whole:
+        warmup = schedule.warmup_steps(steps)
+        if warmup >= steps > 1:
+            return (
+                f"schedule.warmup: its {warmup} steps are as long as {what}, which has {steps}; "
+                "make it shorter (a share such as 0.1 fits any run) or the run longer"
+            )
+    return None
 
 
 def _total_steps(loop: DictConfig, steps_per_epoch: int) -> int:
@@ -180,6 +205,7 @@ def lay_out(
 
     Raises:
         ConfigError: The parts do not fit each other; the message names the key.
+        SelectionError: A pattern of the plan matches nothing.
         CheckpointError: The weights do not fill the model.
     """
     losses = compose.losses(
@@ -193,7 +219,7 @@ def lay_out(
             # What an earlier run added belongs to what it hands on.
             before = dict(start.description.edits)
             compose.make_edits(model, before, tokenizer)
-            report = compose.fill(model, tensors, start)
+            report = compose.fill(model, _of_these_labels(tensors, start, facts), start)
         torch.manual_seed(derive(config.seed, "edits"))
         new = {name: node for name, node in nodes.items() if before.get(name) != node}
         edited = compose.make_edits(model, new, tokenizer)

@@ -17,7 +17,9 @@ from transfer_cli.commands.layout import (
     lay_out,
     shape_of,
     sizes_of,
+    warmup_problem,
 )
+from transfer_cli.commands.monitor import check_monitor
 from transfer_cli.commands.pretrained import Pretrained
 from transfer_cli.commands.source import Forgetting, Source, fisher_of
 from transfer_cli.data.steps import Order
@@ -110,11 +112,17 @@ def put_together(config: DictConfig, command: str) -> Parts:
 
     tensors = start.tensors() if start is not None and inherits(config, start) else None
     layout = lay_out(config, asked, chosen, facts, sizes, shape, tokenizer, start, tensors)
+    problem = warmup_problem(config, chosen, layout)
+    if problem is not None:
+        log.warning("%s", problem)
     model, losses, inherited = layout.model, layout.losses, layout.inherited
+    if "validation" in prepared["main"].splits:
+        check_monitor(config, losses[0], tokenizer.size, shape.direction)
     model.to(precision.device)
 
     stages = Stages(model, layout.spans, frozen_eval=chosen.frozen_eval)
     pinned = [loss.objective.settle(model, stages.ever_trains) for loss in losses]
+    # On the device, and before a resume loads other weights: some keep a copy.
     for loss in losses:
         loss.objective.start(model, inherited)
     source = Source(config, start, tokenizer, shape) if start is not None else None

@@ -10,7 +10,15 @@ from omegaconf import DictConfig
 
 from transfer_cli.adaptation.adaptation import Span
 from transfer_cli.commands import compose, datasets, pretrained
-from transfer_cli.commands.layout import Layout, inherits, lay_out, shape_of, sizes_of
+from transfer_cli.commands.layout import (
+    Layout,
+    inherits,
+    lay_out,
+    shape_of,
+    sizes_of,
+    warmup_problem,
+)
+from transfer_cli.commands.monitor import check_monitor
 from transfer_cli.commands.parts import put_together
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.engine.train import StepLoader
@@ -71,7 +79,13 @@ def layout_without_weights(config: DictConfig, command: str) -> Layout:
         config, asked, chosen, facts, sizes_of(config, counts), shape, tokenizer, start, tensors,
         device="meta",
     )  # fmt: skip
+    problem = warmup_problem(config, chosen, layout)
+    if problem is not None:
+        raise ConfigError(problem)
+    check_monitor(config, layout.losses[0], tokenizer.size, shape.direction)
     compose.optimizer(config, layout.model, layout.groups, chosen)
+    for loss in layout.losses:
+        loss.objective.start(layout.model, layout.inherited)
     if chosen.penalty is not None and not layout.inherited:
         raise ConfigError(
             f"adaptation.penalty: {chosen.penalty.name} pulls towards pretrained weights, and "
@@ -118,6 +132,7 @@ def _rates(config: DictConfig, layout: Layout, span: Span) -> list[str]:
     for group in layout.groups:
         count = len(span.trains & set(group.parameters))
         if not count:
+            found.append(([group], ""))  # what is frozen must not be spanned by what trains
             continue
         part = (
             ""
@@ -137,6 +152,7 @@ def _rates(config: DictConfig, layout: Layout, span: Span) -> list[str]:
     return [
         f"{groups[0].name}{f' ... {groups[-1].name}' if len(groups) > 1 else ''}: {text}"
         for groups, text in found
+        if text
     ]
 
 
@@ -188,11 +204,9 @@ def _lowest_that_trains(layout: Layout) -> int:
     """Return the number of the lowest block that gradients have to pass through."""
     ever = frozenset[str]().union(*(span.trains for span in layout.spans))
     found = [
-        int(group.name.rpartition(".")[2]) if group.name.startswith(("block.", "added.")) else 0
+        int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
         for group in layout.groups
-        if ever & set(group.parameters)
-        and not group.name.startswith("head.")
-        and group.name != "added.embeddings"
+        if ever & set(group.parameters) and not group.name.startswith("head.")
     ]
     return min(found, default=layout.model.backbone.shape.depth)
 

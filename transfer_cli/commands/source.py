@@ -170,8 +170,8 @@ class Forgetting:
         Raises:
             ConfigError: There is nothing to forget, or no such text.
         """
-        asked = config.get("forgetting")
-        if asked is None or asked.data is None:
+        asked = config.forgetting
+        if asked.data is None:
             return None
         if source is None or tensors is None:
             raise ConfigError(

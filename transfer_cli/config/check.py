@@ -57,7 +57,7 @@ def check_training(config: DictConfig) -> None:
         "checkpoint.every": config.checkpoint.every,
     }.items():
         try:
-            Length.parse(text)
+            Length.parse_rhythm(text)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
     if config.get("init", "pretrained") not in ("pretrained", "scratch"):

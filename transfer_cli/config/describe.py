@@ -162,8 +162,12 @@ def _defaults(file: Path) -> Iterator[tuple[str, str | None]]:
     for entry in OmegaConf.select(OmegaConf.load(file), "defaults", default=[]):
         if OmegaConf.is_dict(entry):
             for group, option in entry.items():
-                if not group.startswith(("override ", "optional ", "/")):
-                    yield group.partition("@")[0], option
+                # A group that goes to another place than its own is a further choice of it.
+                if not group.startswith(("override ", "optional ", "/")) and (
+                    "@" not in group or group.endswith("@_here_")
+                ):
+                    several = OmegaConf.is_list(option)
+                    yield group.partition("@")[0], None if several else option
 
 
 def _groups_of(chosen: dict[str, str | None], request: Request) -> list[str]:

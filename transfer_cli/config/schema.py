@@ -135,6 +135,8 @@ class TrainConfig(SharedConfig):
     loop: LoopConfig = field(default_factory=LoopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    source: SourceConfig = field(default_factory=SourceConfig)
+    forgetting: ForgettingConfig = field(default_factory=ForgettingConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
 
 
@@ -149,8 +151,6 @@ class FinetuneConfig(TrainConfig):
 
     init: str = "pretrained"
     """pretrained: the weights of `init_from`; scratch: the same model with fresh weights."""
-    source: SourceConfig = field(default_factory=SourceConfig)
-    forgetting: ForgettingConfig = field(default_factory=ForgettingConfig)
 
 
 @dataclass

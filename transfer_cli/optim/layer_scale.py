@@ -1,4 +1,4 @@
-"""Learning-rate multipliers by depth: discriminative rates (Howard and Ruder 2018, section 3.1).
+"""Learning-rate multipliers by depth: discriminative rates (Howard and Ruder 2018, section 3.2).
 
 Each is computed once, when the optimizer's groups are built. Dividing the current rate at every
 step, as the tutorial's code did, compounds to nothing.

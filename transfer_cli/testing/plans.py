@@ -58,7 +58,7 @@ def example_models(depth: int = 3) -> dict[str, list[LayerGroup]]:
     """Return the layer groups of a small model: plain, adapted, from scratch, of a finished run."""
     plain, adapted = _model(depth), _model(depth)
     for block in adapted.backbone.blocks:
-        block.sites["after_feed_forward"] = torch.nn.Linear(8, 8)  # type: ignore[union-attr, operator]
+        block.get_submodule("sites").add_module("after_feed_forward", torch.nn.Linear(8, 8))
     pretrained = {n for n, _ in plain.named_parameters() if n.startswith("backbone.")}
     return {
         "a pretrained model": layer_groups(plain, pretrained),

