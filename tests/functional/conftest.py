@@ -151,3 +151,152 @@ def short_run(tmp_path_factory, corpus):
 def read_json():
     """Return how to read a JSON file."""
     return lambda path: json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+# --- adaptation --------------------------------------------------------------------------------
+
+DEEP = (
+    "model=tiny", "model.width=16", "model.heads=2", "model.depth=2", "model.feedforward=32",
+    "model.positions=32", "tokenizer.size=300",
+)  # fmt: skip
+
+STEADY = (
+    "device=cpu", "loop.batch=8", "loop.log_every=1", "loop.evaluate_every=3 steps",
+    "checkpoint.every=4 steps", "loop.steps=12", "optimizer.lr=0.02",
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Watched:
+    """A run that was looked at while it trained.
+
+    Args:
+        run: Its directory.
+        out: What it wrote, standard error included.
+        start: Every parameter before the first step.
+        inherited: Names of those that came from the checkpoint.
+        spans: The stages, as planned.
+        moved: The parameters that had a gradient, at each step.
+    """
+
+    run: Path
+    out: str = ""
+    start: dict = dataclasses.field(default_factory=dict)
+    inherited: frozenset = frozenset()
+    spans: tuple = ()
+    moved: list = dataclasses.field(default_factory=list)
+
+
+@contextlib.contextmanager
+def _watching(watched):
+    """Note down what a run trains, from hooks of its step and of its optimizer."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from transfer_cli.commands import train
+    from transfer_cli.engine.step import TrainStep
+
+    names, put_together, call = {}, train.put_together, TrainStep.__call__
+
+    def made(config, command):
+        parts = put_together(config, command)
+        watched.inherited, watched.spans = parts.layout.inherited, parts.layout.spans
+        return parts
+
+    def step(self, batches, number):
+        if not watched.start:
+            for name, parameter in self.model.named_parameters():
+                watched.start[name] = parameter.detach().clone()
+                names[parameter] = name
+        return call(self, batches, number)
+
+    def hook(optimizer, args, kwargs):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        watched.moved.append({names[p] for p in parameters if p.grad is not None})
+
+    handle = register_optimizer_step_pre_hook(hook)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "put_together", made)
+        patch.setattr(TrainStep, "__call__", step)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+@pytest.fixture(scope="session")
+def short_text(tmp_path_factory):
+    """Return a text of 80 lines."""
+    file = tmp_path_factory.mktemp("text") / "short.txt"
+    lines = [
+        f"The {THINGS[n % 5]} of {CITIES[n % 6]} is {n} years older ; who built it , and where ?"
+        for n in range(80)
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.fixture(scope="session")
+def deep_words(short_text):
+    """Return the command line of `deep`, without its run directory."""
+    data = ("data=text", f"data.train={short_text}", "data.validation_share=0.1", "data.length=16")
+    return ("pretrain", *data, *DEEP, *STEADY, "loop.steps=3", "schedule=constant")
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory, deep_words):
+    """Return a run directory of `pretrain`: two blocks of width 16."""
+    run = tmp_path_factory.mktemp("deep") / "deep"
+    finished(*deep_words, f"run.dir={run}")
+    return run
+
+
+@pytest.fixture(scope="session")
+def few_questions(tmp_path_factory):
+    """Return a table of 30 questions with two labels, of which 6 are held out."""
+    file = tmp_path_factory.mktemp("few") / "few.csv"
+    rows = [
+        f'"Where is the {THINGS[n % 5]}, number {n} ?",place'
+        if n % 2
+        else f"Who built the one in {CITIES[n % 6]} ?,person"
+        for n in range(30)
+    ]
+    file.write_text("\n".join(["text,label", *rows]) + "\n")
+    return file
+
+
+@pytest.fixture(scope="session")
+def adapting(deep, few_questions, short_text):
+    """Return how to write the words that fine-tune `deep`, with what a preset needs beyond."""
+    beyond = {
+        "adapters": ("adaptation.edits.adapters_houlsby.size=2",),
+        "adapters_tutorial": ("adaptation.edits.adapters.size=2",),
+        "lora": ("adaptation.edits.lora.rank=2",),
+        "ewc": ("adaptation.penalty.sequences=4",),
+        "multitask": (
+            "data@streams.second.data=text", f"streams.second.data.train={short_text}",
+            "streams.second.data.validation_share=0.1",
+        ),
+    }  # fmt: skip
+
+    def words(preset="full", *more):
+        data = ("data=table", f"data.train={few_questions}", "data.validation_share=0.2")
+        chosen = (f"adaptation={preset}", *beyond.get(preset, ()))
+        return (*data, f"init_from={deep}", *STEADY, *chosen, *more)
+
+    return words
+
+
+@pytest.fixture(scope="session")
+def adapted(tmp_path_factory, adapting):
+    """Return how to have a watched run of a preset; each is trained once."""
+    folder, made = tmp_path_factory.mktemp("adapted"), {}
+
+    def run_of(preset):
+        if preset not in made:
+            watched = Watched(folder / preset)
+            with _watching(watched):
+                watched.out = finished("finetune", *adapting(preset), f"run.dir={watched.run}")
+            made[preset] = watched
+        return made[preset]
+
+    return run_of
