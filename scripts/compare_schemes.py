@@ -37,7 +37,7 @@ def rate(value: str) -> tuple[str]:
 OFTEN = "loop.evaluate_every=1 epoch"
 """Chain-thaw chooses among the evaluations of each stage, and has seven of them."""
 
-SMALL_SECOND = ("mixing.power=0", "streams.second.batch=4")
+SMALL_SECOND = ("mixing.power=0", "streams.second.batch=4", "streams.second.data.length=64")
 """Half of the steps read four blocks of text; by size to a power, text would take nearly all."""
 
 SCHEMES: dict[str, tuple[Sequence[str], Sequence[str]]] = {

@@ -81,7 +81,8 @@ def test_a_rate_of_the_sweep_replaces_the_scheme_own_and_has_its_own_folder(scri
     words = [script.overrides(run, setting) for run in runs]
 
     rates = [[w for w in each if w.startswith("optimizer.lr")] for each in words]
-    assert rates == [["optimizer.lr=3e-3"], ["optimizer.lr=0.0001"], ["optimizer.lr=0.002"]]
+    own = script.SCHEMES["lora"][0]
+    assert rates == [list(own), ["optimizer.lr=0.0001"], ["optimizer.lr=0.002"]]
     assert [run.row for run in runs] == ["lora", "lora lr=0.0001", "lora lr=0.002"]
     assert runs[1].name == "100-labels/lora-lr-0.0001/seed-0"
 

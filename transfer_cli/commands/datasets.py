@@ -16,7 +16,7 @@ from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, 
 from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
 from transfer_cli.data.fetch import writable_folder
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
-from transfer_cli.data.text import TextData, TextSplit
+from transfer_cli.data.text import TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.engine.evaluate import Split
 from transfer_cli.errors import ConfigError
@@ -142,6 +142,12 @@ def encoded_text(
     length = block_length(found.length, shape.positions)
     raw = found.splits(data_folder(config.data_dir), config.seed, only=only)
     return _encoded(raw, tokenizer, cache_folder(config.data_dir), length)
+
+
+def encoded_files(paths: str, config: DictConfig, tokenizer: Tokenizer, length: int) -> Split:
+    """Return all of some text files, encoded, to be scored."""
+    raw = {"validation": whole_text(paths, "validation")}
+    return _encoded(raw, tokenizer, cache_folder(config.data_dir), length).splits["validation"]
 
 
 def _encoded(

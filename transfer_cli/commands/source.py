@@ -21,7 +21,7 @@ from yaml import YAMLError
 from transfer_cli.commands import datasets
 from transfer_cli.commands.pretrained import Pretrained, open_pretrained
 from transfer_cli.config.build import build
-from transfer_cli.data.text import TextData, TextFiles
+from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.evaluate import NO_TEXT, Split, evaluate
 from transfer_cli.engine.fisher import fisher_information
@@ -95,6 +95,12 @@ class Source:
             )
         objective.bind(Facts(self.tokenizer))
         return objective
+
+    @property
+    def length(self) -> int:
+        """Tokens of a block in pretraining; later positions may never have been trained."""
+        own = self.pretraining[1].data.get("length")
+        return int(own or self.shape.positions)
 
     def model(self, trained: TransferModel, tensors: Mapping[str, Tensor]) -> TransferModel:
         """Return a model of the trained model's own backbone, with the pretrained head.
@@ -202,9 +208,8 @@ def _text_of(config: DictConfig, source: Source) -> Split:
                 f"forgetting.data: expected `source` or the path of a text, got {asked!r}; for a "
                 f"data set of conf/data type data@forgetting.data={asked}"
             )
-        found: TextData = TextFiles(train=asked, validation=asked)
-    else:
-        found = build(asked, "forgetting.data", TextData)
+        return datasets.encoded_files(asked, config, source.tokenizer, source.length)
+    found: TextData = build(asked, "forgetting.data", TextData)
     prepared = datasets.encoded_text(found, config, source.tokenizer, source.shape, ("validation",))
     if "validation" not in prepared.splits:
         raise ConfigError("forgetting.data: this text has no validation split")

@@ -110,6 +110,20 @@ class WikiText(TextData):
         return parts
 
 
+def whole_text(paths: str | list[str], name: str) -> TextSplit:
+    """Return all of some files as one split, to score and not to train on.
+
+    Args:
+        paths: Paths or globs of `.txt` or JSON lines, as in `TextFiles`.
+        name: What the split is called.
+
+    Raises:
+        DataError: There is no such file, or it cannot be read.
+    """
+    source = TextFiles(train=paths)
+    return source._whole(name, _expand(paths))
+
+
 @dataclass(kw_only=True)
 class TextFiles(TextData):
     """Own files: `.txt` or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
