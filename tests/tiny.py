@@ -16,8 +16,9 @@ from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.steps import Order
-from transfer_cli.engine.evaluate import Dataset, Split, evaluate
+from transfer_cli.engine.evaluate import evaluate
 from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.split import Dataset, Split
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, StepReport, TrainStep
 from transfer_cli.engine.train import Progress, Stream, build_trainer, report_of, run_trainer

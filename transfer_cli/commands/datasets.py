@@ -18,7 +18,7 @@ from transfer_cli.data.fetch import writable_folder
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
-from transfer_cli.engine.evaluate import Split
+from transfer_cli.engine.split import Split
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TextFacts

@@ -24,7 +24,8 @@ from transfer_cli.commands.parts import Parts
 from transfer_cli.commands.plan import plan_text
 from transfer_cli.commands.summary import say_results, say_start
 from transfer_cli.engine import handlers
-from transfer_cli.engine.evaluate import Scores, Split, evaluate, samples
+from transfer_cli.engine.evaluate import Scores, evaluate, samples
+from transfer_cli.engine.split import Split
 from transfer_cli.engine.step import Loss
 from transfer_cli.engine.train import Progress, build_trainer, run_trainer
 from transfer_cli.errors import CheckpointError, RunError, StoppedError

@@ -5,12 +5,14 @@ looks at a run.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from transfer_cli.adaptation.adaptation import Adaptation, Span, check_fresh
 from transfer_cli.commands import compose
@@ -106,6 +108,17 @@ def batch_of(config: DictConfig, stream: str) -> int:
     if isinstance(own, bool) or not isinstance(own, int) or own < 1:
         raise ConfigError(f"streams.{stream}.batch: must be a number of 1 or more, got {own!r}")
     return own
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leaves out random initialisation: on the meta device torch would load its compiler for it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
@@ -213,7 +226,7 @@ def lay_out(
     )
     nodes, before = compose.edit_nodes(config), {}
     report = None
-    with torch.device(device):
+    with torch.device(device), _NoDraws() if device == "meta" else nullcontext():
         model = compose.model(shape, tokenizer.size, losses, config.seed)
         if start is not None and tensors is not None:
             # What an earlier run added belongs to what it hands on.

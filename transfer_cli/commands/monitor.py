@@ -1,39 +1,31 @@
 """Does the measure that decides which weights are best exist? Asked before anything is trained."""
 
-import numpy as np
 import torch
 from omegaconf import DictConfig
 
 from transfer_cli.batch import Batch
-from transfer_cli.engine.evaluate import Split, evaluate
-from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.split import NO_TEXT
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.seeds import ExampleNoise
 
 LENGTH = 4
 """Positions of the stand-in example."""
 
 
-class _OneExample:
-    """A data set of one example that says nothing, and has all that an objective may ask for."""
-
-    def __init__(self, token: int) -> None:
-        self._token = token
-
-    def __len__(self) -> int:
-        return 1
-
-    def batch(self, indices: np.ndarray) -> Batch:
-        tokens = torch.full((1, LENGTH), self._token)
-        return {
-            "tokens": tokens,
-            "mask": torch.ones(1, LENGTH, dtype=torch.bool),
-            "index": torch.zeros(1, dtype=torch.long),
-            "next_tokens": tokens,
-            "label": torch.zeros(1, dtype=torch.long),
-        }
+def _example(token: int) -> Batch:
+    """Return an example that says nothing, with all that an objective may ask for."""
+    tokens = torch.full((1, LENGTH), token)
+    return {
+        "tokens": tokens,
+        "mask": torch.ones(1, LENGTH, dtype=torch.bool),
+        "index": torch.zeros(1, dtype=torch.long),
+        "next_tokens": tokens,
+        "label": torch.zeros(1, dtype=torch.long),
+    }
 
 
 def check_monitor(config: DictConfig, main: Loss, vocabulary: int, direction: str) -> None:
@@ -51,12 +43,13 @@ def check_monitor(config: DictConfig, main: Loss, vocabulary: int, direction: st
     small = Backbone(shape, vocabulary)
     model = TransferModel(small, main.objective.modules(small))
     torch.set_rng_state(state)
-    ordinary = next(
-        n for n in range(vocabulary) if n not in main.objective.facts.vocabulary.special
-    )
-    split = Split("validation", _OneExample(ordinary))
-    precision = Precision("fp32", torch.device("cpu"))
-    known = evaluate(model, main.objective, split, batch=1, precision=precision).measures
+    special = main.objective.facts.vocabulary.special
+    ordinary = next(token for token in range(vocabulary) if token not in special)
+    batch = main.objective.prepare(_example(ordinary), ExampleNoise(0, "monitor"))
+    model.eval()
+    with torch.inference_mode():
+        tallies = main.objective.tallies(model, batch, Encoding(model, batch))
+    known = main.objective.measures(tallies, main.objective.counts(batch), NO_TEXT)
     # What is measured of a class, or of another loss, depends on what there is.
     if monitor not in known and "/" not in monitor:
         raise ConfigError(

@@ -19,9 +19,7 @@ from transfer_cli.commands.layout import (
     warmup_problem,
 )
 from transfer_cli.commands.monitor import check_monitor
-from transfer_cli.commands.parts import put_together
 from transfer_cli.data.tasks import TaskData
-from transfer_cli.engine.train import StepLoader
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.objectives.base import Facts
@@ -213,6 +211,10 @@ def _lowest_that_trains(layout: Layout) -> int:
 
 def _time_text(config: DictConfig, command: str) -> str:
     """Take a few steps of the run itself, and return what they say of its time."""
+    # Only here is anything trained; to import what trains takes longer than to plan.
+    from transfer_cli.commands.parts import put_together
+    from transfer_cli.engine.train import StepLoader
+
     parts = put_together(config, command)
     steps = min(config.plan.steps, parts.total_steps)
     loader = StepLoader(parts.streams, parts.micro_batch, lambda: 0, parts.layout.sizes.mixture)

@@ -19,42 +19,15 @@ from torch import Tensor
 from transfer_cli.batch import Batch
 from transfer_cli.data.steps import in_portions
 from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.split import Dataset, Split
 from transfer_cli.engine.step import on_device
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, Sample, TextFacts
+from transfer_cli.objectives.base import Encoding, Objective, Sample
 from transfer_cli.seeds import ExampleNoise
-
-NO_TEXT = TextFacts()
 
 EVALUATION_SEED = 0
 """Masks of an evaluation never depend on the run's seed, so that runs can be compared."""
-
-
-class Dataset(Protocol):
-    """Examples that can be asked for by number."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: np.ndarray) -> Batch:
-        """Return the examples with these numbers, padded to the longest."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """A data set to score, with what its measures need.
-
-    Args:
-        name: train, validation or test.
-        data: The examples.
-        text: Words and bytes of the text; none for labelled data.
-        order: The order to go through it in, for example by length; none: as it lies.
-    """
-
-    name: str
-    data: Dataset
-    text: TextFacts = NO_TEXT
-    order: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

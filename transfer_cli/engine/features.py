@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from transfer_cli.batch import Batch, to_device
 from transfer_cli.data.steps import in_portions
-from transfer_cli.engine.evaluate import Dataset
 from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.split import Dataset
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 

@@ -14,7 +14,7 @@ from ignite.engine import Engine, Events
 from transfer_cli.batch import Batch
 from transfer_cli.data.mixture import MAIN, Mixture
 from transfer_cli.data.steps import Order, in_portions
-from transfer_cli.engine.evaluate import Dataset
+from transfer_cli.engine.split import Dataset
 from transfer_cli.engine.step import StepReport, TrainStep
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
-from transfer_cli.engine.evaluate import Split, evaluate, logits, portions, samples
+from transfer_cli.engine.evaluate import evaluate, logits, portions, samples
+from transfer_cli.engine.split import Split
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.objectives.base import Encoding, TextFacts
 from transfer_cli.objectives.causal_lm import CausalLM

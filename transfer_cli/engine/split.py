@@ -1,0 +1,37 @@
+"""What is scored: a data set, in an order, with what is known of its text."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from transfer_cli.batch import Batch
+from transfer_cli.objectives.base import TextFacts
+
+NO_TEXT = TextFacts()
+
+
+class Dataset(Protocol):
+    """Examples that can be asked for by number."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: np.ndarray) -> Batch:
+        """Return the examples with these numbers, padded to the longest."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A data set to score, with what its measures need.
+
+    Args:
+        name: train, validation or test.
+        data: The examples.
+        text: Words and bytes of the text; none for labelled data.
+        order: The order to go through it in, for example by length; none: as it lies.
+    """
+
+    name: str
+    data: Dataset
+    text: TextFacts = NO_TEXT
+    order: np.ndarray | None = None
