@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.adaptation import Adaptation
@@ -21,7 +20,7 @@ from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
-from transfer_cli.model.weights import LoadReport, load_pretrained
+from transfer_cli.model.weights import LoadReport
 from transfer_cli.objectives.base import Facts, Objective
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.objectives.source_distillation import SourceDistillation
@@ -231,14 +230,12 @@ def edit_nodes(config: DictConfig) -> dict[str, Any]:
     return {str(name): found for name, found in plain.items() if found is not None}
 
 
-def fill(fresh: TransferModel, tensors: Mapping[str, Tensor], start: Pretrained) -> LoadReport:
-    """Fill a model with pretrained weights, and say what was loaded, new and dropped."""
-    report = load_pretrained(fresh, tensors, start.weights)
+def say_loaded(report: LoadReport, start: Pretrained) -> None:
+    """Say what was loaded, what is new and what was dropped."""
     log.info("loaded %d tensors from %s", len(report.loaded), start.weights)
     for what, names in (("new", report.new), ("dropped", report.dropped)):
         if names:
             log.info("%s: %s", what, ", ".join(names))
-    return report
 
 
 def adaptation(config: DictConfig) -> Adaptation:

@@ -6,7 +6,7 @@ looks at a run.
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import Length
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
-from transfer_cli.model.weights import LoadReport
+from transfer_cli.model.weights import LoadReport, load_pretrained
 from transfer_cli.objectives.base import Facts
 from transfer_cli.seeds import derive
 
@@ -232,7 +232,10 @@ def lay_out(
             # What an earlier run added belongs to what it hands on.
             before = dict(start.description.edits)
             compose.make_edits(model, before, tokenizer)
-            report = compose.fill(model, _of_these_labels(tensors, start, facts), start)
+            fitting = _of_these_labels(tensors, start, facts)
+            report = load_pretrained(model, fitting, start.weights)
+            unused = set(tensors) - set(fitting)
+            report = replace(report, dropped=tuple(sorted({*report.dropped, *unused})))
         torch.manual_seed(derive(config.seed, "edits"))
         new = {name: node for name, node in nodes.items() if before.get(name) != node}
         edited = compose.make_edits(model, new, tokenizer)

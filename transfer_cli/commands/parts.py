@@ -112,6 +112,8 @@ def put_together(config: DictConfig, command: str) -> Parts:
 
     tensors = start.tensors() if start is not None and inherits(config, start) else None
     layout = lay_out(config, asked, chosen, facts, sizes, shape, tokenizer, start, tensors)
+    if layout.report is not None and start is not None:
+        compose.say_loaded(layout.report, start)
     problem = warmup_problem(config, chosen, layout)
     if problem is not None:
         log.warning("%s", problem)
