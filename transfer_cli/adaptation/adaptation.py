@@ -8,7 +8,7 @@ from transfer_cli.adaptation.edits import Edit
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import Plan
 from transfer_cli.adaptation.selection import select
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, SelectionError
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
 
@@ -85,7 +85,10 @@ class Adaptation:
                     f"adaptation.plan: stage {number + 1} of {len(stages)} trains nothing; "
                     f"the groups are {', '.join(group.name for group in groups)}"
                 )
-            trains = select(stage.train, groups)
+            try:
+                trains = select(stage.train, groups)
+            except SelectionError as error:
+                raise SelectionError(f"adaptation.plan: {error}") from error
             spans.append(Span(begin, end, trains, stage.rate, stage.patience))
             begin = end
         final = spans[-1]

@@ -105,9 +105,11 @@ def objectives(config: DictConfig) -> dict[str, Asked]:
         weight = _weight(node.get("weight", 1.0), f"{key}.weight")
         found[name] = Asked(build(plain, key, Objective), stream, weight)
     for name in streams:
-        if not any(loss.stream == name for loss in found.values()):
+        if name != "main" and not any(
+            loss.stream == name and loss.weight != 0 for loss in found.values()
+        ):
             raise ConfigError(
-                f"streams.{name}: no loss reads it; add one, for example "
+                f"streams.{name}: no loss reads it with a weight above 0; add one, for example "
                 f"+objective@losses.{name}=clm +losses.{name}.stream={name}"
             )
     return found

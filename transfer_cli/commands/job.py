@@ -39,7 +39,7 @@ from transfer_cli.model.weights import (
     write_description,
 )
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import RunDirectory, write_json, write_text
+from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_json, write_text
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,12 @@ class Job:
         optimizer = parts.step.optimizer
         trainer = build_trainer(parts.step, self._progress)
         handlers.attach_records(
-            trainer, recorder, optimizer, lambda: parts.stages.current, every=loop.log_every
+            trainer,
+            recorder,
+            optimizer,
+            lambda: parts.stages.current,
+            every=loop.log_every,
+            several=len(parts.layout.losses) > 1,
         )
         what = "tokens" if self._command == "pretrain" else "examples"
         handlers.attach_progress(trainer, optimizer, parts.total_steps, what)
@@ -232,6 +237,7 @@ class Job:
         newest = found[-1]
         state = checkpoint.read_state(newest)
         self._progress.load_state_dict(state["progress"])
+        self._parts.step.load_state_dict(state["step"])
         if self._ended() and self._run.read_status() == "finished":
             raise CheckpointError(
                 f"resume: {self._run.path} is finished after {self._progress.step} steps; "
@@ -240,7 +246,6 @@ class Job:
             )
         self._check_base()
         self._read_weights(newest.path)
-        self._parts.step.load_state_dict(state["step"])
         self._before = self._progress.seconds
         log.info("going on after step %d", self._progress.step)
 
@@ -256,9 +261,9 @@ class Job:
     def _finish(self, recorder: handlers.Recorder) -> None:
         """Score the best weights, once, and write `model/` and `results.json`."""
         parts, run, progress = self._parts, self._run, self._progress
-        failure = self._failure()
         if progress.best is not None:
             self._read_weights(run.best)
+        failure = self._failure()
         main = parts.layout.losses[0]
         scores = {
             name: self._score(main, parts.data.splits[name])
@@ -310,7 +315,7 @@ class Job:
         say_results(self._command, run.path, results)
 
     def _failure(self) -> str | None:
-        """Return why the run came to nothing, judged by its last weights; None when it did not."""
+        """Return why the run came to nothing, judged by its best weights; None when it did not."""
         parts = self._parts
         train = parts.data.splits["train"]
         count = min(len(train.data), MOST_JUDGED)
@@ -334,6 +339,9 @@ class Job:
         if self._config.adaptation.get("store") == "merged":
             merge_lora(parts.model)
             description = read_description(folder)
+            # The checkpoints still hold the products by themselves.
+            write_description(description, self._run.checkpoints)
+            parts.tokenizer.save(self._run.checkpoints / TOKENIZER)
             kept = {n: e for n, e in description.edits.items() if not is_lora(e)}
             write_description(dataclasses.replace(description, edits=kept), folder)
         self._write_weights(folder)

@@ -100,6 +100,19 @@ def inherits(config: DictConfig, start: Pretrained | None) -> bool:
     return start is not None and config.get("init", "pretrained") == "pretrained"
 
 
+def check_forgetting(config: DictConfig, start: Pretrained | None) -> None:
+    """Refuse to measure what fresh weights forget.
+
+    Raises:
+        ConfigError: There is nothing to forget.
+    """
+    if config.forgetting.data is not None and not inherits(config, start):
+        raise ConfigError(
+            "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
+            "without init=scratch, or leave it out"
+        )
+
+
 def batch_of(config: DictConfig, stream: str) -> int:
     """Return how many examples a step takes from a stream."""
     own = None if stream == "main" else config.streams[stream].get("batch")

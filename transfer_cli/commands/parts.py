@@ -13,6 +13,7 @@ from transfer_cli.commands.datasets import Prepared
 from transfer_cli.commands.layout import (
     Layout,
     batch_of,
+    check_forgetting,
     inherits,
     lay_out,
     shape_of,
@@ -103,6 +104,7 @@ def put_together(config: DictConfig, command: str) -> Parts:
     asked, chosen = compose.objectives(config), compose.adaptation(config)
     rate, schedule = compose.base_rate(config), compose.schedule(config)
     start = pretrained.start_of(config)
+    check_forgetting(config, start)
     shape = compose.settled(shape_of(config, start, command), asked)
 
     prepared, tokenizer = _data(config, command, shape, start)

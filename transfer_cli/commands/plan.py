@@ -12,6 +12,7 @@ from transfer_cli.adaptation.adaptation import Span
 from transfer_cli.commands import compose, datasets, pretrained
 from transfer_cli.commands.layout import (
     Layout,
+    check_forgetting,
     inherits,
     lay_out,
     shape_of,
@@ -56,6 +57,7 @@ def layout_without_weights(config: DictConfig, command: str) -> Layout:
     compose.base_rate(config)
     asked, chosen = compose.objectives(config), compose.adaptation(config)
     start = pretrained.start_of(config)
+    check_forgetting(config, start)
     shape = compose.settled(shape_of(config, start, command), asked)
     if command == "pretrain":
         main, tokenizer = datasets.text(config, shape, start)

@@ -175,16 +175,13 @@ class Forgetting:
         """Return what `forgetting.data` asks for; None where it asks for nothing.
 
         Raises:
-            ConfigError: There is nothing to forget, or no such text.
+            ConfigError: There is no such text.
         """
         asked = config.forgetting
         if asked.data is None:
             return None
         if source is None or tensors is None:
-            raise ConfigError(
-                "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
-                "without init=scratch, or leave it out"
-            )
+            return None  # refused before, by `check_forgetting`
         split = _text_of(config, source)
         if asked.blocks is not None and asked.blocks < len(split.data):
             spread = np.linspace(0, len(split.data) - 1, asked.blocks).astype(np.int64)
@@ -236,7 +233,9 @@ def fisher_of(
         count = min(sequences, len(split.data))
         chosen = np.linspace(0, len(split.data) - 1, count).astype(np.int64)
         batch = split.data.batch(chosen)
-        digest = hashlib.blake2b(backbone_hash(tensors).encode(), digest_size=16)
+        # Of the weights as they are: an edit may have drawn some of them anew.
+        weights = backbone_hash(trained.state_dict())
+        digest = hashlib.blake2b(weights.encode(), digest_size=16)
         for tensor in (batch["tokens"], batch["mask"]):
             digest.update(tensor.numpy().tobytes())
         digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())

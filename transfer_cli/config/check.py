@@ -50,6 +50,8 @@ def check_training(config: DictConfig) -> None:
     for name in ("epochs", "clip"):
         if loop[name] is not None and not loop[name] > 0:
             raise ConfigError(f"loop.{name}: must be above 0, got {loop[name]}")
+    if config.forgetting.blocks is not None and config.forgetting.blocks < 1:
+        raise ConfigError(f"forgetting.blocks: must be at least 1, got {config.forgetting.blocks}")
     if config.checkpoint.keep < 0:
         raise ConfigError(f"checkpoint.keep: must be 0 or more, got {config.checkpoint.keep}")
     for key, text in {

@@ -64,6 +64,7 @@ def attach_records(
     stage: Callable[[], int | None],
     *,
     every: int,
+    several: bool,
 ) -> None:
     """Write losses, gradient norm, every group's rate, stage and throughput every few steps."""
     clock = {"time": time.perf_counter(), "tokens": 0}
@@ -80,7 +81,7 @@ def attach_records(
         report = report_of(engine)
         now = time.perf_counter()
         values = {"loss": float(report.total)}
-        if len(report.losses) > 1:
+        if several or len(report.losses) > 1:
             values |= {f"loss/{term}": float(value) for term, value in report.losses.items()}
         values["gradient_norm"] = float(report.gradient_norm)
         values["tokens_per_second"] = clock["tokens"] / max(1e-9, now - clock["time"])
@@ -157,7 +158,8 @@ def attach_validation(  # noqa: C901 - handlers of one event share what they rem
         on_measures: Called with the step and the measures.
         on_best: Called with the step when the monitored measure is the best so far.
     """
-    sign = 1.0 if monitor.startswith(HIGHER_IS_BETTER) else -1.0
+    # A further loss's measures begin with its name, those of a class end with it.
+    sign = 1.0 if set(HIGHER_IS_BETTER) & set(monitor.split("/")) else -1.0
 
     def validate(engine: Engine) -> None:
         step = engine.state.iteration

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.adaptation.adaptation import Span
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class Stages:
         """Return what a resumed run needs: plain values, and the best weights of this stage."""
         return {
             "current": self.current,
+            "begins": [span.begin for span in self.spans],
             "early": dict(self._early),
             "best": self._best,
             "waited": self._waited,
@@ -132,10 +134,22 @@ class Stages:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state_dict` left off, in the middle of a stage or at its end."""
+        """Take up where `state_dict` left off, in the middle of a stage or at its end.
+
+        Raises:
+            ConfigError: A stage that has begun would have begun at another step: the run has
+                another length now, and its stages are shares of it.
+        """
         self.current = state["current"]
         self._early = dict(state["early"])
         self._lay_out()
+        begun = [span.begin for span in self.spans][: (self.current or 0) + 1]
+        if begun != state["begins"][: len(begun)]:
+            raise ConfigError(
+                "resume: with another length, stages that are over would have begun at other "
+                "steps, since adaptation.plan gives them as shares of the run; keep loop.steps "
+                "and loop.epochs as they were, or start a new run"
+            )
         self._best, self._waited = state["best"], state["waited"]
         device = next(self._model.parameters()).device
         self._kept = {name: tensor.to(device) for name, tensor in state["kept"].items()}
@@ -168,7 +182,8 @@ class Stages:
             for name, tensor in self._moving():
                 if name in self._kept:
                     tensor.copy_(self._kept[name])
-        return frozenset(self._kept)
+        # Running statistics go back too, but no optimizer knows them.
+        return frozenset(name for name, _ in self._model.named_parameters()) & self._kept.keys()
 
     def _moving(self) -> Iterable[tuple[str, Tensor]]:
         """Yield what this stage changes: parameters that train, and running statistics."""

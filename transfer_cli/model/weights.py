@@ -188,8 +188,8 @@ def load_pretrained(
     On the meta device, where there is nothing to fill, only the report is made.
 
     Raises:
-        CheckpointError: A tensor of the backbone is missing or has another shape. That is never
-            skipped: the run would look normal with a random model.
+        CheckpointError: A tensor of the backbone is missing, left over or of another shape. That is
+            never skipped: the run would look normal with a random model.
     """
     own = model.state_dict()
     fits = {n for n in own.keys() & tensors.keys() if own[n].shape == tensors[n].shape}
@@ -198,6 +198,12 @@ def load_pretrained(
         raise CheckpointError(
             f"{source} does not fill this model's backbone: {_some(lost)} missing or of another "
             "shape; leave model= out to take the pretrained model's own"
+        )
+    over = sorted(n for n in tensors if n.startswith(("backbone.", "readout.")) and n not in own)
+    if over:
+        raise CheckpointError(
+            f"{source} holds {_some(over)}, which the description of its model does not have; "
+            "start from the run itself, whose model/ is whole"
         )
     # A head is taken whole or not at all: half of an old classifier under a new one means nothing.
     named = own.keys() | tensors.keys()

@@ -185,7 +185,9 @@ def find_model(path: Path, key: str) -> tuple[Path, Path]:
     if not path.is_dir():
         raise CheckpointError(f"{key}: there is no folder {path}")
     if path.parent.name == CHECKPOINTS and (path.parent.parent / MODEL).is_dir():
-        return path, path.parent.parent / MODEL
+        # A finished model may be of another build than its checkpoints; then they have their own.
+        own = (path.parent / "model.json").is_file()
+        return path, path.parent if own else path.parent.parent / MODEL
     model = path / MODEL if (path / MODEL).is_dir() else path
     if not (model / "model.json").is_file():
         _refuse_pickles(path.iterdir(), key)

@@ -184,8 +184,9 @@ def test_training_is_recorded_in_its_rhythm_and_at_the_first_step(tmp_path, ever
     run = a_run(total=6)
     recorder = handlers.Recorder(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
     handlers.attach_records(
-        run.trainer, recorder, run.step.optimizer, lambda: run.step.stages.current, every=every
-    )
+        run.trainer, recorder, run.step.optimizer, lambda: run.step.stages.current,
+        every=every, several=len(run.step.losses) > 1,
+    )  # fmt: skip
 
     run.go()
     recorder.close()

@@ -1,0 +1,551 @@
+"""Every preset of conf/adaptation: what trains, what does not, what changes at the start."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+
+from transfer_cli.commands.parts import put_together
+from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.config.locate import conf_dir
+from transfer_cli.config.schema import FinetuneConfig
+from transfer_cli.runs.records import read_metrics
+
+pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+
+PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
+
+each_preset = pytest.mark.parametrize("preset", PRESETS)
+
+
+def config_of(run):
+    """Return the config of a run, as the command composed it."""
+    return OmegaConf.merge(
+        OmegaConf.structured(FinetuneConfig), OmegaConf.load(run / "config.yaml")
+    )
+
+
+def records(run):
+    return read_metrics(Path(run) / "metrics.jsonl")
+
+
+def last(run):
+    return open_pretrained(str(run / "checkpoints" / "step-00000012")).tensors()
+
+
+# --- for every preset --------------------------------------------------------------------------
+
+
+@each_preset
+def test_a_short_run_ends_well(preset, adapted, read_json):
+    run = adapted(preset).run
+
+    found = read_json(run / "results.json")
+    assert found["seen"]["steps"] == 12
+    assert found["presets"]["adaptation"] == preset
+    assert 0 <= found["measures"]["validation"]["accuracy"] <= 1
+    assert read_json(run / "status.json")["status"] == "finished"
+
+
+@each_preset
+def test_what_never_trains_stays_bit_for_bit_and_the_rest_changes(preset, adapted, deep):
+    watched = adapted(preset)
+    ever = frozenset().union(*(span.trains for span in watched.spans))
+    pretrained = open_pretrained(str(deep)).tensors()
+
+    best, end = open_pretrained(str(watched.run)).tensors(), last(watched.run)
+
+    assert watched.inherited <= pretrained.keys()
+    assert all(torch.equal(watched.start[name], pretrained[name]) for name in watched.inherited)
+    for name in watched.start.keys() - ever:
+        assert name in watched.inherited
+        assert torch.equal(best[name], pretrained[name]), name
+        assert torch.equal(end[name], pretrained[name]), name
+    same = [name for name in ever if torch.equal(end[name], watched.start[name])]
+    assert not same
+    assert ever
+
+
+@each_preset
+def test_what_is_frozen_has_no_gradient(preset, adapted):
+    watched = adapted(preset)
+
+    assert len(watched.moved) == 12
+    for span in watched.spans:
+        steps = watched.moved[span.begin : span.end]
+        assert all(moved <= span.trains for moved in steps)
+        assert frozenset().union(*steps) == span.trains
+
+
+@each_preset
+def test_the_results_count_what_ever_trains(preset, adapted, read_json):
+    watched = adapted(preset)
+    ever = frozenset().union(*(span.trains for span in watched.spans))
+
+    found = read_json(watched.run / "results.json")
+
+    assert found["parameters"]["total"] == sum(p.numel() for p in watched.start.values())
+    assert found["parameters"]["trainable"] == sum(watched.start[name].numel() for name in ever)
+    assert found["stages"] == [{"begin": s.begin, "end": s.end} for s in watched.spans]
+    records = read_metrics(watched.run / "metrics.jsonl")
+    stages = [record["stage"] for record in records if record["kind"] == "train"]
+    assert stages == [
+        number + 1 for number, s in enumerate(watched.spans) for _ in range(s.begin, s.end)
+    ]
+
+
+# --- step 0 ------------------------------------------------------------------------------------
+
+ADDED = {
+    "adapters": {
+        "_target_": "transfer_cli.adaptation.edits.Adapters", "size": 4, "activation": "gelu",
+    },
+    "lora": {
+        "_target_": "transfer_cli.adaptation.edits.LoRA", "rank": 2,
+        "targets": ["query", "key", "value", "output", "feed_forward"],
+    },
+    "new_rows": {
+        "_target_": "transfer_cli.adaptation.edits.NewRows", "tokens": ["cls", "unk", "sep"],
+    },
+}  # fmt: skip
+
+
+def parts_of(run, edits=None, **changes):
+    config = config_of(run)
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value)
+    if edits is not None:
+        config.adaptation.edits = edits
+    return put_together(config, "finetune")
+
+
+@pytest.mark.parametrize("names", [["adapters"], ["lora"], ["new_rows"], list(ADDED)])
+def test_what_is_added_changes_no_state_before_the_first_step(names, adapted):
+    run = adapted("full").run
+    plain, edited = parts_of(run), parts_of(run, {name: ADDED[name] for name in names})
+    batch = plain.data.splits["train"].data.batch(np.arange(24))
+    before, after = plain.model.backbone.eval(), edited.model.backbone.eval()
+
+    with torch.inference_mode():
+        wanted = before(batch["tokens"], batch["mask"])
+        found = after(batch["tokens"], batch["mask"])
+
+    assert len(list(after.parameters())) > len(list(before.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(wanted, found, strict=True))
+
+
+def test_the_mix_of_layers_begins_as_their_mean(adapted):
+    parts = parts_of(adapted("feature_extraction").run)
+    batch = parts.data.splits["train"].data.batch(np.arange(4))
+    model = parts.model.eval()
+
+    with torch.inference_mode():
+        states = torch.stack(list(batch["states"].unbind(2)))
+        wanted = F.layer_norm(states, states.shape[-1:]).mean(0)
+        found = model.readout(list(states))
+
+    assert len(states) == 3
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
+# --- refused before the first batch ------------------------------------------------------------
+
+REFUSED = {
+    "always a pattern without a match": (
+        ["adaptation/plan=gradual_unfreezing", "adaptation.plan.always=['nothing*']"],
+        "adaptation.plan", "groups are embeddings, block.0, block.1, head.class",
+    ),
+    "a pattern without a match": (
+        ["adaptation/plan=pattern", "adaptation.plan.train=['head.*','blok.1']"],
+        "adaptation.plan", "'blok.1' matches no parameter. Did you mean 'block.1'? "
+        "The groups are embeddings, block.0, block.1, head.class",
+    ),
+    "a parameter pattern without a match": (
+        ["adaptation/plan=pattern", "adaptation.plan.train=['head.*','block.*/*nrm*']"],
+        "adaptation.plan", "matches no parameter",
+    ),
+    "a rate for no group": (
+        ["adaptation/layer_scale=per_group", "adaptation.layer_scale.rates={'blok.*':0.1}"],
+        "adaptation.layer_scale", "blok.*",
+    ),
+    "an added module that never trains": (
+        ["adaptation/edits=[adapters]", "adaptation/plan=head_only"],
+        "adaptation.plan", "added.0 is new and never trains",
+    ),
+    "low-rank updates that never train": (
+        ["adaptation/edits=[lora]", "adaptation/plan=head_only"],
+        "adaptation.plan", "added.0 is new and never trains",
+    ),
+    "new rows that never train": (
+        ["adaptation/edits=[new_rows]", "adaptation/plan=head_only"],
+        "adaptation.plan", "added.embeddings is new and never trains",
+    ),
+    "a head that never trains": (
+        ["adaptation/plan=pattern", "adaptation.plan.train=['block.*']"],
+        "adaptation.plan", "head.class is new and never trains",
+    ),
+    "a fresh top that never trains": (
+        ["adaptation/edits=[fresh_top]", "adaptation/plan=head_only"],
+        "adaptation.edits", "drawn anew and never train",
+    ),
+    "a fresh top larger than the model": (
+        ["adaptation/edits=[fresh_top]", "adaptation.edits.fresh_top.blocks=3"],
+        "adaptation.edits.fresh_top", "the model has 2",
+    ),
+    "more top blocks than there are": (
+        ["adaptation=top_k", "adaptation.plan.count=3"],
+        "adaptation.plan.count", "the model has 2 blocks, got 3",
+    ),
+    "two kinds of adapters in one place": (
+        ["adaptation/edits=[adapters,adapters_ffn_only]", "adaptation/plan=new_weights"],
+        "adaptation.edits.adapters_ffn_only", "is taken by another Adapter",
+    ),
+    "a penalty without pretrained weights": (
+        ["adaptation=l2_sp", "init=scratch"], "adaptation.penalty", "nothing",
+    ),
+    "a Fisher penalty without pretrained weights": (
+        ["adaptation=ewc", "init=scratch"], "adaptation.penalty", "nothing",
+    ),
+    "distillation without pretrained weights": (
+        ["adaptation=source_distillation", "init=scratch"], "losses.source", "init_from=RUN",
+    ),
+    "stages longer than the run": (
+        ["adaptation=gradual_unfreezing", "adaptation.plan.every=5 steps"],
+        "adaptation.plan", "the run has 12",
+    ),
+    "more stages than steps": (
+        ["adaptation=chain_thaw", "loop.steps=4"], "adaptation.plan", "the run has 4",
+    ),
+    "a masked loss on a causal model": (
+        ["+objective@losses.lm=mlm"], "losses.lm", "MaskedLM needs a bidirectional model",
+    ),
+    "a stream that no loss reads": (
+        ["+data@streams.more.data=sample_text"], "streams.more", "no loss reads it",
+    ),
+    "an unknown stream": (
+        ["+objective@losses.lm=clm", "+losses.lm.stream=secnd"],
+        "losses.lm.stream", "there is no stream 'secnd'",
+    ),
+    "a stream whose only loss counts nothing": (
+        ["adaptation=multitask", "losses.second.weight=0"],
+        "streams.second", "no loss reads it",
+    ),
+    "a main loss on another stream": (
+        ["+data@streams.more.data=sample_text", "+objective.stream=more"],
+        "objective.stream", "the main loss reads the stream main",
+    ),
+    "a stream of no examples a step": (
+        ["adaptation=multitask", "+streams.second.batch=0"],
+        "streams.second.batch", "1 or more, got 0",
+    ),
+    "a power below 0": (
+        ["adaptation=multitask", "mixing.power=-1"],
+        "mixing", "power must be 0 or more",
+    ),
+    "a last part longer than the run": (
+        ["adaptation=multitask",
+         "mixing.target_only=13 steps"],
+        "mixing", "target_only must be from 0 to the run's 12 steps",
+    ),
+    "a last part that is no length": (
+        ["adaptation=multitask",
+         "mixing.target_only=soon"],
+        "mixing", "'soon' is no length",
+    ),
+    "merging without low-rank updates": (
+        ["adaptation.store=merged"], "adaptation.store", "add adaptation/edits=lora",
+    ),
+    "a way to store that there is not": (
+        ["adaptation.store=everything"], "adaptation.store", "everything",
+    ),
+    "a schedule per what there is not": (
+        ["adaptation.schedule_per=epoch"], "adaptation.schedule_per", "epoch",
+    ),
+    "forgetting of fresh weights": (
+        ["forgetting.data=source", "init=scratch"], "forgetting.data", "nothing to forget",
+    ),
+    "forgetting of no text": (
+        ["forgetting.data=sourc"], "forgetting.data", "`source` or the path of a text",
+    ),
+    "forgetting of no blocks": (
+        ["forgetting.data=source", "forgetting.blocks=0"], "forgetting.blocks", "1",
+    ),
+    "forgetting of labelled data": (
+        ["data@forgetting.data=sample_questions"], "forgetting.data", "TextData",
+    ),
+    "source data that is labelled": (
+        ["adaptation=ewc", "data@source.data=sample_questions"], "source.data", "TextData",
+    ),
+    "a weight below 0": (
+        ["+objective@losses.lm=clm", "losses.lm.weight=-1"], "losses.lm.weight", "0 or more",
+    ),
+    "a rhythm that is a share": (
+        ["loop.evaluate_every=20%"], "loop.evaluate_every", "'20%' is no length",
+    ),
+    "a rhythm of saving that is a share": (
+        ["checkpoint.every=auto"], "checkpoint.every", "'auto' is no length",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_work_is_refused_by_its_key_and_leaves_nothing(
+    what, transfer, adapting, tmp_path
+):
+    words, key, message = REFUSED[what]
+
+    preset = "multitask" if "adaptation=multitask" in words else "full"
+
+    ended = transfer("finetune", *adapting(preset), *words)
+
+    assert ended.code == 2, ended.err
+    line = ended.err.splitlines()[-1]
+    assert line.startswith(f"transfer finetune: {key}")
+    assert message in line
+    assert "Traceback" not in ended.err
+    assert not list(tmp_path.iterdir())
+
+
+OTHER_HEAD = """
+from torch import nn
+
+from transfer_cli.objectives.classification import Classification
+
+
+class OtherHead(Classification):
+    @property
+    def head(self):
+        return "class"
+
+    def modules(self, backbone):
+        return {"class": nn.Linear(backbone.shape.width, 7)}
+"""
+
+
+def test_two_heads_of_one_name_and_other_shapes_are_refused(transfer, adapting, tmp_path):
+    (tmp_path / "other_head.py").write_text(OTHER_HEAD)
+
+    ended = transfer(
+        "finetune", "--plugin=other_head", *adapting(),
+        "+losses.more._target_=other_head.OtherHead", "run.dir=run",
+    )  # fmt: skip
+
+    assert ended.code == 2, ended.err
+    assert "transfer finetune: losses.more: its head 'class' has another shape" in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+EMPTY_STAGE = """
+from transfer_cli.adaptation.plans import REST, Stage
+from transfer_cli.lengths import Length
+
+
+class EmptyStage:
+    def __call__(self, groups):
+        return [Stage((), Length.parse("2 steps")), Stage(("*",), REST)]
+"""
+
+
+def test_a_stage_that_trains_nothing_is_refused(transfer, adapting, tmp_path):
+    (tmp_path / "empty_stage.py").write_text(EMPTY_STAGE)
+
+    ended = transfer(
+        "finetune", "--plugin=empty_stage", *adapting(),
+        "adaptation.plan._target_=empty_stage.EmptyStage", "run.dir=run",
+    )  # fmt: skip
+
+    assert ended.code == 2, ended.err
+    assert "transfer finetune: adaptation.plan: stage 1 of 2 trains nothing; " in ended.err
+    assert "the groups are embeddings, block.0, block.1, head.class" in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["loop.steps=10"], "the run, which has 10"),
+        (["adaptation=sequential_unfreezing", "adaptation.schedule_per=stage"],
+         "stage 1, which has 2"),
+    ],
+)  # fmt: skip
+def test_a_warm_up_that_never_ends_is_refused_by_a_plan_and_warned_of_by_a_run(
+    words, what, transfer, adapting
+):
+    problem = f"schedule.warmup: its 10 steps are as long as {what}"
+
+    planned = transfer("plan", "finetune", *adapting(), *words)
+    ended = transfer("finetune", *adapting(), *words, "run.dir=run")
+
+    assert planned.code == 2
+    assert f"transfer plan: {problem}" in planned.err
+    assert ended.code == 0, ended.err
+    assert f"warning: {problem}" in ended.err
+
+
+# --- what a run says of itself -----------------------------------------------------------------
+
+
+def test_a_run_that_learnt_nothing_is_said_to_have_failed(transfer, adapting, tmp_path, read_json):
+    rows = [f"question number {n},{'rare' if n % 10 == 0 else 'common'}" for n in range(60)]
+    (tmp_path / "uneven.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+
+    ended = transfer(
+        "finetune", *adapting("frozen"), f"data.train={tmp_path / 'uneven.csv'}",
+        "optimizer.lr=1e-9", "loop.steps=12", "run.dir=run",
+    )  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    reason = read_json(tmp_path / "run" / "results.json")["failed"]
+    assert "no better than always answering common (89.6 %)" in reason
+    assert "optimizer.lr" in reason
+    assert read_json(tmp_path / "run" / "status.json") == {"status": "finished", "reason": reason}
+    assert f"warning: this run failed: {reason}" in ended.err.splitlines()
+
+
+def test_a_run_that_learnt_is_not(transfer, adapting, tmp_path, read_json):
+    ended = transfer("finetune", *adapting(), "schedule=constant", "run.dir=run")
+
+    found = read_json(tmp_path / "run" / "results.json")
+    assert found["measures"]["validation"]["accuracy"] > 0.8
+    assert found["failed"] is None
+    assert read_json(tmp_path / "run" / "status.json") == {"status": "finished"}
+    assert "failed" not in ended.err
+
+
+def test_the_shares_of_mixed_layers_are_reported(adapted, read_json):
+    mixed = read_json(adapted("feature_extraction").run / "results.json")["layers"]
+    plain = read_json(adapted("frozen").run / "results.json")["layers"]
+
+    assert len(mixed) == 3
+    assert sum(mixed) == pytest.approx(1, abs=1e-4)
+    assert len(set(mixed)) > 1
+    assert plain is None
+
+
+# --- frozen features ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["frozen", "feature_extraction"])
+def test_cached_features_change_no_number(preset, transfer, adapting, read_json):
+    words = adapting(preset, "schedule=constant")
+    said, found = {}, {}
+    for cached in ("true", "false"):
+        ended = transfer(
+            "finetune", *words, f"loop.cache_features={cached}", f"run.dir=run-{cached}"
+        )
+        assert ended.code == 0, ended.err
+        said[cached], found[cached] = ended.err, records(f"run-{cached}")
+
+    assert "states of the frozen backbone are computed once" in said["true"]
+    assert "computed once" not in said["false"]
+    assert len(found["true"]) == len(found["false"]) > 12
+    for one, other in zip(found["true"], found["false"], strict=True):
+        assert one.keys() == other.keys()
+        assert one["kind"] == other["kind"]
+        for name in one.keys() - {"kind", "tokens_per_second"}:
+            assert one[name] == pytest.approx(other[name], abs=1e-4), name
+    scores = [read_json(f"run-{cached}/results.json")["measures"] for cached in found]
+    assert scores[0]["validation"] == pytest.approx(scores[1]["validation"], abs=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["full", "adapters", "bias_only", "top_k"])
+def test_features_that_change_are_not_cached(preset, adapted):
+    assert "computed once" not in adapted(preset).out
+
+
+# --- an auxiliary loss -------------------------------------------------------------------------
+
+
+def test_the_language_model_loss_is_that_of_the_questions_alone(
+    transfer, deep_words, adapting, tmp_path
+):
+    still = ("model.dropout=0", "run.dir=still")
+    assert transfer(*deep_words, *still).code == 0
+    words = adapting("lm_auxiliary", "init_from=still", "loop.batch=24", "run.dir=run")
+    assert transfer("finetune", *words).code == 0
+
+    start = open_pretrained("still")
+    parts = parts_of(tmp_path / "run")
+    encoded, model = parts.data.splits["train"].data, parts.model.eval()
+    nats, targets = 0.0, 0
+    for number in range(24):
+        row = encoded.batch(np.array([number]))
+        assert row["mask"].all()
+        text = row["tokens"][:, :-1]
+        assert row["tokens"][0, -1] == start.tokenizer.cls
+        assert start.tokenizer.cls not in text
+        with torch.inference_mode():
+            top = model.backbone(text, torch.ones_like(text, dtype=torch.bool))[-1]
+            logits = model.heads["lm"](top, model.backbone.token_embedding.weight)
+        nats += float(
+            torch.nn.functional.cross_entropy(logits[0, :-1], text[0, 1:], reduction="sum")
+        )
+        targets += text.shape[1] - 1
+    first = next(r for r in records("run") if r["kind"] == "train")
+
+    assert first["step"] == 1
+    assert first["loss/lm/loss"] == pytest.approx(nats / targets, rel=1e-5)
+    assert first["loss"] == pytest.approx(first["loss/main/loss"] + 0.5 * first["loss/lm/loss"])
+
+
+# --- EWC ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fisher_files(monkeypatch, tmp_path):
+    """Return how to list the files of Fisher information in a cache of the test's own."""
+    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
+
+    def found():
+        files = (tmp_path / "cache" / "fisher").glob("*")
+        return {file.name: file.stat().st_mtime_ns for file in files}
+
+    return found
+
+
+def ewc(adapting, *more):
+    return ("finetune", *adapting("ewc", "schedule=constant", "loop.steps=2"), *more)
+
+
+def test_the_fisher_information_is_estimated_once(transfer, adapting, fisher_files):
+    first = transfer(*ewc(adapting, "run.dir=first"))
+    files = fisher_files()
+    second = transfer(*ewc(adapting, "optimizer.lr=0.01", "seed=3", "run.dir=second"))
+
+    assert first.code == second.code == 0, second.err
+    assert len(files) == 1
+    assert fisher_files() == files
+    assert "Fisher information (true) of 4 sequences" in first.err
+    assert "the one of an earlier run" in second.err
+    assert "of 4 sequences" not in second.err
+
+
+@pytest.mark.parametrize(
+    "words", [["adaptation.penalty.sequences=3"], ["adaptation.penalty.fisher=empirical"]]
+)
+def test_other_fisher_information_has_a_file_of_its_own(words, transfer, adapting, fisher_files):
+    assert transfer(*ewc(adapting, "run.dir=first")).code == 0
+    files = fisher_files()
+    ended = transfer(*ewc(adapting, *words, "run.dir=second"))
+
+    assert ended.code == 0, ended.err
+    assert len(fisher_files()) == 2
+    assert fisher_files().items() > files.items()
+
+
+def test_fisher_information_of_changed_weights_is_not_taken_for_that_of_the_checkpoint(
+    transfer, adapting, fisher_files, tmp_path
+):
+    fresh = transfer(*ewc(adapting, "adaptation/edits=[fresh_top]", "run.dir=fresh"))
+    plain = transfer(*ewc(adapting, "run.dir=plain"))
+
+    assert fresh.code == plain.code == 0, plain.err
+    penalty = parts_of(tmp_path / "plain").step._penalty
+    shutil.rmtree(tmp_path / "cache" / "fisher")
+    anew = parts_of(tmp_path / "plain").step._penalty
+    name = "backbone.blocks.0.attention.packed.weight"
+    assert torch.allclose(penalty.information[name], anew.information[name])

@@ -1,0 +1,201 @@
+"""`forgetting.data`: what a backbone was pretrained for, measured before and after adapting it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from transfer_cli.commands import datasets
+from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.commands.trained import open_trained
+from transfer_cli.engine.evaluate import evaluate
+from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.split import Split
+from transfer_cli.runs.records import read_metrics
+
+pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+
+FP32 = Precision("fp32", torch.device("cpu"))
+
+MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte"}
+
+
+@pytest.fixture
+def adapt(transfer, adapting, read_json):
+    """Return how to fine-tune with `forgetting`; gives the ended command and what was forgotten."""
+
+    def call(preset, *words):
+        usual = ("schedule=constant", "loop.steps=6", "run.dir=run")
+        ended = transfer("finetune", *adapting(preset), *usual, *words)
+        assert ended.code == 0, ended.err
+        return ended, read_json("run/results.json")["forgetting"]
+
+    return call
+
+
+@pytest.fixture
+def pretrained_score(transfer, deep):
+    """Return what `evaluate` says of the pretrained run on its validation text, or other text."""
+
+    def call(*words):
+        words = (*(words or ("split=validation",)), "output=score.json")
+        ended = transfer("evaluate", f"run={deep}", *words)
+        assert ended.code == 0, ended.err
+        (found,) = json.loads(Path("score.json").read_text())["measures"].values()
+        return found
+
+    return call
+
+
+# --- before and after --------------------------------------------------------------------------
+
+
+def test_before_is_what_an_evaluation_of_the_pretrained_run_says(adapt, pretrained_score):
+    _, found = adapt("full", "forgetting.data=source")
+
+    assert found["before"].keys() == MEASURES
+    assert found["before"] == pytest.approx(pretrained_score(), rel=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["frozen", "feature_extraction"])
+def test_a_frozen_backbone_forgets_nothing(preset, adapt):
+    _, found = adapt(preset, "forgetting.data=source")
+
+    assert found["after"] == found["before"]
+
+
+@pytest.mark.parametrize("preset", ["full", "adapters"])
+def test_a_backbone_that_trains_is_measured_as_it_is_afterwards(preset, adapt):
+    ended, found = adapt(preset, "forgetting.data=source", "optimizer.lr=0.05")
+
+    assert found["after"]["loss"] != found["before"]["loss"]
+    assert found["after"].keys() == MEASURES
+    before, after = (found[when]["token_perplexity"] for when in ("before", "after"))
+    assert f"source     token_perplexity {before:.4g} before, {after:.4g} after" in ended.out
+    # The weights that are stored, under the head of the checkpoint.
+    tensors = open_pretrained("run").tensors()
+    trained = open_trained("run", FP32)
+    backbone = {n: t for n, t in tensors.items() if n.startswith("backbone.")}
+    own = {f"backbone.{n}": t for n, t in trained.model.backbone.state_dict().items()}
+    assert all(torch.equal(backbone[name], own[name]) for name in own)
+
+
+def test_it_is_measured_with_the_best_weights(adapt, read_json):
+    words = ("forgetting.data=source", "optimizer.lr=0.3", "loop.evaluate_every=1 steps")
+    _, found = adapt("full", *words)
+    best = read_json("run/results.json")["best_step"]
+    assert best < 6
+    Path("run").rename("whole")
+
+    _, short = adapt("full", *words, f"loop.steps={best}")
+
+    assert found == short
+
+
+def test_it_is_recorded_as_a_curve(adapt):
+    _, found = adapt("frozen", "forgetting.data=source")
+
+    records = [r for r in read_metrics(Path("run/metrics.jsonl")) if r["kind"] == "forgetting"]
+    assert records[-1] == {"kind": "forgetting", "step": 6, **found["after"]}
+
+
+def test_a_run_that_is_not_asked_measures_nothing(adapted, read_json):
+    run = adapted("full").run
+
+    assert read_json(run / "results.json")["forgetting"] is None
+    assert "source " not in adapted("full").out
+
+
+# --- of which text -----------------------------------------------------------------------------
+
+
+def test_blocks_limit_it_to_some_that_are_spread_evenly(adapt, deep, short_text):
+    _, found = adapt("frozen", "forgetting.data=source", "forgetting.blocks=3")
+
+    trained = open_trained(str(deep), FP32)
+    config = OmegaConf.load(deep / "config.yaml")
+    text, _ = datasets.text(config, trained.start.description.shape, trained.start)
+    split = text.splits["validation"]
+    last = len(split.data) - 1
+    assert last > 4
+    some = Split("validation", split.data, order=np.array([0, last // 2, last]))
+    wanted = evaluate(trained.model, trained.objective, some, batch=8, precision=FP32).measures
+    assert found["before"] == pytest.approx(wanted, rel=1e-6)
+    assert "word_perplexity" not in found["before"]
+
+
+def test_more_blocks_than_there_are_is_all(adapt, pretrained_score):
+    _, found = adapt("frozen", "forgetting.data=source", "forgetting.blocks=100000")
+
+    assert found["before"] == pytest.approx(pretrained_score(), rel=1e-6)
+
+
+def test_it_can_be_measured_on_a_text_of_ones_own(adapt, pretrained_score, corpus, short_text):
+    _, found = adapt("full", f"forgetting.data={corpus}")
+
+    other = ("data=text", f"data.train={short_text}", f"data.validation={corpus}")
+    wanted = pretrained_score("split=validation", *other, "data.length=16")
+    assert found["before"]["loss"] == pytest.approx(wanted["loss"], rel=1e-6)
+
+
+def test_it_can_be_measured_on_a_data_set(adapt):
+    _, found = adapt("frozen", "data@forgetting.data=sample_text", "forgetting.blocks=5")
+
+    assert found["before"] == found["after"]
+
+
+def test_a_moved_text_is_replaced_by_a_named_one(transfer, adapting, deep_words, tmp_path):
+    text = tmp_path / "own.txt"
+    text.write_text("\n".join(f"the tower number {n} is tall" for n in range(60)))
+    words = ("run.dir=base", f"data.train={text}")
+    assert transfer(*deep_words, *words).code == 0
+    moved = text.rename(tmp_path / "moved.txt")
+    run = ("finetune", *adapting("frozen"), "init_from=base", "forgetting.data=source")
+
+    ended = transfer(*run, "run.dir=one")
+    named = transfer(
+        *run, "data@source.data=text", f"source.data.train={moved}",
+        "source.data.validation_share=0.1", "run.dir=two",
+    )  # fmt: skip
+
+    assert ended.code == 2
+    assert "own.txt" in ended.err
+    assert named.code == 0, named.err
+    assert not (tmp_path / "one").exists()
+
+
+# --- of which model ----------------------------------------------------------------------------
+
+
+def test_a_second_adaptation_is_measured_on_the_first_pretraining(
+    adapt, transfer, adapting, read_json, tmp_path
+):
+    adapt("adapters", "forgetting.data=source", "optimizer.lr=0.05")
+    Path("run").rename("first")
+
+    _, found = adapt("frozen", "init_from=first", "forgetting.data=source")
+
+    first = read_json(tmp_path / "first" / "results.json")["forgetting"]
+    assert found["before"] == pytest.approx(first["after"], rel=1e-6)
+    assert found["after"] == found["before"]
+
+
+def test_a_masked_model_is_measured_by_what_it_restores(
+    transfer, deep_words, adapting, read_json, tmp_path
+):
+    assert transfer(*deep_words, "objective=mlm", "run.dir=masked").code == 0
+
+    ended = transfer(
+        "finetune", *adapting("frozen"), "init_from=masked", "forgetting.data=source", "run.dir=run"
+    )
+
+    assert ended.code == 0, ended.err
+    found = read_json("run/results.json")["forgetting"]
+    assert found["before"] == found["after"]
+    scored = transfer("evaluate", "run=masked", "split=validation", "output=score.json")
+    assert scored.code == 0
+    wanted = read_json("score.json")["measures"]["validation"]
+    assert found["before"] == pytest.approx(wanted, rel=1e-6)

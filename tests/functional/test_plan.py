@@ -1,0 +1,241 @@
+"""`transfer plan`: what it says is what the run then does; it trains and writes nothing."""
+
+import re
+import shutil
+
+import pytest
+from omegaconf import OmegaConf
+
+from transfer_cli.commands.plan import plan_finetune
+from transfer_cli.config.locate import conf_dir
+from transfer_cli.config.schema import FinetuneConfig
+from transfer_cli.runs.records import read_metrics
+
+pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+
+PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
+
+STAGE = re.compile(r" +(\d+) +([\d,]+)-([\d,]+) +([\d,]+) \(([\d.]+) %\)  (\S.*)")
+
+
+def stages_of(text):
+    """Return number, first step, last step, count, share and groups of each stage of a plan."""
+    found = [match.groups() for match in map(STAGE.fullmatch, text.splitlines()) if match]
+    return [
+        (*(int(part.replace(",", "")) for part in row[:4]), float(row[4]), row[5]) for row in found
+    ]
+
+
+def files_below(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def untouched(tmp_path, tmp_path_factory):
+    """Fail where a test has changed a file of any other test, or left one in its own folder."""
+    before = files_below(tmp_path_factory.getbasetemp())
+    yield
+    assert not list(tmp_path.iterdir())
+    assert files_below(tmp_path_factory.getbasetemp()) == before
+
+
+# --- every preset ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_plan_is_what_the_run_then_does(preset, adapted, read_json, request, capsys):
+    watched = adapted(preset)
+    request.getfixturevalue("untouched")  # from here on
+    config = OmegaConf.load(watched.run / "config.yaml")
+    capsys.readouterr()
+
+    # As the run composed it, which spares a test composing it again.
+    plan_finetune(OmegaConf.merge(OmegaConf.structured(FinetuneConfig), config))
+
+    kept = (watched.run / "plan.txt").read_text()
+    table, _, memory = capsys.readouterr().out.rpartition("memory: about ")
+    assert table == kept
+    assert "MiB in float32" in memory
+    stages = stages_of(kept)
+    total = sum(p.numel() for p in watched.start.values())
+    for (number, first, end, count, share, _), span in zip(stages, watched.spans, strict=True):
+        assert (first, end) == (span.begin + 1, span.end)
+        assert count == sum(watched.start[name].numel() for name in span.trains)
+        assert share == pytest.approx(100 * count / total, abs=0.01)
+        assert f"stage {number} of {len(stages)}, from step {first}: {count:,} of" in watched.out
+    results = read_json(watched.run / "results.json")
+    ever = frozenset().union(*(span.trains for span in watched.spans))
+    largest = max(count for _, _, _, count, _, _ in stages)
+    assert largest <= results["parameters"]["trainable"]
+    if any(span.trains == ever for span in watched.spans):
+        assert largest == results["parameters"]["trainable"]
+    assert f"tensors: {len(watched.inherited)} from the checkpoint" in kept
+
+
+# --- what it shows -----------------------------------------------------------------------------
+
+
+def test_a_preset_is_planned_by_its_name(transfer, adapting, adapted, request):
+    run = adapted("chain_thaw").run
+    request.getfixturevalue("untouched")
+
+    ended = transfer("plan", "finetune", *adapting("chain_thaw"))
+
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith((run / "plan.txt").read_text())
+    assert "or 3 validations without a better one" in ended.out
+
+
+def test_a_plan_names_groups_rates_and_where_tensors_come_from(transfer, adapting, untouched):
+    words = (
+        "adaptation=sequential_unfreezing", "schedule=constant", "optimizer.lr=0.01",
+        "adaptation/layer_scale=geometric", "adaptation.layer_scale.factor=2",
+    )  # fmt: skip
+
+    ended = transfer("plan", "finetune", *adapting(), *words)
+
+    assert ended.code == 0, ended.err
+    lines = ended.out.splitlines()
+    assert lines[0] == "12 steps of 8 sequences, 3 an epoch, 3 stage(s)"
+    assert [stage[:3] for stage in stages_of(ended.out)] == [(1, 1, 2), (2, 3, 9), (3, 10, 12)]
+    last = lines[lines.index(next(line for line in lines if line.startswith("    3"))) :][:4]
+    rates = [re.search(r"(\S+): (\S+) to (\S+)$", line).groups() for line in last]
+    assert rates == [
+        ("embeddings", "0.00125", "0.00125"), ("block.0", "0.0025", "0.0025"),
+        ("block.1", "0.005", "0.005"), ("head.class", "0.01", "0.01"),
+    ]  # fmt: skip
+    assert "tensors: 28 from the checkpoint" in ended.out
+    assert "  new: heads.class.linear.weight, heads.class.linear.bias" in ended.out
+    assert "  dropped: heads.lm.bias" in ended.out
+
+
+def test_the_rates_of_a_plan_are_those_of_the_run(transfer, adapting, adapted):
+    ended = transfer("plan", "finetune", *adapting("ulmfit"))
+
+    records = read_metrics(adapted("ulmfit").run / "metrics.jsonl")
+    rates = {r["step"]: r for r in records if r["kind"] == "train"}
+    for _, first, last, _, _, text in stages_of(ended.out):
+        groups, begins, ends = re.fullmatch(r"(.+): (\S+) to (\S+)", text).groups()
+        group = groups.partition(" ")[0]
+        assert float(begins) == pytest.approx(rates[first][f"rate/{group}"], rel=1e-2)
+        assert float(ends) == pytest.approx(rates[last][f"rate/{group}"], rel=1e-2)
+
+
+def test_a_plan_tells_how_long_a_run_takes_where_it_is_asked(
+    transfer, adapting, deep, adapted, request
+):
+    adapted("full")
+    request.getfixturevalue("untouched")
+
+    ended = transfer("plan", "finetune", *adapting(), "plan.steps=2")
+
+    assert ended.code == 0, ended.err
+    last = ended.out.splitlines()[-1]
+    assert re.match(r"time: \S+ s a step in the first stage, measured over 2 steps on cpu; ", last)
+    assert "for all 12, evaluations not counted" in last
+
+
+def test_a_plan_of_no_steps_is_refused(transfer, adapting, untouched):
+    ended = transfer("plan", "finetune", *adapting(), "plan.steps=0")
+
+    assert ended.code == 2
+    assert "plan.steps: must be at least 1, got 0" in ended.err
+
+
+def test_a_run_takes_no_notice_of_plan_steps(transfer, adapting, adapted, tmp_path):
+    ended = transfer("finetune", *adapting("frozen"), "plan.steps=2", "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    weights = [
+        (run / "model" / "weights.safetensors").read_bytes()
+        for run in (tmp_path / "run", adapted("frozen").run)
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_pretraining_can_be_planned(transfer, deep, deep_words, untouched):
+    ended = transfer("plan", *deep_words)
+
+    assert ended.code == 0, ended.err
+    (stage,) = stages_of(ended.out)
+    assert stage[:3] == (1, 1, 3)
+    assert stage[4] == 100
+    assert ended.out.partition("memory: about ")[0] == (deep / "plan.txt").read_text()
+    assert "tensors: all new" in ended.out
+
+
+def test_a_plan_reads_no_weights(transfer, adapting, deep, tmp_path):
+    base = shutil.copytree(deep, tmp_path / "base")
+    file = base / "model" / "weights.safetensors"
+    content = file.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    file.write_bytes(content[:header] + bytes(len(content) - header))
+
+    plain = transfer("plan", "finetune", *adapting())
+    zeros = transfer("plan", "finetune", *adapting(), f"init_from={base}")
+
+    assert zeros.code == 0, zeros.err
+    assert zeros.out == plain.out
+
+
+def test_a_run_that_refers_to_another_can_be_planned_from(transfer, adapting, adapted, request):
+    run = adapted("adapters").run
+    request.getfixturevalue("untouched")
+
+    ended = transfer("plan", "finetune", *adapting("adapters"), f"init_from={run}")
+
+    assert ended.code == 0, ended.err
+    assert "  new:" not in ended.out
+    assert "added.0 ... head.class" in ended.out
+
+
+# --- refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "transfer plan: plan: of which command? Type transfer plan finetune or "),
+        (["fintune"], "Did you mean 'finetune'? Type transfer plan finetune or transfer plan"),
+        (["evaluate", "run=x"], "plan: of which command?"),
+        (["adaptation=full"], "plan: of which command?"),
+        (["finetune", "adaptation=ful"], "adaptation=ful: no such option. Did you mean 'full'?"),
+    ],
+)
+def test_a_plan_of_nothing_says_of_what_there_is_one(words, message, transfer, untouched):
+    ended = transfer("plan", *words)
+
+    assert ended.code == 2
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["adaptation=chain_thaw", "loop.steps=4"], "adaptation.plan: stage"),
+        (
+            ["adaptation/edits=[adapters]", "adaptation/plan=head_only"],
+            "adaptation.plan: added.0 is new and never trains",
+        ),
+        (["adaptation=l2_sp", "init=scratch"], "adaptation.penalty: l2_sp pulls towards"),
+        (["adaptation=source_distillation", "init=scratch"], "losses.source: "),
+        (["forgetting.data=source", "init=scratch"], "forgetting.data: fresh weights"),
+        (["adaptation.store=merged"], "adaptation.store: "),
+        (["+objective@losses.lm=mlm"], "losses.lm: MaskedLM needs a bidirectional model"),
+        (["loop.monitor=accurcy"], "loop.monitor: "),
+    ],
+)
+def test_a_plan_refuses_what_the_run_would_refuse(words, message, transfer, adapting, untouched):
+    ended = transfer("plan", "finetune", *adapting(), *words)
+
+    assert ended.code == 2
+    assert f"transfer plan: {message}" in ended.err
+
+
+def test_help_says_what_a_plan_is(transfer):
+    ended = transfer("plan", "--help")
+
+    assert ended.code == 0
+    assert "transfer plan finetune|pretrain" in ended.out
+    assert "plan.steps=5" in ended.out

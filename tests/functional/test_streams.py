@@ -1,0 +1,199 @@
+"""Further streams: which losses read them, how often they are drawn, what is measured on them."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.data.mixture import Mixture
+from transfer_cli.engine.train import StepLoader
+from transfer_cli.runs.records import read_metrics
+
+pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+
+CONSTANT = ("schedule=constant",)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Return the stream that each step drew, and how many examples of it, as a run goes on."""
+    found, at = [], StepLoader.at
+
+    def note(self, step):
+        batches = at(self, step)
+        (name,) = {name for micro in batches for name in micro}
+        found.append((name, sum(len(micro[name]["tokens"]) for micro in batches)))
+        return batches
+
+    monkeypatch.setattr(StepLoader, "at", note)
+    return found
+
+
+@pytest.fixture
+def second_task(tmp_path):
+    """Return the words of a second labelled table, of three labels, as the stream `more`."""
+    rows = [f"the tower number {n},{['red', 'green', 'blue'][n % 3]}" for n in range(40)]
+    (tmp_path / "more.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    return (
+        "+data@streams.more.data=table", f"streams.more.data.train={tmp_path / 'more.csv'}",
+        "streams.more.data.validation_share=0.25", "+objective@losses.more=classification",
+        "+losses.more.stream=more",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(transfer, adapting):
+    """Return how to fine-tune on several streams; gives the ended command."""
+
+    def call(preset, *words, ends=0):
+        ended = transfer("finetune", *adapting(preset), *CONSTANT, "run.dir=run", *words)
+        assert ended.code == ends, ended.err
+        return ended
+
+    return call
+
+
+def records(kind):
+    return [r for r in read_metrics(Path("run/metrics.jsonl")) if r["kind"] == kind]
+
+
+# --- text beside a task ------------------------------------------------------------------------
+
+
+def test_unlabelled_text_trains_and_is_measured_beside_the_task(run, drawn, read_json):
+    run("full", "adaptation=multitask", "data@streams.second.data=sample_text",
+        "streams.second.data.length=16", "mixing.power=0")  # fmt: skip
+
+    assert {name for name, _ in drawn} == {"main", "second"}
+    for record in records("validation"):
+        assert {"loss", "accuracy", "second/loss", "second/token_perplexity"} <= record.keys()
+    results = read_json("run/results.json")
+    assert "accuracy" in results["measures"]["validation"]
+    assert results["seen"]["examples"] == sum(count for _, count in drawn)
+    losses = [record["second/loss"] for record in records("validation")]
+    assert losses[-1] < losses[0]
+
+
+def test_a_step_has_the_loss_of_the_stream_that_it_drew(run, drawn):
+    run("multitask", "mixing.power=0")
+
+    for record, (name, _) in zip(records("train"), drawn, strict=True):
+        terms = {key for key in record if key.startswith("loss/")}
+        # One curve of a step's loss would mix what cannot be compared.
+        assert terms == {f"loss/{name}/loss"}
+        assert record["loss"] == pytest.approx(record[f"loss/{name}/loss"])
+
+
+def test_the_end_of_a_run_can_be_the_task_alone(run, drawn):
+    run("multitask", "mixing.power=0.2", "mixing.target_only=50%", "loop.steps=12")
+
+    names = [name for name, _ in drawn]
+    assert set(names[6:]) == {"main"}
+    assert "second" in names[:6]
+
+
+def test_a_stream_may_have_a_batch_of_its_own(run, drawn):
+    run("multitask", "+streams.second.batch=3", "mixing.power=0")
+
+    assert {count for name, count in drawn if name == "second"} == {3}
+    assert {count for name, count in drawn if name == "main"} == {8}
+
+
+def test_a_batch_of_a_stream_in_portions_is_the_same_step(transfer, deep_words, adapting, drawn):
+    assert transfer(*deep_words, "model.dropout=0", "run.dir=still").code == 0
+    still = ("init_from=still", "objective.dropout=0", "optimizer=sgd", "optimizer.lr=0.1")
+    words = adapting("multitask", *still, "mixing.power=0")
+
+    for portion in (8, 3):
+        ended = transfer(
+            "finetune", *words, *CONSTANT, f"loop.micro_batch={portion}", f"run.dir=run{portion}"
+        )
+        assert ended.code == 0, ended.err
+
+    one, other = (open_pretrained(f"run{portion}").tensors() for portion in (8, 3))
+    assert one.keys() == other.keys()
+    assert all(np.allclose(one[name], other[name], atol=1e-5) for name in one)
+
+
+def test_annealed_sampling_ends_nearer_to_equal_parts(run, drawn):
+    ended = run("multitask", "mixing.anneal=true", "loop.steps=null", "loop.epochs=2")
+
+    assert {name for name, _ in drawn} == {"main", "second"}
+    assert re.search(rf"steps  {len(drawn)} of 8 sequences", ended.err)
+
+
+# --- two tasks ---------------------------------------------------------------------------------
+
+
+def test_a_second_task_has_its_own_head_labels_and_measures(run, second_task, drawn, read_json):
+    run("full", *second_task, "mixing.power=0", "loop.steps=16")
+
+    assert {name for name, _ in drawn} == {"main", "more"}
+    found = records("validation")[-1]
+    assert {"accuracy", "more/accuracy", "more/loss", "more/macro_f1"} <= found.keys()
+    assert {"accuracy/person", "accuracy/place"} <= found.keys()
+    assert {"more/accuracy/red", "more/accuracy/green", "more/accuracy/blue"} <= found.keys()
+    weights = open_pretrained("run").tensors()
+    assert weights["heads.class.linear.weight"].shape[0] == 2
+    assert weights["heads.class_more.linear.weight"].shape[0] == 3
+    assert read_json("run/results.json")["labels"] == ["person", "place"]
+    first = records("train")[0]
+    assert {"rate/head.class", "rate/head.class_more"} <= first.keys()
+
+
+def test_a_second_head_on_the_same_texts_is_another_one(run):
+    run("full", "+objective@losses.more=classification", "losses.more.weight=0.5")
+
+    weights = open_pretrained("run").tensors()
+    heads = [weights[f"heads.{name}.linear.weight"] for name in ("class", "class_more")]
+    assert heads[0].shape == heads[1].shape
+    assert not np.allclose(*heads)
+    first = records("train")[0]
+    parts = first["loss/main/loss"] + 0.5 * first["loss/more/loss"]
+    assert first["loss"] == pytest.approx(parts)
+
+
+def test_a_run_on_two_tasks_scores_and_predicts_the_main_one(
+    run, second_task, transfer, few_questions, read_json
+):
+    run("full", *second_task)
+
+    scored = transfer("evaluate", "run=run", "split=validation", "output=score.json")
+    said = transfer("predict", "run=run", f"input={few_questions}")
+
+    assert scored.code == said.code == 0, scored.err + said.err
+    measured = read_json("score.json")["measures"]["validation"]
+    found = read_json("run/results.json")["measures"]["validation"]
+    assert measured == pytest.approx({name: found[name] for name in measured})
+    assert {"loss", "accuracy", "accuracy/person"} <= measured.keys()
+    assert len(said.out.splitlines()) == 30
+
+
+def test_a_frozen_backbone_under_two_heads(run, second_task, deep):
+    run("frozen", *second_task, "mixing.power=0")
+
+    before, after = open_pretrained(str(deep)).tensors(), open_pretrained("run").tensors()
+    names = [name for name in before if name.startswith("backbone.")]
+    assert all(np.array_equal(before[name], after[name]) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "best"),
+    [("more/loss", min), ("more/accuracy", max)],
+)
+def test_what_is_best_can_be_decided_by_the_second_task(monitor, best, run, second_task, read_json):
+    run("full", *second_task, f"loop.monitor={monitor}", "loop.evaluate_every=1 steps",
+        "mixing.power=0")  # fmt: skip
+
+    found = {r["step"]: r[monitor] for r in records("validation")}
+    assert len(set(found.values())) > 1
+    assert read_json("run/results.json")["best_step"] == best(found, key=found.get)
+
+
+def test_a_stream_that_is_drawn_is_that_of_the_mixture(run, second_task, drawn):
+    run("full", *second_task, "mixing.power=0", "seed=5", "loop.steps=10")
+
+    mixture = Mixture({"main": 24, "more": 30}, total=10, steps_per_epoch=6, seed=5, power=0)
+    assert [name for name, _ in drawn] == [mixture.stream_of(step) for step in range(10)]
