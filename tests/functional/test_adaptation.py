@@ -239,7 +239,7 @@ REFUSED = {
         "objective.stream", "the main loss reads the stream main",
     ),
     "a stream of no examples a step": (
-        ["adaptation=multitask", "+streams.second.batch=0"],
+        ["adaptation=multitask", "streams.second.batch=0"],
         "streams.second.batch", "1 or more, got 0",
     ),
     "a power below 0": (

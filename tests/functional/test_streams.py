@@ -95,7 +95,7 @@ def test_the_end_of_a_run_can_be_the_task_alone(run, drawn):
 
 
 def test_a_stream_may_have_a_batch_of_its_own(run, drawn):
-    run("multitask", "+streams.second.batch=3", "mixing.power=0")
+    run("multitask", "streams.second.batch=3", "mixing.power=0")
 
     assert {count for name, count in drawn if name == "second"} == {3}
     assert {count for name, count in drawn if name == "main"} == {8}

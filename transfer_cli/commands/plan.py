@@ -192,7 +192,7 @@ def _memory_text(config: DictConfig, layout: Layout) -> str:
         "gradients": at_once,
         "optimizer": moments * sum(sizes[name] for name in ever),
         "copies of the start": copies,
-        "states of the longest batch": held,
+        f"states of {rows} x {length} tokens": held,
     }
     listed = ", ".join(
         f"{name} {FLOAT * count / 2**20:,.0f} MiB" for name, count in parts.items() if count
