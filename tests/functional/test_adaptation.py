@@ -242,6 +242,10 @@ REFUSED = {
         ["adaptation=multitask", "streams.second.batch=0"],
         "streams.second.batch", "1 or more, got 0",
     ),
+    "a misspelt option of a stream": (
+        ["adaptation=multitask", "+streams.second.bach=2"],
+        "streams.second.bach", "Did you mean 'batch'?",
+    ),
     "a power below 0": (
         ["adaptation=multitask", "mixing.power=-1"],
         "mixing", "power must be 0 or more",

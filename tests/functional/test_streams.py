@@ -101,6 +101,19 @@ def test_a_stream_may_have_a_batch_of_its_own(run, drawn):
     assert {count for name, count in drawn if name == "main"} == {8}
 
 
+def test_a_validation_may_score_some_examples_of_a_stream(run, read_json):
+    run("multitask", "streams.second.scored=1", "run.dir=some")
+    run("multitask", "streams.second.scored=null", "run.dir=whole")
+
+    measures = [
+        read_json(Path(each) / "results.json")["measures"]["validation"]
+        for each in ("some", "whole")
+    ]
+    assert "second/word_perplexity" not in measures[0]
+    assert "second/word_perplexity" in measures[1]
+    assert measures[0]["second/loss"] != measures[1]["second/loss"]
+
+
 def test_a_batch_of_a_stream_in_portions_is_the_same_step(transfer, deep_words, adapting, drawn):
     assert transfer(*deep_words, "model.dropout=0", "run.dir=still").code == 0
     still = ("init_from=still", "objective.dropout=0", "optimizer=sgd", "optimizer.lr=0.1")

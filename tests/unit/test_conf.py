@@ -201,7 +201,7 @@ def test_the_tutorials_runs_have_their_published_settings():
         loop = config.loop
         return config.optimizer.lr, loop.epochs, loop.batch, loop.clip, config.schedule.warmup
 
-    assert settings("finetune") == (6.5e-5, 3, 16, 1.0, 10)
+    assert settings("full") == (6.5e-5, 3, 16, 1.0, 10)
     assert settings("adapters") == (6.5e-4, 3, 16, 1.0, 10)
     assert settings("unfreezing") == (6.5e-5, 3, 16, 1.0, 10)
     assert settings("discriminative") == (6.5e-5, 3, 16, 1.0, 10)

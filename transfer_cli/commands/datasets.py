@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from transfer_cli.data.fetch import writable_folder
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
-from transfer_cli.engine.split import Split
-from transfer_cli.errors import ConfigError
+from transfer_cli.engine.split import Split, some_of
+from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TextFacts
 
 SPLITS = ("train", "validation", "test")
+STREAM_OPTIONS = ("data", "batch", "scored")
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,43 @@ def stream(config: DictConfig, name: str, tokenizer: Tokenizer, shape: BackboneS
     Raises:
         ConfigError: It is no data source.
     """
+    for option in map(str, config.streams[name]):
+        if option not in STREAM_OPTIONS:
+            close = nearest(option, STREAM_OPTIONS)
+            raise ConfigError(
+                f"streams.{name}.{option}: a stream has no such option.{close} "
+                f"It has {', '.join(STREAM_OPTIONS)}"
+            )
     key = f"streams.{name}.data"
     found = build(config.streams[name].get("data"), key, object)
     if isinstance(found, TaskData):
         labelled = found.load(data_folder(config.data_dir), config.seed)
-        return task(labelled, found.length, tokenizer, shape)
-    if isinstance(found, TextData):
-        return encoded_text(found, config, tokenizer, shape)
-    raise ConfigError(f"{key}: {type(found).__name__} is no data source")
+        prepared = task(labelled, found.length, tokenizer, shape)
+    elif isinstance(found, TextData):
+        prepared = encoded_text(found, config, tokenizer, shape)
+    else:
+        raise ConfigError(f"{key}: {type(found).__name__} is no data source")
+    scored = count_of(config.streams[name].get("scored"), f"streams.{name}.scored")
+    if scored is None:
+        return prepared
+    fewer = {
+        each: split if each == "train" else some_of(split, scored)
+        for each, split in prepared.splits.items()
+    }
+    return replace(prepared, splits=fewer)
+
+
+def count_of(value: Any, key: str) -> int | None:
+    """Return an option that is a number of examples, or none.
+
+    Raises:
+        ConfigError: It is anything else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{key}: must be a number of 1 or more, got {value!r}")
+    return value
 
 
 def source(config: DictConfig, kind: type[TextData] | type[TaskData]) -> Any:

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.commands import choices
@@ -25,7 +24,7 @@ from transfer_cli.commands.plan import plan_text
 from transfer_cli.commands.summary import say_results, say_start
 from transfer_cli.engine import handlers
 from transfer_cli.engine.evaluate import Scores, evaluate, samples
-from transfer_cli.engine.split import Split
+from transfer_cli.engine.split import Split, some_of
 from transfer_cli.engine.step import Loss
 from transfer_cli.engine.train import Progress, build_trainer, run_trainer
 from transfer_cli.errors import CheckpointError, RunError, StoppedError
@@ -318,11 +317,9 @@ class Job:
         """Return why the run came to nothing, judged by its best weights; None when it did not."""
         parts = self._parts
         train = parts.data.splits["train"]
-        count = min(len(train.data), MOST_JUDGED)
-        some = np.linspace(0, len(train.data) - 1, count).astype(np.int64)
         if not parts.data.labels:
             return None
-        found = self._score(parts.layout.losses[0], dataclasses.replace(train, order=some))
+        found = self._score(parts.layout.losses[0], some_of(train, MOST_JUDGED))
         return majority_failure(found, parts.data.labels)
 
     def _forgetting(self, recorder: handlers.Recorder) -> dict[str, dict[str, float]] | None:

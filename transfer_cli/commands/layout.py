@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from transfer_cli.adaptation.adaptation import Adaptation, Span, check_fresh
 from transfer_cli.commands import compose
 from transfer_cli.commands.compose import Asked
+from transfer_cli.commands.datasets import count_of
 from transfer_cli.commands.pretrained import Pretrained
 from transfer_cli.config.build import build
 from transfer_cli.data.mixture import Mixture, mixed_epoch
@@ -116,11 +117,7 @@ def check_forgetting(config: DictConfig, start: Pretrained | None) -> None:
 def batch_of(config: DictConfig, stream: str) -> int:
     """Return how many examples a step takes from a stream."""
     own = None if stream == "main" else config.streams[stream].get("batch")
-    if own is None:
-        return int(config.loop.batch)
-    if isinstance(own, bool) or not isinstance(own, int) or own < 1:
-        raise ConfigError(f"streams.{stream}.batch: must be a number of 1 or more, got {own!r}")
-    return own
+    return count_of(own, f"streams.{stream}.batch") or int(config.loop.batch)
 
 
 class _NoDraws(TorchFunctionMode):

@@ -26,7 +26,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.evaluate import evaluate
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.split import NO_TEXT, Split
+from transfer_cli.engine.split import Split, some_of
 from transfer_cli.errors import CheckpointError, ConfigError, RunError
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
@@ -183,10 +183,8 @@ class Forgetting:
         if source is None or tensors is None:
             return None  # refused before, by `check_forgetting`
         split = _text_of(config, source)
-        if asked.blocks is not None and asked.blocks < len(split.data):
-            spread = np.linspace(0, len(split.data) - 1, asked.blocks).astype(np.int64)
-            # Words and bytes are known of the whole text alone.
-            split = Split(split.name, split.data, NO_TEXT, spread)
+        if asked.blocks is not None:
+            split = some_of(split, asked.blocks)
         return cls(source.model(trained, tensors), source.objective, split, batch, precision)
 
     def measure(self) -> dict[str, float]:

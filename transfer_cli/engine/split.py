@@ -1,6 +1,6 @@
 """What is scored: a data set, in an order, with what is known of its text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -35,3 +35,15 @@ class Split:
     data: Dataset
     text: TextFacts = NO_TEXT
     order: np.ndarray | None = None
+
+
+def some_of(split: Split, count: int) -> Split:
+    """Return a split of which so many examples are scored, evenly spread; all where there are less.
+
+    Words and bytes are known of a whole text alone, so what is counted by them is not measured.
+    """
+    total = len(split.data)
+    if count >= total:
+        return split
+    spread = np.linspace(0, total - 1, count).astype(np.int64)
+    return replace(split, text=NO_TEXT, order=spread)
