@@ -64,13 +64,10 @@ class Job:
         self._progress = Progress()
         self._began = time.perf_counter()
         self._before = 0.0
-        self._before_training: dict[str, float] | None = None
 
     def go(self, *, resuming: bool) -> None:
         """Train, then score the best weights, and leave the run directory complete."""
         run, progress = self._run, self._progress
-        if self._parts.forgetting is not None:
-            self._before_training = self._parts.forgetting.measure()
         if resuming:
             self._take_up()
             # The next resume must find what this one was given.
@@ -324,11 +321,12 @@ class Job:
 
     def _forgetting(self, recorder: handlers.Recorder) -> dict[str, dict[str, float]] | None:
         """Return the pretraining measures before and after, and write them down."""
-        if self._parts.forgetting is None or self._before_training is None:
+        forgetting = self._parts.forgetting
+        if forgetting is None:
             return None
-        after = self._parts.forgetting.measure()
+        after = forgetting.measure()
         recorder.write("forgetting", self._progress.step, after)
-        return {"before": self._before_training, "after": after}
+        return {"before": dict(forgetting.before), "after": after}
 
     def _write_model(self) -> None:
         """Write `model/`, with low-rank products folded in where that was asked for."""

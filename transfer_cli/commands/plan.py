@@ -217,6 +217,7 @@ def _time_text(config: DictConfig, command: str) -> str:
     from transfer_cli.commands.parts import put_together
     from transfer_cli.engine.train import StepLoader
 
+    config.forgetting.data = None
     parts = put_together(config, command)
     steps = min(config.plan.steps, parts.total_steps)
     loader = StepLoader(parts.streams, parts.micro_batch, lambda: 0, parts.layout.sizes.mixture)

@@ -6,7 +6,7 @@ Two things go back to it: the Fisher information of EWC, and the measure of what
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -154,6 +154,7 @@ class Forgetting:
         split: The text.
         batch: Sequences that pass through the model at once.
         precision: With the device.
+        before: What was measured before training.
     """
 
     model: TransferModel
@@ -161,6 +162,7 @@ class Forgetting:
     split: Split
     batch: int
     precision: Precision
+    before: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def asked(
@@ -172,7 +174,7 @@ class Forgetting:
         batch: int,
         precision: Precision,
     ) -> "Forgetting | None":
-        """Return what `forgetting.data` asks for; None where it asks for nothing.
+        """Return what `forgetting.data` asks for, measured once; None where it asks for nothing.
 
         Raises:
             ConfigError: There is no such text.
@@ -185,7 +187,8 @@ class Forgetting:
         split = _text_of(config, source)
         if asked.blocks is not None:
             split = some_of(split, asked.blocks)
-        return cls(source.model(trained, tensors), source.objective, split, batch, precision)
+        made = cls(source.model(trained, tensors), source.objective, split, batch, precision)
+        return replace(made, before=made.measure())
 
     def measure(self) -> dict[str, float]:
         """Return the pretraining measures of the backbone as it is now."""
