@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +94,9 @@ def _plan(words: list[str]) -> None:
     if first in ("--help", "-h"):
         _print(f"{commands.PLAN.text}\n\n{commands.PLAN.summary}")
     elif first in commands.PLANNED:
-        _run(first, commands.PLANNED[first], rest)
+        # A sweep of plans leaves nothing behind, not even Hydra's list of it.
+        with tempfile.TemporaryDirectory() as folder:
+            _run(first, commands.PLANNED[first], [*rest, f"hydra.sweep.dir={folder}"])
     else:
         close = nearest(first, commands.PLANNED)
         known = " or ".join(f"transfer plan {name}" for name in commands.PLANNED)

@@ -115,8 +115,11 @@ def test_the_rates_of_a_plan_are_those_of_the_run(transfer, adapting, adapted):
     records = read_metrics(adapted("ulmfit").run / "metrics.jsonl")
     rates = {r["step"]: r for r in records if r["kind"] == "train"}
     for _, first, last, _, _, text in stages_of(ended.out):
-        groups, begins, ends = re.fullmatch(r"(.+): (\S+) to (\S+)", text).groups()
+        course = re.fullmatch(r"(.+): (\S+) (?:to|up to (\S+), then) (\S+)", text)
+        groups, begins, peak, ends = course.groups()
         group = groups.partition(" ")[0]
+        reached = max(rates[step][f"rate/{group}"] for step in range(first, last + 1))
+        assert float(peak or max(begins, ends, key=float)) == pytest.approx(reached, rel=1e-2)
         assert float(begins) == pytest.approx(rates[first][f"rate/{group}"], rel=1e-2)
         assert float(ends) == pytest.approx(rates[last][f"rate/{group}"], rel=1e-2)
 

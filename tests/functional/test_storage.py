@@ -316,3 +316,28 @@ def test_a_merged_run_can_be_made_longer(run_on, transfer, deep, predictions):
 
     assert ended.code == 0, ended.err
     assert torch.equal(predictions("run"), predictions("long"))
+
+
+# --- what a head that is taken over has decided ------------------------------------------------
+
+
+def test_a_head_that_is_taken_over_keeps_its_pooling(transfer, adapting, read_json):
+    assert transfer("finetune", *adapting("full"), "run.dir=first").code == 0
+    own = read_json(Path("first/model/model.json"))["objective"]["pooling"]
+
+    words = [word for word in adapting("lora") if not word.startswith("init_from=")]
+    assert transfer("finetune", *words, "init_from=first", "run.dir=second").code == 0
+
+    assert own == "cls_last"  # what a full run of a causal model chooses
+    assert read_json(Path("second/model/model.json"))["objective"]["pooling"] == own
+
+
+def test_the_pretraining_is_found_where_a_moved_base_lies_now(transfer, adapting, tmp_path, deep):
+    here = shutil.copytree(deep, tmp_path / "here")
+    words = [word for word in adapting("lora") if not word.startswith("init_from=")]
+    assert transfer("finetune", *words, "init_from=here", "run.dir=small").code == 0
+    moved = here.rename(tmp_path / "there")
+
+    again = [*words, "init_from=small", "forgetting.data=source", "run.dir=again"]
+    assert "base=RUN" in transfer("finetune", *again).err
+    assert transfer("finetune", *again, f"base={moved}").code == 0

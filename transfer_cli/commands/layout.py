@@ -160,6 +160,12 @@ def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
     return Sizes(dict(counts), epoch, total, mixture)
 
 
+def _is_same_task(start: Pretrained, config: DictConfig, facts: Mapping[str, Facts]) -> bool:
+    """Return whether the run goes on with the very head that an earlier one trained."""
+    own, description = config.objective.get("_target_"), start.description
+    return description.labels == facts["main"].labels and description.objective["_target_"] == own
+
+
 def _of_these_labels(
     tensors: Mapping[str, Tensor], start: Pretrained, facts: Mapping[str, Facts]
 ) -> dict[str, Tensor]:
@@ -231,6 +237,8 @@ def lay_out(
         SelectionError: A pattern of the plan matches nothing.
         CheckpointError: The weights do not fill the model.
     """
+    if start is not None and tensors is not None and _is_same_task(start, config, facts):
+        asked["main"].objective.take_over(start.description.objective)
     losses = compose.losses(
         asked, facts, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )

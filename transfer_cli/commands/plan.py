@@ -5,7 +5,9 @@ large model takes no longer than one of a small one. Of the data only its size i
 """
 
 import time
+from pathlib import Path
 
+import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.adaptation.adaptation import Span
@@ -20,11 +22,13 @@ from transfer_cli.commands.layout import (
     warmup_problem,
 )
 from transfer_cli.commands.monitor import check_monitor
+from transfer_cli.commands.resume import config_to_resume
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.objectives.base import Facts
 from transfer_cli.optim.groups import Rates
+from transfer_cli.runs.directory import RunDirectory
 
 FLOAT = 4
 """Bytes of a number in float32."""
@@ -42,12 +46,13 @@ def plan_finetune(config: DictConfig) -> None:
 
 def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do; take `plan.steps` steps of it where its time is asked for."""
+    if config.resume is not None:
+        resumed = RunDirectory.open(Path(config.resume).expanduser(), "resume")
+        config = config_to_resume(config, resumed, command)
     layout = layout_without_weights(config, command)
     print(plan_text(config, layout))
     print(_memory_text(config, layout))
     if config.plan.steps is not None:
-        if config.plan.steps < 1:
-            raise ConfigError(f"plan.steps: must be at least 1, got {config.plan.steps}")
         print(_time_text(config, command))
 
 
@@ -127,6 +132,15 @@ def _rates(config: DictConfig, layout: Layout, span: Span) -> list[str]:
         layout.sizes.total_steps,
         per_stage=chosen.schedule_per == "stage",
     )
+    # Thousands of steps in between: the peak of a warm-up is looked for in steps near its end too.
+    ahead = compose.schedule(config).warmup_steps(layout.sizes.total_steps)
+    looked_at = {*np.linspace(span.begin, span.end - 1, 2000).astype(int).tolist(), ahead - 1}
+    course = [
+        rates.at(step, begin=span.begin, end=span.end, factor=span.rate)
+        for step in sorted(looked_at)
+        if span.begin <= step < span.end
+    ]
+    ends = course[0], course[-1], max(course)
     top = max(group.depth for group in layout.groups)
     found: list[tuple[list[LayerGroup], str]] = []
     for group in layout.groups:
@@ -140,11 +154,9 @@ def _rates(config: DictConfig, layout: Layout, span: Span) -> list[str]:
             else f" ({count} of {len(group.parameters)} tensors)"
         )
         scale = chosen.layer_scale(group.name, group.depth, top)
-        first, last = (
-            scale * rates.at(step, begin=span.begin, end=span.end, factor=span.rate)
-            for step in (span.begin, span.end - 1)
-        )
-        text = f"{first:.3g} to {last:.3g}{part}"
+        first, last, peak = (scale * multiplier for multiplier in ends)
+        over = f"up to {peak:.3g}, then " if peak > 1.001 * max(first, last) else "to "
+        text = f"{first:.3g} {over}{last:.3g}{part}"
         if found and found[-1][1] == text:
             found[-1][0].append(group)
         else:

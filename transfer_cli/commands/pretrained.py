@@ -57,24 +57,38 @@ class Pretrained:
         own, base = read(self.weights), self.description.base
         if base is None:
             return own
-        wanted = f"the backbone that this model was trained on (hash {base.hash[:8]})"
-        if self.base is not None:
-            places = [Path(self.base).expanduser()]
-        else:
-            places = [self.folder / base.relative, Path(base.path)]
-        there = [place for place in places if place.is_dir()]
-        if not there:
-            raise CheckpointError(
-                f"{self.weights} holds what was trained alone, and {wanted} is not at "
-                f"{places[-1]}; say where it is with base=RUN"
-            )
-        beneath = open_pretrained(str(there[0]), "base")._with_base(read, check=check)
+        place = self.base_place()
+        beneath = open_pretrained(str(place), "base")._with_base(read, check=check)
         if check and backbone_hash(beneath) != base.hash:
             raise CheckpointError(
-                f"{there[0]} is not {wanted}: its hash is {backbone_hash(beneath)[:8]}; "
+                f"{place} is not the backbone that this model was trained on (hash "
+                f"{base.hash[:8]}): its hash is {backbone_hash(beneath)[:8]}; "
                 "give the right one with base=RUN"
             )
         return beneath | own
+
+    def base_place(self) -> Path | None:
+        """Return where the model lies that this one refers to; None where it refers to none.
+
+        Raises:
+            CheckpointError: It is not there.
+        """
+        base = self.description.base
+        if base is None:
+            return None
+        if self.base is not None:
+            given = Path(self.base).expanduser()
+            if not given.is_dir():
+                raise CheckpointError(f"base: there is no folder {given}")
+            return given
+        places = [self.folder / base.relative, Path(base.path)]
+        for place in places:
+            if place.is_dir():
+                return place
+        raise CheckpointError(
+            f"{self.weights} holds what was trained alone, and the backbone that it was trained on "
+            f"(hash {base.hash[:8]}) is not at {places[-1]}; say where it is with base=RUN"
+        )
 
 
 def open_pretrained(path: str, key: str = "init_from", base: str | None = None) -> Pretrained:

@@ -78,7 +78,7 @@ class Source:
                 return start, config
             if config.get("init_from") is None:
                 break
-            start = open_pretrained(config.init_from)
+            start = open_pretrained(str(start.base_place() or config.init_from))
         raise CheckpointError(
             f"init_from: {self.start.weights} does not come from a language model, so there is no "
             "pretraining to go back to"

@@ -351,6 +351,8 @@ def _convert_plain(value: Any, hint: Any, key: str) -> Any:
     if _fits(value, hint):
         return value
     cure = f". Write {int(value)}" if hint is int and is_number and _is_whole(value) else ""
+    if hint is str and is_number:
+        cure = f""". If it is a length, say of what, for example '{key}={value} steps'"""
     raise ConfigError(f"{key}: expected {_a(hint)}, got {_shown(value)}{cure}")
 
 

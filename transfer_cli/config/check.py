@@ -44,14 +44,17 @@ def check_training(config: DictConfig) -> None:
         ConfigError: Names the key.
     """
     loop = config.loop
-    for name in ("steps", "batch", "micro_batch", "log_every", "patience", "max_bad_steps"):
-        if loop[name] is not None and loop[name] < 1:
-            raise ConfigError(f"loop.{name}: must be at least 1, got {loop[name]}")
+    counts = {
+        f"loop.{name}": loop[name]
+        for name in ("steps", "batch", "micro_batch", "log_every", "patience", "max_bad_steps")
+    }
+    counts |= {"plan.steps": config.plan.steps, "forgetting.blocks": config.forgetting.blocks}
+    for key, count in counts.items():
+        if count is not None and count < 1:
+            raise ConfigError(f"{key}: must be at least 1, got {count}")
     for name in ("epochs", "clip"):
         if loop[name] is not None and not loop[name] > 0:
             raise ConfigError(f"loop.{name}: must be above 0, got {loop[name]}")
-    if config.forgetting.blocks is not None and config.forgetting.blocks < 1:
-        raise ConfigError(f"forgetting.blocks: must be at least 1, got {config.forgetting.blocks}")
     if config.checkpoint.keep < 0:
         raise ConfigError(f"checkpoint.keep: must be 0 or more, got {config.checkpoint.keep}")
     for key, text in {

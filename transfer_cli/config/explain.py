@@ -23,6 +23,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from transfer_cli.config import describe
 from transfer_cli.config.flags import Request, quoted
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import nearest
@@ -116,6 +117,13 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
         typed = any(word.rpartition("=")[2] == name for word in request.overrides)
         where = "" if typed else _where(error)
         return f"{group}={name}: no such option{where}.{close} There are {', '.join(options)}"
+    loaded = re.search(r"Could not load '(.+)/([^/]+)'", text)
+    if loaded:
+        group, name = loaded[1], loaded[2]
+        known = [each.name for each in describe.options(request.config_dir) if each.group == group]
+        if known:
+            close = nearest(name, known)
+            return f"{group}={name}: no such option.{close} There are {', '.join(known)}"
     if "primary config" in text:
         name = error.missing_cfg_file or "?"
         return f"--config-name: there is no {name}.yaml in conf/ or in --config-dir"
@@ -139,7 +147,10 @@ def _experiments(request: Request) -> list[str]:
 def _broken_override(error: OverrideParseException) -> str:
     override = error.override
     if "=" not in override:
-        return f"{override}: expected KEY=VALUE or a flag"
+        return (
+            f"{override}: expected KEY=VALUE or a flag; a value with a space is written in quotes, "
+            "'KEY=two words'"
+        )
     return (
         f"{override}: a value with special characters needs quotes inside quotes: "
         f"{quoted(override)}"

@@ -66,7 +66,7 @@ def attach_records(
     every: int,
     several: bool,
 ) -> None:
-    """Write losses, gradient norm, every group's rate, stage and throughput every few steps."""
+    """Write losses, gradient norm, stage, throughput and the rate of what trains, at times."""
     clock = {"time": time.perf_counter(), "tokens": 0}
 
     @trainer.on(Events.ITERATION_COMPLETED)
@@ -86,7 +86,11 @@ def attach_records(
         values["gradient_norm"] = float(report.gradient_norm)
         values["tokens_per_second"] = clock["tokens"] / max(1e-9, now - clock["time"])
         values["stage"] = float((stage() or 0) + 1)
-        values |= {f"rate/{group['layer']}": group["lr"] for group in optimizer.param_groups}
+        values |= {
+            f"rate/{group['layer']}": group["lr"]
+            for group in optimizer.param_groups
+            if any(parameter.requires_grad for parameter in group["params"])
+        }
         recorder.write("train", step, values)
         clock.update(time=now, tokens=0)
 

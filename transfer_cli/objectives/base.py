@@ -136,6 +136,13 @@ class Objective(ABC):
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return what it adds beyond the backbone, by name; equal names are shared."""
 
+    def take_over(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - most decide nothing
+        """Take up what an earlier run decided for the very head that this one inherits.
+
+        Args:
+            options: Those that are stored with that head.
+        """
+
     def settle(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Decide what was left open until it is known which parameters ever train.
 

@@ -72,6 +72,11 @@ class Classification(Objective):
         )
         return {self.head: head}
 
+    def take_over(self, options: Mapping[str, Any]) -> None:
+        """Pool as the head has learnt to, when the choice is ours."""
+        if self.pooling == "auto" and "pooling" in options:
+            self.pooling = options["pooling"]
+
     def settle(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Pool by the mean when the choice is ours and the classification token cannot learn."""
         head = model.heads[self.head]

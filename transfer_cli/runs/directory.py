@@ -183,7 +183,10 @@ def find_model(path: Path, key: str) -> tuple[Path, Path]:
         _refuse_pickles([path], key)
         raise CheckpointError(f"{key}: {path} is a file; give the run directory that it belongs to")
     if not path.is_dir():
-        raise CheckpointError(f"{key}: there is no folder {path}")
+        raise CheckpointError(
+            f"{key}: there is no folder {path}; name a run directory, its model/ or one of its "
+            "checkpoints"
+        )
     if path.parent.name == CHECKPOINTS and (path.parent.parent / MODEL).is_dir():
         # A finished model may be of another build than its checkpoints; then they have their own.
         own = (path.parent / "model.json").is_file()
