@@ -147,7 +147,7 @@ def test_texts_that_are_too_long_are_cut_with_one_counted_warning(transfer, fine
     ended = transfer(*finetune, "data.train=given/long.csv", "data.validation=given/good.csv")
 
     assert ended.code == 0, ended.err
-    warnings = [line for line in ended.err.splitlines() if line.startswith("warning: ")]
+    warnings = [line for line in ended.err.splitlines() if line.startswith("warning: Cut ")]
     assert len(warnings) == 1
     assert warnings[0].startswith("warning: Cut 20 of 20 examples to 64 tokens")
 
