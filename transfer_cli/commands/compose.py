@@ -262,16 +262,27 @@ def base_rate(config: DictConfig) -> float:
     return float(rate)
 
 
-def optimizer(
-    config: DictConfig, trained: TransferModel, groups: Sequence[LayerGroup], chosen: Adaptation
-) -> Optimizer:
-    """Return the optimizer over all layer groups, built once for the whole run."""
+def parameter_groups(
+    trained: TransferModel, groups: Sequence[LayerGroup], chosen: Adaptation
+) -> list[dict[str, Any]]:
+    """Return the optimizer's groups: one for each layer group, two where weight decay differs.
+
+    Raises:
+        ConfigError: The layer scale does not fit the layer groups.
+    """
     heights = [Height(group.name, group.depth, group.parameters) for group in groups]
     parameters = dict(trained.named_parameters())
     penalty = chosen.penalty
     # A penalty of this kind is weight decay, towards another place than zero.
     decays = penalty is None or not penalty.replaces_weight_decay
-    made = optimizer_groups(parameters, heights, chosen.layer_scale, decay=lambda _: decays)
+    return optimizer_groups(parameters, heights, chosen.layer_scale, decay=lambda _: decays)
+
+
+def optimizer(
+    config: DictConfig, trained: TransferModel, groups: Sequence[LayerGroup], chosen: Adaptation
+) -> Optimizer:
+    """Return the optimizer over all layer groups, built once for the whole run."""
+    made = parameter_groups(trained, groups, chosen)
     return build(config.optimizer, "optimizer", Optimizer, params=made)
 
 

@@ -88,7 +88,8 @@ def layout_without_weights(config: DictConfig, command: str) -> Layout:
     if problem is not None:
         raise ConfigError(problem)
     check_monitor(config, layout.losses[0], tokenizer.size, shape.direction)
-    compose.optimizer(config, layout.model, layout.groups, chosen)
+    # The groups alone: to build an optimizer, torch loads its compiler.
+    compose.parameter_groups(layout.model, layout.groups, chosen)
     for loss in layout.losses:
         loss.objective.start(layout.model, layout.inherited)
     if chosen.penalty is not None and not layout.inherited:
