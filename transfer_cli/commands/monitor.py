@@ -7,7 +7,7 @@ from transfer_cli.batch import Batch
 from transfer_cli.engine.split import NO_TEXT
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.backbone import Backbone, BackboneShape, Direction
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.seeds import ExampleNoise
@@ -28,7 +28,7 @@ def _example(token: int) -> Batch:
     }
 
 
-def check_monitor(config: DictConfig, main: Loss, vocabulary: int, direction: str) -> None:
+def check_monitor(config: DictConfig, main: Loss, vocabulary: int, direction: Direction) -> None:
     """Refuse a `loop.monitor` that the main objective does not measure.
 
     The objective measures one made-up example with a model of the smallest size, which takes
@@ -38,7 +38,7 @@ def check_monitor(config: DictConfig, main: Loss, vocabulary: int, direction: st
         ConfigError: There is no such measure.
     """
     monitor = config.loop.monitor
-    shape = BackboneShape(8, 1, 1, 8, LENGTH, direction=direction)  # type: ignore[arg-type]
+    shape = BackboneShape(8, 1, 1, 8, LENGTH, direction=direction)
     state = torch.get_rng_state()
     small = Backbone(shape, vocabulary)
     model = TransferModel(small, main.objective.modules(small))

@@ -251,6 +251,7 @@ def fisher_of(
             for n in tqdm(range(count), desc="Fisher", disable=None, leave=False)
         )
         model = source.model(trained, tensors)
+        # Two words are known, and any other is refused there.
         found = fisher_information(model, source.objective, one_by_one, kind, seed=0)  # type: ignore[arg-type]
         # Of what the checkpoint holds: names that an edit added mean nothing to another run.
         kept = {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
