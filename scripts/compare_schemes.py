@@ -184,12 +184,17 @@ def is_finished(folder: Path) -> bool:
 
 
 def results_of(runs: Iterable[Run], out: Path) -> dict[Run, dict[str, Any]]:
-    """Return the results of those runs that are finished."""
-    return {
-        run: json.loads((out / run.name / "results.json").read_text(encoding="utf-8"))
-        for run in runs
-        if is_finished(out / run.name)
-    }
+    """Return the results of those runs that are finished, with how long they took."""
+    return {run: _results(out / run.name) for run in runs if is_finished(out / run.name)}
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    # Runs of earlier versions have all in the second.
+    for path in (folder / "timing.json", folder / "results.json"):
+        if path.exists():
+            found |= json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 # ----------------------------------------------------------------------------------- showing

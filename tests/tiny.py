@@ -16,8 +16,11 @@ from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.steps import Order
+from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import evaluate
+from transfer_cli.engine.parallel import Parallel, Replicated
 from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.sharded import Sharded, is_sharded
 from transfer_cli.engine.split import Dataset, Split
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, StepReport, TrainStep
@@ -218,7 +221,15 @@ def train_step(
         precision=recipe.precision,
         clip=recipe.clip,
         max_bad_steps=recipe.max_bad_steps,
+        parallel=_parallel(trained, losses),
     )
+
+
+def _parallel(trained: TransferModel, losses: Sequence[Loss]) -> Parallel | None:
+    if is_sharded(trained):
+        return Sharded(trained)
+    several = len({loss.stream for loss in losses}) > 1
+    return Replicated(trained, some_unused=several) if distributed.count() > 1 else None
 
 
 @dataclass

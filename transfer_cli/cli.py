@@ -25,10 +25,12 @@ from transfer_cli.errors import (
     EXIT_OUR_FAULT,
     EXIT_USER,
     ConfigError,
+    PeerError,
     SweepError,
     TransferError,
     nearest,
 )
+from transfer_cli.safe_files import escaped, printable
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -40,7 +42,10 @@ log = logging.getLogger(__name__)
 
 SHELLS = ("bash", "zsh", "fish")
 
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+_DISK_ERRORS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ELOOP,
+    errno.ENAMETOOLONG,
+)  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -126,15 +131,25 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         return
     request = flags.parse(words)
     _trust_plugins(request)
-    from transfer_cli.config import describe, launch
+    from transfer_cli.config import bounded_yaml, describe, launch
 
+    if request.config_dir is not None:
+        bounded_yaml.check_folder(request.config_dir)
     if request.asks_help:
         _print(describe.command_help(name, command, request))
         return
 
+    if request.multirun and _process_number() is not None:
+        raise ConfigError(
+            "-m: torchrun starts one run; for a sweep of such runs type transfer itself, with "
+            "devices=N -m"
+        )
+
     def task(config: "DictConfig") -> None:
-        module, _, function = command.function.rpartition(".")
-        getattr(importlib.import_module(module), function)(config)
+        # A launcher may have carried this to another process, where none of it has happened.
+        _trust_plugins(request)
+        with _console_log():
+            _perform(name, command, request, config)
 
     jobs = launch.Jobs(name, task, request.multirun, announce=_announce, report=_report)
     launch.launch(request, jobs)
@@ -147,6 +162,19 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
     _raise_failures(jobs)
 
 
+def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
+    """Do the work of a command, or have the processes that it starts do it."""
+    module, _, function = command.function.rpartition(".")
+    if command.scales:
+        from transfer_cli.commands import processes
+
+        processes.check(config)
+        if processes.wanted(config):
+            processes.start(name, request.flags, config)
+            return
+    getattr(importlib.import_module(module), function)(config)
+
+
 def _trust_plugins(request: "Request") -> None:
     """Let configs name classes of the packages given with --plugin, also from this folder."""
     if not request.plugins:
@@ -155,7 +183,8 @@ def _trust_plugins(request: "Request") -> None:
 
     from transfer_cli.config.build import trust
 
-    sys.path.append(str(Path.cwd()))
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     for package in request.plugins:
         if not package.isidentifier() or find_spec(package) is None:
             raise ConfigError(
@@ -168,13 +197,15 @@ def _announce(job: "Job") -> None:
     log.info("job %d: %s", job.number, " ".join(job.overrides) or "(as it is)")
 
 
-def _report(job: "Job") -> None:
+def _report(job: "Job") -> str:
     if job.error is None:
-        return
+        return ""
     line, _ = cause_and_cure(job.error)
     if line is None:
         _say("".join(traceback.format_exception(job.error)).rstrip())
-    _say(f"job {job.number} failed: {line or _name(job.error)}")
+    reason = line or _name(job.error)
+    _say(f"job {job.number} failed: {reason}")
+    return reason
 
 
 def _summarise(jobs: "Jobs") -> None:
@@ -239,6 +270,8 @@ def _print_completion_script(words: list[str]) -> None:
 
 def _fail(name: str, error: Exception, *, debug: bool) -> int:
     line, code = cause_and_cure(error)
+    if isinstance(error, PeerError) and not debug:
+        return code
     if line is None or debug:
         _say("".join(traceback.format_exception(error)).rstrip())
     if line is not None:
@@ -249,7 +282,7 @@ def _fail(name: str, error: Exception, *, debug: bool) -> int:
 def cause_and_cure(error: Exception) -> tuple[str | None, int]:
     """Return cause and cure of what a user can fix (else None), and the exit code."""
     if isinstance(error, TransferError):
-        return " ".join(str(error).split()), error.exit_code
+        return printable(str(error)), error.exit_code
     if _is_out_of_memory(error):
         return (
             "out of memory. Lower loop.micro_batch (the same result in smaller portions), "
@@ -258,7 +291,7 @@ def cause_and_cure(error: Exception) -> tuple[str | None, int]:
         )
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror}", EXIT_USER
+        return printable(f"{place}{error.strerror}"), EXIT_USER
     return None, EXIT_OUR_FAULT
 
 
@@ -272,6 +305,12 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _name(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _process_number() -> int | None:
+    """Return the number that torchrun gave this process; None without it."""
+    number = os.environ.get("RANK")
+    return int(number) if number is not None and "WORLD_SIZE" in os.environ else None
 
 
 # --- the terminal ------------------------------------------------------------------------------
@@ -291,7 +330,7 @@ class _Format(logging.Formatter):
     """The message alone; warnings and errors say what they are."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = escaped(super().format(record))
         if record.levelno >= logging.WARNING:
             return f"{record.levelname.lower()}: {text}"
         return text
@@ -299,10 +338,15 @@ class _Format(logging.Formatter):
 
 @contextlib.contextmanager
 def _console_log() -> Iterator[None]:
-    """Send what the package logs to standard error while a command runs."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Format("%(message)s"))
+    """Send what the package logs to standard error while a command runs; once, if nested."""
     ours = logging.getLogger("transfer_cli")
+    if any(isinstance(handler.formatter, _Format) for handler in ours.handlers):
+        yield
+        return
+    handler = logging.StreamHandler()
+    if _process_number():
+        handler.setLevel(logging.CRITICAL)  # the first process speaks for all
+    handler.setFormatter(_Format("%(message)s"))
     level = ours.level
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)

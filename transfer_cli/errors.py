@@ -7,6 +7,9 @@ escapes is our fault and keeps its traceback (exit code 1).
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_NAME = 100
+_MOST_NAMES = 10_000
+
 EXIT_DONE = 0
 EXIT_OUR_FAULT = 1
 EXIT_USER = 2
@@ -38,6 +41,10 @@ class CheckpointError(TransferError):
     """A run directory or checkpoint that is missing, damaged, unsafe or of another kind."""
 
 
+class FinishedError(CheckpointError):
+    """A run that is asked to go on and has nothing left to do."""
+
+
 class RunError(TransferError):
     """A run that cannot start or go on: its directory, its device, its memory, its disk."""
 
@@ -54,6 +61,32 @@ class StoppedError(TransferError):
     exit_code = EXIT_STOPPED
 
 
+class PeerError(TransferError):
+    """Another process of the run has failed and says why; this one ends without a word.
+
+    Args:
+        message: For a log.
+        exit_code: What this process ends with.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class WorkerError(TransferError):
+    """A process that was started to work on a run was killed.
+
+    Args:
+        message: What became of it.
+        exit_code: What a shell would call that.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class SweepError(TransferError):
     """A sweep in which at least one job failed."""
 
@@ -62,5 +95,7 @@ class SweepError(TransferError):
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the choice closest to `word`, or "" when none is close."""
-    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    # Names are short and few. To compare what a hostile file holds instead could take hours.
+    names = [name for name in choices if len(name) <= _LONGEST_NAME][:_MOST_NAMES]
+    close = difflib.get_close_matches(word[:_LONGEST_NAME], names, n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -389,7 +389,7 @@ def test_no_space_for_the_output(refusal, finetuned, tmp_path, command):
 
 
 def test_a_model_that_no_memory_holds(refusal, pretrain):
-    line = refusal(*pretrain, f"model.width={2**40}")
+    line = refusal(*pretrain, f"model.width={2**24}")
 
     assert "out of memory" in line
     assert "loop.micro_batch" in line

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.functional
 FILES = {
     "config.yaml", "overrides.txt", "presets.json", "environment.json", "status.json",
     "results.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "plan.txt",
+    "timing.json", "speed.jsonl", ".lock",
 }  # fmt: skip
 
 TEXT_MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte"}
@@ -67,9 +68,19 @@ def test_the_results_are_what_reports_read(pretrained, read_json):
     assert found["seen"]["steps"] == 6
     assert found["seen"]["examples"] == 6 * 8
     assert found["seen"]["tokens"] == 6 * 8 * 32
-    assert found["seconds"] > 0
-    assert set(found["per_second"]) == {"tokens", "examples"}
     assert {"python", "torch", "transfer-cli"} <= set(found["versions"])
+
+
+def test_what_depends_on_the_clock_is_apart(pretrained, read_json):
+    timing = read_json(pretrained / "timing.json")
+    speeds = read_metrics(pretrained / "speed.jsonl")
+
+    assert timing["seconds"] > 0
+    assert timing["peak_memory_bytes"] > 2**20
+    assert set(timing["per_second"]) == {"tokens", "examples"}
+    assert not set(timing) & set(read_json(pretrained / "results.json"))
+    assert [speed["step"] for speed in speeds] == [1, 2, 3, 4, 5, 6]
+    assert all(speed["tokens_per_second"] > 0 for speed in speeds)
 
 
 def test_a_record_is_written_for_each_step_and_each_validation(pretrained):
@@ -81,7 +92,7 @@ def test_a_record_is_written_for_each_step_and_each_validation(pretrained):
 
     assert steps == {"train": [1, 2, 3, 4, 5, 6], "validation": [3, 6], "test": [6]}
     first = records[0]
-    assert {"loss", "gradient_norm", "tokens_per_second", "stage"} <= set(first)
+    assert {"loss", "gradient_norm", "stage"} <= set(first)
     assert {"rate/embeddings", "rate/block.0"} <= set(first)
 
 

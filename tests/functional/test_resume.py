@@ -1,5 +1,6 @@
 """`resume=RUN`: a run that was stopped ends as one that was not."""
 
+import hashlib
 import json
 import logging
 import pickle
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from transfer_cli.runs.records import read_metrics
+from transfer_cli.commands.job import Job
+from transfer_cli.runs import checkpoint
 
 pytestmark = pytest.mark.functional
 
@@ -75,15 +78,20 @@ def weights(run, part="model"):
 
 
 def records(run):
-    """Return all records, without the one number that depends on the clock."""
-    found = read_metrics(Path(run) / "metrics.jsonl")
-    return [{name: record[name] for name in record if "per_second" not in name} for record in found]
+    """Return all records, to the last byte."""
+    return (Path(run) / "metrics.jsonl").read_text()
 
 
 def results(run):
-    found = json.loads((Path(run) / "results.json").read_text())
-    timed = ("seconds", "per_second", "peak_memory_bytes")
-    return {name: found[name] for name in found if name not in timed}
+    """Return the final measures, to the last byte."""
+    return (Path(run) / "results.json").read_text()
+
+
+def curves(run):
+    """Return the points of all curves but those that depend on the clock."""
+    found = EventAccumulator(str(Path(run) / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    names = [name for name in found.Tags()["scalars"] if "per_second" not in name]
+    return {name: [(p.step, p.value) for p in found.Scalars(name)] for name in names}
 
 
 def status(run):
@@ -120,6 +128,7 @@ def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kin
     assert weights("run") == weights("whole")
     assert records("run") == records("whole")
     assert results("run") == results("whole")
+    assert curves("run") == curves("whole")
     assert status("run")["status"] == "finished"
 
 
@@ -171,7 +180,7 @@ def test_a_run_that_gave_up_does_not_go_on_training(transfer, stopped, words_of)
     again = transfer("pretrain", "resume=run")
 
     assert resumed.code == 0, resumed.err
-    assert results("run")["seen"]["steps"] == 6
+    assert json.loads(results("run"))["seen"]["steps"] == 6
     assert again.code == 2
     assert "loop.patience" in again.err
 
@@ -205,6 +214,198 @@ def test_a_signal_from_the_shell_stops_a_run_with_a_checkpoint(shell, words_of, 
         assert status(runs[number])["status"] == "stopped"
 
 
+# --- resume=auto -------------------------------------------------------------------------------
+
+
+def test_the_same_command_begins_a_run_goes_on_with_it_and_then_has_nothing_to_do(
+    transfer, stopped, words_of
+):
+    words = words_of("clm", "loop.steps=6", "resume=auto")
+    assert transfer(*words, "run.dir=whole").code == 0
+
+    ended = stopped(3, *words, "run.dir=run")
+    resumed = transfer(*words, "run.dir=run")
+    before = sorted((path, path.stat().st_mtime_ns) for path in Path("run").rglob("*"))
+    again = transfer(*words, "run.dir=run")
+
+    assert ended.code == 75
+    assert resumed.code == 0, resumed.err
+    assert "going on after step 3" in resumed.err
+    assert weights("run") == weights("whole")
+    assert records("run") == records("whole")
+    assert results("run") == results("whole")
+    assert again.code == 0
+    assert "run is finished" in again.err
+    assert again.err.count("\n") == 1
+    assert sorted((path, path.stat().st_mtime_ns) for path in Path("run").rglob("*")) == before
+
+
+def test_what_an_unchanged_command_adds_and_takes_away_is_no_contradiction(transfer, words_of):
+    words = words_of("clm", "+objective@losses.second=clm", "losses.second.weight=0.5",
+                     "~optimizer.betas", "run.dir=run", "resume=auto")  # fmt: skip
+    assert transfer(*words, "loop.steps=3").code == 0
+
+    longer = transfer(*words, "loop.steps=4")
+
+    assert longer.code == 0, longer.err
+    assert "going on after step 3" in longer.err
+    assert len(set(Path("run/overrides.txt").read_text().splitlines())) == len(words) + 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "key"),
+    [
+        (("seed=1",), "seed=1 contradicts the run's seed=0"),
+        (("objective=mlm",), "objective"),
+        (("+objective@losses.second=clm",), "losses.second"),
+        (("optimizer.lr=0.5",), "optimizer.lr=0.5 contradicts the run's optimizer.lr=0.00025"),
+    ],
+)
+def test_another_command_for_the_same_directory_is_refused(transfer, words_of, typed, key):
+    words = words_of("clm", "loop.steps=2", "run.dir=run", "resume=auto")
+    assert transfer(*words).code == 0
+    before = records("run"), status("run")
+
+    ended = transfer(*words, *typed)
+
+    assert ended.code == 2
+    assert f"resume: {key}" in ended.err
+    assert "choose another run.dir" in ended.err
+    assert ended.err.count("\n") == 1
+    assert (records("run"), status("run")) == before
+
+
+def test_auto_needs_to_know_where(transfer, words_of):
+    ended = transfer(*words_of("clm"), "resume=auto")
+
+    assert ended.code == 2
+    assert ended.err == (
+        "transfer pretrain: resume: auto goes on with the run in run.dir; add run.dir=FOLDER, the "
+        "same each time\n"
+    )
+
+
+def test_a_run_that_diverged_before_its_first_checkpoint_begins_again(transfer, words_of):
+    words = words_of("clm", "loop.steps=20", "optimizer.lr=1e30", "loop.clip=null", "run.dir=run",
+                     "loop.max_bad_steps=1", "checkpoint.every=20 steps", "resume=auto",
+                     "loop.evaluate_every=20 steps")  # fmt: skip
+    first = transfer(*words)
+    lines = records("run")
+
+    again = transfer(*words)
+
+    assert first.code == again.code == 4
+    assert "starting from the beginning" in again.err
+    assert records("run") == lines
+    steps = [step for step, _ in curves("run")["train/loss"]]
+    assert steps == sorted(set(steps))
+
+
+def test_what_is_no_run_of_ours_is_left_alone_by_auto(transfer, words_of):
+    Path("run").mkdir()
+    Path("run/thesis.tex").touch()
+
+    ended = transfer(*words_of("clm"), "run.dir=run", "resume=auto")
+
+    assert ended.code == 2
+    assert "run.dir: run is not empty" in ended.err
+    assert [path.name for path in Path("run").iterdir()] == ["thesis.tex"]
+
+
+def test_a_sweep_goes_on_where_it_was(transfer, words_of):
+    words = words_of("clm", "loop.steps=2", "seed=0,1", "-m", "run.dir=sweep", "resume=auto")
+    assert transfer(*words).code == 0
+    shutil.rmtree("sweep/1")
+
+    ended = transfer(*words)
+
+    assert ended.code == 0, ended.err
+    assert "sweep/0 is finished" in ended.err
+    assert status("sweep/1")["status"] == "finished"
+
+
+def test_a_plan_is_of_the_run_that_auto_would_go_on_with(transfer, words_of):
+    words = words_of("clm", "loop.steps=2", "run.dir=run", "resume=auto")
+    new = transfer("plan", *words)
+    assert transfer(*words).code == 0
+
+    found = transfer("plan", *words)
+
+    assert new.code == found.code == 0, found.err
+    assert new.out == found.out
+
+
+# --- damaged -----------------------------------------------------------------------------------
+
+
+def test_the_checkpoint_before_a_damaged_one_is_used(transfer, stopped, words_of):
+    words = words_of("clm", "loop.steps=8", "checkpoint.keep=0", "loop.evaluate_every=1 steps")
+    assert transfer(*words, "run.dir=whole").code == 0
+    assert stopped(6, *words, "run.dir=run").code == 75
+    file = Path("run/checkpoints/step-00000006/train_state.pt")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+    resumed = transfer("pretrain", "resume=run")
+
+    assert resumed.code == 0, resumed.err
+    warning = next(line for line in resumed.err.splitlines() if line.startswith("warning"))
+    assert "step-00000006/train_state.pt is damaged" in warning
+    assert "step 4" in warning
+    assert "going on after step 4" in resumed.err
+    assert weights("run") == weights("whole")
+    assert weights("run", "checkpoints/best") == weights("whole", "checkpoints/best")
+    assert records("run") == records("whole")
+    assert results("run") == results("whole")
+    assert curves("run") == curves("whole")
+
+
+def test_best_weights_found_after_the_checkpoint_are_not_the_best_yet(
+    transfer, stopped, words_of, monkeypatch
+):
+    words = words_of("clm", "loop.steps=5", "loop.evaluate_every=1 steps", "checkpoint.keep=0",
+                     "checkpoint.every=2 steps")  # fmt: skip
+    assert stopped(4, *words, "run.dir=run").code == 75
+    shutil.copytree("run/checkpoints/step-00000002/best", "early")
+    for path in Path("run/checkpoints").glob("step-*4"):
+        shutil.rmtree(path)  # killed before it was written, though after the best of step 4 was
+    assert json.loads(Path("run/checkpoints/best/meta.json").read_text())["step"] == 4
+
+    # On a machine that does not repeat its sums: nothing better is found any more.
+    monkeypatch.setattr(Job, "_measures", lambda job, name: {"loss": 1e9})
+    resumed = transfer("pretrain", "resume=run")
+
+    assert resumed.code == 0, resumed.err
+    assert json.loads(results("run"))["best_step"] == 2
+    assert weights("run") == Path("early/weights.safetensors").read_bytes()
+
+
+def test_a_run_of_an_earlier_version_is_resumed(transfer, stopped, words_of):
+    words = words_of("clm", "loop.steps=6")
+    assert transfer(*words, "run.dir=whole").code == 0
+    assert stopped(3, *words, "run.dir=run").code == 75
+    run = Path("run")
+    for folder in run.glob("checkpoints/*"):
+        meta = json.loads((folder / "meta.json").read_text())
+        (folder / "meta.json").write_text(json.dumps({"format": 1, "step": meta["step"]}))
+        shutil.rmtree(folder / "best", ignore_errors=True)
+    state = torch.load(run / "checkpoints/step-00000003/train_state.pt", weights_only=True)
+    del state["records"]
+    torch.save(state, run / "checkpoints/step-00000003/train_state.pt")
+    for name in (".lock", "speed.jsonl"):
+        (run / name).unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 4, "loss": 1.0}\n{"kind": "tr')
+
+    resumed = transfer("pretrain", "resume=run")
+
+    assert resumed.code == 0, resumed.err
+    assert weights("run") == weights("whole")
+    assert records("run") == records("whole")
+    assert results("run") == results("whole")
+
+
 # --- extended ----------------------------------------------------------------------------------
 
 
@@ -219,7 +420,7 @@ def test_a_run_that_is_made_longer_ends_as_one_that_was_long_from_the_start(tran
     assert weights("run") == weights("long")
     last = "checkpoints/step-00000009"
     assert weights("run", last) == weights("long", last)
-    assert results("run")["seen"] == results("long")["seen"]
+    assert results("run") == results("long")
     assert yaml.safe_load(Path("run/config.yaml").read_text())["loop"]["steps"] == 9
     assert transfer("pretrain", "resume=run").code == 2
 
@@ -314,11 +515,18 @@ class Bomb:
 @pytest.mark.parametrize("as_torch_does", [True, False])
 def test_code_in_a_checkpoint_is_not_run(transfer, copied, tmp_path, as_torch_does):
     marker = tmp_path / "marker"
-    file = copied / "checkpoints" / "step-00000002" / "train_state.pt"
+    folder = copied / "checkpoints" / "step-00000002"
+    file = folder / "train_state.pt"
     if as_torch_does:
         torch.save(Bomb(marker), file)
     else:
         file.write_bytes(pickle.dumps(Bomb(marker), protocol=2))
+    # With its hash in the list of files: whoever writes the one can write the other.
+    meta, content = json.loads((folder / "meta.json").read_text()), file.read_bytes()
+    digest = hashlib.blake2b(content, digest_size=32).hexdigest()
+    meta["files"]["train_state.pt"] = {"bytes": len(content), "blake2b": digest}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    checkpoint.verify(folder)
 
     ended = transfer("pretrain", f"resume={copied}", "loop.steps=4")
 

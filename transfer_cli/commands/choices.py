@@ -1,8 +1,6 @@
-"""What the user typed and chose, and the config that came of it."""
+"""What the user typed and chose."""
 
-import json
-
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 
 def presets() -> dict[str, str]:
@@ -29,9 +27,3 @@ def typed_overrides() -> list[str]:
     # comes out, which the annotation of `to_container` cannot say.
     typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     return [str(override) for override in typed]  # type: ignore[union-attr]
-
-
-def as_yaml(config: DictConfig) -> str:
-    """Return the config, resolved, as YAML."""
-    plain = OmegaConf.to_container(config, resolve=True)
-    return OmegaConf.to_yaml(OmegaConf.create(json.loads(json.dumps(plain))))

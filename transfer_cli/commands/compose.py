@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.edits import Edit
-from transfer_cli.commands.pretrained import Pretrained
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision, choose_device
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, nearest
@@ -28,6 +28,9 @@ from transfer_cli.optim.groups import Height, optimizer_groups
 from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.optim.schedules import Schedule
 from transfer_cli.seeds import derive
+
+if TYPE_CHECKING:
+    from transfer_cli.commands.pretrained import Pretrained
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +235,7 @@ def edit_nodes(config: DictConfig) -> dict[str, Any]:
     return {str(name): found for name, found in plain.items() if found is not None}
 
 
-def say_loaded(report: LoadReport, start: Pretrained) -> None:
+def say_loaded(report: LoadReport, start: "Pretrained") -> None:
     """Say what was loaded, what is new and what was dropped."""
     log.info("loaded %d tensors from %s", len(report.loaded), start.weights)
     for what, names in (("new", report.new), ("dropped", report.dropped)):
@@ -288,4 +291,5 @@ def optimizer(
 
 def machine(config: DictConfig) -> Precision:
     """Return the device and what to compute in on it."""
-    return Precision.choose(config.precision, choose_device(config.device))
+    number = distributed.local_rank() if distributed.started_by_torchrun() else None
+    return Precision.choose(config.precision, choose_device(config.device, number))

@@ -85,15 +85,13 @@ def stream(config: DictConfig, name: str, tokenizer: Tokenizer, shape: BackboneS
                 f"streams.{name}.{option}: a stream has no such option.{close} "
                 f"It has {', '.join(STREAM_OPTIONS)}"
             )
-    key = f"streams.{name}.data"
-    found = build(config.streams[name].get("data"), key, object)
+    node = config.streams[name].get("data")
+    found: TextData | TaskData = build(node, f"streams.{name}.data", TextData | TaskData)
     if isinstance(found, TaskData):
         labelled = found.load(data_folder(config.data_dir), config.seed)
         prepared = task(labelled, found.length, tokenizer, shape)
-    elif isinstance(found, TextData):
-        prepared = encoded_text(found, config, tokenizer, shape)
     else:
-        raise ConfigError(f"{key}: {type(found).__name__} is no data source")
+        prepared = encoded_text(found, config, tokenizer, shape)
     scored = count_of(config.streams[name].get("scored"), f"streams.{name}.scored")
     if scored is None:
         return prepared
@@ -123,7 +121,7 @@ def source(config: DictConfig, kind: type[TextData] | type[TaskData]) -> Any:
     Raises:
         ConfigError: It is text where labels are needed, or the other way round.
     """
-    found = build(config.data, "data", object)
+    found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
     if isinstance(found, kind):
         return found
     if kind is TaskData:

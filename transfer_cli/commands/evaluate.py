@@ -7,10 +7,12 @@ import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.commands import compose, datasets
+from transfer_cli.commands.processes import together
 from transfer_cli.commands.trained import Trained, open_trained
 from transfer_cli.data.corpus import TextBlocks, encode_text
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
+from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import evaluate as score
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.split import Split
@@ -18,6 +20,7 @@ from transfer_cli.errors import ConfigError, DataError, nearest
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.directory import write_json
+from transfer_cli.safe_files import escaped
 
 ASKED = (*datasets.SPLITS, "all")
 BASELINES = ("none", "unigram")
@@ -26,25 +29,31 @@ BASELINES = ("none", "unigram")
 def evaluate(config: DictConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
     _check(config)
+    together(config, lambda: _evaluate(config))
+
+
+def _evaluate(config: DictConfig) -> None:
     precision = compose.machine(config)
     trained = open_trained(config.run, precision, config.base)
     if config.data is None:
         config.data_dir = datasets.data_dir_of(trained.config, config)
     names = datasets.SPLITS if config.split == "all" else (config.split,)
     source = data_source(config, trained)
-    if isinstance(source, TextData):
-        splits = _text(config, source, trained, names)
-    else:
-        splits = _labelled(config, source, trained, names)
+    of_kind = _text if isinstance(source, TextData) else _labelled
+    with distributed.main_first():
+        splits = of_kind(config, source, trained, names)
     model = trained.model
     if config.baseline == "unigram":
-        model = _unigram(config, source, trained).to(precision.device)
+        with distributed.main_first():
+            model = _unigram(config, source, trained).to(precision.device)
         # Its log shares are weights: half precision would round the yardstick.
         precision = Precision("fp32", precision.device)
     scores = {
         split.name: score(model, trained.objective, split, batch=config.batch, precision=precision)
         for split in splits
     }
+    if not distributed.is_main():
+        return
     measures = {name: found.measures for name, found in scores.items()}
     say(measures)
     for name, found in scores.items():
@@ -82,6 +91,7 @@ def say(measures: dict[str, dict[str, float]]) -> None:
 
 def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -> None:
     """Print a confusion table: a row for each label given, a column for each one predicted."""
+    labels = tuple(escaped(label) for label in labels)
     wide = max(6, *(len(label) for label in labels)) + 1
     print(f"{split} confusion, rows are labels, columns predictions")
     print(" " * wide + "".join(f"{label:>{wide}}" for label in labels))
@@ -89,9 +99,7 @@ def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -
         print(f"{label:<{wide}}" + "".join(f"{count:>{wide}}" for count in row))
 
 
-def _text(
-    config: DictConfig, source: TextData, trained: Trained, names: tuple[str, ...]
-) -> list[Split]:
+def _text(config: DictConfig, source: Any, trained: Trained, names: tuple[str, ...]) -> list[Split]:
     shape = trained.start.description.shape
     length = datasets.block_length(source.length, shape.positions)
     raw = source.splits(datasets.data_folder(config.data_dir), trained.config.seed, only=names)
@@ -119,7 +127,7 @@ def _unigram(config: DictConfig, source: Any, trained: Trained) -> TransferModel
 
 
 def _labelled(
-    config: DictConfig, source: TaskData, trained: Trained, names: tuple[str, ...]
+    config: DictConfig, source: Any, trained: Trained, names: tuple[str, ...]
 ) -> list[Split]:
     description = trained.start.description
     data = source.load(datasets.data_folder(config.data_dir), trained.config.seed)

@@ -28,7 +28,7 @@ def inspect(config: DictConfig) -> None:
     """Print samples with their tokens and targets, lengths, labels, unknown tokens and overlaps."""
     if config.samples < 0:
         raise ConfigError(f"samples: must be 0 or more, got {config.samples}")
-    found = build(config.data, "data", object)
+    found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
     start = pretrained.start_of(config)
     shape = SHAPE if start is None else start.description.shape
     if start is None and config.model is not None:

@@ -4,10 +4,13 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from torch import Tensor
 
 from transfer_cli.commands import choices
 from transfer_cli.commands.environment import versions
@@ -22,28 +25,42 @@ from transfer_cli.commands.outcome import (
 from transfer_cli.commands.parts import Parts
 from transfer_cli.commands.plan import plan_text
 from transfer_cli.commands.summary import say_results, say_start
-from transfer_cli.engine import handlers
+from transfer_cli.config.stored import as_yaml
+from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.evaluate import Scores, evaluate, samples
+from transfer_cli.engine.parallel import whole
 from transfer_cli.engine.split import Split, some_of
 from transfer_cli.engine.step import Loss
 from transfer_cli.engine.train import Progress, build_trainer, run_trainer
-from transfer_cli.errors import CheckpointError, RunError, StoppedError
+from transfer_cli.errors import CheckpointError, FinishedError, RunError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.model.lora import merge_lora
 from transfer_cli.model.weights import (
+    DESCRIPTION,
+    WEIGHTS,
     load_strictly,
     read_description,
     read_weights,
-    save_weights,
+    save_tensors,
     write_description,
 )
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_json, write_text
+from transfer_cli.runs.directory import (
+    TOKENIZER,
+    RunDirectory,
+    write_file_in,
+    write_json,
+    write_text,
+)
+from transfer_cli.runs.records import drop_after
 
 log = logging.getLogger(__name__)
 
 SAMPLES = 8
 """Predictions that TensorBoard shows at each validation."""
+
+SAVING = 0.02
+"""The share of the time that `checkpoint.every=auto` leaves to saving."""
 
 
 class Job:
@@ -62,45 +79,64 @@ class Job:
         self._parts = parts
         self._run = run
         self._progress = Progress()
+        self._main = distributed.is_main()
         self._began = time.perf_counter()
         self._before = 0.0
+        self._mark: Callable[[], dict[str, int]] = dict
 
     def go(self, *, resuming: bool) -> None:
         """Train, then score the best weights, and leave the run directory complete."""
         run, progress = self._run, self._progress
         if resuming:
             self._take_up()
-            # The next resume must find what this one was given.
-            write_text(run.config, choices.as_yaml(self._config))
-            typed = "".join(f"{word}\n" for word in choices.typed_overrides())
-            write_text(run.overrides, run.overrides.read_text(encoding="utf-8") + typed)
+            self._note_what_was_typed()
         start_step = progress.step
         try:
-            recorder = handlers.Recorder(run.metrics, run.tensorboard, start_step)
+            recorder = self._recorder(start_step + 1 if resuming else None)
+            self._mark = recorder.mark
             with contextlib.closing(recorder):
-                shown = f"```yaml\n{choices.as_yaml(self._config)}```"
+                shown = f"```yaml\n{as_yaml(self._config)}```"
                 recorder.writer.add_text("config", shown, start_step)
                 recorder.writer.add_text("plan", self._plan(), start_step)
                 say_start(self._command, run.path, self._parts, self._config)
-                run.set_status("running")
+                if self._main:
+                    run.set_status("running")
                 self._train(recorder, start_step)
                 self._finish(recorder)
         except BaseException as error:
+            if not self._main:
+                raise
             if progress.step == 0 and not resuming:
                 run.discard()
             else:
                 self._say_why(error)
             raise
 
+    def _recorder(self, purge_step: int | None) -> handlers.Recorder | handlers.NoRecorder:
+        if not self._main:
+            return handlers.NoRecorder()
+        return handlers.Recorder(self._run, purge_step)
+
+    def _note_what_was_typed(self) -> None:
+        """Let the next resume find what this one was given."""
+        run = self._run
+        if not self._main:
+            return
+        write_text(run.config, as_yaml(self._config))
+        noted = run.overrides.read_text(encoding="utf-8") if run.overrides.exists() else ""
+        new = [word for word in choices.typed_overrides() if word not in noted.splitlines()]
+        write_text(run.overrides, noted + "".join(f"{word}\n" for word in new))
+
     def _say_why(self, error: BaseException) -> None:
         """Write into the run directory why the run ends before its end."""
         stopped = isinstance(error, KeyboardInterrupt | StoppedError)
+        reason = str(error) or type(error).__name__
+        if distributed.is_lost_connection(error):
+            reason = "another process failed or is gone"
         with contextlib.suppress(RunError):  # a full disk may be the very reason
-            self._run.set_status(
-                "stopped" if stopped else "failed", str(error) or type(error).__name__
-            )
+            self._run.set_status("stopped" if stopped else "failed", reason)
 
-    def _train(self, recorder: handlers.Recorder, start_step: int) -> None:
+    def _train(self, recorder: handlers.Recorder | handlers.NoRecorder, start_step: int) -> None:
         parts, loop = self._parts, self._config.loop
         optimizer = parts.step.optimizer
         trainer = build_trainer(parts.step, self._progress)
@@ -113,7 +149,8 @@ class Job:
             several=len(parts.layout.losses) > 1,
         )
         what = "tokens" if self._command == "pretrain" else "examples"
-        handlers.attach_progress(trainer, optimizer, parts.total_steps, what)
+        if self._main:
+            handlers.attach_progress(trainer, optimizer, parts.total_steps, what)
         if "validation" in parts.data.splits:
 
             def on_measures(step: int, measures: dict[str, float]) -> None:
@@ -134,8 +171,14 @@ class Job:
                 on_measures=on_measures,
                 on_best=self._keep_best,
             )
+        saving = self._config.checkpoint
         handlers.attach_checkpoints(
-            trainer, self._save, Length.parse_rhythm(self._config.checkpoint.every)
+            trainer,
+            self._save,
+            Length.parse_rhythm("1 epoch" if saving.every == "auto" else saving.every),
+            saving.minutes,
+            share=SAVING if saving.every == "auto" else None,
+            agree=lambda now: bool(distributed.largest(now and self._main)),
         )
         resume = f"transfer {self._command} resume={self._run.path}"
         with (
@@ -208,42 +251,130 @@ class Job:
         return "\n".join(["| input | wanted | predicted |", "|---|---|---|", *rows])
 
     def _keep_best(self, step: int) -> None:
-        checkpoint.write(self._run.best, step, self._write_weights, None)
+        if not self._main and not self._parts.sharded:
+            return
+        tensors = self._tensors()
+        if self._main:
+            checkpoint.keep_best(self._run.best, step, partial(save_tensors, tensors))
 
     def _save(self) -> None:
-        self._progress.seconds = self._before + time.perf_counter() - self._began
-        state = {"step": self._parts.step.state_dict(), "progress": self._progress.state_dict()}
-        folder = self._run.checkpoints / checkpoint.name(self._progress.step)
-        checkpoint.write(folder, self._progress.step, self._write_weights, state)
-        checkpoint.prune(self._run.checkpoints, self._config.checkpoint.keep)
+        if not self._main and not self._parts.sharded:
+            return
+        run, progress = self._run, self._progress
+        progress.seconds = self._before + time.perf_counter() - self._began
+        state = {
+            "step": self._parts.step.state_dict(),
+            "progress": progress.state_dict(),
+            "records": self._mark(),
+        }
+        folder = run.checkpoints / checkpoint.name(progress.step)
+        best = run.best if progress.best is not None else None
+        if self._parts.sharded:
+            self._save_parts(folder, state, best)
+        else:
+            write = partial(save_tensors, self._tensors())
+            checkpoint.write(folder, progress.step, write, state, best)
+        if self._main:
+            checkpoint.prune(run.checkpoints, self._config.checkpoint.keep, progress.step)
 
-    def _write_weights(self, folder: Path) -> None:
-        save_weights(self._parts.model, folder, self._parts.leave_out)
+    def _save_parts(self, folder: Path, state: Mapping[str, Any], best: Path | None) -> None:
+        """Write a checkpoint of which every process writes its own part, into the same folder."""
+        from transfer_cli.engine import sharded
+
+        model = self._parts.model
+        if not self._main:
+            sharded.save(Path(distributed.from_main("")), model, state)
+            return
+        plain: dict[str, Any] = {}
+
+        def write(temporary: Path) -> None:
+            distributed.from_main(str(temporary))
+            plain.update(sharded.save(temporary, model, state))
+
+        checkpoint.write(folder, self._progress.step, write, plain, best)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the weights to be stored, whole; where the model is sharded all have to ask."""
+        own = self._parts.model.state_dict()
+        return {n: whole(own[n]).cpu() for n in own if n not in self._parts.leave_out}
 
     def _read_weights(self, folder: Path) -> None:
-        parts = self._parts
-        load_strictly(parts.model, read_weights(folder), folder, parts.leave_out)
+        parts, tensors = self._parts, read_weights(folder)
+        if parts.sharded:
+            from transfer_cli.engine.sharded import as_part
+
+            own = parts.model.state_dict()
+            tensors = {n: as_part(t, own[n]) if n in own else t for n, t in tensors.items()}
+        load_strictly(parts.model, tensors, folder, parts.leave_out)
+
+    def _read_checkpoint(self, found: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
+        """Fill model, optimizer and stages, whether they were written whole or in parts."""
+        step, in_parts = self._parts.step, checkpoint.is_in_parts(found)
+        if in_parts or self._parts.sharded:
+            from transfer_cli.engine import sharded
+
+            if in_parts:
+                state = sharded.load(found.path, self._parts.model, state)
+            else:
+                state = {**state, "step": sharded.spread(state["step"], step)}
+        step.load_state_dict(state["step"])
+        if not in_parts:
+            self._read_weights(found.path)
 
     def _take_up(self) -> None:
-        """Go on from the newest checkpoint; from the beginning where there is none."""
-        found = checkpoint.find_all(self._run.checkpoints)
-        if not found:
+        """Go on from the newest checkpoint that is whole; from the beginning where there is none.
+
+        What the run wrote after it is forgotten, so that it can be written again.
+        """
+        run, progress = self._run, self._progress
+        newest = self._newest()
+        if newest is None:
             log.info("no checkpoint yet: starting from the beginning")
+            if self._main:
+                checkpoint.remove(run.best)
+                handlers.rewind(run, {})
             return
-        newest = found[-1]
         state = checkpoint.read_state(newest)
-        self._progress.load_state_dict(state["progress"])
-        self._parts.step.load_state_dict(state["step"])
-        if self._ended() and self._run.read_status() == "finished":
-            raise CheckpointError(
-                f"resume: {self._run.path} is finished after {self._progress.step} steps; "
-                f"to go on, give it more, for example loop.steps={2 * self._progress.step}"
+        with checkpoint.fitting(newest):
+            progress.load_state_dict(state["progress"])
+            self._parts.stages.load_ends(state["step"]["stages"])
+            ended = self._ended()
+        if ended and run.read_status() == "finished":
+            raise FinishedError(
+                f"resume: {run.path} is finished after {progress.step} steps; "
+                f"to go on, give it more, for example loop.steps={2 * progress.step}"
                 + (" loop.patience=null" if self._config.loop.patience is not None else "")
             )
         self._check_base()
-        self._read_weights(newest.path)
-        self._before = self._progress.seconds
-        log.info("going on after step %d", self._progress.step)
+        with checkpoint.fitting(newest):
+            self._read_checkpoint(newest, state)
+        if self._main:
+            self._forget_what_came_after(newest, state)
+        self._before = progress.seconds
+        log.info("going on after step %d", progress.step)
+
+    def _newest(self) -> checkpoint.Checkpoint | None:
+        """Return the newest checkpoint that is whole; the main process has looked."""
+        folder = self._run.checkpoints
+        found = checkpoint.newest_good(folder) if self._main else None
+        step = distributed.from_main(str(found.step) if found is not None else "")
+        return (
+            checkpoint.Checkpoint(folder / checkpoint.name(int(step)), int(step)) if step else None
+        )
+
+    def _forget_what_came_after(
+        self, newest: checkpoint.Checkpoint, state: Mapping[str, Any]
+    ) -> None:
+        """Bring best weights and records back to what they were at a checkpoint."""
+        run, progress = self._run, self._progress
+        if progress.best is None:
+            checkpoint.remove(run.best)
+        else:
+            checkpoint.restore_best(newest, run.best, progress.best_step)
+        if "records" in state:
+            handlers.rewind(run, state["records"])
+        else:
+            drop_after(run.metrics, progress.step)
 
     def _check_base(self) -> None:
         """Refuse to put a checkpoint of trained weights on another backbone than its own."""
@@ -254,10 +385,12 @@ class Job:
                 f"init_from now has {str(self._parts.base_hash)[:8]}; put the original back"
             )
 
-    def _finish(self, recorder: handlers.Recorder) -> None:
+    def _finish(self, recorder: handlers.Recorder | handlers.NoRecorder) -> None:
         """Score the best weights, once, and write `model/` and `results.json`."""
         parts, run, progress = self._parts, self._run, self._progress
+        distributed.wait_for_all()  # until the best weights are written
         if progress.best is not None:
+            checkpoint.verify(run.best)
             self._read_weights(run.best)
         failure = self._failure()
         main = parts.layout.losses[0]
@@ -273,8 +406,11 @@ class Job:
             if name == "test":
                 recorder.write(name, progress.step, found)
         forgetting = self._forgetting(recorder)
+        tensors = self._tensors()
+        if not self._main:
+            return
         trained = sum(p.numel() for p in parts.model.parameters())
-        self._write_model()
+        self._write_model(tensors)
         seconds = self._before + time.perf_counter() - self._began
         results: dict[str, Any] = {
             "command": self._command,
@@ -295,20 +431,23 @@ class Job:
                 "examples": progress.examples,
                 "skipped_steps": progress.skipped,
             },
-            "seconds": round(seconds, 3),
-            "peak_memory_bytes": peak_memory(parts.precision.device),
             "stored_bytes": weights_size(run.model),
+            "versions": versions(),
+        }
+        timing = {
+            "seconds": round(seconds, 3),
             "per_second": {
                 "tokens": round(progress.tokens / seconds, 1),
                 "examples": round(progress.examples / seconds, 2),
             },
-            "versions": versions(),
+            "peak_memory_bytes": peak_memory(parts.precision.device),
         }
+        write_json(run.timing, timing)
         write_json(run.results, results)
         run.set_status("finished", failure)
         if failure is not None:
             log.warning("this run failed: %s", failure)
-        say_results(self._command, run.path, results)
+        say_results(self._command, run.path, results, seconds)
 
     def _failure(self) -> str | None:
         """Return why the run came to nothing, judged by its best weights; None when it did not."""
@@ -319,7 +458,9 @@ class Job:
         found = self._score(parts.layout.losses[0], some_of(train, MOST_JUDGED))
         return majority_failure(found, parts.data.labels)
 
-    def _forgetting(self, recorder: handlers.Recorder) -> dict[str, dict[str, float]] | None:
+    def _forgetting(
+        self, recorder: handlers.Recorder | handlers.NoRecorder
+    ) -> dict[str, dict[str, float]] | None:
         """Return the pretraining measures before and after, and write them down."""
         forgetting = self._parts.forgetting
         if forgetting is None:
@@ -328,15 +469,18 @@ class Job:
         recorder.write("forgetting", self._progress.step, after)
         return {"before": dict(forgetting.before), "after": after}
 
-    def _write_model(self) -> None:
+    def _write_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Write `model/`, with low-rank products folded in where that was asked for."""
-        parts, folder = self._parts, self._run.model
+        parts, folder, checkpoints = self._parts, self._run.model, self._run.checkpoints
         if self._config.adaptation.get("store") == "merged":
             merge_lora(parts.model)
-            description = read_description(folder)
-            # The checkpoints still hold the products by themselves.
-            write_description(description, self._run.checkpoints)
-            parts.tokenizer.save(self._run.checkpoints / TOKENIZER)
+            tensors = self._tensors()
+            # The checkpoints still hold the products by themselves. A run that is finished for the
+            # second time has told them so already.
+            told = (checkpoints / DESCRIPTION).exists()
+            description = read_description(checkpoints if told else folder)
+            parts.tokenizer.save(checkpoints / TOKENIZER)
+            write_description(description, checkpoints)
             kept = {n: e for n, e in description.edits.items() if not is_lora(e)}
             write_description(dataclasses.replace(description, edits=kept), folder)
-        self._write_weights(folder)
+        write_file_in(folder, WEIGHTS, partial(save_tensors, tensors))

@@ -5,14 +5,12 @@ looks at a run.
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from transfer_cli.adaptation.adaptation import Adaptation, Span, check_fresh
 from transfer_cli.commands import compose
@@ -26,6 +24,7 @@ from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import Length
 from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.meta import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import LoadReport, load_pretrained
 from transfer_cli.objectives.base import Facts
@@ -118,17 +117,6 @@ def batch_of(config: DictConfig, stream: str) -> int:
     """Return how many examples a step takes from a stream."""
     own = None if stream == "main" else config.streams[stream].get("batch")
     return count_of(own, f"streams.{stream}.batch") or int(config.loop.batch)
-
-
-class _NoDraws(TorchFunctionMode):
-    """Leaves out random initialisation: on the meta device torch would load its compiler for it."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if getattr(func, "__name__", "") in ("normal_", "uniform_"):
-            return args[0] if args else (kwargs or {})["tensor"]
-        return func(*args, **(kwargs or {}))
 
 
 def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
@@ -244,7 +232,7 @@ def lay_out(
     )
     nodes, before = compose.edit_nodes(config), {}
     report = None
-    with torch.device(device), _NoDraws() if device == "meta" else nullcontext():
+    with without_weights() if device == "meta" else torch.device(device):
         model = compose.model(shape, tokenizer.size, losses, config.seed)
         if start is not None and tensors is not None:
             # What an earlier run added belongs to what it hands on.

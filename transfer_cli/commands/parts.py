@@ -1,14 +1,17 @@
 """Everything that a run consists of, put together from its config."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from omegaconf import DictConfig
 
+from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import Start
 from transfer_cli.commands import compose, datasets, pretrained
+from transfer_cli.commands.compose import Asked
 from transfer_cli.commands.datasets import Prepared
 from transfer_cli.commands.layout import (
     Layout,
@@ -26,15 +29,19 @@ from transfer_cli.commands.source import Forgetting, Source, fisher_of
 from transfer_cli.data.steps import Order
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.engine import distributed
 from transfer_cli.engine.features import CachedFeatures, memory_needed
+from transfer_cli.engine.parallel import Alone, Parallel, Replicated
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
-from transfer_cli.engine.step import TrainStep
+from transfer_cli.engine.step import Loss, TrainStep
 from transfer_cli.engine.train import Stream
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.groups import Rates
 from transfer_cli.seeds import derive
 
@@ -62,6 +69,7 @@ class Parts:
         forgetting: Measures what the backbone was pretrained for; None: nobody asked.
         micro_batch: Sequences that pass through the model at once.
         precision: With the device.
+        sharded: Whether this process has only a part of each tensor of the model.
     """
 
     prepared: Mapping[str, Prepared]
@@ -76,6 +84,7 @@ class Parts:
     forgetting: Forgetting | None
     micro_batch: int
     precision: Precision
+    sharded: bool
 
     @property
     def data(self) -> Prepared:
@@ -103,11 +112,13 @@ def put_together(config: DictConfig, command: str) -> Parts:
     precision = compose.machine(config)
     asked, chosen = compose.objectives(config), compose.adaptation(config)
     rate, schedule = compose.base_rate(config), compose.schedule(config)
+    sharded = _is_sharded(config, asked, chosen)
     start = pretrained.start_of(config)
     check_forgetting(config, start)
     shape = compose.settled(shape_of(config, start, command), asked)
 
-    prepared, tokenizer = _data(config, command, shape, start)
+    with distributed.main_first():
+        prepared, tokenizer = _data(config, command, shape, start)
     counts = {name: len(part.splits["train"].data) for name, part in prepared.items()}
     facts = {name: Facts(tokenizer, part.labels) for name, part in prepared.items()}
     sizes = sizes_of(config, counts)
@@ -122,7 +133,9 @@ def put_together(config: DictConfig, command: str) -> Parts:
     model, losses, inherited = layout.model, layout.losses, layout.inherited
     if "validation" in prepared["main"].splits:
         check_monitor(config, losses[0], tokenizer.size, shape.direction)
-    model.to(precision.device)
+    # Parts go to the device block by block: no process need hold the whole there.
+    model.to("cpu" if sharded else precision.device)
+    model.backbone.recompute(config.loop.activation_checkpointing)
 
     stages = Stages(model, layout.spans, frozen_eval=chosen.frozen_eval)
     pinned = [loss.objective.settle(model, stages.ever_trains) for loss in losses]
@@ -132,7 +145,10 @@ def put_together(config: DictConfig, command: str) -> Parts:
     source = Source(config, start, tokenizer, shape) if start is not None else None
     if chosen.penalty is not None:
         fisher = fisher_of(config, source, model, tensors, precision)
-        chosen.penalty.start(Start(model, inherited, fisher))
+        with distributed.main_first():
+            chosen.penalty.start(Start(model, inherited, fisher))
+    # Before the optimizer sees the parameters: shards are others.
+    parallel = _parallel(model, losses, precision.device, sharded=sharded)
     step = TrainStep(
         model,
         losses,
@@ -145,12 +161,12 @@ def put_together(config: DictConfig, command: str) -> Parts:
         clip=config.loop.clip,
         max_bad_steps=config.loop.max_bad_steps,
         penalty=chosen.penalty,
+        parallel=parallel,
     )
     micro_batch = min(config.loop.micro_batch or config.loop.batch, config.loop.batch)
     forgetting = Forgetting.asked(config, source, model, tensors, micro_batch, precision)
-    if config.loop.cache_features and _has_fixed_features(layout, stages, chosen.frozen_eval):
+    if _has_fixed_features(config, layout, stages, chosen.frozen_eval) and not sharded:
         prepared = {"main": _with_features(prepared["main"], model, precision, config.loop.batch)}
-    # A trained part alone needs the rest to lie somewhere.
     apart = chosen.store == "trained" and tensors is not None
     return Parts(
         prepared=prepared,
@@ -160,12 +176,52 @@ def put_together(config: DictConfig, command: str) -> Parts:
         pinned=pinned[0],
         step=step,
         start=start,
+        # A trained part alone needs the rest to lie somewhere.
         base_hash=backbone_hash(tensors) if apart and tensors is not None else None,
         leave_out=inherited - stages.ever_trains if apart else frozenset(),
         forgetting=forgetting,
         micro_batch=micro_batch,
         precision=precision,
+        sharded=sharded,
     )
+
+
+def _is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptation) -> bool:
+    """Return whether the processes of the run are to have a part of the model each.
+
+    Raises:
+        ConfigError: Something in the run needs the whole model.
+    """
+    if config.parallel != "fsdp" or distributed.count() == 1:
+        return False
+    whole = {
+        "adaptation.penalty": chosen.penalty is not None,
+        "adaptation.store=merged": chosen.store == "merged",
+        "forgetting.data": config.forgetting.data is not None,
+        "source_distillation": any(
+            isinstance(loss.objective, SourceDistillation) for loss in asked.values()
+        ),
+    }
+    for what in (name for name, needs in whole.items() if needs):
+        raise ConfigError(
+            f"parallel: with fsdp no process has the whole model, which {what} needs; leave one "
+            "of them out, or take parallel=ddp"
+        )
+    return True
+
+
+def _parallel(
+    model: TransferModel, losses: Sequence[Loss], device: torch.device, *, sharded: bool
+) -> Parallel:
+    """Let the processes of the run share its model; return how."""
+    if sharded:
+        from transfer_cli.engine.sharded import Sharded, shard
+
+        shard(model, device)
+        return Sharded(model)
+    if distributed.count() == 1:
+        return Alone(model)
+    return Replicated(model, some_unused=len({loss.stream for loss in losses}) > 1)
 
 
 def _data(
@@ -191,11 +247,17 @@ def _stream(config: DictConfig, name: str, part: Prepared) -> Stream:
     return Stream(data, Order(len(data), batch_of(config, name), seed))
 
 
-def _has_fixed_features(layout: Layout, stages: Stages, frozen_eval: bool) -> bool:  # noqa: FBT001 - a fact
+def _has_fixed_features(
+    config: DictConfig,
+    layout: Layout,
+    stages: Stages,
+    frozen_eval: bool,  # noqa: FBT001 - a fact
+) -> bool:
     """Return whether every text has the same hidden states in every epoch."""
     shape = layout.model.backbone.shape
     return (
-        len(layout.sizes.counts) == 1
+        config.loop.cache_features
+        and len(layout.sizes.counts) == 1
         and bool(layout.model.heads)
         and layout.report is not None
         and all(loss.objective.keeps_tokens for loss in layout.losses)

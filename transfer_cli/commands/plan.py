@@ -5,7 +5,6 @@ large model takes no longer than one of a small one. Of the data only its size i
 """
 
 import time
-from pathlib import Path
 
 import numpy as np
 from omegaconf import DictConfig
@@ -22,13 +21,12 @@ from transfer_cli.commands.layout import (
     warmup_problem,
 )
 from transfer_cli.commands.monitor import check_monitor
-from transfer_cli.commands.resume import config_to_resume
+from transfer_cli.commands.resume import config_to_resume, find_run
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.objectives.base import Facts
 from transfer_cli.optim.groups import Rates
-from transfer_cli.runs.directory import RunDirectory
 
 FLOAT = 4
 """Bytes of a number in float32."""
@@ -46,8 +44,8 @@ def plan_finetune(config: DictConfig) -> None:
 
 def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do; take `plan.steps` steps of it where its time is asked for."""
-    if config.resume is not None:
-        resumed = RunDirectory.open(Path(config.resume).expanduser(), "resume")
+    resumed = find_run(config)
+    if resumed is not None:
         config = config_to_resume(config, resumed, command)
     layout = layout_without_weights(config, command)
     print(plan_text(config, layout))

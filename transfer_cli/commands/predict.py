@@ -4,18 +4,23 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.commands import compose, datasets
-from transfer_cli.commands.trained import open_trained
+from transfer_cli.commands.processes import together
+from transfer_cli.commands.trained import Trained, open_trained
 from transfer_cli.data import readers
 from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
 from transfer_cli.data.tasks import Example
+from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import logits
+from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, nearest
 from transfer_cli.runs.directory import writing
 
@@ -25,6 +30,10 @@ FORMATS = ("auto", "text", "jsonl", "csv", "tsv")
 def predict(config: DictConfig) -> None:
     """Write `{"text", "label", "probabilities"}` for every text."""
     _check(config)
+    together(config, lambda: _predict(config))
+
+
+def _predict(config: DictConfig) -> None:
     precision = compose.machine(config)
     trained = open_trained(config.run, precision, config.base)
     description = trained.start.description
@@ -34,24 +43,62 @@ def predict(config: DictConfig) -> None:
         )
     # As in training: a text that was cut there is cut here.
     longest = datasets.block_length(trained.config.data.get("length"), description.shape.positions)
+    answer = Answering(trained, precision, longest, config.batch)
+    if not distributed.is_main():
+        while texts := json.loads(distributed.from_main("")):
+            answer.together([Example(**text) for text in texts])
+        return
     with _input(config.input) as stream, _output(config.output) as out:
         examples = _examples(config, stream)
-        num_texts = num_cut = 0
-        while portion := list(itertools.islice(examples, config.batch)):
-            data = EncodedTask(
-                portion,
-                trained.start.tokenizer,
-                longest,
-                "causal" if description.shape.direction == "causal" else "bidirectional",
-            )
-            for batch in logits(
-                trained.model, trained.objective, data, batch=config.batch, precision=precision
-            ):
-                for example, row in zip(portion, batch.softmax(1).tolist(), strict=True):
-                    _write(out, example, row, description.labels)
+        while portion := list(itertools.islice(examples, config.batch * distributed.count())):
+            # The first process alone reads: there is one standard input.
+            distributed.from_main(json.dumps([{"text": e.text, "pair": e.pair} for e in portion]))
+            for example, row in zip(portion, answer.together(portion), strict=True):
+                _write(out, example, row, description.labels)
             out.flush()
-            num_texts, num_cut = num_texts + len(data), num_cut + data.num_cut
-    warn_of_cuts(num_cut, num_texts, longest)
+        distributed.from_main("[]")
+    warn_of_cuts(answer.num_cut, answer.num_texts, longest)
+
+
+@dataclass
+class Answering:
+    """Finds the probabilities of labels, on however many processes there are.
+
+    Args:
+        trained: The run that answers.
+        precision: With the device.
+        longest: Tokens that a text is cut to.
+        batch: Texts that pass through the model at once.
+    """
+
+    trained: Trained
+    precision: Precision
+    longest: int
+    batch: int
+    num_texts: int = 0
+    num_cut: int = 0
+
+    def together(self, portion: Sequence[Example]) -> list[list[float]]:
+        """Return a row of probabilities for each text; a process answers a run of neighbours."""
+        parts = np.array_split(np.arange(len(portion)), distributed.count())
+        own = [portion[number] for number in parts[distributed.rank()]]
+        rows, num_cut = self._rows(own) if own else ([], 0)
+        found = [json.loads(text) for text in distributed.texts(json.dumps([rows, num_cut]))]
+        self.num_texts += len(portion)
+        self.num_cut += sum(cut for _, cut in found)
+        return [row for part, _ in found for row in part]
+
+    def _rows(self, own: Sequence[Example]) -> tuple[list[list[float]], int]:
+        start = self.trained.start
+        causal = start.description.shape.direction == "causal"
+        data = EncodedTask(
+            own, start.tokenizer, self.longest, "causal" if causal else "bidirectional"
+        )
+        batches = logits(
+            self.trained.model, self.trained.objective, data,
+            batch=self.batch, precision=self.precision,
+        )  # fmt: skip
+        return [row for batch in batches for row in batch.softmax(1).tolist()], data.num_cut
 
 
 def _check(config: DictConfig) -> None:

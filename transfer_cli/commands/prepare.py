@@ -12,7 +12,7 @@ from transfer_cli.data.tokenizer import TokenizerRecipe
 
 def prepare(config: DictConfig) -> None:
     """Do everything that a run on this data would do before its first step, and say what came."""
-    found = build(config.data, "data", object)
+    found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
     if isinstance(found, TaskData):
         data = found.load(datasets.data_folder(config.data_dir), config.seed)
         for name, examples in data.splits.items():

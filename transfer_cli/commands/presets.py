@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
+from transfer_cli.config.bounded_yaml import check_folder
 from transfer_cli.config.describe import PACKAGED, Option, options
 from transfer_cli.errors import ConfigError, nearest
 
@@ -30,6 +31,8 @@ def presets(words: list[str]) -> None:
     folder = Path(asked.config_dir) if asked.config_dir else None
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--config-dir: there is no folder {folder}")
+    if folder is not None:
+        check_folder(folder)
     found = _of_groups(options(folder), asked.groups)
     print(_as_json(found) if asked.json else _as_text(found))
 

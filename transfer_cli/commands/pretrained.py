@@ -1,24 +1,33 @@
 """A model to start from: what `init_from` names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
 from torch import Tensor
 
+from transfer_cli.commands import compose
 from transfer_cli.commands.choices import typed_overrides
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.meta import without_weights
+from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import (
     ModelDescription,
     backbone_hash,
+    load_pretrained,
     read_description,
     read_shapes,
     read_weights,
 )
 from transfer_cli.runs.directory import TOKENIZER, find_model
+
+MAX_BASES = 20
+"""How many models may each refer to the next one. A circle of them is refused by that, too."""
 
 
 @dataclass(frozen=True)
@@ -43,22 +52,46 @@ class Pretrained:
         """Return all of its weights: its own, over those of the model that it refers to.
 
         Raises:
-            CheckpointError: They are missing or damaged, or that model is another one.
+            CheckpointError: They are missing or damaged, or that model is another one, or the
+                description is of a model that they do not fill.
         """
-        return self._with_base(read_weights, check=True)
+        found = self._with_base(read_weights, check=True)
+        self._check_described(found)
+        return found
 
     def shapes(self) -> dict[str, Tensor]:
-        """Return its tensors without their values, on the meta device; reads no weights."""
-        return self._with_base(read_shapes, check=False)
+        """Return its tensors without their values, on the meta device; reads no weights.
+
+        Raises:
+            CheckpointError: As `tensors`, as far as shapes tell.
+        """
+        found = self._with_base(read_shapes, check=False)
+        self._check_described(found)
+        return found
+
+    def _check_described(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compare the description with the weights, before memory is taken for what it says."""
+        with without_weights():
+            described = TransferModel(
+                Backbone(self.description.shape, self.description.vocabulary), {}
+            )
+            compose.make_edits(described, self.description.edits, self.tokenizer)
+            load_pretrained(described, tensors, self.weights)
 
     def _with_base(
-        self, read: Callable[[Path], dict[str, Tensor]], *, check: bool
+        self, read: Callable[[Path], dict[str, Tensor]], *, check: bool, below: int = 0
     ) -> dict[str, Tensor]:
         own, base = read(self.weights), self.description.base
         if base is None:
             return own
         place = self.base_place()
-        beneath = open_pretrained(str(place), "base")._with_base(read, check=check)
+        if below == MAX_BASES:
+            raise CheckpointError(
+                f"{self.weights} is the last of {MAX_BASES} models that each refer to another, "
+                f"and refers to {place}; give the right one with base=RUN"
+            )
+        under = open_pretrained(str(place), "base")
+        beneath = under._with_base(read, check=check, below=below + 1)
         if check and backbone_hash(beneath) != base.hash:
             raise CheckpointError(
                 f"{place} is not the backbone that this model was trained on (hash "
@@ -82,9 +115,10 @@ class Pretrained:
                 raise CheckpointError(f"base: there is no folder {given}")
             return given
         places = [self.folder / base.relative, Path(base.path)]
-        for place in places:
-            if place.is_dir():
-                return place
+        with suppress(OSError):  # a name that no folder can have
+            for place in places:
+                if place.is_dir():
+                    return place
         raise CheckpointError(
             f"{self.weights} holds what was trained alone, and the backbone that it was trained on "
             f"(hash {base.hash[:8]}) is not at {places[-1]}; say where it is with base=RUN"

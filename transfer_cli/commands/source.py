@@ -11,16 +11,16 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
-from yaml import YAMLError
 
 from transfer_cli.commands import datasets
 from transfer_cli.commands.pretrained import Pretrained, open_pretrained
 from transfer_cli.config.build import build
+from transfer_cli.config.stored import read_stored
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.evaluate import evaluate
@@ -33,7 +33,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Facts, Objective
 from transfer_cli.objectives.language_model import LanguageModel
-from transfer_cli.runs.directory import CONFIG, writing
+from transfer_cli.runs.directory import RunDirectory, writing
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +65,11 @@ class Source:
         """
         start = self.start
         for _ in range(100):
-            path = start.folder.parent / CONFIG
+            run = RunDirectory(start.folder.parent)
             try:
-                config = OmegaConf.load(path)
-            except (OSError, YAMLError, OmegaConfBaseException) as error:
-                raise CheckpointError(
-                    f"init_from: {path} cannot be read ({error}); {CURE}"
-                ) from error
-            if not isinstance(config, DictConfig):
-                raise CheckpointError(f"init_from: {path} is damaged")
+                config = read_stored(run.config, run.read_command(), "init_from")
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}; {CURE}") from error
             if not start.description.labels:
                 return start, config
             if config.get("init_from") is None:
@@ -242,9 +238,13 @@ def fisher_of(
         digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
         folder = datasets.cache_folder(config.data_dir) / "fisher"
         path = folder / f"{digest.hexdigest()}.safetensors"
-        if path.is_file():
+        try:
+            kept_before = load_file(path)
+        except (OSError, SafetensorError):  # not there, or damaged
+            kept_before = None
+        if kept_before is not None:
             log.info("Fisher information: the one of an earlier run, %s", path)
-            return load_file(path)
+            return kept_before
         log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
         one_by_one = (
             split.data.batch(chosen[n : n + 1])

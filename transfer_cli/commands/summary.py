@@ -36,9 +36,9 @@ def say_start(command: str, run: Path, parts: Parts, config: DictConfig) -> None
         log.info("  %-6s %s", name, text)
 
 
-def say_results(command: str, run: Path, results: Mapping[str, Any]) -> None:
+def say_results(command: str, run: Path, results: Mapping[str, Any], seconds: float) -> None:
     """Print the final measures to standard output, and where to go from here."""
-    steps, seconds = results["seen"]["steps"], results["seconds"]
+    steps = results["seen"]["steps"]
     print(f"done: {steps:,} steps in {seconds:,.0f} s; the best weights, of step", end=" ")
     print(f"{results['best_step']:,}, score:")
     for split, measures in results["measures"].items():

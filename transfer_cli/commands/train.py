@@ -1,5 +1,6 @@
 """`transfer pretrain` and `transfer finetune`: how a run comes together, on one screen."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -10,10 +11,17 @@ from transfer_cli.commands.environment import environment
 from transfer_cli.commands.job import Job
 from transfer_cli.commands.parts import Parts, put_together
 from transfer_cli.commands.plan import plan_text
-from transfer_cli.commands.resume import config_to_resume
+from transfer_cli.commands.processes import together
+from transfer_cli.commands.resume import AUTO, config_to_resume, find_run, refuse_finished
 from transfer_cli.config.check import check_training
+from transfer_cli.config.stored import as_yaml
+from transfer_cli.engine import distributed
+from transfer_cli.errors import FinishedError
 from transfer_cli.model.weights import Base, ModelDescription, write_description
+from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_text, writing
+
+log = logging.getLogger(__name__)
 
 
 def pretrain(config: DictConfig) -> None:
@@ -28,38 +36,78 @@ def finetune(config: DictConfig) -> None:
 
 def train(config: DictConfig, command: str) -> None:
     """Run one training job: config, data, model, objective, engine, run directory."""
-    resumed = None
-    if config.resume is not None:
-        resumed = RunDirectory.open(Path(config.resume).expanduser(), "resume")
-        config = config_to_resume(config, resumed, command)
-    else:
-        _check_folder(config)
-    check_training(config)
-    parts = put_together(config, command)
-    run = resumed or _begin(config, command, parts)
-    Job(config, command, parts, run).go(resuming=resumed is not None)
+    together(config, lambda: _train(config, command))
 
 
-def _check_folder(config: DictConfig) -> None:
+def _train(config: DictConfig, command: str) -> None:
+    run = _of_main(find_run(config) if distributed.is_main() else None)
+    if run is None:
+        _begin(config, command)
+        return
+    try:
+        _go_on(config, command, run)
+    except FinishedError as finished:
+        if config.resume != AUTO:
+            raise
+        log.info("%s", finished)
+
+
+def _begin(config: DictConfig, command: str) -> None:
+    """Train in a run directory of its own, which is not made before all else is known to work."""
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
+    check_training(config)
+    parts = put_together(config, command)
+    made = _make(config, command, parts) if distributed.is_main() else None
+    run = _of_main(made)
+    assert run is not None  # noqa: S101 - the main process has made it, or failed
+    try:
+        Job(config, command, parts, run).go(resuming=False)
+    finally:
+        run.unlock()
 
 
-def _begin(config: DictConfig, command: str, parts: Parts) -> RunDirectory:
+def _make(config: DictConfig, command: str, parts: Parts) -> RunDirectory:
     """Make the run directory, with all that is known before the first step."""
-    run = _new_directory(config, command, parts)
+    run = _new_directory(config, command)
     try:
         with writing(run.path):
             _describe(run, config, parts)
             typed, chosen = choices.typed_overrides(), choices.presets()
-            run.start(command, choices.as_yaml(config), typed, chosen, environment())
+            run.start(command, as_yaml(config), typed, chosen, environment())
     except BaseException:
         run.discard()
+        run.unlock()
         raise
     return run
 
 
-def _new_directory(config: DictConfig, command: str, parts: Parts) -> RunDirectory:
+def _of_main(run: RunDirectory | None) -> RunDirectory | None:
+    """Return the run directory that the main process has, or has found not to be there."""
+    path = distributed.from_main(str(run.path) if run is not None else "")
+    if distributed.is_main():
+        return run
+    return RunDirectory(Path(path)) if path else None
+
+
+def _go_on(config: DictConfig, command: str, run: RunDirectory) -> None:
+    """Train on in the directory of a run that was begun before."""
+    if distributed.is_main():
+        run.lock("resume")
+    try:
+        stored = config_to_resume(config, run, command)
+        check_training(stored)
+        if config.resume == AUTO:
+            refuse_finished(stored, run, command)
+        if distributed.is_main():
+            run.clear_leftovers()
+            checkpoint.clear_leftovers(run.checkpoints)
+        Job(stored, command, put_together(stored, command), run).go(resuming=True)
+    finally:
+        run.unlock()
+
+
+def _new_directory(config: DictConfig, command: str) -> RunDirectory:
     if config.run.dir is not None:
         return RunDirectory.create(Path(config.run.dir).expanduser())
     chosen = choices.presets()

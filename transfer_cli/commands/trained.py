@@ -1,17 +1,20 @@
 """A finished run, ready to be asked: for `evaluate`, `predict` and whoever comes later."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-from yaml import YAMLError
+from omegaconf import DictConfig
+from torch import Tensor
 
 from transfer_cli.commands import compose, pretrained
 from transfer_cli.commands.pretrained import Pretrained
 from transfer_cli.config.build import build
+from transfer_cli.config.stored import read_stored
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError
+from transfer_cli.model.meta import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import load_pretrained
 from transfer_cli.objectives.base import Facts, Objective
@@ -40,27 +43,39 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
         CheckpointError: There is no run, it has not finished, or its weights lack a part.
     """
     run = RunDirectory.open(Path(path).expanduser(), "run")
-    try:
-        config = OmegaConf.load(run.config)
-    except (YAMLError, UnicodeDecodeError, OSError) as error:
-        raise CheckpointError(f"run: {run.config} is damaged: {error}") from error
-    if not isinstance(config, DictConfig):
-        raise CheckpointError(f"run: {run.config} is damaged")
+    config = read_stored(run.config, run.read_command(), "run")
     if not (run.model / "weights.safetensors").exists():
         raise CheckpointError(
             f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
             f"resume={path}"
         )
     start = pretrained.open_pretrained(str(run.path), key="run", base=base)
-    objective: Objective = build(start.description.objective, "objective", Objective)
-    objective.bind(Facts(start.tokenizer, start.description.labels))
-    model = compose.model(
-        start.description.shape, start.description.vocabulary, [Loss("main", objective)], seed=0
-    )
-    compose.make_edits(model, start.description.edits, start.tokenizer)
-    report = load_pretrained(model, start.tensors(), start.weights)
-    if report.new:
-        raise CheckpointError(f"run: {start.weights} lacks {', '.join(report.new)}")
+    tensors = start.tensors()
+    with without_weights():  # a head of absurd size is refused before there is one
+        _load(start, _objective(start), tensors)
+    objective = _objective(start)
+    model = _load(start, objective, tensors)
     model.to(precision.device)
     model.eval()
     return Trained(config, start, objective, model)
+
+
+def _objective(start: Pretrained) -> Objective:
+    objective: Objective = build(start.description.objective, "objective", Objective)
+    objective.bind(Facts(start.tokenizer, start.description.labels))
+    return objective
+
+
+def _load(start: Pretrained, objective: Objective, tensors: Mapping[str, Tensor]) -> TransferModel:
+    """Return the model, filled.
+
+    Raises:
+        CheckpointError: The weights lack a part.
+    """
+    shape, vocabulary = start.description.shape, start.description.vocabulary
+    model = compose.model(shape, vocabulary, [Loss("main", objective)], seed=0)
+    compose.make_edits(model, start.description.edits, start.tokenizer)
+    report = load_pretrained(model, tensors, start.weights)
+    if report.new:
+        raise CheckpointError(f"run: {start.weights} lacks {', '.join(report.new)}")
+    return model

@@ -22,8 +22,15 @@ from transfer_cli.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
-TRUSTED = ("transfer_cli", "torch.optim")
-"""Packages whose classes a config may name. `trust` adds those of the command line."""
+TRUSTED = (
+    "transfer_cli.adaptation", "transfer_cli.data", "transfer_cli.model",
+    "transfer_cli.objectives", "transfer_cli.optim", "torch.optim",
+)  # fmt: skip
+"""Packages whose classes a config may name. `trust` adds those of the command line.
+
+These hold the parts of a model and a run, which do nothing when they are made. Others of our own
+open, shorten or remove files: a config that comes from a stranger must not make one of these.
+"""
 
 TARGET = "_target_"
 
@@ -55,7 +62,7 @@ def trusted_packages() -> tuple[str, ...]:
 def build(
     node: Mapping[str, Any] | DictConfig | None,
     key: str,
-    kind: type[T] | Callable[..., T],
+    kind: type[T] | Callable[..., T] | types.UnionType,
     **extra: Any,
 ) -> T:
     """Return the object that `node` describes.
@@ -63,7 +70,7 @@ def build(
     Args:
         node: A mapping with `_target_`, or without one when `kind` is a dataclass.
         key: Where `node` lies in the config, for errors.
-        kind: The class that the object must be an instance of.
+        kind: The class that the object must be an instance of, or several joined by `|`.
         extra: Further arguments of the constructor that no config can give, such as parameters.
 
     Raises:
@@ -102,7 +109,8 @@ def _construct(node: Mapping[str, Any], key: str, kind: Any, extra: Mapping[str,
     }
     try:
         return maker(**arguments, **extra)
-    except ValueError as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        # Ours raise the first alone; those of torch any of them.
         raise ConfigError(f"{key}: {error}") from error
 
 
@@ -118,7 +126,7 @@ def _maker(node: Mapping[str, Any], key: str, kind: Any) -> type:
     else:
         options = ", ".join(map(str, node)) or "nothing"
         raise ConfigError(f"{key}: expected {_a(kind)}, which needs a {TARGET}; found {options}")
-    if _is_class(kind) and not issubclass(maker, kind):
+    if not _may_be(maker, kind):
         raise ConfigError(f"{key}: expected {_a(kind)}, but {_path(maker)} makes {_a(maker)}")
     if inspect.isabstract(maker):
         raise ConfigError(
@@ -183,6 +191,9 @@ def _is_trusted(path: str) -> bool:
 
 def _not_trusted(path: str, key: str) -> str:
     package = path.partition(".")[0]
+    if package == __name__.partition(".")[0]:
+        known = ", ".join(name for name in TRUSTED if name.startswith(package))
+        return f"{key}: {path} is nothing that a config may build; that is in {known}"
     return (
         f"{key}: {path} is not trusted. Name your package with --plugin to trust it"
         f" (--plugin {package})"
@@ -291,10 +302,7 @@ def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
     if len(choices) == 1:
         return _convert(value, choices[0], key)
     if isinstance(value, Mapping) and TARGET in value:
-        made = _construct(value, key, Any, {})
-        if any(_fits(made, choice) for choice in choices):
-            return made
-        raise ConfigError(f"{key}: expected {_one_of(choices)}, but {value[TARGET]} makes neither")
+        return _construct(value, key, Union[choices], {})  # noqa: UP007 - of a list
     # An int stays an int in `float | int`, whichever comes first.
     exact = [choice for choice in choices if choice is type(value)]
     for choice in (*exact, *choices):
@@ -343,7 +351,7 @@ def _convert_plain(value: Any, hint: Any, key: str) -> Any:
     # bool is a subclass of int, but `batch: true` is a mistake.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if hint is float and is_number:
-        return float(value)
+        return _float(value, key)
     if hint is Path and isinstance(value, str):
         return Path(value)
     if isinstance(value, bool) and hint is not bool and _is_class(hint):
@@ -354,6 +362,13 @@ def _convert_plain(value: Any, hint: Any, key: str) -> Any:
     if hint is str and is_number:
         cure = f""". If it is a length, say of what, for example '{key}={value} steps'"""
     raise ConfigError(f"{key}: expected {_a(hint)}, got {_shown(value)}{cure}")
+
+
+def _float(value: float, key: str) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ConfigError(f"{key}: is too large for a number") from error
 
 
 def _is_whole(value: float) -> bool:
@@ -370,6 +385,21 @@ def _is_class(kind: Any) -> bool:
     return not getattr(kind, "_is_protocol", False)
 
 
+def _may_be(maker: type, kind: Any) -> bool:
+    """Return whether what `maker` makes can be of a kind, as far as its class tells.
+
+    It is asked before anything is made: to be of the wrong kind must not have any effect.
+    """
+    if get_origin(kind) in (Union, types.UnionType):
+        return any(_may_be(maker, choice) for choice in get_args(kind))
+    if getattr(kind, "_is_protocol", False):
+        methods = [name for name, member in vars(kind).items() if inspect.isfunction(member)]
+        wanted = [name for name in methods if name == "__call__" or not name.startswith("_")]
+        return all(any(name in vars(base) for base in maker.__mro__) for name in wanted)
+    kind = get_origin(kind) or kind
+    return issubclass(maker, kind) if _is_class(kind) else True
+
+
 def _fits(value: Any, kind: Any) -> bool:
     if kind is types.NoneType:
         return value is None
@@ -384,6 +414,8 @@ def _a(kind: Any) -> str:
     """Return the name of `kind` with its article: "an Objective"."""
     if kind in _WORDS:
         return _WORDS[kind]
+    if get_origin(kind) in (Union, types.UnionType):
+        return _one_of(choice for choice in get_args(kind) if choice is not types.NoneType)
     name = str(getattr(kind, "__name__", kind))
     return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 

@@ -55,6 +55,8 @@ def check_training(config: DictConfig) -> None:
     for name in ("epochs", "clip"):
         if loop[name] is not None and not loop[name] > 0:
             raise ConfigError(f"loop.{name}: must be above 0, got {loop[name]}")
+    if config.checkpoint.minutes is not None and not config.checkpoint.minutes > 0:
+        raise ConfigError(f"checkpoint.minutes: must be above 0, got {config.checkpoint.minutes}")
     if config.checkpoint.keep < 0:
         raise ConfigError(f"checkpoint.keep: must be 0 or more, got {config.checkpoint.keep}")
     for key, text in {
@@ -62,7 +64,7 @@ def check_training(config: DictConfig) -> None:
         "checkpoint.every": config.checkpoint.every,
     }.items():
         try:
-            Length.parse_rhythm(text)
+            Length.parse_rhythm("1 epoch" if (key, text) == ("checkpoint.every", "auto") else text)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
     if config.get("init", "pretrained") not in ("pretrained", "scratch"):

@@ -15,6 +15,7 @@ class Command:
         examples: Command lines, each with what it is for.
         hidden: Beginnings of `_target_` that make no sense here; such options are not listed.
         composes: Whether it takes Hydra overrides.
+        scales: Whether several processes can work on it (`devices=N`).
     """
 
     summary: str
@@ -24,6 +25,7 @@ class Command:
     examples: tuple[tuple[str, str], ...] = ()
     hidden: tuple[str, ...] = ()
     composes: bool = True
+    scales: bool = False
 
 
 _MODULES = "transfer_cli.commands"
@@ -59,6 +61,7 @@ TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
         ("transfer pretrain resume=runs/pretrain/RUN", "go on with a run that was stopped"),
     ),
     hidden=(*_TASKS, "transfer_cli.objectives.classification."),
+    scales=True,
 )
 
 FINETUNE = Command(
@@ -93,6 +96,7 @@ weights, for comparison.""",
         ),
     ),
     hidden=_TEXTS,
+    scales=True,
 )
 
 EVALUATE = Command(
@@ -110,6 +114,7 @@ accuracy and macro-F1 for a classifier. `data=` scores other data that fits the 
         ),
         ("transfer evaluate run=RUN data=table data.train=new.csv split=train", "other data"),
     ),
+    scales=True,
 )
 
 PREDICT = Command(
@@ -124,6 +129,7 @@ the label and the probability of every label. Works on any amount of text in bou
         ("transfer predict run=RUN input=questions.txt output=labels.jsonl", "one text a line"),
         ("transfer predict run=RUN input=table.csv text=question", "a column of a table"),
     ),
+    scales=True,
 )
 
 PREPARE = Command(
@@ -171,8 +177,8 @@ first, as the run itself would; that is kept.""",
 )
 
 PLANNED = {
-    "finetune": replace(FINETUNE, function=f"{_MODULES}.plan.plan_finetune"),
-    "pretrain": replace(PRETRAIN, function=f"{_MODULES}.plan.plan_pretrain"),
+    "finetune": replace(FINETUNE, function=f"{_MODULES}.plan.plan_finetune", scales=False),
+    "pretrain": replace(PRETRAIN, function=f"{_MODULES}.plan.plan_pretrain", scales=False),
 }
 """The commands that `plan` can look at."""
 

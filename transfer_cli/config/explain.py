@@ -50,6 +50,8 @@ def explain(error: Exception, command: str, request: Request, compose: Compose) 
     cause = _cause(error)
     if isinstance(cause, yaml.MarkedYAMLError):
         return _broken_yaml(cause)
+    if isinstance(cause, yaml.reader.ReaderError):
+        return f"{cause.name}: broken YAML: character #x{cause.character:04x} is not allowed"
     if isinstance(cause, UnicodeDecodeError):
         return _not_utf8(cause, request)
     if isinstance(error, OverrideParseException):

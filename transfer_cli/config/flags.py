@@ -23,6 +23,7 @@ class Request:
         config_name: The user's own primary config, in place of the command's.
         plugins: Packages whose classes configs may name.
         debug: Whether every error shows its traceback.
+        flags: Those that another process needs to compose and run the same.
     """
 
     overrides: tuple[str, ...] = ()
@@ -34,6 +35,7 @@ class Request:
     config_name: str | None = None
     plugins: tuple[str, ...] = ()
     debug: bool = False
+    flags: tuple[str, ...] = ()
 
     def value_of(self, key: str) -> str | None:
         """Return what the last override of `key` says, None where there is none."""
@@ -77,7 +79,18 @@ def parse(arguments: list[str]) -> Request:
         config_name=found.config_name,
         plugins=tuple(found.plugin),
         debug=found.debug,
+        flags=tuple(_shared_flags(found)),
     )
+
+
+def _shared_flags(found: argparse.Namespace) -> list[str]:
+    words = ["--debug"] if found.debug else []
+    for name in ("config-dir", "config-name"):
+        if _get(found, name) is not None:
+            words += [f"--{name}", str(_get(found, name))]
+    for package in found.plugin:
+        words += ["--plugin", package]
+    return words
 
 
 def _get(found: argparse.Namespace, name: str) -> object:

@@ -4,12 +4,14 @@ Hydra composes, sweeps and prints; it writes no log and no folder for a single r
 directory is ours, and so are the error messages (`config.explain`).
 """
 
+import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,27 @@ from typing import Any
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config import schema
 from transfer_cli.config.check import check
 from transfer_cli.config.explain import explain
 from transfer_cli.config.flags import Request
+from transfer_cli.config.foreign import check_config_dir, check_environment
 from transfer_cli.config.locate import conf_dir
-from transfer_cli.errors import ConfigError, StoppedError
+from transfer_cli.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    ConfigError,
+    SweepError,
+    TransferError,
+)
 
 VERSION_BASE = "1.3"
+
+ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
+"""Exit codes of a job after which no other job of its sweep is begun: somebody wants an end."""
 
 Task = Callable[[DictConfig], None]
 
@@ -50,22 +63,29 @@ class Job:
 class Jobs:
     """Runs jobs one after the other and remembers what became of each.
 
+    A launcher such as Hydra's for Slurm carries a copy of this to a process of each job. A copy
+    writes down what became of its job, for the original to read.
+
     Args:
         command: The command that every job runs.
         task: Its function.
         multirun: Whether this is a sweep, in which a failed job does not stop the others.
         announce: Called before a job of a sweep starts.
-        report: Called as soon as a job of a sweep has failed.
+        report: Called as soon as a job of a sweep has failed; returns the reason in one line.
     """
 
     command: str
     task: Task
     multirun: bool
     announce: Callable[[Job], None]
-    report: Callable[[Job], None]
+    report: Callable[[Job], str]
     sweep_dir: Path | None = None
     done: list[Job] = field(default_factory=list)
-    stopped: StoppedError | None = None
+    stopped: TransferError | None = None
+    is_copy: bool = False
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, is_copy=True)
 
     def run(self, config: DictConfig) -> None:
         """Run one job. Hydra calls this once for each composed config."""
@@ -81,15 +101,35 @@ class Jobs:
             self.sweep_dir = Path(settings.sweep.dir)
             self.announce(job)
             _give_directory(config, self.sweep_dir / str(number))
+        reason = None
         try:
+            check_environment(settings)
             check(config, self.command)
             self.task(config)
-        except StoppedError as error:
-            job.error = self.stopped = error
         except Exception as error:
             job.error = error
-            if self.multirun:
-                self.report(job)
+            if isinstance(error, TransferError) and error.exit_code in ENDS_SWEEP:
+                self.stopped = error
+                reason = str(error)
+            elif self.multirun:
+                reason = self.report(job)
+        if self.is_copy and self.sweep_dir is not None:
+            content = {"number": number, "overrides": job.overrides, "reason": reason}
+            (self.sweep_dir / f"job-{number}.json").write_text(json.dumps(content) + "\n")
+
+    def read_copies(self, sweep_dir: Path) -> None:
+        """Learn from their files what became of jobs that ran in other processes.
+
+        Raises:
+            SweepError: There is no such file.
+        """
+        self.sweep_dir = sweep_dir
+        found = [json.loads(file.read_text()) for file in sweep_dir.glob("job-*.json")]
+        if not found:
+            raise SweepError(f"no job has left word in {sweep_dir}; see what its launcher wrote")
+        for each in sorted(found, key=lambda each: int(each["number"])):
+            error = SweepError(each["reason"]) if each["reason"] else None
+            self.done.append(Job(each["number"], tuple(each["overrides"]), error))
 
 
 def launch(request: Request, jobs: Jobs) -> None:
@@ -98,10 +138,17 @@ def launch(request: Request, jobs: Jobs) -> None:
     Raises:
         ConfigError: The config cannot be composed.
     """
-    overrides = [*_hydra_overrides(jobs.command, request), *request.overrides]
+    settings = _hydra_settings(jobs.command, request)
+    overrides = [f"{key}={value}" for key, value in settings.items()]
     with _hydra_errors(jobs.command, request):
         _refuse_half_overrides(request)
-        _call_hydra([*request.hydra_flags, *overrides], jobs.command, jobs.run)
+        _check_config_dir(request, jobs.command, [*overrides, *request.overrides])
+        words = [*request.hydra_flags, *overrides, *request.overrides]
+        _call_hydra(words, jobs.command, jobs.run)
+    if request.multirun and not request.looks_only and not jobs.done:
+        folder = request.value_of("hydra.sweep.dir") or settings["hydra.sweep.dir"]
+        typed = OverridesParser.create().parse_override(f"hydra.sweep.dir={folder}")
+        jobs.read_copies(Path(str(typed.value())))
 
 
 def complete(line: str, command: str, shell: str) -> None:
@@ -177,20 +224,35 @@ def _hydra_errors(command: str, request: Request) -> Iterator[None]:
         raise ConfigError(explain(error, command, request, partial(compose, command))) from error
 
 
-def _hydra_overrides(command: str, request: Request) -> list[str]:
+def _hydra_settings(command: str, request: Request) -> dict[str, str]:
     """Return overrides that keep Hydra from writing and logging, unless the user wants it."""
     folder = request.value_of("run.dir") if request.multirun else None
     root = request.value_of("run.root") or "runs"
+    now = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     settings = {
         "hydra.run.dir": ".",
         "hydra.output_subdir": "null",
         "hydra/job_logging": "none",
         "hydra/hydra_logging": "none",
-        "hydra.sweep.dir": folder or f"{root}/sweeps/{command}/${{now:%Y-%m-%d_%H-%M-%S}}",
+        # Without a root no logging is set up, whatever a config says: handlers can be any code.
+        "hydra.job_logging.root": "null",
+        "hydra.hydra_logging.root": "null",
+        "hydra.sweep.dir": folder or f"{root}/sweeps/{command}/{now}",
         # Jobs make their own directory under the sweep's; Hydra must not make it first.
         "hydra.sweep.subdir": ".",
     }
-    return [f"{key}={value}" for key, value in settings.items() if request.value_of(key) is None]
+    for name in ("job_logging", "hydra_logging"):
+        if request.value_of(f"hydra/{name}") is not None:
+            del settings[f"hydra.{name}.root"]
+    return {key: value for key, value in settings.items() if request.value_of(key) is None}
+
+
+def _check_config_dir(request: Request, command: str, overrides: list[str]) -> None:
+    folder = request.config_dir
+    if folder is not None and folder.is_dir():  # else Hydra says that it is not there
+        schema.register()
+        name = request.config_name or command
+        check_config_dir(folder, name, overrides, version_base=VERSION_BASE)
 
 
 def _refuse_half_overrides(request: Request) -> None:

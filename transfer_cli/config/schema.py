@@ -23,6 +23,8 @@ class LoopConfig:
     """Sequences that one optimizer step takes in all."""
     micro_batch: int | None = None
     """Sequences that pass through the model at once; none: the whole batch."""
+    activation_checkpointing: bool = False
+    """Compute the inside of each block again in the backward pass: less memory, more time."""
     clip: float | None = 1.0
     """Largest global gradient norm; none: no clipping."""
     evaluate_every: str = "1 epoch"
@@ -43,8 +45,10 @@ class LoopConfig:
 class CheckpointConfig:
     """When a run's whole state is written, and how many such states stay."""
 
-    every: str = "1 epoch"
-    """How often: "500 steps" or "1 epoch"."""
+    every: str = "auto"
+    """How often: "500 steps" or "1 epoch"; auto: each epoch, with up to 2 % of the time."""
+    minutes: float | None = None
+    """After how many minutes without one there is one as well; none: by steps alone."""
     keep: int = 2
     """How many of the newest stay; 0 keeps all."""
 
@@ -118,12 +122,20 @@ class TrainConfig(SharedConfig):
     """auto, cpu, cuda or cuda:N."""
     precision: str = "auto"
     """auto, fp32, bf16 or fp16."""
+    devices: int = 1
+    """How many processes to start on this machine, one a GPU; leave it out under torchrun."""
+    parallel: str = "ddp"
+    """How they share the model: ddp, a copy each; fsdp, a part each."""
+    restarts: int = 0
+    """How often `devices` processes are started again when one dies; goes with resume=auto."""
+    timeout_minutes: float = 30.0
+    """How long a process waits for another one before the run is given up."""
     init_from: str | None = None
     """A run directory, its `model/` or one of its checkpoints to start from."""
     base: str | None = None
     """Where the model lies that `init_from` refers to, if it is not where it was."""
     resume: str | None = None
-    """A run directory to go on with."""
+    """A run directory to go on with; auto: that in `run.dir`, where a run was begun there."""
     model: Any = None
     objective: Any = MISSING
     losses: dict[str, Any] = field(default_factory=dict)
@@ -172,6 +184,10 @@ class EvaluateConfig(SharedConfig):
     """A JSON file to write the measures to; none: they are only printed."""
     device: str = "auto"
     precision: str = "auto"
+    devices: int = 1
+    """How many processes to start on this machine, one a GPU; leave it out under torchrun."""
+    timeout_minutes: float = 30.0
+    """How long a process waits for another one before it gives up."""
 
 
 @dataclass
@@ -196,6 +212,10 @@ class PredictConfig:
     """Texts that pass through the model at once."""
     device: str = "auto"
     precision: str = "auto"
+    devices: int = 1
+    """How many processes to start on this machine, one a GPU; leave it out under torchrun."""
+    timeout_minutes: float = 30.0
+    """How long a process waits for another one before it gives up."""
 
 
 @dataclass

@@ -27,6 +27,7 @@ from tqdm import tqdm
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import DataError, RunError
+from transfer_cli.safe_files import read_json
 
 if TYPE_CHECKING:
     from transfer_cli.data.text import TextSplit
@@ -39,6 +40,7 @@ _FORMAT = 1
 _BATCH_CHARACTERS = 1_000_000
 _MAX_TABLE_TOKENS = 4_000_000
 _LINE_END = "\n"
+_DTYPES = {name: np.dtype(name) for name in ("uint16", "uint32")}
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,11 @@ class _Counts:
     num_bytes: int
     num_lines: int
     num_unknown: int
+
+    def __post_init__(self) -> None:
+        for count in vars(self).values():
+            if not isinstance(count, int) or count < 0:
+                raise ValueError(f"{count!r} is no count")
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,9 +209,9 @@ def _digest(key: dict[str, Any]) -> str:
 def _open_entry(entry: Path) -> EncodedText | None:
     """Return an entry of the cache, or None when it is not there or not whole."""
     try:
-        meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
+        meta = read_json(entry / "meta.json")
         counts = _Counts(**meta["counts"])
-        dtype = np.dtype(meta["dtype"])
+        dtype = _DTYPES[meta["dtype"]]
         path = entry / "tokens.bin"
         if path.stat().st_size != counts.num_tokens * dtype.itemsize:
             return None

@@ -12,6 +12,7 @@ import logging
 import lzma
 import os
 import stat
+import struct
 import sys
 import tarfile
 import tempfile
@@ -24,7 +25,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from shutil import copyfileobj
 from typing import IO
 
 from filelock import FileLock, Timeout
@@ -36,8 +36,22 @@ from transfer_cli.errors import DataError
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 30.0
+
+MAX_MEMBERS = 10_000
+"""Files in an archive. Data sets come in some dozen."""
+
+MAX_UNPACKED_RATIO = 100
+"""How many times its own size an archive may unpack to; texts unpack to three or four times."""
+
+UNPACKED_FREELY_BYTES = 2**24
+"""What any archive may unpack to, however small it is."""
+
+MAX_HEADER_BYTES = 2**20
+"""The longest name or comment of a file in a tar archive, which has to fit into memory."""
+
 _CHUNK_BYTES = 2**16
 _TRIES_WITHOUT_PROGRESS = 3
+_MOST_DIGITS = 20  # Python refuses to read a number of thousands
 _DAMAGED = (
     zipfile.BadZipFile,
     tarfile.TarError,
@@ -46,6 +60,12 @@ _DAMAGED = (
     zlib.error,
     EOFError,
     RuntimeError,  # encrypted, or (NotImplementedError) packed in a way zipfile does not know
+    # What these modules raise at numbers that cannot be.
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    struct.error,
+    MemoryError,  # packed so that unpacking takes gigabytes
 )
 _USER_AGENT = f"transfer-cli/{__version__} (Python urllib)"
 
@@ -256,7 +276,7 @@ def _receive(address: str, remote: RemoteFile, part: Path, timeout_seconds: floa
         elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
             part.unlink()
             raise _BrokenOffError("the server sent another part than the one asked for")
-        announced = response.headers.get("Content-Length", "")
+        announced = response.headers.get("Content-Length", "")[:_MOST_DIGITS]
         expected = remote.size_bytes - start
         if announced.isdecimal() and int(announced) != expected:
             raise _WrongFileError(
@@ -337,20 +357,61 @@ def _cannot_write(path: Path, error: OSError) -> DataError:
     )
 
 
+class _Room:
+    """What an archive may still unpack to; what it says of itself is not believed."""
+
+    def __init__(self, archive: Path) -> None:
+        self._archive = archive
+        self._bytes = max(UNPACKED_FREELY_BYTES, MAX_UNPACKED_RATIO * archive.stat().st_size)
+        self._members = MAX_MEMBERS
+
+    def take_member(self) -> None:
+        self._members -= 1
+        if self._members < 0:
+            raise DataError(f"{self._archive} holds more than {MAX_MEMBERS:,} files; refused.")
+
+    def take(self, count: int) -> None:
+        self._bytes -= count
+        if self._bytes < 0:
+            raise DataError(
+                f"{self._archive} unpacks to more than {MAX_UNPACKED_RATIO} times its size; "
+                "refused."
+            )
+
+
+class _Member(tarfile.TarInfo):
+    """A file in a tar archive, whose name was not read if it does not fit into memory."""
+
+    def _proc_member(self, tarred: tarfile.TarFile) -> tarfile.TarInfo:
+        # The place that the library's own comments name for a subclass to step in.
+        is_header = self.type in (*tarfile.GNU_TYPES, *_PAX_TYPES)
+        if is_header and (self.size > MAX_HEADER_BYTES or self.type == tarfile.GNUTYPE_SPARSE):
+            raise tarfile.ReadError("a header that is too long, or a file with holes")
+        found: tarfile.TarInfo = super()._proc_member(tarred)  # type: ignore[misc]
+        return found
+
+
+_PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+
+
 def _extract(archive: Path, folder: Path) -> list[PurePosixPath]:
+    room = _Room(archive)
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as zipped:
-                return _extract_zip(zipped, archive, folder)
-        with tarfile.open(archive) as tarred:
-            return _extract_tar(tarred, archive, folder)
+                return _extract_zip(zipped, archive, folder, room)
+        with tarfile.open(archive, tarinfo=_Member) as tarred:
+            return _extract_tar(tarred, archive, folder, room)
     except _DAMAGED as error:
         raise DataError(f"{archive} cannot be unpacked ({error}). Delete it and retry.") from error
 
 
-def _extract_zip(zipped: zipfile.ZipFile, archive: Path, folder: Path) -> list[PurePosixPath]:
+def _extract_zip(
+    zipped: zipfile.ZipFile, archive: Path, folder: Path, room: _Room
+) -> list[PurePosixPath]:
     names = []
     for member in zipped.infolist():
+        room.take_member()
         path = _safe_path(member.filename, archive)
         kind = stat.S_IFMT(member.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -358,19 +419,22 @@ def _extract_zip(zipped: zipfile.ZipFile, archive: Path, folder: Path) -> list[P
         if not member.is_dir():
             names.append(path)
             with zipped.open(member) as source:
-                _copy(source, folder / path)
+                _copy(source, folder / path, room)
     return names
 
 
-def _extract_tar(tarred: tarfile.TarFile, archive: Path, folder: Path) -> list[PurePosixPath]:
+def _extract_tar(
+    tarred: tarfile.TarFile, archive: Path, folder: Path, room: _Room
+) -> list[PurePosixPath]:
     names = []
     for member in tarred:
+        room.take_member()
         path = _safe_path(member.name, archive)
         source = tarred.extractfile(member) if member.isreg() else None
         if source is not None:
             names.append(path)
             with source:
-                _copy(source, folder / path)
+                _copy(source, folder / path, room)
         elif not member.isdir():
             raise DataError(f"{archive} holds a link or special file ({member.name}); refused.")
     return names
@@ -384,10 +448,12 @@ def _safe_path(name: str, archive: Path) -> PurePosixPath:
     return path
 
 
-def _copy(source: IO[bytes], target: Path) -> None:
+def _copy(source: IO[bytes], target: Path, room: _Room) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("xb") as file:
-        copyfileobj(source, file)
+        while chunk := source.read(_CHUNK_BYTES):
+            room.take(len(chunk))
+            file.write(chunk)
         file.flush()
         os.fsync(file.fileno())
 

@@ -5,31 +5,54 @@ Only `\n` and `\r\n` end a line; other characters that Unicode calls line ends b
 """
 
 import csv
-import gzip
 import io
 import json
 import lzma
+import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol
 
 import zstandard
 
 from transfer_cli.errors import DataError, nearest
+from transfer_cli.safe_files import STRICT_JSON
 
-MAX_LINE_BYTES = 64 * 2**20
-"""Longer lines are refused: they are never text, and would have to fit into memory."""
+MAX_LINE_BYTES = 8 * 2**20
+"""Longer lines are refused, and longer rows of a table, however many lines they stand on.
+
+A line is encoded in one piece, for which the tokenizers library takes up to 400 bytes of memory for
+each byte of text. War and Peace on one line has 3 MB.
+"""
+
+MAX_COLUMNS = 10_000
+"""Wider tables are refused: nobody names a column in one, and each row is a mapping of all."""
+
+MAX_LABEL_CHARACTERS = 1000
+"""A longer label is a text in the wrong column. Results and messages repeat labels."""
+
+MAX_UNPACKED_RATIO = 200
+"""A packed file that grows more than this, beyond the first GiB, is no text.
+
+Text is packed to a third or a tenth, logs and tables to a fiftieth.
+"""
+
+UNPACKED_FREELY_BYTES = 2**30
+"""How much may come out of any packed file: a small one can hold what a person wants repeated."""
+
+MAX_WINDOW_BYTES = 2**28
+"""Memory that unpacking may take. Files of `xz -9` need 64 MiB, of `zstd --ultra -22` 128 MiB."""
 
 TABLE_FORMATS = ("csv", "tsv", "jsonl")
 
-_PACKED_SUFFIXES = (".gz", ".xz", ".zst")
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# A Zstandard block of 4 bytes can unpack to 128 KiB, so that this much may become 128 MiB.
-_ZSTANDARD_READ_BYTES = 2**12
+_BUFFER_BYTES = 2**20
+_MOST_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -93,12 +116,8 @@ def open_file(path: Path) -> BinaryIO:
     """Open a file for reading bytes, unpacked if its name ends with `.gz`, `.xz` or `.zst`."""
     check_readable(path)
     try:
-        if path.suffix == ".gz":
-            return cast(BinaryIO, gzip.open(path))
-        if path.suffix == ".xz":
-            return cast(BinaryIO, lzma.open(path))
-        if path.suffix == ".zst":
-            return io.BufferedReader(_Unzstandard(path.open("rb")))
+        if path.suffix in _PACKINGS:
+            return io.BufferedReader(_Unpacked(path), _BUFFER_BYTES)
         return path.open("rb")
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
@@ -110,7 +129,7 @@ def _numbered_lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _suffix(path: Path) -> str:
-    name = path.with_suffix("") if path.suffix in _PACKED_SUFFIXES else path
+    name = path.with_suffix("") if path.suffix in _PACKINGS else path
     return name.suffix.lower()
 
 
@@ -123,28 +142,68 @@ def _missing(path: Path) -> DataError:
     return DataError(f"{path} does not exist.{hint}{place}")
 
 
-class _Unzstandard(io.RawIOBase):
-    """Unpacked content of a Zstandard file of any number of frames.
+class _Piece(Protocol):
+    """What unpacks one of the pieces that a packed file is made of."""
 
-    The library's own reader takes a file that was cut off for a complete one.
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """A way of packing.
+
+    Args:
+        begin: Makes what unpacks a piece.
+        read_bytes: How much is unpacked at once: less than 128 MiB can come of it.
     """
 
-    def __init__(self, source: BinaryIO) -> None:
-        self._source = source
-        self._frame: zstandard.ZstdDecompressionObj | None = None
+    begin: Callable[[], _Piece]
+    read_bytes: int
+
+
+_PACKINGS = {
+    # 1032 times as much comes out, at most.
+    ".gz": _Packing(lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), 2**15),
+    # About 7000 times.
+    ".xz": _Packing(lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES), 2**12),
+    # A block of 4 bytes can unpack to 128 KiB.
+    ".zst": _Packing(
+        lambda: zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj(), 2**12
+    ),
+}
+
+
+class _Unpacked(io.RawIOBase):
+    """Unpacked content of a file of any number of packed pieces.
+
+    The libraries' own readers take as much memory as the file asks for, or a file that was cut off
+    for a complete one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._packing = _PACKINGS[path.suffix]
+        self._source = path.open("rb")
+        self._piece: _Piece | None = None
         self._ready = memoryview(b"")
+        self._num_packed = self._num_unpacked = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
         while not self._ready:
-            packed = self._source.read(_ZSTANDARD_READ_BYTES)
+            packed = self._source.read(self._packing.read_bytes)
             if not packed:
-                if self._frame is not None:
+                if self._piece is not None:
                     raise EOFError("the file ends too early")
                 return 0
             self._ready = memoryview(self._unpack(packed))
+            self._check_ratio(len(packed), len(self._ready))
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
@@ -157,14 +216,27 @@ class _Unzstandard(io.RawIOBase):
     def _unpack(self, packed: bytes) -> bytes:
         unpacked = []
         while packed:
-            if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            unpacked.append(self._frame.decompress(packed))
+            if self._piece is None:
+                packed = packed.lstrip(b"\0")  # pieces may be filled up with zeros
+                if not packed:
+                    break
+                self._piece = self._packing.begin()
+            unpacked.append(self._piece.decompress(packed))
             packed = b""
-            if self._frame.eof:
-                packed = self._frame.unused_data
-                self._frame = None
+            if self._piece.eof:
+                packed = self._piece.unused_data
+                self._piece = None
         return b"".join(unpacked)
+
+    def _check_ratio(self, num_packed: int, num_unpacked: int) -> None:
+        self._num_packed += num_packed
+        self._num_unpacked += num_unpacked
+        free = self._num_unpacked <= UNPACKED_FREELY_BYTES
+        if not free and self._num_unpacked > MAX_UNPACKED_RATIO * self._num_packed:
+            raise DataError(
+                f"{self._path}: unpacks to more than {MAX_UNPACKED_RATIO} times its size, which no "
+                "text does. If it is right, unpack it yourself and name the unpacked file."
+            )
 
 
 # ---------------------------------------------------------------------------------- lines
@@ -286,11 +358,18 @@ def text_of(record: Record, column: str, name: str) -> str:
 def label_of(record: Record, column: str, name: str) -> str:
     """Return the label in a column; JSON numbers and truth values as JSON writes them."""
     value = _value(record, column, name)
-    if isinstance(value, bool | int | float):
-        return json.dumps(value)
-    label = text_of(record, column, name).strip()
+    where = f"{name}, line {record.line}: the label in {column!r}"
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{where} is {value}. Leave rows without a label out.")
+    number = isinstance(value, bool | int | float)
+    label = json.dumps(value) if number else text_of(record, column, name).strip()
     if not label:
-        raise DataError(f"{name}, line {record.line}: the label in {column!r} is empty.")
+        raise DataError(f"{where} is empty.")
+    if len(label) > MAX_LABEL_CHARACTERS:
+        raise DataError(
+            f"{where} has {len(label):,} characters, the most is {MAX_LABEL_CHARACTERS:,}. "
+            "Is it the text?"
+        )
     return label
 
 
@@ -300,13 +379,19 @@ def _value(record: Record, column: str, name: str) -> object:
     columns = list(record.fields)
     raise DataError(
         f"{name}, line {record.line}: no column {column!r}; there are "
-        f"{', '.join(map(repr, columns)) or 'none'}.{nearest(column, columns)}"
+        f"{_listed(columns)}.{nearest(column, columns)}"
     )
+
+
+def _listed(columns: list[str]) -> str:
+    shown = ", ".join(repr(column[:80]) for column in columns[:_MOST_LISTED]) or "none"
+    left = len(columns) - _MOST_LISTED
+    return f"{shown} and {left:,} more" if left > 0 else shown
 
 
 def _json_object(line: str, where: str) -> dict[str, object]:
     try:
-        value = json.loads(line)
+        value = STRICT_JSON.decode(line)
     except json.JSONDecodeError as error:
         raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}).") from error
     except (ValueError, RecursionError) as error:
@@ -315,6 +400,8 @@ def _json_object(line: str, where: str) -> dict[str, object]:
         raise DataError(
             f"{where}: {_json_kind(value)}, expected one JSON object {{...}} on every line."
         )
+    if len(value) > MAX_COLUMNS:
+        raise DataError(f"{where}: {len(value):,} values, the most is {MAX_COLUMNS:,}.")
     return value
 
 
@@ -356,9 +443,37 @@ def _columns(count: int) -> str:
 
 
 def _check_columns(columns: list[str], where: str) -> None:
-    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if len(columns) > MAX_COLUMNS:
+        raise DataError(f"{where}: {len(columns):,} columns, the most is {MAX_COLUMNS:,}.")
+    twice = sorted(column for column, count in Counter(columns).items() if count > 1)
     if twice:
-        raise DataError(f"{where}: the column {twice[0]!r} is there twice. Rename one.")
+        raise DataError(f"{where}: the column {twice[0][:80]!r} is there twice. Rename one.")
+
+
+class _RowLines:
+    """Lines for a CSV reader, which takes as many as a row goes on for."""
+
+    def __init__(self, lines: Iterable[tuple[int, str]], name: str) -> None:
+        self._lines = iter(lines)
+        self._name = name
+        self._first = 1
+        self._size = 0
+
+    def begin_row(self, line: int) -> None:
+        self._first, self._size = line, 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        _, line = next(self._lines)
+        self._size += len(line) + 1
+        if self._size > MAX_LINE_BYTES:
+            raise DataError(
+                f"{self._name}, line {self._first}: a row that is longer than "
+                f"{MAX_LINE_BYTES // 2**20} MiB. Is a quote missing?"
+            )
+        return line + "\n"
 
 
 def _rows(
@@ -366,15 +481,15 @@ def _rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (first line, values) of every row that is not empty."""
     # The limit is the process's, not the reader's; its default of 128 KiB is less than a long text.
-    csv.field_size_limit(MAX_LINE_BYTES)
+    csv.field_size_limit(2 * MAX_LINE_BYTES)
+    given = _RowLines(lines, name)
     if table_format == "csv":
-        reader = csv.reader((line + "\n" for _, line in lines), strict=True)
+        reader = csv.reader(given, strict=True)
     else:
-        reader = csv.reader(
-            (line + "\n" for _, line in lines), delimiter="\t", quoting=csv.QUOTE_NONE
-        )
+        reader = csv.reader(given, delimiter="\t", quoting=csv.QUOTE_NONE)
     while True:
         first = reader.line_num + 1
+        given.begin_row(first)
         try:
             row = next(reader, None)
         except csv.Error as error:

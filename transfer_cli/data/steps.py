@@ -4,11 +4,20 @@ An epoch is a permutation seeded by its number; a step is a slice of it. A loade
 any step needs no memory, which is what makes a resume exact.
 """
 
+import math
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
+from transfer_cli.batch import Batch
 from transfer_cli.seeds import derive
+
+Items = TypeVar("Items", np.ndarray, list[np.ndarray])
+
+
+class Filler(dict[str, Batch]):
+    """Examples that only keep a process in step with the others: nothing of them counts."""
 
 
 class Order:
@@ -47,3 +56,13 @@ def _permutation(examples: int, seed: int, epoch: int) -> np.ndarray:
 def in_portions(indices: np.ndarray, portion: int) -> list[np.ndarray]:
     """Cut indices into runs of at most `portion`, in order."""
     return [indices[begin : begin + portion] for begin in range(0, len(indices), portion)]
+
+
+def share(items: Items, rank: int, count: int) -> Items:
+    """Return what one of `count` processes takes of some items; may be nothing."""
+    return items[rank::count]
+
+
+def rounds(items: int, portion: int, count: int) -> int:
+    """Return how many portions the busiest of `count` processes has, each taking its share."""
+    return math.ceil(math.ceil(items / count) / portion)

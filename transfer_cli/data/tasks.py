@@ -18,6 +18,9 @@ from transfer_cli.data.text import check_length
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.seeds import derive
 
+MAX_LABELS = 10_000
+"""Of own tables. The table of confusions has a cell for each pair of them: 800 MB with so many."""
+
 COARSE_LABELS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 
 _FINE_NAMES = {
@@ -171,7 +174,7 @@ class Table(TaskData):
         """See `TaskData`; `data_dir` changes nothing."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         paths = {name: Path(path).expanduser() for name, path in given.items() if path}
-        rows = {name: list(self._rows(path)) for name, path in paths.items()}
+        rows = {name: self._all_rows(path) for name, path in paths.items()}
         labels = _sorted_labels({row.label for row in rows["train"]})
         splits = {name: _numbered(rows[name], labels, paths[name], name) for name in rows}
         data = LabelledData(paths["train"].stem, labels, _frozen(splits))
@@ -179,6 +182,19 @@ class Table(TaskData):
         if "validation" not in splits:
             data = _held_out(data, self.validation_share, seed, where)
         return _few_labels(data, self.labelled, seed, where)
+
+    def _all_rows(self, path: Path) -> list["_Row"]:
+        rows = []
+        labels: set[str] = set()
+        for row in self._rows(path):
+            rows.append(row)
+            labels.add(row.label)
+            if len(labels) > MAX_LABELS:
+                raise DataError(
+                    f"{path}, line {row.line}: more than {MAX_LABELS:,} different labels. "
+                    f"Is {self.label!r} the column of the label?"
+                )
+        return rows
 
     def _rows(self, path: Path) -> Iterator["_Row"]:
         table_format = self.format or readers.format_of(path)

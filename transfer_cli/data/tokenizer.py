@@ -16,6 +16,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transfer_cli.errors import DataError
+from transfer_cli.safe_files import UnreadableError, parse_json, read_text
 
 UNKNOWN = "<unk>"
 SPECIALS = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
@@ -55,6 +57,13 @@ _MAX_TRAINING_WORDS = 20_000_000
 # Distinct words kept while counting, so that memory stays bounded.
 _MAX_DISTINCT_WORDS = 4_000_000
 
+MAX_FILE_BYTES = 64 * 2**20
+"""The largest `tokenizer.json` in use, of 256,000 tokens, has half of that."""
+
+MAX_VOCABULARY = 2**22
+"""Sixteen times the largest vocabulary in use. The library takes memory for each number up to a
+token's own, so that one token of number 4,294,967,295 would end the process."""
+
 Lines = Callable[[], Iterator[str]]
 
 
@@ -78,6 +87,7 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, source: str = "this tokenizer") -> None:
         names = _special_names(backend, source)
         data = _with_our_rules(json.loads(backend.to_str()), names)
+        self._source = source
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(data))
         # Not part of the file format, so it has to be set each time.
         self._backend.encode_special_tokens = True
@@ -106,14 +116,18 @@ class Tokenizer:
         """Return the tokens of every text, computed by many threads.
 
         Half a surrogate pair, which no UTF-8 text can hold, counts as `?`.
+
+        Raises:
+            DataError: The tokenizer has no token for something, not even an unknown one.
         """
         if self._unknown != UNKNOWN:
             texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
-        try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError:
-            texts = [text.encode("utf-8", "replace").decode() for text in texts]
-            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        with _library_errors(f"{self._source} cannot encode the text"):
+            try:
+                encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            except TypeError:
+                texts = [text.encode("utf-8", "replace").decode() for text in texts]
+                encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         rows = [encoding.ids for encoding in encodings]
         if self._leaking:
             rows = [[self.unk if t in self._leaking else t for t in row] for row in rows]
@@ -164,19 +178,13 @@ class Tokenizer:
             DataError: The file is missing or damaged, or has no token for one of the five special
                 ones.
         """
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path} is not UTF-8 and so not a `tokenizer.json`.") from error
-        try:
-            backend = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing more specific
-            raise DataError(
-                f"{path} is damaged, or no `tokenizer.json` of the tokenizers library: {error}."
-            ) from error
-        return cls(backend, str(path))
+        with _library_errors(f"{path} is damaged, or no `tokenizer.json` of the library"):
+            try:
+                text = read_text(path, MAX_FILE_BYTES)
+            except OSError as error:
+                raise DataError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
+            _check_numbers(parse_json(text))
+            return cls(tokenizers.Tokenizer.from_str(text), str(path))
 
     def _find_leaking(self, names: dict[str, str]) -> frozenset[int]:
         """Return the special tokens that a text can still produce by writing their names."""
@@ -365,6 +373,41 @@ def _train(
     return backend
 
 
+@contextmanager
+def _library_errors(problem: str) -> Iterator[None]:
+    """Turn whatever the library raises into a DataError; it has no errors of its own."""
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(f"{problem}: {error}.") from error
+    except BaseException as error:
+        # What its Rust code raises where it did not expect an error; it cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{problem}: {error}.") from error
+
+
+def _check_numbers(data: dict[str, Any]) -> None:
+    """Refuse tokens whose numbers the library would take too much memory for.
+
+    Raises:
+        UnreadableError: There is one, or there is no vocabulary to look at.
+    """
+    model, added = data.get("model"), data.get("added_tokens") or []
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict | list) or not isinstance(added, list):
+        raise UnreadableError("it has no vocabulary")
+    numbers: list[Any] = [each.get("id") for each in added if isinstance(each, dict)]
+    numbers += vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary)]
+    for number in numbers:
+        if not isinstance(number, int) or not 0 <= number <= MAX_VOCABULARY:
+            raise UnreadableError(
+                f"a token has the number {number}, expected one up to {MAX_VOCABULARY:,}"
+            )
+
+
 def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]:
     """Return what the vocabulary calls each special token."""
     vocabulary = backend.get_vocab()
@@ -392,7 +435,9 @@ def _with_our_rules(data: dict[str, Any], names: dict[str, str]) -> dict[str, An
     others = [a for a in data["added_tokens"] if a["content"] not in names.values()]
     # A tokenizer without vocabulary entry for a special token has it among the added tokens.
     tokens = {a["content"]: a["id"] for a in data["added_tokens"]}
-    numbers = {name: tokens.get(name, _number(model, name)) for name in names.values()}
+    numbers = {
+        name: tokens[name] if name in tokens else _number(model, name) for name in names.values()
+    }
     ours = [
         {
             "id": number,

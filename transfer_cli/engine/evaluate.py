@@ -4,20 +4,22 @@ The batch size, the order and the number of processes cannot change a measure, a
 shared with training: masks come from a seed of their own and each example's number.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-import ignite.distributed as idist
 import numpy as np
 import torch
 from ignite.engine import Engine
 from ignite.metrics import Metric
 from ignite.metrics.metric import reinit__is_reduced
-from torch import Tensor
+from torch import Tensor, nn
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.steps import in_portions
+from transfer_cli.data.steps import in_portions, rounds, share
+from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.split import Dataset, Split
 from transfer_cli.engine.step import on_device
@@ -50,7 +52,7 @@ class Sums(Metric):
     def reset(self) -> None:
         """Forget everything."""
         self._totals: dict[str, Tensor] = {}
-        self._counts: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
 
     @reinit__is_reduced
     def update(self, output: tuple[dict[str, Tensor], dict[str, int]]) -> None:
@@ -60,13 +62,23 @@ class Sums(Metric):
             value = value.detach().to("cpu", torch.float64)
             self._totals[name] = self._totals.get(name, torch.zeros_like(value)) + value
         for name, count in counts.items():
-            self._counts[name] = self._counts.get(name, torch.tensor(0)) + count
+            self._counts[name] = self._counts.get(name, 0) + count
 
     def compute(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return the totals and counts over everything."""
-        totals = {name: torch.as_tensor(idist.all_reduce(v)) for name, v in self._totals.items()}
-        counts = {name: int(idist.all_reduce(count)) for name, count in self._counts.items()}
-        return totals, counts
+        # A process without examples does not know what is counted; the first one always has some.
+        shapes = {name: list(value.shape) for name, value in self._totals.items()}
+        named: list[Any] = json.loads(distributed.from_main(json.dumps([shapes, [*self._counts]])))
+        empty = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in named[0].items()}
+        totals = empty | self._totals
+        flat = torch.cat([value.flatten() for value in totals.values()]).tolist()
+        summed = distributed.sums([*flat, *(float(self._counts.get(n, 0)) for n in named[1])])
+        sizes = [value.numel() for value in totals.values()]
+        parts = torch.tensor(summed[: len(flat)], dtype=torch.float64).split(sizes)
+        return (
+            {n: part.reshape(totals[n].shape) for n, part in zip(totals, parts, strict=True)},
+            dict(zip(named[1], map(int, summed[len(flat) :]), strict=True)),
+        )
 
 
 def evaluate(
@@ -77,21 +89,53 @@ def evaluate(
     batch: int,
     precision: Precision,
 ) -> Scores:
-    """Return what the objective measures on a split; the model is left in evaluation mode."""
+    """Return what the objective measures on a split; the model is left in evaluation mode.
+
+    Of several processes each takes its share of the batches, and all of them return the same.
+    """
 
     def score(engine: Engine, indices: np.ndarray) -> tuple[dict[str, Tensor], dict[str, int]]:
         prepared = objective.prepare(split.data.batch(indices), evaluation_noise())
         view = on_device({"": prepared}, precision.device)[""]
-        with torch.inference_mode(), precision.context():
-            tallies = objective.tallies(model, view, Encoding(model, view))
+        with without_gradients(model), precision.context():
+            tallies = model(lambda whole: objective.tallies(whole, view, Encoding(whole, view)))
+        if engine.state.iteration > len(own):
+            # This process has no more batches, but the others need its part of the model.
+            return {}, {}
         return tallies, objective.counts(prepared)
 
     engine = Engine(score)
     Sums().attach(engine, "sums")
     model.eval()
-    engine.run(portions(split, batch))
+    batches = portions(split, batch)
+    own = share(batches, distributed.rank(), distributed.count())
+    missing = rounds(len(batches), 1, distributed.count()) - len(own)
+    engine.run([*own, *batches[:1] * missing])
+    let_go(model)
     totals, counts = engine.state.metrics["sums"]
     return Scores(objective.measures(totals, counts, split.text), objective.tables(totals))
+
+
+def without_gradients(model: TransferModel) -> AbstractContextManager[None]:
+    """Return the context of a pass that only measures."""
+    # Tensors made in inference mode would stay in the buffers of a sharded model.
+    return torch.no_grad() if isinstance(model, _HasParts) else torch.inference_mode()
+
+
+def let_go(model: nn.Module) -> None:
+    """Keep this process's part of the model alone, if there are parts.
+
+    What a pass has gathered stays until the backward pass, and here there is none.
+    """
+    if isinstance(model, _HasParts):
+        model.reshard()
+
+
+@runtime_checkable
+class _HasParts(Protocol):
+    """What torch makes of a model that is sharded."""
+
+    def reshard(self) -> None: ...
 
 
 def evaluation_noise() -> ExampleNoise:
@@ -107,11 +151,13 @@ def samples(
     prepared = objective.prepare(split.data.batch(first), evaluation_noise())
     view = on_device({"": prepared}, precision.device)[""]
     model.eval()
-    with torch.inference_mode(), precision.context():
-        return objective.samples(model, view, Encoding(model, view))
+    with without_gradients(model), precision.context():
+        found: list[Sample] = model(lambda m: objective.samples(m, view, Encoding(m, view)))
+    let_go(model)
+    return found
 
 
-def portions(split: Split, batch: int) -> Sequence[np.ndarray]:
+def portions(split: Split, batch: int) -> list[np.ndarray]:
     """Return the example numbers of each batch, every example once."""
     order = np.arange(len(split.data)) if split.order is None else split.order
     return in_portions(order, batch)

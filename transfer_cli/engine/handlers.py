@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -19,54 +19,116 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from transfer_cli.engine import distributed
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.train import Progress, report_of
 from transfer_cli.errors import ConfigError, DivergedError, StoppedError, nearest
 from transfer_cli.lengths import Length
-from transfer_cli.runs.curves import Curves
-from transfer_cli.runs.records import MetricsFile
+from transfer_cli.runs.curves import Curves, event_files
+from transfer_cli.runs.directory import RunDirectory, flush, writing
+from transfer_cli.runs.records import MetricsFile, cut
 
 log = logging.getLogger(__name__)
 
 HIGHER_IS_BETTER = ("accuracy", "macro_f1")
 SECONDS_BETWEEN_LINES = 10
+ECHO_SECONDS = 1.0
+"""A signal so soon after another is the same one: scheduler and launcher may both pass it on."""
 
 
 class Recorder:
     """Writes numbers to `metrics.jsonl` and to TensorBoard under the same names.
 
+    What depends on the clock goes to `speed.jsonl` instead, so that a run that was resumed has the
+    same `metrics.jsonl` as one that was not.
+
     Args:
-        metrics: The file `metrics.jsonl`.
-        tensorboard: The folder of event files.
-        resume_step: Steps already taken; curves of later steps are dropped.
+        run: Whose files they are.
+        purge_step: Readers that are looking on forget what they saw of this step and later ones.
     """
 
-    def __init__(self, metrics: Path, tensorboard: Path, resume_step: int = 0) -> None:
-        self._file = MetricsFile(metrics, after=resume_step)
-        purge = resume_step + 1 if resume_step else None
-        self.writer = Curves(tensorboard, purge_step=purge)
+    def __init__(self, run: RunDirectory, purge_step: int | None = None) -> None:
+        self._run = run
+        self._metrics = MetricsFile(run.metrics)
+        self._speed = MetricsFile(run.speed)
+        self.writer = Curves(run.tensorboard, purge_step=purge_step)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Record numbers of one step; `kind` is train, validation or test."""
-        self._file.write(kind, step, values)
-        for name, value in values.items():
-            self.writer.add_scalar(f"{kind}/{name}", value, step)
+        self._metrics.write(kind, step, values)
+        self._draw(kind, step, values)
+
+    def write_speed(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Record what depends on the clock."""
+        self._speed.write(kind, step, values)
+        self._draw(kind, step, values)
+
+    def mark(self) -> dict[str, int]:
+        """Flush all records to the disk; return how many bytes there are, by file."""
+        sizes = {}
+        for path in _record_files(self._run):
+            with writing(path):
+                flush(path)
+                sizes[path.relative_to(self._run.path).as_posix()] = path.stat().st_size
+        return sizes
 
     def close(self) -> None:
         """Close the curves."""
         self.writer.close()
 
+    def _draw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(f"{kind}/{name}", value, step)
+
+
+class NoRecorder:
+    """What stands in for a `Recorder` in processes that write nothing."""
+
+    def __init__(self) -> None:
+        self.writer = self
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Write nothing."""
+
+    write_speed = write
+
+    def add_text(self, name: str, text: str, step: int) -> None:
+        """Show nothing."""
+
+    def mark(self) -> dict[str, int]:
+        """Return that nothing was written."""
+        return {}
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+def rewind(run: RunDirectory, mark: Mapping[str, int]) -> None:
+    """Forget all records that were written after `Recorder.mark` returned `mark`."""
+    for path in _record_files(run):
+        name = path.relative_to(run.path).as_posix()
+        if name in mark:
+            cut(path, mark[name])
+        else:
+            with writing(path):
+                path.unlink()
+
+
+def _record_files(run: RunDirectory) -> list[Path]:
+    found = [run.metrics, run.speed, *event_files(run.tensorboard)]
+    return [path for path in found if path.is_file()]
+
 
 def attach_records(
     trainer: Engine,
-    recorder: Recorder,
+    recorder: Recorder | NoRecorder,
     optimizer: Optimizer,
     stage: Callable[[], int | None],
     *,
     every: int,
     several: bool,
 ) -> None:
-    """Write losses, gradient norm, stage, throughput and the rate of what trains, at times."""
+    """Write losses, gradient norm, stage, the rate of what trains, and throughput, at times."""
     clock = {"time": time.perf_counter(), "tokens": 0}
 
     @trainer.on(Events.ITERATION_COMPLETED)
@@ -84,7 +146,6 @@ def attach_records(
         if several or len(report.losses) > 1:
             values |= {f"loss/{term}": float(value) for term, value in report.losses.items()}
         values["gradient_norm"] = float(report.gradient_norm)
-        values["tokens_per_second"] = clock["tokens"] / max(1e-9, now - clock["time"])
         values["stage"] = float((stage() or 0) + 1)
         values |= {
             f"rate/{group['layer']}": group["lr"]
@@ -92,6 +153,8 @@ def attach_records(
             if any(parameter.requires_grad for parameter in group["params"])
         }
         recorder.write("train", step, values)
+        speed = clock["tokens"] / max(1e-9, now - clock["time"])
+        recorder.write_speed("train", step, {"tokens_per_second": speed})
         clock.update(time=now, tokens=0)
 
 
@@ -218,13 +281,53 @@ def at_rhythm(trainer: Engine, every: Length, action: Callable[[Engine], None]) 
             action(engine)
 
 
-def attach_checkpoints(trainer: Engine, save: Callable[[], None], every: Length) -> None:
-    """Save the whole state every so often."""
-    at_rhythm(trainer, every, lambda _: save())
+def attach_checkpoints(
+    trainer: Engine,
+    save: Callable[[], None],
+    every: Length,
+    minutes: float | None = None,
+    *,
+    share: float | None = None,
+    agree: Callable[[bool], bool] = bool,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Save the whole state every so often, by steps and by time.
+
+    Args:
+        trainer: The training engine.
+        save: Writes the state.
+        every: How often by steps.
+        minutes: After how long without a save there is one; None: by steps alone.
+        share: The largest share of the time that saves by steps may take, going by the last one:
+            one that comes too early waits. None: none waits.
+        agree: Given whether this process finds that it is time for a save; returns whether there is
+            one. Several processes have to save after the same step, and their clocks differ.
+        clock: Returns seconds.
+    """
+    saved, cost, due = clock(), 0.0, False
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def maybe(engine: Engine) -> None:
+        nonlocal saved, cost, due
+        steps = every.steps(engine.state.epoch_length or 1)
+        due = due or (steps is not None and engine.state.iteration % steps == 0)
+        now = due
+        if minutes is not None or (due and share is not None):
+            since = clock() - saved
+            early = share is not None and since < cost / share
+            late = minutes is not None and since >= 60 * minutes
+            now = agree(late or (due and not early))
+        if now:
+            began = clock()
+            save()
+            saved = clock()
+            cost, due = saved - began, False
 
 
 def speak_above_the_bar() -> AbstractContextManager[None]:
     """Return a context in which what the package logs is written above the bar, not into it."""
+    if not distributed.is_main():
+        return nullcontext()  # no bar, and nothing to say
     return logging_redirect_tqdm([logging.getLogger("transfer_cli")])
 
 
@@ -232,28 +335,39 @@ def speak_above_the_bar() -> AbstractContextManager[None]:
 def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> Iterator[None]:
     """Turn SIGTERM, SIGUSR1 and Ctrl-C into: finish the step, save, end. A second one ends at once.
 
+    Several processes end after the same step, whichever of them was told to, and when it is saved.
+
     Raises:
         StoppedError: After SIGTERM or SIGUSR1, exit code 75.
         KeyboardInterrupt: After Ctrl-C, exit code 130.
     """
     received: list[int] = []
+    since = 0.0
 
     def note(number: int, frame: FrameType | None) -> None:
+        nonlocal since
         if received:
-            raise KeyboardInterrupt
+            if time.monotonic() - since >= ECHO_SECONDS:
+                raise KeyboardInterrupt
+            return
         received.append(number)
-        log.warning("%s: finishing this step and saving; once more ends at once",
-                    signal.Signals(number).name)  # fmt: skip
+        since = time.monotonic()
+        if distributed.count() == 1:
+            _say_stopping(number)
 
     @trainer.on(Events.ITERATION_COMPLETED)
     def check(engine: Engine) -> None:
-        if not received:
+        # One that was told nothing hears it from the others.
+        number = distributed.largest(received[0] if received else 0)
+        if not number:
             return
+        if distributed.count() > 1:
+            _say_stopping(number)
         save()
+        # Who ends now takes the one along that is still writing.
+        distributed.wait_for_all()
         text = f"stopped at step {engine.state.iteration} with a checkpoint; go on with {resume}"
-        if received[0] == signal.SIGINT:
-            raise KeyboardInterrupt(text)
-        raise StoppedError(text)
+        raise KeyboardInterrupt(text) if number == signal.SIGINT else StoppedError(text)
 
     before = {}
     try:
@@ -263,3 +377,8 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _say_stopping(number: int) -> None:
+    name = signal.Signals(number).name
+    log.warning("%s: finishing this step and saving; once more ends at once", name)

@@ -140,9 +140,7 @@ class Stages:
             ConfigError: A stage that has begun would have begun at another step: the run has
                 another length now, and its stages are shares of it.
         """
-        self.current = state["current"]
-        self._early = dict(state["early"])
-        self._lay_out()
+        self.load_ends(state)
         begun = [span.begin for span in self.spans][: (self.current or 0) + 1]
         if begun != state["begins"][: len(begun)]:
             raise ConfigError(
@@ -156,6 +154,12 @@ class Stages:
         if self.current is not None:
             self._apply(self.current)
             self.training_mode()
+
+    def load_ends(self, state: Mapping[str, Any]) -> None:
+        """Take up which stage it is and which ended early, and leave the weights alone."""
+        self.current = state["current"]
+        self._early = dict(state["early"])
+        self._lay_out()
 
     def _lay_out(self) -> None:
         found: list[Span] = []

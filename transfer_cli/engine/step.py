@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,9 @@ from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.batch import Batch, size, to_device
+from transfer_cli.data.steps import Filler
+from transfer_cli.engine import distributed
+from transfer_cli.engine.parallel import Alone, Parallel, average_statistics, whole
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import DivergedError
@@ -16,6 +20,9 @@ from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
 from transfer_cli.optim.groups import Rates
 from transfer_cli.seeds import ExampleNoise, derive
+
+_SHOWN_EXAMPLES = 16
+"""Examples that an error names."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,13 @@ class Loss:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. Tensors stay on the device until somebody writes them down.
+    """What one step did, on all processes. Tensors stay on the device until they are written down.
 
     Args:
         losses: Mean of each loss term, in nats a target, and the penalty.
         total: Their weighted sum.
         gradient_norm: Global norm before clipping.
-        skipped: Whether the gradient was not finite and the step was not taken.
+        skipped: Whether loss or gradient was not finite and the step was not taken.
         tokens: Real tokens seen.
         examples: Examples seen.
     """
@@ -60,30 +67,24 @@ class StepReport:
     examples: int
 
 
-class LossModule(nn.Module):
-    """Everything that belongs in one forward call."""
+def loss_sums(
+    model: TransferModel, losses: Sequence[Loss], views: Mapping[str, Batch]
+) -> dict[str, Tensor]:
+    """Return each loss term summed over its targets, by "loss/term".
 
-    def __init__(self, model: TransferModel, losses: Sequence[Loss]) -> None:
-        super().__init__()
-        self.model = model
-        self._losses = tuple(losses)
-
-    def forward(self, views: Mapping[str, Batch]) -> dict[str, Tensor]:
-        """Return each loss term summed over its targets, by "loss/term".
-
-        A loss without a view has its batches in other steps. Losses whose views hold the very same
-        tokens share one pass through the backbone.
-        """
-        encoded: dict[int, Encoding] = {}
-        sums: dict[str, Tensor] = {}
-        for loss in self._losses:
-            if loss.name not in views:
-                continue
-            view = views[loss.name]
-            encoding = encoded.setdefault(id(view["tokens"]), Encoding(self.model, view))
-            for term, value in loss.objective.loss_sums(self.model, view, encoding).items():
-                sums[f"{loss.name}/{term}"] = value
-        return sums
+    A loss without a view has its batches in other steps. Losses whose views hold the very same
+    tokens share one pass through the backbone.
+    """
+    encoded: dict[int, Encoding] = {}
+    sums: dict[str, Tensor] = {}
+    for loss in losses:
+        if loss.name not in views:
+            continue
+        view = views[loss.name]
+        encoding = encoded.setdefault(id(view["tokens"]), Encoding(model, view))
+        for term, value in loss.objective.loss_sums(model, view, encoding).items():
+            sums[f"{loss.name}/{term}"] = value
+    return sums
 
 
 class TrainStep:
@@ -100,6 +101,7 @@ class TrainStep:
         clip: Largest global gradient norm; None for no clipping.
         max_bad_steps: Steps in a row without a finite gradient after which the run is given up.
         penalty: What pulls the weights back to where they started; it has seen them there.
+        parallel: How several processes share the model.
     """
 
     def __init__(  # noqa: PLR0913 - everything that a step is made of
@@ -116,6 +118,7 @@ class TrainStep:
         clip: float | None,
         max_bad_steps: int,
         penalty: Penalty | None = None,
+        parallel: Parallel | None = None,
     ) -> None:
         self.model = model
         self.losses = tuple(losses)
@@ -123,7 +126,9 @@ class TrainStep:
         self.rates = rates
         self.stages = stages
         self.bad_steps = 0
-        self._forward = LossModule(model, losses)
+        self._forward = parallel or Alone(model)
+        self._wrapped_in: int | None = None
+        self._terms = [f"{loss.name}/{t}" for loss in losses for t in loss.objective.weights]
         self._groups = groups
         self._parameters = dict(model.named_parameters())
         self._seed = seed
@@ -144,24 +149,29 @@ class TrainStep:
             DivergedError: Too many steps in a row had no finite gradient.
         """
         self._forget(self.stages.enter(step))
+        if self._wrapped_in != self.stages.current:
+            self._forward.enter_stage()
+            self._wrapped_in = self.stages.current
         stage = self.stages.clock(step)
         self.rates.set(self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate)
-        torch.manual_seed(derive(self._seed, "dropout", step))
+        torch.manual_seed(derive(self._seed, "dropout", step, *self._own_noise()))
         ready = [self._prepare(micro, step) for micro in micro_batches]
-        counts = self._count(ready)
+        counts, tokens, examples = self._count(ready, micro_batches)
         weights = self._weights(step)
-        sums = self._accumulate(ready, counts, weights)
+        sums = self._accumulate(ready, micro_batches, counts, weights)
         pulled = self._pull()
-        norm, skipped = self._update(step)
-        means = {term: total / counts[term] for term, total in sums.items() if counts[term]}
+        means = {term: total / counts[term] for term, total in sums.items()}
         weighted = [weights[term] * mean for term, mean in means.items()] + list(pulled.values())
+        total = sum(weighted, start=torch.zeros((), device=self._precision.device))
+        norm, skipped = self._update(total, step, micro_batches)
+        average_statistics(self.model)
         return StepReport(
             losses=means | pulled,
-            total=sum(weighted, start=torch.zeros((), device=self._precision.device)),
+            total=total,
             gradient_norm=norm,
             skipped=skipped,
-            tokens=sum(int(batch["mask"].sum()) for m in micro_batches for batch in m.values()),
-            examples=sum(size(batch) for micro in micro_batches for batch in micro.values()),
+            tokens=tokens,
+            examples=examples,
         )
 
     def state_dict(self) -> dict[str, object]:
@@ -202,33 +212,64 @@ class TrainStep:
             if loss.stream in micro
         }
 
-    def _count(self, ready: Sequence[Mapping[str, Batch]]) -> dict[str, int]:
-        """Return the targets of each term over the whole step: the only divisor there is."""
-        counts: dict[str, int] = {}
-        for views in ready:
+    def _own_noise(self) -> tuple[int, ...]:
+        """Return what makes dropout differ between processes; the first draws as if alone."""
+        return (distributed.rank(),) if distributed.rank() else ()
+
+    def _count(
+        self, ready: Sequence[Mapping[str, Batch]], micro_batches: Sequence[Mapping[str, Batch]]
+    ) -> tuple[dict[str, int], int, int]:
+        """Return the targets of each term, the tokens and the examples of the whole step.
+
+        The targets, over all micro-batches and processes, are the only divisor there is.
+        """
+        counts = dict.fromkeys(self._terms, 0)
+        tokens = examples = 0
+        for views, micro in zip(ready, micro_batches, strict=True):
+            if isinstance(micro, Filler):
+                continue
             for loss in (loss for loss in self.losses if loss.name in views):
                 for term, count in loss.objective.counts(views[loss.name]).items():
-                    name = f"{loss.name}/{term}"
-                    counts[name] = counts.get(name, 0) + count
-        return counts
+                    counts[f"{loss.name}/{term}"] += count
+            tokens += sum(int(batch["mask"].sum()) for batch in micro.values())
+            examples += sum(size(batch) for batch in micro.values())
+        *targets, tokens, examples = map(
+            int, distributed.sums([*counts.values(), tokens, examples])
+        )
+        return dict(zip(counts, targets, strict=True)), tokens, examples
 
     def _accumulate(
         self,
         ready: Sequence[Mapping[str, Batch]],
+        micro_batches: Sequence[Mapping[str, Batch]],
         counts: Mapping[str, int],
         weights: Mapping[str, float],
     ) -> dict[str, Tensor]:
-        """Add up gradients over the micro-batches; return each term's summed loss."""
-        totals: dict[str, Tensor] = {}
-        for views in ready:
-            with self._precision.context():
-                sums = self._forward(on_device(views, self._precision.device))
-            parts = [weights[t] / counts[t] * v for t, v in sums.items() if counts[t]]
-            if parts:
-                self._scaler.scale(torch.stack([p.float() for p in parts]).sum()).backward()
-            for term, value in sums.items():
-                totals[term] = totals.get(term, torch.zeros_like(value)) + value.detach()
-        return totals
+        """Add up gradients over micro-batches and processes; return each term's summed loss."""
+        present = [term for term, count in counts.items() if count]
+        device = self._precision.device
+        totals = {term: torch.zeros((), device=device) for term in present}
+        if not present:
+            return totals
+        # What averages gradients over processes is to sum them, and waits for those of all heads.
+        processes = distributed.count()
+        factors = {term: processes * weights[term] / counts[term] for term in present}
+        if processes > 1:
+            factors = dict.fromkeys(counts, 0.0) | factors
+        for number, (views, micro) in enumerate(zip(ready, micro_batches, strict=True)):
+            share = 0 if isinstance(micro, Filler) else 1
+            with self._forward.accumulating(last=number == len(ready) - 1):
+                with self._precision.context():
+                    here = on_device(views, device)
+                    sums = self._forward(partial(loss_sums, losses=self.losses, views=here))
+                parts = [share * factor * sums[t] for t, factor in factors.items() if t in sums]
+                if parts:
+                    self._scaler.scale(torch.stack([p.float() for p in parts]).sum()).backward()
+            for term in present:
+                if term in sums:
+                    totals[term] = totals[term] + share * sums[term].detach()
+        summed = distributed.summed(torch.stack(list(totals.values())))
+        return dict(zip(totals, summed, strict=True))
 
     def _pull(self) -> dict[str, Tensor]:
         """Add the penalty's gradient, once a step however it is cut; return its value."""
@@ -239,19 +280,22 @@ class TrainStep:
             self._scaler.scale(value).backward()
         return {f"penalty/{self._penalty.name}": value.detach()}
 
-    def _update(self, step: int) -> tuple[Tensor, bool]:
-        """Clip once, on the complete gradient, and step; skip a gradient that is not finite."""
+    def _update(
+        self, loss: Tensor, step: int, micro_batches: Sequence[Mapping[str, Batch]]
+    ) -> tuple[Tensor, bool]:
+        """Clip once, on the complete gradient, and step; skip numbers that are not finite."""
         self._scaler.unscale_(self.optimizer)
         moving = [p for p in self.model.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm([p.grad for p in moving if p.grad is not None])
-        finite = bool(torch.isfinite(norm))
+        own_norm = nn.utils.get_total_norm([p.grad for p in moving if p.grad is not None])
+        norm = whole(own_norm)
+        finite = bool(torch.isfinite(norm + loss))
         if not finite:
             # Not clipped: a norm that is no number would spread to the groups that are fine.
-            self._bad(step)
+            self._bad(step, micro_batches)
         else:
             self.bad_steps = 0
             if self._clip is not None:
-                nn.utils.clip_grads_with_norm_(moving, self._clip, norm)
+                nn.utils.clip_grads_with_norm_(moving, self._clip, own_norm)
         if finite or self._scaler.is_enabled():
             # An fp16 scaler steps over infinities by itself, and lowers its scale.
             self._scaler.step(self.optimizer)
@@ -259,7 +303,7 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         return norm, not finite
 
-    def _bad(self, step: int) -> None:
+    def _bad(self, step: int, micro_batches: Sequence[Mapping[str, Batch]]) -> None:
         self.bad_steps += 1
         if self.bad_steps < self._max_bad_steps:
             return
@@ -269,13 +313,30 @@ class TrainStep:
         broken = [
             group.name
             for group in self._groups
-            if any(n in gradients and not gradients[n].isfinite().all() for n in group.parameters)
+            if any(
+                not whole(gradients[n].isfinite().all()) for n in group.parameters if n in gradients
+            )
         ]
         raise DivergedError(
-            f"step {step + 1}: the gradient is not finite, {self.bad_steps} step(s) in a row, in "
-            f"{', '.join(broken) or 'its norm'}; try a lower optimizer.lr, "
-            "a longer schedule.warmup or precision=fp32"
+            f"step {step + 1}: loss or gradient is not finite, {self.bad_steps} step(s) in a row, "
+            f"in {', '.join(broken) or 'no group: it is the loss'}, on {_seen(micro_batches)}; try "
+            "a lower optimizer.lr, a longer schedule.warmup or precision=fp32"
         )
+
+
+def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
+    """Return which examples a step saw, on all processes, in few words."""
+    own = [
+        f"{stream} {number}"
+        for micro in micro_batches
+        if not isinstance(micro, Filler)
+        for stream, batch in micro.items()
+        for number in batch["index"].tolist()
+    ]
+    words = [word for text in distributed.texts("\n".join(own)) for word in text.splitlines()]
+    shown = ", ".join(words[:_SHOWN_EXAMPLES])
+    rest = len(words) - _SHOWN_EXAMPLES
+    return f"examples {shown}" + (f" and {rest} more" if rest > 0 else "")
 
 
 def on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:

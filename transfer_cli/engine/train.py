@@ -13,7 +13,8 @@ from ignite.engine import Engine, Events
 
 from transfer_cli.batch import Batch
 from transfer_cli.data.mixture import MAIN, Mixture
-from transfer_cli.data.steps import Order, in_portions
+from transfer_cli.data.steps import Filler, Order, in_portions, rounds, share
+from transfer_cli.engine import distributed
 from transfer_cli.engine.split import Dataset
 from transfer_cli.engine.step import StepReport, TrainStep
 
@@ -29,11 +30,11 @@ class Stream:
 
 
 class StepLoader:
-    """The batches of step n, n + 1, ...; starts wherever it is told to.
+    """This process's batches of step n, n + 1, ...; starts wherever it is told to.
 
     Args:
         streams: Sources by name.
-        micro_batch: Examples that pass through the model at once.
+        micro_batch: Examples that pass through the model of a process at once.
         first: Returns the step to start with, each time an iteration begins.
         mixture: Which stream each step draws; None: always "main".
     """
@@ -58,13 +59,21 @@ class StepLoader:
             step += 1
 
     def at(self, step: int) -> list[dict[str, Batch]]:
-        """Return one step's micro-batches, each under the name of the one stream it comes from."""
+        """Return one step's micro-batches, each under the name of the one stream it comes from.
+
+        Of several processes each has its share of the step's examples, and as many micro-batches as
+        the others: what it lacks is a `Filler`, since all have to take part in what is exchanged.
+        """
         name, visit = MAIN, step
         if self._mixture is not None:
             name, visit = self._mixture.stream_of(step), self._mixture.visit_of(step)
         stream = self._streams[name]
-        portions = in_portions(stream.order.indices(visit), self._micro_batch)
-        return [{name: stream.data.batch(indices)} for indices in portions]
+        indices = stream.order.indices(visit)
+        rank, count = distributed.rank(), distributed.count()
+        portions = in_portions(share(indices, rank, count), self._micro_batch)
+        found: list[dict[str, Batch]] = [{name: stream.data.batch(each)} for each in portions]
+        missing = rounds(len(indices), self._micro_batch, count) - len(found)
+        return found + [Filler({name: stream.data.batch(indices[:1])}) for _ in range(missing)]
 
 
 @dataclass

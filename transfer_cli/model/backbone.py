@@ -4,6 +4,7 @@ Legend: B batch, T positions, D width, L blocks.
 """
 
 import math
+import os
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -18,6 +19,12 @@ Direction = Literal["auto", "causal", "bidirectional"]
 PositionKind = Literal["learned", "sinusoidal"]
 
 INITIAL_STD = 0.02
+
+MAX_SIZE = 2**24
+"""Of a width, an inner layer or a longest sequence: a hundred times what anybody has trained."""
+
+MAX_DEPTH = 10_000
+"""The deepest Transformers have 1000 blocks. Each is some dozen Python objects, even on paper."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +70,14 @@ class BackboneShape:
     def __post_init__(self) -> None:
         """Raise ValueError where a value cannot work."""
         for name in ("width", "heads", "depth", "feedforward", "positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            most = MAX_DEPTH if name == "depth" else MAX_SIZE
+            _check_size(name, getattr(self, name), 1, most)
         if self.width % self.heads:
             raise ValueError(
                 f"heads ({self.heads}) must divide width ({self.width}); "
                 f"the nearest that does is {_nearest_divisor(self.width, self.heads)}"
             )
-        if self.segments < 0:
-            raise ValueError(f"segments must be 0 or more, got {self.segments}")
+        _check_size("segments", self.segments, 0, MAX_SIZE)
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -87,6 +93,11 @@ class BackboneShape:
                     f"got {getattr(self, name)!r}"
                 )
 
+    def least_bytes(self, vocabulary: int) -> int:
+        """Return how much memory the largest matrices take in float32."""
+        rows = vocabulary + self.positions + 4 * self.depth * self.width
+        return 4 * self.width * (rows + 2 * self.depth * self.feedforward)
+
     @property
     def has_embedding_norm(self) -> bool:
         """Whether the embeddings are normalised before their dropout."""
@@ -99,6 +110,9 @@ class Backbone(nn.Module):
     Args:
         shape: Everything but the vocabulary; its direction must be settled.
         vocabulary: Number of tokens.
+
+    Raises:
+        MemoryError: This machine cannot hold its weights.
     """
 
     position_table: Tensor
@@ -109,6 +123,7 @@ class Backbone(nn.Module):
         super().__init__()
         if shape.direction == "auto":
             raise ValueError("direction must be causal or bidirectional before a model is built")
+        _check_memory(shape.least_bytes(vocabulary))
         self.shape = shape
         self.vocabulary = vocabulary
         self.causal = shape.direction == "causal"
@@ -149,6 +164,11 @@ class Backbone(nn.Module):
         self.apply(initialise_plain)
         for block in self.blocks:
             self._shrink_outputs(block)  # type: ignore[arg-type]
+
+    def recompute(self, blocks: bool) -> None:  # noqa: FBT001 - the only thing it is told
+        """Keep of each block only what goes into it for the backward pass, or all as usual."""
+        for block in self.blocks:
+            block.recomputed = blocks  # type: ignore[assignment]
 
     def redraw_top(self, blocks: int) -> None:
         """Draw the weights of the topmost blocks anew, as at birth, and the final norm's.
@@ -218,6 +238,22 @@ class Backbone(nn.Module):
             summed = self.embedding_norm(summed)
         dropped: Tensor = self.drop(summed)
         return dropped
+
+
+def _check_size(name: str, value: int, least: int, most: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {value}")
+
+
+def _check_memory(size_bytes: int) -> None:
+    """Refuse a model before memory is taken for it: a system may kill others to make room."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if torch.get_default_device().type == "cpu" and size_bytes > there:
+        raise MemoryError(
+            f"the weights take {size_bytes / 2**30:,.0f} GiB, and there are {there / 2**30:,.0f}"
+        )
 
 
 def initialise_plain(module: nn.Module) -> None:

@@ -13,10 +13,13 @@ of `post`, and the norm after its last sub-layer is missing.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from transfer_cli.model.attention import SelfAttention
 
@@ -69,6 +72,8 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.residual = residual
+        self.recomputed = False
+        """Whether the backward pass computes the inside again instead of keeping it."""
         self.attention_norm = nn.LayerNorm(width, eps=EPSILON)
         self.attention = SelfAttention(width, heads, attention_dropout)
         self.feed_forward_norm = nn.LayerNorm(width, eps=EPSILON)
@@ -80,7 +85,15 @@ class Block(nn.Module):
 
     def forward(self, hidden_BTD: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
         """Return `[B, T, D]`; see `SelfAttention` for the arguments."""
+        if self.recomputed and torch.is_grad_enabled():
+            # Chen et al. 2016. Inside of the block, so that what gathers a block's weights before
+            # its passes does so for this one, too.
+            run = partial(self._run, causal=causal)
+            again: Tensor = checkpoint(run, hidden_BTD, allowed, use_reentrant=False)
+            return again
+        return self._run(hidden_BTD, allowed, causal=causal)
 
+    def _run(self, hidden_BTD: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
         def attend(z: Tensor) -> Tensor:
             attended: Tensor = self.attention(z, allowed, causal=causal)
             return attended

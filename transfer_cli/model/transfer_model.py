@@ -1,12 +1,15 @@
 """The model that is trained: a backbone, a readout and the heads that the objectives asked for."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import nn
 
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.readout import Readout, TopLayer
+
+Result = TypeVar("Result")
 
 
 class TransferModel(nn.Module):
@@ -24,6 +27,15 @@ class TransferModel(nn.Module):
         self.backbone = backbone
         self.readout: Readout = TopLayer()
         self.heads = nn.ModuleDict(dict(heads))
+
+    def forward(self, work: Callable[["TransferModel"], Result]) -> Result:
+        """Return `work(model)`.
+
+        All that one pass needs of the model happens inside of this call, so that what hooks into it
+        (the synchronisation of gradients, the gathering of weights that lie on several processes)
+        sees a pass as a whole, whatever losses it computes.
+        """
+        return work(self)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,23 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from transfer_cli.errors import CheckpointError
+from transfer_cli.config.build import TARGET, build
+from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.runs.directory import write_text
+from transfer_cli.safe_files import read_json
 
 WEIGHTS = "weights.safetensors"
 DESCRIPTION = "model.json"
+
+MAX_HEADER_BYTES = 4 * 2**20
+"""Of a safetensors file: it names some 30,000 tensors, and each becomes an object."""
+
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,11 +94,13 @@ def save_weights(model: nn.Module, folder: Path, leave_out: Set[str] = frozenset
         folder: Where to write `weights.safetensors`.
         leave_out: Names of tensors that stand elsewhere.
     """
-    tensors = {
-        name: tensor.detach().contiguous()
-        for name, tensor in model.state_dict().items()
-        if name not in leave_out
-    }
+    kept = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
+    save_tensors(kept, folder)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the tensors of a model to `weights.safetensors` in `folder`."""
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / WEIGHTS)
     # The library lets the owner alone read it; others get what they get of any new file.
     (folder / WEIGHTS).chmod((folder.stat().st_mode & 0o666) | 0o600)
@@ -113,13 +127,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"{folder} holds no {WEIGHTS}: a run writes it when it is finished; before that, take "
             "one of its checkpoints/"
         )
-    try:
+    with _reading(path):
+        read_shapes(folder)
         return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or no safetensors file ({error}); files with pickled code in them "
-            "are never opened"
-        ) from error
 
 
 def backbone_hash(tensors: Mapping[str, Tensor]) -> str:
@@ -141,15 +151,40 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
     path = folder / WEIGHTS
     if not path.is_file():
         return read_weights(folder)  # which says why not
-    try:
+    with _reading(path):
+        _check_header(path)
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
             return {
-                name: torch.empty(found.get_shape(), device="meta")
+                name: torch.empty(found.get_shape(), dtype=_dtype_of(found, path), device="meta")
                 for name, found in slices.items()
             }
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or no safetensors file ({error})") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
+        # The last three are torch's, of shapes that cannot be.
+        raise CheckpointError(
+            f"{path} is damaged or no safetensors file ({error}); files with pickled code in them "
+            "are never opened"
+        ) from error
+
+
+def _check_header(path: Path) -> None:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > MAX_HEADER_BYTES:
+        raise ValueError(f"its list of tensors has {size:,} bytes")
+
+
+def _dtype_of(found: Any, path: Path) -> torch.dtype:
+    name = found.get_dtype()
+    if name not in _DTYPES:
+        raise CheckpointError(f"{path} holds numbers of type {name}; expected F32")
+    return _DTYPES[name]
 
 
 def load_strictly(
@@ -171,7 +206,7 @@ def load_strictly(
     """
     own = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
     wrong = sorted(own.keys() ^ tensors.keys())
-    wrong += sorted(n for n in own.keys() & tensors.keys() if own[n].shape != tensors[n].shape)
+    wrong += sorted(n for n in own.keys() & tensors.keys() if not _fits(own[n], tensors[n]))
     if wrong:
         raise CheckpointError(
             f"{source} does not fit this model: {_some(wrong)} missing, left over "
@@ -192,7 +227,7 @@ def load_pretrained(
             never skipped: the run would look normal with a random model.
     """
     own = model.state_dict()
-    fits = {n for n in own.keys() & tensors.keys() if own[n].shape == tensors[n].shape}
+    fits = {n for n in own.keys() & tensors.keys() if _fits(own[n], tensors[n])}
     lost = sorted(n for n in own if n.startswith("backbone.") and n not in fits)
     if lost:
         raise CheckpointError(
@@ -222,8 +257,7 @@ def load_pretrained(
 
 def write_description(description: ModelDescription, folder: Path) -> None:
     """Write `model.json`."""
-    text = json.dumps(asdict(description), indent=2) + "\n"
-    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+    write_text(folder / DESCRIPTION, json.dumps(asdict(description), indent=2) + "\n")
 
 
 def read_description(folder: Path) -> ModelDescription:
@@ -234,16 +268,49 @@ def read_description(folder: Path) -> ModelDescription:
     """
     path = folder / DESCRIPTION
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        found["shape"] = BackboneShape(**found["shape"])
-        found["labels"] = tuple(found["labels"])
-        if found.get("base") is not None:
-            found["base"] = Base(**found["base"])
-        return ModelDescription(**found)
+        return _description(read_json(path))
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} holds no model: {DESCRIPTION} is missing") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except KeyError as error:
+        raise CheckpointError(f"{path} is damaged: it has no {error}") from error
+    except (OSError, ValueError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def _description(found: dict[str, Any]) -> ModelDescription:
+    shape: BackboneShape = build(found["shape"], "shape", BackboneShape)
+    if shape.direction == "auto":
+        raise ValueError("shape.direction is not settled")
+    vocabulary, labels = found["vocabulary"], found["labels"]
+    if type(vocabulary) is not int or vocabulary < 1:
+        raise ValueError(f"vocabulary is {vocabulary!r}")
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise TypeError("labels is no list of texts")
+    if len(set(labels)) < len(labels):
+        raise ValueError("labels holds a label twice")
+    objective, edits = found["objective"], found.get("edits", {})
+    for name, node in {"objective": objective, **_mapping(edits, "edits")}.items():
+        if not isinstance(_mapping(node, name).get(TARGET), str):
+            raise TypeError(f"{name} names no class")
+    base = found.get("base")
+    described = {
+        **found,
+        "shape": shape,
+        "labels": tuple(labels),
+        "tokenizer_hash": str(found["tokenizer_hash"]),
+        "base": None if base is None else build(base, "base", Base),
+    }
+    return ModelDescription(**described)
+
+
+def _mapping(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} is no mapping")
+    return value
+
+
+def _fits(own: Tensor, found: Tensor) -> bool:
+    return own.shape == found.shape and own.is_floating_point() == found.is_floating_point()
 
 
 def _head(name: str) -> str | None:

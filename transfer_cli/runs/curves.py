@@ -17,8 +17,11 @@ from transfer_cli.runs.directory import writing
 _VERSION = "brain.Event:2"
 
 
+_PREFIX = "events.out.tfevents."
+
+
 class Curves:
-    """A new event file in `folder`.
+    """A new event file in `folder`, after those that are there.
 
     Args:
         folder: The folder of the run's event files; made when missing.
@@ -26,8 +29,10 @@ class Curves:
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-        # Readers take the files in the order of their names.
-        self._path = folder / f"events.out.tfevents.{time.time():017.6f}.{socket.gethostname()}"
+        # Readers take the files in the order of their names, and clocks of machines differ.
+        latest = max((_stamp(path) for path in event_files(folder)), default=0.0)
+        stamp = max(time.time(), latest + 1e-6)
+        self._path = folder / f"{_PREFIX}{stamp:017.6f}.{socket.gethostname()}"
         with writing(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             # Unbuffered: no event is lost in a crash, and none fails later than it was written.
@@ -54,3 +59,16 @@ class Curves:
         event.wall_time = time.time()
         with writing(self._path):
             self._records.write(event.SerializeToString())
+
+
+def event_files(folder: Path) -> list[Path]:
+    """Return the event files in a folder, oldest first."""
+    return sorted(folder.glob(f"{_PREFIX}*"))
+
+
+def _stamp(path: Path) -> float:
+    seconds, _, rest = path.name.removeprefix(_PREFIX).partition(".")
+    try:
+        return float(f"{seconds}.{rest.partition('.')[0]}")
+    except ValueError:
+        return 0.0

@@ -5,27 +5,35 @@ RUN/
   config.yaml       fully resolved           overrides.txt     what was typed
   plan.txt          stages, rates, tensors: what trains when
   presets.json      the options chosen       environment.json  versions, device
-  status.json       running | stopped | finished | failed: why
+  status.json       starting | running | stopped | finished | failed: why
   results.json      final measures           metrics.jsonl     one line a record
+  timing.json       seconds, memory          speed.jsonl       tokens a second, over time
   tensorboard/      the same as curves       checkpoints/      step-00012000/, best/
   model/            weights, model.json, tokenizer.json: all that the next run needs
+  .lock             held by the command that writes here
 ```
+
+Nothing in `results.json` and `metrics.jsonl` depends on the clock: a run that was stopped or killed
+and resumed has the same ones, to the last bit, as a run that was not.
 """
 
 import errno
 import itertools
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from transfer_cli.errors import CheckpointError, RunError
+from transfer_cli.safe_files import read_json
 
 CONFIG = "config.yaml"
 MODEL = "model"
@@ -34,11 +42,19 @@ TOKENIZER = "tokenizer.json"
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 """What files that could run code when opened are called."""
 
+_FILES = (
+    "config.yaml", "overrides.txt", "plan.txt", "presets.json", "environment.json", "status.json",
+    "results.json", "timing.json", "metrics.jsonl", "speed.jsonl", "weights.safetensors",
+    "model.json", "tokenizer.json",
+)  # fmt: skip
+_TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})\.\d+")
+"""What a file is called while it is written: see `write_text`."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunDirectory:
-    """Paths in a run directory, and the small files in it."""
+    """Paths in a run directory, the small files in it, and the right to write there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,15 +65,27 @@ class RunDirectory:
         self.environment = path / "environment.json"
         self.status = path / "status.json"
         self.results = path / "results.json"
+        self.timing = path / "timing.json"
         self.metrics = path / "metrics.jsonl"
+        self.speed = path / "speed.jsonl"
         self.tensorboard = path / "tensorboard"
         self.checkpoints = path / CHECKPOINTS
         self.best = self.checkpoints / "best"
         self.model = path / MODEL
+        self._lock = FileLock(path / ".lock")
+
+    # --- whose it is ---------------------------------------------------------------------------
+
+    @staticmethod
+    def holds_run(path: Path) -> bool:
+        """Return whether there is a run at `path`: one that got as far as writing its config."""
+        return (path / CONFIG).is_file()
 
     @staticmethod
     def check_free(path: Path) -> None:
         """Refuse a folder that a new run cannot have.
+
+        What a command left that was killed before its run began is no hindrance.
 
         Raises:
             RunError: It holds a run, or anything else.
@@ -69,12 +97,12 @@ class RunDirectory:
             )
         if path.exists() and not path.is_dir():
             raise RunError(f"run.dir: {path} is not a folder")
-        if path.is_dir() and any(path.iterdir()):
+        if path.is_dir() and not RunDirectory(path)._holds_no_more_than_a_start():
             raise RunError(f"run.dir: {path} is not empty; choose a new or an empty folder")
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
-        """Make a new run directory at exactly `path`.
+        """Make a new run directory at exactly `path`, locked.
 
         Raises:
             RunError: The folder holds something already, or cannot be made.
@@ -82,16 +110,27 @@ class RunDirectory:
         cls.check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            probe = path / ".write"
-            probe.touch()
-            probe.unlink()
         except OSError as error:
             raise RunError(f"run.dir: {path} cannot be written: {error.strerror}") from error
-        return cls(path)
+        run = cls(path)
+        run.lock("run.dir")
+        try:
+            # Another command may have been quicker.
+            cls.check_free(path)
+            run._remove_contents()
+            run.set_status("starting")
+        except BaseException:
+            run.unlock()
+            raise
+        return run
 
     @classmethod
     def create_new(cls, root: Path, name: str) -> "RunDirectory":
-        """Make a run directory under `root`, named by time and `name`; never one that exists."""
+        """Make a run directory under `root`, locked; named by time and `name`, never one there is.
+
+        Raises:
+            RunError: It cannot be made.
+        """
         stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
         for attempt in itertools.count(1):
             path = root / (f"{stamp}-{name}" if attempt == 1 else f"{stamp}-{name}-{attempt}")
@@ -102,8 +141,69 @@ class RunDirectory:
                 continue
             except OSError as error:
                 raise RunError(f"run.root: {root} cannot be written: {error.strerror}") from error
-            return cls(path)
+            return cls.create(path)
         raise AssertionError
+
+    def lock(self, key: str) -> None:
+        """Keep other commands from writing here, until `unlock` or the end of this process.
+
+        Args:
+            key: The config key that named the directory, for errors.
+
+        Raises:
+            RunError: Another command writes here, or nobody can.
+        """
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise RunError(
+                f"{key}: another command is writing to {self.path}; wait until it has ended, or "
+                "choose another folder"
+            ) from error
+        except (OSError, NotImplementedError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise RunError(f"{key}: {self.path} cannot be written: {reason}") from error
+
+    def unlock(self) -> None:
+        """Let others write here."""
+        self._lock.release()
+
+    def clear_leftovers(self) -> None:
+        """Remove half-written files of a killed command. The caller holds the lock."""
+        for folder in (self.path, self.model):
+            for path in _temporaries(folder):
+                _remove(path)
+
+    def discard(self) -> None:
+        """Remove a directory of which nothing came. The caller holds the lock."""
+        with suppress(RunError):  # a full disk may be the very reason
+            # Whatever a kill leaves from here on is no hindrance to the next command.
+            self.set_status("starting")
+        with suppress(OSError):
+            self.config.unlink(missing_ok=True)
+            self._remove_contents()
+            self.status.unlink(missing_ok=True)
+            (self.path / ".lock").unlink(missing_ok=True)
+            self.path.rmdir()
+
+    def _contents(self) -> list[Path]:
+        """Return all files and folders that a run ever has, but for its lock and status."""
+        return [
+            self.overrides, self.plan, self.presets, self.environment, self.results, self.timing,
+            self.metrics, self.speed, self.tensorboard, self.checkpoints, self.model,
+        ]  # fmt: skip
+
+    def _holds_no_more_than_a_start(self) -> bool:
+        """Return whether nothing here is a run's or a user's own."""
+        ours = [*_temporaries(self.path), self.path / ".lock"]
+        others = set(self.path.iterdir()) - set(ours)
+        # Written before all else, into an empty folder.
+        marked = (self.path / ".lock").exists() and self.read_status() == "starting"
+        return not others or (marked and others <= {self.status, *self._contents()})
+
+    def _remove_contents(self) -> None:
+        for path in (*self._contents(), *_temporaries(self.path)):
+            _remove(path)
 
     @classmethod
     def open(cls, path: Path, key: str) -> "RunDirectory":
@@ -118,9 +218,7 @@ class RunDirectory:
             raise CheckpointError(f"{key}: {path} is no run directory: it holds no {CONFIG}")
         return cls(path)
 
-    def discard(self) -> None:
-        """Remove a directory of which nothing came."""
-        shutil.rmtree(self.path, ignore_errors=True)
+    # --- what is in it -------------------------------------------------------------------------
 
     def start(
         self,
@@ -134,14 +232,14 @@ class RunDirectory:
         write_text(self.overrides, "".join(f"{override}\n" for override in overrides))
         write_json(self.presets, presets)
         write_json(self.environment, {"command": command, **environment})
-        self.set_status("running")
         # Last, since a folder with a config counts as a run.
         write_text(self.config, config)
+        self.set_status("running")
 
     def read_command(self) -> str:
         """Return the command that made the run; "an unknown command" when the file is missing."""
         try:
-            return str(json.loads(self.environment.read_text(encoding="utf-8"))["command"])
+            return str(read_json(self.environment)["command"])
         except (OSError, ValueError, KeyError):
             return "an unknown command"
 
@@ -152,19 +250,19 @@ class RunDirectory:
             CheckpointError: The file is missing or damaged.
         """
         try:
-            found: dict[str, str] = json.loads(self.presets.read_text(encoding="utf-8"))
+            found = read_json(self.presets)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.presets} is missing or damaged: {error}") from error
-        return found
+        return {group: str(option) for group, option in found.items()}
 
     def set_status(self, status: str, reason: str | None = None) -> None:
         """Write `status.json`."""
         write_json(self.status, {"status": status} | ({"reason": reason} if reason else {}))
 
     def read_status(self) -> str:
-        """Return running, stopped, finished or failed; "unknown" when the file is missing."""
+        """Return starting, running, stopped, finished or failed; "unknown" without the file."""
         try:
-            return str(json.loads(self.status.read_text(encoding="utf-8"))["status"])
+            return str(read_json(self.status)["status"])
         except (OSError, ValueError, KeyError):
             return "unknown"
 
@@ -239,11 +337,52 @@ def write_text(path: Path, text: str) -> None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             temporary.write_text(text, encoding="utf-8")
+            flush(temporary)
             temporary.replace(path)
+            flush(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_file_in(folder: Path, name: str, write: Callable[[Path], None]) -> None:
+    """Write a file whole, by a function that writes one of this name into the folder it is given.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    with writing(folder / name):
+        temporary = folder / f".{name}.{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            write(temporary)
+            flush(temporary / name)
+            (temporary / name).replace(folder / name)
+            flush(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file whole."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def flush(path: Path) -> None:
+    """Have the system write a file, or a folder's list of files, to the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _temporaries(folder: Path) -> list[Path]:
+    return [path for path in folder.glob(".*") if _TEMPORARY.fullmatch(path.name)]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,32 +1,29 @@
-"""A run's measurements over time: one JSON line a record."""
+"""A run's measurements over time: one JSON line a record, and how to go back to an earlier time."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from transfer_cli.runs.directory import write_text, writing
+from transfer_cli.safe_files import parse_json
 
 
 class MetricsFile:
-    """`metrics.jsonl`: each line holds `step`, `kind` and numbers.
+    """A file such as `metrics.jsonl`: each line holds `step`, `kind` and numbers.
 
     Args:
-        path: The file; made when missing.
-        after: Records of later steps are removed first: a resumed run writes them again.
+        path: The file; made when something is written.
     """
 
-    def __init__(self, path: Path, after: int = 0) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        if path.exists():
-            kept = [
-                line for line in path.read_text(encoding="utf-8").splitlines() if _keep(line, after)
-            ]
-            write_text(path, "".join(f"{line}\n" for line in kept))
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Append a record: `kind` is train, validation or test."""
+        line = json.dumps({"kind": kind, "step": step, **values})
         with writing(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            file.write(f"{line}\n")
 
 
 def read_metrics(path: Path) -> list[dict[str, float | str]]:
@@ -34,8 +31,23 @@ def read_metrics(path: Path) -> list[dict[str, float | str]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _keep(line: str, after: int) -> bool:
+def cut(path: Path, size: int) -> None:
+    """Shorten a file that grew by appending to the `size` bytes that it once had."""
+    if path.exists() and path.stat().st_size > size:
+        with writing(path):
+            os.truncate(path, size)
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Remove the records of later steps, and a line that a crash cut off."""
+    if path.exists():
+        lines = path.read_text("utf-8", "replace").splitlines()
+        kept = [line for line in lines if _keep(line, step)]
+        write_text(path, "".join(f"{line}\n" for line in kept))
+
+
+def _keep(line: str, step: int) -> bool:
     try:
-        return bool(json.loads(line)["step"] <= after)
-    except (ValueError, KeyError):
-        return False  # a line cut off by a crash
+        return bool(parse_json(line)["step"] <= step)
+    except (ValueError, KeyError, TypeError):
+        return False

@@ -1,3 +1,4 @@
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from transfer_cli.config.build import _convert, build, trust
+from transfer_cli.data.text import Task
 from transfer_cli.errors import ConfigError
 from transfer_cli.optim.layer_scale import Geometric
 from transfer_cli.optim.schedules import Constant, Cosine, Schedule, Slanted
@@ -210,6 +212,20 @@ def test_an_interpolation_that_leads_nowhere_is_refused():
 # --- trust -------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def imported(monkeypatch):
+    """Return the names of the modules that are imported from here on."""
+    names = []
+    real = importlib.import_module
+
+    def note(name, package=None):
+        names.append(name)
+        return real(name, package)
+
+    monkeypatch.setattr("transfer_cli.config.build.importlib.import_module", note)
+    return names
+
+
 @pytest.mark.parametrize(
     "target",
     [
@@ -217,10 +233,37 @@ def test_an_interpolation_that_leads_nowhere_is_refused():
         "builtins.eval",
         "subprocess.Popen",
         "torch.load",
+        "torch.optimistic.Class",
         "transfer_client.evil.Class",
-        "transfer_cli.config.locate.Path",
-        "torch.optim.optimizer.defaultdict",
+        "transfer_cli_evil.Class",
+        "antigravity.Class",
     ],
+)
+def test_other_packages_are_refused_before_they_are_imported(imported, target):
+    message = refusal({"_target_": target}, "part")
+
+    assert "is not trusted. Name your package with --plugin" in message
+    assert imported == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "transfer_cli.runs.records.MetricsFile",
+        "transfer_cli.runs.curves.Curves",
+        "transfer_cli.engine.handlers.Recorder",
+        "transfer_cli.cli.os.system",
+        "transfer_cli.config.build.importlib.import_module",
+        "transfer_cli.errors.EXIT_DONE",
+    ],
+)
+def test_our_own_that_are_no_parts_are_refused_before_they_are_imported(imported, target):
+    assert f"{target} is nothing that a config may build" in refusal({"_target_": target})
+    assert imported == []
+
+
+@pytest.mark.parametrize(
+    "target", ["transfer_cli.data.readers.Path", "torch.optim.optimizer.defaultdict"]
 )
 def test_what_is_defined_elsewhere_is_not_trusted(target):
     message = refusal({"_target_": target}, "part")
@@ -228,15 +271,65 @@ def test_what_is_defined_elsewhere_is_not_trusted(target):
     assert "is not trusted. Name your package with --plugin" in message
 
 
-@pytest.mark.parametrize("target", ["transfer_cli.cli.main", "transfer_cli.errors.EXIT_DONE"])
+@pytest.mark.parametrize(
+    "target", ["transfer_cli.data.readers.open_file", "transfer_cli.data.readers.MAX_LINE_BYTES"]
+)
 def test_only_classes_can_be_named(target):
     assert refusal({"_target_": target}) == f"part: {target} is not a class"
 
 
 def test_what_a_trusted_module_imports_cannot_be_reached_through_it():
-    message = refusal({"_target_": "transfer_cli.cli.os.system"})
+    message = refusal({"_target_": "transfer_cli.data.fetch.os.system"})
 
-    assert message == "part: there is no module 'transfer_cli.cli.os'"
+    assert message == "part: there is no module 'transfer_cli.data.fetch.os'"
+
+
+@dataclass
+class Slots:
+    """Every way in which an option can ask for an object."""
+
+    plain: Schedule | None = None
+    either: Schedule | Path | None = None
+    callback: Callable[[int], float] | None = None
+    method: Task | None = None
+    several: tuple[Schedule, ...] = ()
+    text: str = ""
+
+
+@pytest.mark.parametrize("option", ["plain", "either", "callback", "method", "several", "text"])
+def test_an_object_of_the_wrong_kind_is_never_made(tmp_path, monkeypatch, option):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("transfer_cli.config.build._plugins", {"loudlab"})
+    marker = tmp_path / "made"
+    (tmp_path / "loudlab.py").write_text(
+        f"class Loud:\n    def __init__(self):\n        open({str(marker)!r}, 'w')\n"
+    )
+    node = {"_target_": "loudlab.Loud"}
+
+    message = refusal({option: node}, "slots", Slots)
+
+    assert message.startswith(f"slots.{option}: expected ")
+    assert "loudlab.Loud makes a Loud" in message
+    assert not marker.exists()
+
+
+def test_an_object_with_the_methods_that_are_asked_for_is_made():
+    questions = {"_target_": "transfer_cli.data.tasks.SampleQuestions"}
+
+    made = build({"method": questions, "callback": {"_target_": COSINE}}, "slots", Slots)
+
+    assert type(made.method).__name__ == "SampleQuestions"
+    assert isinstance(made.callback, Cosine)
+
+
+def test_what_a_constructor_says_in_any_of_torchs_ways_gets_the_key_in_front():
+    torch = pytest.importorskip("torch")
+    node = {"_target_": "torch.optim.SGD", "lr": 0.1}
+
+    # It raises a TypeError.
+    message = refusal(node, "optimizer", params=torch.zeros(1))
+
+    assert message.startswith("optimizer: params argument given to the optimizer should be")
 
 
 def test_a_plugin_is_trusted_once_the_command_line_names_it(tmp_path, monkeypatch):
@@ -280,12 +373,16 @@ def complaint(value: Any, hint: Any) -> str:
     return str(caught.value)
 
 
-@given(st.integers())
+@given(st.integers(-(10**300), 10**300))
 def test_a_whole_number_is_good_for_a_number(value):
     found = converted(value, float)
 
     assert isinstance(found, float)
     assert found == float(value)
+
+
+def test_a_whole_number_that_no_number_holds_is_refused():
+    assert complaint(10**400, float) == "key: is too large for a number"
 
 
 @given(not_numbers)

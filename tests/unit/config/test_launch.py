@@ -1,9 +1,12 @@
+import copy
+
 import pytest
 from omegaconf import OmegaConf
 
+from transfer_cli.config import launch as launching
 from transfer_cli.config.flags import parse
 from transfer_cli.config.launch import Jobs, compose, launch
-from transfer_cli.errors import ConfigError, StoppedError
+from transfer_cli.errors import ConfigError, StoppedError, SweepError
 
 
 class Recorder:
@@ -24,7 +27,12 @@ def run(words, command="pretrain", fails=lambda config: None):
     recorder = Recorder(fails)
     announced, reported = [], []
     request = parse(words)
-    jobs = Jobs(command, recorder, request.multirun, announced.append, reported.append)
+
+    def report(job):
+        reported.append(job)
+        return f"job {job.number} is {job.error}"
+
+    jobs = Jobs(command, recorder, request.multirun, announced.append, report)
     launch(request, jobs)
     return recorder.configs, jobs, reported
 
@@ -101,6 +109,46 @@ def test_a_stopped_job_stops_the_sweep():
 def test_a_mistake_in_any_job_is_found_before_the_first_starts():
     with pytest.raises(ConfigError, match="model=tinny: no such option"):
         run(["-m", "model=tiny,tinny"])
+
+
+@pytest.fixture
+def _elsewhere(monkeypatch):
+    """Let Hydra run a copy, as it does where a launcher starts each job in another process."""
+    call = launching._call_hydra
+
+    def call_with_copy(words, command, task):
+        call(words, command, copy.deepcopy(task.__self__).run)
+
+    monkeypatch.setattr(launching, "_call_hydra", call_with_copy)
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_jobs_that_ran_in_other_processes_are_reported():
+    _, jobs, _ = run(
+        ["-m", "seed=range(1,12)"],
+        fails=lambda config: ConfigError("bad") if config.seed == 2 else None,
+    )
+
+    assert [job.number for job in jobs.done] == list(range(11))
+    assert [job.overrides for job in jobs.done[:2]] == [("seed=1",), ("seed=2",)]
+    assert [str(job.error) for job in jobs.done if job.error] == ["job 1 is bad"]
+    assert jobs.sweep_dir.parent.as_posix() == "runs/sweeps/pretrain"
+
+
+@pytest.mark.usefixtures("_elsewhere")
+def test_a_sweep_elsewhere_may_have_a_directory_of_the_users(tmp_path):
+    _, by_run, _ = run(["-m", "seed=1,2", "run.dir='a b'"])
+    _, by_hydra, _ = run(["-m", "seed=1,2", "hydra.sweep.dir=there"])
+
+    assert by_run.sweep_dir.as_posix() == "a b"
+    assert len(by_run.done) == len(by_hydra.done) == 2
+
+
+def test_a_sweep_elsewhere_of_which_nothing_is_heard_is_an_error(monkeypatch):
+    monkeypatch.setattr(launching, "_call_hydra", lambda words, command, task: None)
+
+    with pytest.raises(SweepError, match="no job has left word in lost"):
+        run(["-m", "seed=1,2", "run.dir=lost"])
 
 
 def test_commands_without_a_run_directory_can_be_swept():

@@ -1,6 +1,7 @@
 import logging
 import os
 import signal
+import time
 
 import pytest
 from ignite.engine import Events
@@ -10,6 +11,7 @@ from transfer_cli.engine import handlers
 from transfer_cli.errors import EXIT_STOPPED, ConfigError, DivergedError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.records import read_metrics
 
 
@@ -182,7 +184,7 @@ def test_a_resumed_run_keeps_the_rhythm():
 @pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (9, [1])])
 def test_training_is_recorded_in_its_rhythm_and_at_the_first_step(tmp_path, every, steps):
     run = a_run(total=6)
-    recorder = handlers.Recorder(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
+    recorder = handlers.Recorder(RunDirectory(tmp_path))
     handlers.attach_records(
         run.trainer, recorder, run.step.optimizer, lambda: run.step.stages.current,
         every=every, several=len(run.step.losses) > 1,
@@ -199,28 +201,96 @@ def test_training_is_recorded_in_its_rhythm_and_at_the_first_step(tmp_path, ever
         assert record["gradient_norm"] > 0
         assert record["rate/embeddings"] == record["rate/head.class"] == 1e-2
         assert record["stage"] == 1
-        assert record["tokens_per_second"] > 0
+        assert "tokens_per_second" not in record
+    speeds = read_metrics(tmp_path / "speed.jsonl")
+    assert [speed["step"] for speed in speeds] == steps
+    assert all(speed["tokens_per_second"] > 0 for speed in speeds)
 
 
-def test_a_resumed_recorder_drops_what_came_later(tmp_path):
-    path, curves = tmp_path / "metrics.jsonl", tmp_path / "tensorboard"
-    first = handlers.Recorder(path, curves)
-    for step in (5, 10, 15):
+def curve(folder, name="train/loss"):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return [(p.step, p.value) for p in EventAccumulator(str(folder)).Reload().Scalars(name)]
+
+
+def test_records_go_back_to_where_a_checkpoint_was(tmp_path):
+    run = RunDirectory(tmp_path)
+    first = handlers.Recorder(run)
+    for step in (5, 10):
         first.write("train", step, {"loss": 1.0})
+        first.write_speed("train", step, {"tokens_per_second": 9.0})
+    mark, before = first.mark(), run.metrics.read_bytes()
+    first.write("train", 15, {"loss": 1.0})
+    first.write("test", 10, {"loss": 1.0})
+    first.close()
+    later = handlers.Recorder(run)  # of a resume that was killed, too
+    later.write("train", 15, {"loss": 1.0})
+    later.write_speed("train", 15, {"tokens_per_second": 9.0})
+    later.close()
+
+    handlers.rewind(run, mark)
+
+    assert run.metrics.read_bytes() == before
+    assert [record["step"] for record in read_metrics(run.speed)] == [5, 10]
+    again = handlers.Recorder(run, purge_step=11)
+    again.write("train", 15, {"loss": 2.0})
+    again.write("test", 10, {"loss": 3.0})
+    again.close()
+    assert curve(run.tensorboard) == [(5, 1.0), (10, 1.0), (15, 2.0)]
+    assert curve(run.tensorboard, "test/loss") == [(10, 3.0)]
+    assert len(list(run.tensorboard.iterdir())) == 2
+
+
+def test_a_run_that_begins_again_has_none_of_its_earlier_records(tmp_path):
+    run = RunDirectory(tmp_path)
+    first = handlers.Recorder(run)
+    first.write("train", 1, {"loss": 1.0})
     first.close()
 
-    second = handlers.Recorder(path, curves, resume_step=10)
-    second.write("train", 11, {"loss": 2.0})
-    second.close()
+    handlers.rewind(run, {})
+    again = handlers.Recorder(run, purge_step=1)
+    again.write("train", 1, {"loss": 2.0})
+    again.close()
 
-    assert [record["step"] for record in read_metrics(path)] == [5, 10, 11]
-    assert len(list(curves.iterdir())) == 2
+    assert read_metrics(run.metrics) == [{"kind": "train", "step": 1, "loss": 2.0}]
+    assert curve(run.tensorboard) == [(1, 2.0)]
+
+
+def test_who_is_looking_on_forgets_what_is_written_again(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = RunDirectory(tmp_path)
+    first = handlers.Recorder(run)
+    first.write("train", 1, {"loss": 1.0})
+    mark = first.mark()
+    first.write("train", 2, {"loss": 1.0})
+    first.close()
+    looking_on = EventAccumulator(str(run.tensorboard)).Reload()
+
+    handlers.rewind(run, mark)
+    again = handlers.Recorder(run, purge_step=2)
+    again.write("train", 2, {"loss": 2.0})
+    again.close()
+
+    points = looking_on.Reload().Scalars("train/loss")
+    assert [(point.step, point.value) for point in points] == [(1, 1.0), (2, 2.0)]
+
+
+def test_event_files_are_in_order_whatever_the_clock_says(tmp_path, monkeypatch):
+    run = RunDirectory(tmp_path)
+    for now, step in ((2000.0, 1), (1000.0, 2)):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        recorder = handlers.Recorder(run, purge_step=step)
+        recorder.write("train", step, {"loss": float(step)})
+        recorder.close()
+
+    assert curve(run.tensorboard) == [(1, 1.0), (2, 2.0)]
 
 
 def test_every_record_is_also_a_point_of_a_curve(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    recorder = handlers.Recorder(tmp_path / "metrics.jsonl", tmp_path / "tensorboard")
+    recorder = handlers.Recorder(RunDirectory(tmp_path))
     recorder.write("validation", 7, {"loss": 0.25, "accuracy": 0.5})
     recorder.close()
 
@@ -230,6 +300,70 @@ def test_every_record_is_also_a_point_of_a_curve(tmp_path):
     for name in ("loss", "accuracy"):
         (point,) = curves.Scalars(f"validation/{name}")
         assert (point.step, point.value) == (7, record[name])
+
+
+# Checkpoints.
+
+
+def saved(run, every, minutes=None, *, seconds_to_save=0, **further):
+    """Let the run save its state while each step takes a minute; return the steps."""
+    saves, clock = [], {"now": 0.0}
+
+    @run.trainer.on(Events.ITERATION_STARTED)
+    def pass_time():
+        clock["now"] += 60
+
+    def save():
+        saves.append(run.progress.step)
+        clock["now"] += seconds_to_save
+
+    handlers.attach_checkpoints(
+        run.trainer, save, Length.parse(every), minutes, clock=lambda: clock["now"], **further
+    )
+    run.go()
+    return saves
+
+
+@pytest.mark.parametrize(
+    ("every", "minutes", "steps"),
+    [
+        ("8 steps", None, [8, 16]),
+        ("rest", 5, [5, 10, 15, 20]),
+        ("8 steps", 5, [5, 8, 13, 16]),  # the time counts from the last one, however it came about
+        ("8 steps", 2.5, [3, 6, 8, 11, 14, 16, 19]),
+    ],
+)
+def test_a_state_is_saved_by_steps_and_by_time(every, minutes, steps):
+    assert saved(a_run(), every, minutes) == steps
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"),
+    [
+        (0, [2, 4, 6, 8, 10, 12, 14, 16, 18, 20]),
+        (1.2, [2, 4, 6, 8, 10, 12, 14, 16, 18, 20]),
+        (2.0, [2, 4, 6, 8, 10, 12, 14, 16, 18, 20]),
+        (3.0, [2, 5, 8, 11, 14, 17, 20]),  # as soon as it is no longer too early
+        (12.0, [2, 12]),
+    ],
+)
+def test_saving_by_steps_takes_no_more_than_its_share(seconds, steps):
+    assert saved(a_run(), "2 steps", seconds_to_save=seconds, share=0.02) == steps
+
+
+def test_a_save_by_time_does_not_wait():
+    assert saved(a_run(), "rest", 5, seconds_to_save=60, share=0.02) == [5, 10, 15, 20]
+
+
+def test_processes_agree_on_the_steps_after_which_they_save():
+    asked = []
+
+    def agree(due):
+        asked.append(due)
+        return len(asked) % 7 == 0
+
+    assert saved(a_run(), "10 steps", 5, agree=agree) == [7, 14]
+    assert len(asked) == 20
 
 
 # Progress.
@@ -304,7 +438,17 @@ def test_ctrl_c_saves_and_ends_as_an_interrupt():
     assert saves == [3]
 
 
-def test_a_second_signal_ends_at_once():
+def test_a_signal_that_two_pass_on_counts_once():
+    run = a_run()
+    go, saves = signalled(run, [signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM])
+
+    with pytest.raises(StoppedError, match="stopped at step 3"):
+        go()
+    assert saves == [3]
+
+
+def test_a_second_signal_ends_at_once(monkeypatch):
+    monkeypatch.setattr(handlers, "ECHO_SECONDS", 0.0)
     run = a_run()
     go, saves = signalled(run, [signal.SIGTERM, signal.SIGTERM])
 

@@ -188,7 +188,9 @@ def test_a_run_that_diverges_ends_naming_the_step_and_the_groups(clip):
 
     text = str(diverged.value)
     assert diverged.value.exit_code == 4
-    assert "step 7: the gradient is not finite, 3 step(s) in a row, in block.1; try" in text
+    assert "step 7: loss or gradient is not finite, 3 step(s) in a row, in block.1, on" in text
+    seen = run.order.indices(6).tolist()
+    assert "examples " + ", ".join(f"main {number}" for number in seen) + "; try" in text
     assert run.progress.step == 6
 
 
@@ -250,3 +252,65 @@ def test_a_step_is_a_pure_function_of_weights_data_seed_and_number():
 
     assert losses[0] == losses[1]
     assert len(set(losses)) == 3
+
+
+class Endless(Classification):
+    """A loss that is infinite now and then, with a gradient that is not."""
+
+    at = 1
+
+    def loss_sums(self, model, batch, encoded):
+        sums = super().loss_sums(model, batch, encoded)
+        if int(batch["index"][0]) % 2 == self.at:
+            # The gradient of what is added is 0.
+            sums["loss"] = sums["loss"] + torch.tensor(float("inf"))
+        return sums
+
+
+def test_a_step_whose_loss_is_infinite_is_skipped_though_its_gradient_is_not():
+    objective, data = Endless(), tiny.Questions()
+    model = tiny.model(objective)
+    step = tiny.train_step(model, objective, tiny.Recipe())
+    before = tiny.weights_of(model)
+
+    bad = step([{"main": data.batch(np.array([1, 2]))}], 0)
+    assert bad.skipped
+    assert torch.isfinite(bad.gradient_norm)
+    assert tiny.same(model.state_dict(), before)
+
+    good = step([{"main": data.batch(np.array([2, 1]))}], 1)
+    assert not good.skipped
+    assert not tiny.same(model.state_dict(), before)
+
+
+@pytest.mark.parametrize("residual", ["pre", "post", "tutorial"])
+def test_activations_that_are_computed_again_change_nothing(residual):
+    found = []
+    for again in (False, True):
+        objective, data = CausalLM(), tiny.blocks(tokens=300)
+        model = tiny.model(objective, residual=residual, dropout=0.3)
+        model.backbone.recompute(again)
+        step = tiny.train_step(model, objective, tiny.Recipe())
+        for number in range(3):
+            step(
+                [{"main": data.batch(np.arange(4))}, {"main": data.batch(np.arange(4, 8))}], number
+            )
+        found.append(tiny.weights_of(model))
+
+    assert tiny.same(*found)
+
+
+def test_activation_checkpointing_keeps_less_for_the_backward_pass():
+    kept = []
+    for again in (False, True):
+        model = tiny.model(CausalLM(), depth=3)
+        model.backbone.recompute(again)
+        batch, sizes = tiny.all_of(tiny.blocks(tokens=300)), []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, sizes=sizes: sizes.append(tensor.numel()) or tensor,
+            lambda tensor: tensor,
+        ):
+            model.backbone(batch["tokens"], batch["mask"])
+        kept.append(sum(sizes))
+
+    assert kept[1] < kept[0] / 4

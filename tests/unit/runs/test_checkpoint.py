@@ -1,15 +1,34 @@
+import errno
 import json
+import logging
 import os
 import pickle
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, RunError
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.checkpoint import META, STATE, Checkpoint, find_all, prune, read_state
+from transfer_cli.runs.checkpoint import (
+    META,
+    STATE,
+    Checkpoint,
+    clear_leftovers,
+    find_all,
+    keep_best,
+    newest_good,
+    prune,
+    read_state,
+    restore_best,
+    verify,
+)
+
+WEIGHTS = "weights.safetensors"
 
 STATE_OF_A_RUN = {
     "step": {"optimizer": {"state": {0: {"exp_avg": torch.arange(3.0)}}, "betas": (0.9, 0.99)}},
@@ -21,10 +40,35 @@ def weights(content="weights"):
     return lambda folder: (folder / "weights.safetensors").write_text(content)
 
 
-def written(folder, step=7, state=STATE_OF_A_RUN):
+def written(folder, step=7, state=STATE_OF_A_RUN, best=None):
     path = folder / checkpoint.name(step)
-    checkpoint.write(path, step, weights(), state)
+    checkpoint.write(path, step, weights(f"weights {step}"), state, best)
     return Checkpoint(path, step)
+
+
+def flip(file):
+    """Change one bit, as an ageing disk does."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def of_format_1(folder, step, content=b"weights"):
+    """Write a checkpoint as an earlier version did."""
+    path = folder / checkpoint.name(step)
+    path.mkdir(parents=True)
+    save_file({"w": torch.zeros(2)}, path / WEIGHTS)
+    torch.save(STATE_OF_A_RUN, path / STATE)
+    (path / META).write_text(json.dumps({"format": 1, "step": step}))
+    return Checkpoint(path, step)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing but `finally` runs after it, and what that does is undone."""
 
 
 class Evil:
@@ -46,16 +90,16 @@ def test_a_state_is_read_as_it_was_written(tmp_path):
     assert optimizer["betas"] == (0.9, 0.99)
 
 
-def test_a_checkpoint_of_weights_alone_has_no_state(tmp_path):
-    found = written(tmp_path, state=None)
+def test_the_best_weights_are_kept_without_a_state(tmp_path):
+    keep_best(tmp_path / "best", 7, weights())
 
-    assert sorted(path.name for path in found.path.iterdir()) == [META, "weights.safetensors"]
+    assert {path.name for path in (tmp_path / "best").iterdir()} == {META, WEIGHTS}
 
 
 def test_writing_again_replaces_and_leaves_nothing_else(tmp_path):
-    checkpoint.write(tmp_path / "best", 1, weights("old"), None)
+    keep_best(tmp_path / "best", 1, weights("old"))
 
-    checkpoint.write(tmp_path / "best", 2, weights("new"), None)
+    keep_best(tmp_path / "best", 2, weights("new"))
 
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
     assert (tmp_path / "best" / "weights.safetensors").read_text() == "new"
@@ -64,7 +108,7 @@ def test_writing_again_replaces_and_leaves_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(tmp_path, moment):
-    checkpoint.write(tmp_path / "best", 1, weights("old"), None)
+    keep_best(tmp_path / "best", 1, weights("old"))
 
     def fail(folder):
         if moment == "after":
@@ -72,7 +116,7 @@ def test_a_write_that_fails_leaves_the_old_checkpoint_and_nothing_else(tmp_path,
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        checkpoint.write(tmp_path / "best", 2, fail, None)
+        keep_best(tmp_path / "best", 2, fail)
 
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
     assert (tmp_path / "best" / "weights.safetensors").read_text() == "old"
@@ -82,7 +126,7 @@ def test_a_checkpoint_that_is_being_written_is_not_there_yet(tmp_path):
     seen = []
 
     checkpoint.write(
-        tmp_path / checkpoint.name(7), 7, lambda folder: seen.extend(find_all(tmp_path)), None
+        tmp_path / checkpoint.name(7), 7, lambda folder: seen.extend(find_all(tmp_path)), {}
     )
 
     assert not seen
@@ -101,7 +145,7 @@ def test_complete_checkpoints_are_found_oldest_first(tmp_path):
     for step in (10, 2, 300):
         written(tmp_path, step)
     (tmp_path / "step-00000400").mkdir()  # a crash of the file system
-    checkpoint.write(tmp_path / "best", 2, weights(), None)
+    keep_best(tmp_path / "best", 2, weights())
 
     assert [found.step for found in find_all(tmp_path)] == [2, 10, 300]
 
@@ -110,16 +154,278 @@ def test_a_folder_that_is_not_there_holds_none(tmp_path):
     assert find_all(tmp_path / "none") == []
 
 
+def test_what_is_named_otherwise_is_no_checkpoint(tmp_path):
+    written(tmp_path, 2)
+    for other in ("step-two", "step-00000003.bak", "step-3"):
+        shutil.copytree(tmp_path / checkpoint.name(2), tmp_path / other)
+
+    assert [found.step for found in find_all(tmp_path)] == [2]
+
+
 @pytest.mark.parametrize(("keep", "left"), [(0, [1, 2, 3]), (1, [3]), (2, [2, 3]), (9, [1, 2, 3])])
 def test_pruning_keeps_the_newest_and_the_best(tmp_path, keep, left):
     for step in (1, 2, 3):
         written(tmp_path, step)
-    checkpoint.write(tmp_path / "best", 1, weights(), None)
+    keep_best(tmp_path / "best", 1, weights())
 
-    prune(tmp_path, keep)
+    prune(tmp_path, keep, newest=3)
 
     assert [found.step for found in find_all(tmp_path)] == left
     assert (tmp_path / "best" / META).exists()
+
+
+@pytest.mark.parametrize("harm", [cut, Path.unlink])
+def test_pruning_does_not_count_a_damaged_one(tmp_path, harm):
+    for step in (1, 2, 3):
+        written(tmp_path, step)
+    harm(tmp_path / checkpoint.name(2) / WEIGHTS)
+
+    prune(tmp_path, 2, newest=3)
+
+    assert [found.step for found in find_all(tmp_path)] == [1, 3]
+
+
+def test_pruning_keeps_what_was_just_written_before_what_claims_to_be_later(tmp_path):
+    for step in (4, 6, 5):  # 6 is damaged where sizes do not show it: the run was resumed from 4
+        written(tmp_path, step)
+    flip(tmp_path / checkpoint.name(6) / WEIGHTS)
+
+    prune(tmp_path, 1, newest=5)
+
+    assert [found.step for found in find_all(tmp_path)] == [5]
+
+
+# The best weights.
+
+
+def test_a_checkpoint_takes_the_best_weights_along(tmp_path):
+    keep_best(tmp_path / "best", 3, weights("best of 3"))
+    found = written(tmp_path, 4, best=tmp_path / "best")
+    keep_best(tmp_path / "best", 5, weights("best of 5"))
+    listed = json.loads((found.path / META).read_text())["files"]
+
+    restore_best(found, tmp_path / "best", 3)
+
+    assert set(listed) == {WEIGHTS, STATE, f"best/{WEIGHTS}"}
+    assert (tmp_path / "best" / WEIGHTS).read_text() == "best of 3"
+    assert json.loads((tmp_path / "best" / META).read_text())["step"] == 3
+    verify(tmp_path / "best")
+    verify(found.path)
+
+
+@pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
+def test_best_weights_that_are_damaged_or_gone_come_back_from_the_checkpoint(tmp_path, harm):
+    keep_best(tmp_path / "best", 3, weights("best of 3"))
+    found = written(tmp_path, 4, best=tmp_path / "best")
+    own = tmp_path / "best" / WEIGHTS
+    own.unlink()
+    own.write_text("best of 3")  # a file of its own, so that only one of the two is damaged
+    harm(own)
+
+    restore_best(found, tmp_path / "best", 3)
+
+    assert own.read_text() == "best of 3"
+
+
+def test_where_files_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
+    def refuse(self, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    keep_best(tmp_path / "best", 3, weights("best of 3"))
+
+    found = written(tmp_path, 4, best=tmp_path / "best")
+
+    verify(found.path)
+    assert (found.path / "best" / WEIGHTS).stat().st_nlink == 1
+
+
+def test_best_weights_of_format_1_are_trusted_and_doubted_aloud(tmp_path, caplog):
+    found = of_format_1(tmp_path, 4)
+    keep_best(tmp_path / "best", 5, weights("best of 5"))
+
+    restore_best(found, tmp_path / "best", 5)
+    assert not caplog.messages
+    restore_best(found, tmp_path / "best", 3)
+
+    assert "best is not of step 3" in caplog.text
+    assert (tmp_path / "best" / WEIGHTS).read_text() == "best of 5"
+
+
+def test_best_weights_are_hashed_once_a_checkpoint_takes_them_along(tmp_path):
+    def listed():
+        return json.loads((tmp_path / "best" / META).read_text())["files"]
+
+    keep_best(tmp_path / "best", 3, weights())
+    assert listed() is None
+
+    written(tmp_path, 4, best=tmp_path / "best")
+
+    assert listed().keys() == {WEIGHTS}
+    verify(tmp_path / "best")
+    flip(tmp_path / "best" / WEIGHTS)
+    with pytest.raises(CheckpointError, match="best/weights.safetensors is damaged"):
+        verify(tmp_path / "best")
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, STATE, f"best/{WEIGHTS}"])
+@pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
+def test_whatever_is_damaged_is_found_and_named(tmp_path, name, harm):
+    keep_best(tmp_path / "best", 3, weights())
+    found = written(tmp_path, best=tmp_path / "best")
+    verify(found.path)
+
+    harm(found.path / name)
+
+    with pytest.raises(CheckpointError, match="damaged") as refused:
+        verify(found.path)
+    assert str(found.path) in str(refused.value)
+    assert name.rpartition("/")[2] in str(refused.value)
+
+
+def test_the_one_before_a_damaged_one_is_used_and_that_is_said(tmp_path, caplog):
+    caplog.set_level(logging.WARNING)
+    for step in (1, 2, 3, 4):
+        written(tmp_path, step)
+    flip(tmp_path / checkpoint.name(4) / WEIGHTS)
+    (tmp_path / checkpoint.name(3) / STATE).unlink()
+
+    assert newest_good(tmp_path) == Checkpoint(tmp_path / checkpoint.name(2), 2)
+
+    first, second = caplog.messages
+    assert "step-00000004/weights.safetensors is damaged" in first
+    assert first.endswith("trying step 3")
+    assert "step-00000003 is damaged: train_state.pt is missing" in second
+    assert second.endswith("trying step 2")
+
+
+def test_where_all_are_damaged_nothing_is_made_up(tmp_path):
+    for step in (1, 2):
+        flip(written(tmp_path, step).path / STATE)
+
+    with pytest.raises(CheckpointError, match=r"step-00000001.*is damaged.* no other .* is whole"):
+        newest_good(tmp_path)
+
+
+def test_where_none_was_written_there_is_none(tmp_path):
+    assert newest_good(tmp_path / "checkpoints") is None
+
+
+def test_a_later_format_is_not_taken_for_damage(tmp_path):
+    written(tmp_path, 1)
+    path = written(tmp_path, 2).path / META
+    path.write_text(json.dumps({"format": checkpoint.FORMAT + 1}))
+
+    with pytest.raises(CheckpointError, match="was written by a later version"):
+        newest_good(tmp_path)
+
+
+def test_checkpoints_of_format_1_are_read_and_checked_as_far_as_that_goes(tmp_path, caplog):
+    old, damaged = of_format_1(tmp_path, 1), of_format_1(tmp_path, 2)
+    cut(damaged.path / WEIGHTS)
+
+    assert newest_good(tmp_path) == old
+
+    assert "step-00000002" in caplog.text
+    assert read_state(old)["progress"] == STATE_OF_A_RUN["progress"]
+
+
+def test_a_list_that_names_files_elsewhere_opens_none_of_them(tmp_path):
+    found = written(tmp_path)
+    meta = json.loads((found.path / META).read_text())
+    meta["files"]["../../../../../../dev/zero"] = {"bytes": 0, "blake2b": ""}
+    (found.path / META).write_text(json.dumps(meta))
+
+    with pytest.raises(CheckpointError, match="is missing"):
+        verify(found.path)
+
+
+# A kill while one is written.
+
+
+def operations(monkeypatch, killed_at):
+    """Raise at one of the operations that change the disk, before it is done."""
+    count = 0
+
+    def counted(owner, name):
+        original = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count >= killed_at:  # and none of those that clean up is done either
+                raise Killed
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in (
+        (Path, "mkdir"), (Path, "rename"), (Path, "unlink"), (Path, "write_text"),
+        (Path, "hardlink_to"), (torch, "save"), (shutil, "rmtree"), (os, "fsync"),
+    ):  # fmt: skip
+        counted(owner, name)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_kill_at_any_moment_of_writing_leaves_the_old_one_or_the_new_one(tmp_path, again):
+    moment = 0
+    for moment in range(1, 100):
+        folder = tmp_path / str(moment)
+        keep_best(folder / "best", 1, weights("best"))
+        written(folder, 4, best=folder / "best")
+        step = 4 if again else 5
+        before = (folder / checkpoint.name(4) / STATE).read_bytes()
+        with pytest.MonkeyPatch.context() as patch:
+            operations(patch, moment)
+            try:
+                written(folder, step, {"progress": "later"}, folder / "best")
+            except Killed:
+                killed = True
+            else:
+                killed = False
+
+        clear_leftovers(folder)
+
+        found = newest_good(folder)
+        left = {path.name for path in folder.iterdir()}
+        assert left in ({"best", "step-00000004"}, {"best", "step-00000004", found.path.name})
+        if (found.path / STATE).read_bytes() != before:
+            assert read_state(found) == {"progress": "later"}
+            assert found.step == step
+        if not killed:
+            assert read_state(found) == {"progress": "later"}
+            break
+
+    assert moment > 15
+
+
+def test_what_a_running_command_does_not_write_is_left_alone(tmp_path):
+    for name in (".step-00000004", ".notes.1", "step-00000004.77", ".best.old.txt"):
+        (tmp_path / name).mkdir()
+
+    clear_leftovers(tmp_path)
+
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_folder_that_cannot_take_the_new_ones_place_leaves_the_old_one(tmp_path, monkeypatch):
+    written(tmp_path, 4)
+    rename = Path.rename
+
+    def fail(self, target):
+        if self.name.endswith(str(os.getpid())):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(RunError, match="cannot be written: Input/output error"):
+        written(tmp_path, 4, {"progress": "later"})
+
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.name(4)]
+    assert read_state(newest_good(tmp_path))["progress"] == STATE_OF_A_RUN["progress"]
 
 
 # Reading what is not right.

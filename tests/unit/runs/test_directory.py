@@ -1,11 +1,19 @@
 import json
+import subprocess
+import sys
 from datetime import datetime
 
 import pytest
 
 from transfer_cli.errors import CheckpointError, RunError
 from transfer_cli.runs import directory
-from transfer_cli.runs.directory import RunDirectory, find_model, write_json, write_text
+from transfer_cli.runs.directory import (
+    RunDirectory,
+    find_model,
+    write_file_in,
+    write_json,
+    write_text,
+)
 
 
 def started(path):
@@ -21,9 +29,10 @@ def started(path):
 def test_a_run_directory_is_made_in_an_empty_or_a_new_folder(tmp_path, there):
     path = tmp_path if there else tmp_path / "runs" / "first"
 
-    RunDirectory.create(path)
+    run = RunDirectory.create(path)
 
-    assert not list(path.iterdir())
+    assert {entry.name for entry in path.iterdir()} == {".lock", "status.json"}
+    assert run.read_status() == "starting"
 
 
 def test_a_folder_with_a_run_is_refused_with_how_to_go_on(tmp_path):
@@ -77,6 +86,129 @@ def test_a_root_that_cannot_be_written_is_refused(tmp_path):
         RunDirectory.create_new(tmp_path / "file", "text")
 
 
+# Whose it is.
+
+
+def test_a_run_is_written_by_one_command_at_a_time(tmp_path):
+    run = started(tmp_path / "run")
+
+    with pytest.raises(RunError, match=r"resume: another command is writing to .*run; wait"):
+        RunDirectory(run.path).lock("resume")
+    run.unlock()
+    RunDirectory(run.path).lock("resume")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from transfer_cli.runs.directory import RunDirectory
+run = RunDirectory(Path(sys.argv[1]))
+run.lock("run.dir")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_lock_of_a_killed_command_is_free_again(tmp_path):
+    run = started(tmp_path / "run")
+    run.unlock()
+    words = [sys.executable, "-c", HOLD, str(run.path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes) as other:
+        assert other.stdout.readline() == "held\n"
+
+        with pytest.raises(RunError, match="another command"):
+            RunDirectory(run.path).lock("resume")
+        other.kill()
+        other.wait()
+
+    RunDirectory(run.path).lock("resume")
+
+
+def test_of_two_commands_that_begin_the_same_run_the_second_is_refused(tmp_path):
+    first = RunDirectory.create(tmp_path / "run")
+
+    with pytest.raises(RunError, match=r"run\.dir: another command is writing to"):
+        RunDirectory.create(tmp_path / "run")
+
+    first.unlock()
+    RunDirectory.create(tmp_path / "run")
+
+
+def test_a_command_that_was_slower_finds_the_run_of_the_other(tmp_path, monkeypatch):
+    lock = RunDirectory.lock
+
+    def meanwhile(run, key):
+        monkeypatch.setattr(RunDirectory, "lock", lock)
+        started(tmp_path / "run").unlock()
+        lock(run, key)
+
+    monkeypatch.setattr(RunDirectory, "lock", meanwhile)
+    with pytest.raises(RunError, match="already holds a run"):
+        RunDirectory.create(tmp_path / "run")
+
+    assert RunDirectory(tmp_path / "run").read_command() == "pretrain"
+    RunDirectory(tmp_path / "run").lock("resume")
+
+
+@pytest.mark.parametrize("names", [(), ("model", "overrides.txt"), (".config.yaml.123",)])
+def test_what_a_command_left_that_was_killed_before_its_run_is_no_hindrance(tmp_path, names):
+    killed = RunDirectory.create(tmp_path / "run")
+    killed.unlock()
+    for name in names:
+        (killed.path / name).mkdir() if name == "model" else (killed.path / name).touch()
+
+    run = RunDirectory.create(tmp_path / "run")
+
+    assert {entry.name for entry in run.path.iterdir()} == {".lock", "status.json"}
+
+
+def test_a_kill_before_the_mark_is_no_hindrance_either(tmp_path):
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".status.json.4711").touch()
+
+    RunDirectory.create(tmp_path)
+
+
+@pytest.mark.parametrize("mark", [None, "running", "starting"])
+def test_a_users_own_folder_is_never_taken_for_a_leftover(tmp_path, mark):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "thesis.tex").touch()
+    if mark is not None:
+        (tmp_path / "status.json").write_text(json.dumps({"status": mark}))
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises(RunError, match="is not empty"):
+        RunDirectory.create(tmp_path)
+
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_users_file_among_leftovers_is_kept(tmp_path):
+    killed = RunDirectory.create(tmp_path / "run")
+    killed.unlock()
+    (killed.path / "thesis.tex").touch()
+
+    with pytest.raises(RunError, match="is not empty"):
+        RunDirectory.create(tmp_path / "run")
+
+    assert (killed.path / "thesis.tex").exists()
+
+
+def test_half_written_files_of_a_killed_command_are_removed(tmp_path):
+    run = started(tmp_path / "run")
+    run.model.mkdir()
+    left = [run.path / ".metrics.jsonl.12", run.model / ".weights.safetensors.12"]
+    left[0].touch()
+    left[1].mkdir()
+    (run.path / ".notes.12").touch()
+
+    run.clear_leftovers()
+
+    assert not any(path.exists() for path in left)
+    assert (run.path / ".notes.12").exists()
+
+
 # What is in one.
 
 
@@ -118,10 +250,42 @@ def test_what_is_no_run_cannot_be_opened(tmp_path, name, message):
 
 def test_a_discarded_run_leaves_nothing(tmp_path):
     run = started(tmp_path / "run")
+    run.tensorboard.mkdir()
+    (run.tensorboard / "events").touch()
+    run.metrics.touch()
 
     run.discard()
 
     assert not run.path.exists()
+
+
+def test_discarding_a_run_leaves_what_is_not_of_it(tmp_path):
+    run = started(tmp_path / "run")
+    (run.path / "thesis.tex").touch()
+
+    run.discard()
+
+    assert [path.name for path in run.path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_kill_while_a_run_is_discarded_is_no_hindrance(tmp_path, monkeypatch):
+    run = started(tmp_path / "run")
+    run.model.mkdir()
+    run.metrics.touch()
+
+    class Killed(BaseException):
+        pass
+
+    def kill(path):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "_remove", kill)
+        with pytest.raises(Killed):
+            run.discard()
+    run.unlock()
+
+    RunDirectory.create(run.path)
 
 
 # Finding a model in one.
@@ -159,6 +323,24 @@ def test_what_holds_no_model_is_refused(tmp_path, name, message):
 
 
 # Files.
+
+
+def test_a_file_written_by_a_function_is_whole_or_the_old_one(tmp_path):
+    def write(content):
+        return lambda folder: (folder / "a").write_text(content)
+
+    def fail(folder):
+        write("half")(folder)
+        raise ZeroDivisionError
+
+    write_file_in(tmp_path, "a", write("old"))
+    with pytest.raises(ZeroDivisionError):
+        write_file_in(tmp_path, "a", fail)
+    assert (tmp_path / "a").read_text() == "old"
+    write_file_in(tmp_path, "a", write("new"))
+
+    assert (tmp_path / "a").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path):

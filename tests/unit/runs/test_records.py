@@ -1,6 +1,6 @@
 import pytest
 
-from transfer_cli.runs.records import MetricsFile, read_metrics
+from transfer_cli.runs.records import MetricsFile, cut, drop_after, read_metrics
 
 
 def written(path, steps=(1, 5, 10)):
@@ -19,23 +19,37 @@ def test_records_are_read_as_they_were_written(tmp_path):
 
 
 @pytest.mark.parametrize(("after", "left"), [(0, []), (4, [1]), (5, [1, 5]), (99, [1, 5, 10])])
-def test_a_resumed_run_drops_the_records_of_later_steps(tmp_path, after, left):
+def test_records_of_later_steps_are_dropped(tmp_path, after, left):
     path = written(tmp_path / "metrics.jsonl")
 
-    MetricsFile(path, after).write("train", after + 1, {"loss": 0.0})
+    drop_after(path, after)
 
-    assert [record["step"] for record in read_metrics(path)] == [*left, after + 1]
+    assert [record["step"] for record in read_metrics(path)] == left
 
 
-@pytest.mark.parametrize("cut", ["{", '{"kind": "train", "step": 1', '{"kind": "train"}', "\0\0"])
-def test_a_line_that_a_crash_cut_off_is_dropped(tmp_path, cut):
+@pytest.mark.parametrize("half", ["{", '{"kind": "train", "step": 1', '{"kind": "train"}', "\0\0"])
+def test_a_line_that_a_crash_cut_off_is_dropped(tmp_path, half):
     path = written(tmp_path / "metrics.jsonl")
     with path.open("a") as file:
-        file.write(cut)
+        file.write(half)
 
-    MetricsFile(path, after=10).write("train", 11, {"loss": 0.0})
+    drop_after(path, 10)
 
-    assert [record["step"] for record in read_metrics(path)] == [1, 5, 10, 11]
+    assert [record["step"] for record in read_metrics(path)] == [1, 5, 10]
+
+
+def test_a_file_is_cut_to_the_size_that_it_had_and_never_made_longer(tmp_path):
+    path = written(tmp_path / "metrics.jsonl")
+    before = path.read_bytes()
+    MetricsFile(path).write("train", 11, {"loss": 0.0})
+
+    cut(path, len(before))
+    assert path.read_bytes() == before
+
+    cut(path, 10**6)
+    cut(tmp_path / "none", 3)
+    assert path.read_bytes() == before
+    assert not (tmp_path / "none").exists()
 
 
 def test_numbers_that_are_not_finite_survive(tmp_path):

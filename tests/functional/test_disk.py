@@ -1,0 +1,231 @@
+"""A disk that is full, read-only or lacks a file: one line, and the last checkpoint is intact."""
+
+import errno
+import json
+import logging
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+
+from transfer_cli.runs import checkpoint
+
+pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+
+LOOP = ("loop.steps=8", "checkpoint.every=3 steps", "loop.evaluate_every=2 steps", "run.dir=run",
+        "resume=auto")  # fmt: skip
+
+
+class At(logging.Handler):
+    """Does something once a step is validated."""
+
+    def __init__(self, step, action):
+        super().__init__()
+        self._line, self._action = f"step {step} validation", action
+
+    def emit(self, record):
+        if record.getMessage().startswith(self._line):
+            self._action()
+
+
+@pytest.fixture
+def text(short_text, tmp_path):
+    """Return a text that a test may remove."""
+    return shutil.copy(short_text, tmp_path / "text.txt")
+
+
+@pytest.fixture
+def words(deep_words, text):
+    """Return the command line of a run on that text, saved after 3, 6 and 8 steps."""
+    return (*deep_words, f"data.train={text}", *LOOP)
+
+
+@pytest.fixture
+def spoilt(transfer):
+    """Return how to run a command under which something happens after a step."""
+
+    def call(step, action, *words):
+        log, handler = logging.getLogger("transfer_cli.commands.job"), At(step, action)
+        log.addHandler(handler)
+        try:
+            return transfer(*words)
+        finally:
+            log.removeHandler(handler)
+
+    return call
+
+
+@pytest.fixture
+def files_up_to():
+    """Return how to let no file grow larger, as on a full disk, until the test ends or says so."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size or soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def line_of(ended):
+    """Return the one line that a refused command says at last."""
+    assert ended.code == 2, ended.err
+    assert "Traceback" not in ended.err
+    line = ended.err.splitlines()[-1]
+    assert line.startswith("transfer ")
+    return line
+
+
+def assert_intact(step):
+    """Assert that the run's newest checkpoint is whole and of this step, and nothing is beside."""
+    folder = Path("run/checkpoints")
+    assert checkpoint.newest_good(folder).step == step
+    assert not list(folder.glob(".*"))
+    checkpoint.verify(folder / "best")
+
+
+def assert_same(run, whole):
+    for name in ("metrics.jsonl", "results.json", "model/weights.safetensors"):
+        assert Path(run, name).read_bytes() == Path(whole, name).read_bytes()
+
+
+# --- full --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["train_state.pt", "weights.safetensors", "metrics.jsonl"])
+def test_a_disk_that_fills_up_costs_no_more_than_the_steps_since_the_last_save(
+    transfer, spoilt, words, files_up_to, what
+):
+    if what == "metrics.jsonl":
+        words = (*words, "optimizer.lr=1e-30")  # no better weights are found, which would be larger
+    assert transfer(*words, "run.dir=whole").code == 0
+    sizes = {
+        "train_state.pt": Path("whole/model/weights.safetensors").stat().st_size + 1000,
+        "weights.safetensors": Path("whole/metrics.jsonl").stat().st_size + 8000,
+        "metrics.jsonl": Path("whole/config.yaml").stat().st_size // 4,
+    }
+
+    ended = spoilt(4, lambda: files_up_to(sizes[what]), *words)
+    files_up_to(None)
+
+    place = {"metrics.jsonl": "run/metrics.jsonl"}.get(what, "run/checkpoints")
+    assert place in line_of(ended)
+    assert "cannot be written" in line_of(ended)
+    assert "Free some space there" in line_of(ended)
+    assert_intact(3)
+    resumed = transfer(*words)
+    assert resumed.code == 0, resumed.err
+    assert "going on after step 3" in resumed.err
+    assert_same("run", "whole")
+
+
+def test_a_disk_that_is_full_at_the_very_end_costs_no_step(
+    transfer, spoilt, words, files_up_to, monkeypatch
+):
+    assert transfer(*words, "run.dir=whole").code == 0
+    from transfer_cli.commands.job import Job
+
+    write = Job._write_model
+
+    def fill(job, *args):
+        files_up_to(1000)
+        write(job, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "_write_model", fill)
+        ended = transfer(*words)
+    files_up_to(None)
+
+    assert "run/model/weights.safetensors cannot be written" in line_of(ended)
+    assert_intact(8)
+    assert not list(Path("run/model").glob(".*"))
+    resumed = transfer(*words)
+    assert resumed.code == 0, resumed.err
+    assert "going on after step 8" in resumed.err
+    assert_same("run", "whole")
+
+
+# --- read-only ---------------------------------------------------------------------------------
+
+
+def test_a_folder_that_becomes_read_only_while_a_run_trains(transfer, spoilt, words, monkeypatch):
+    assert transfer(*words, "run.dir=whole").code == 0
+    mkdir = Path.mkdir
+
+    def refuse(self, *args, **kwargs):
+        if self.name.startswith(".step"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
+        mkdir(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        ended = spoilt(4, lambda: patch.setattr(Path, "mkdir", refuse), *words)
+
+    assert line_of(ended) == (
+        "transfer pretrain: run/checkpoints/step-00000006 cannot be written: Read-only file "
+        "system. Choose another place"
+    )
+    assert_intact(3)
+    assert transfer(*words).code == 0
+    assert_same("run", "whole")
+
+
+def test_a_run_in_a_read_only_folder_is_not_resumed(transfer, words, monkeypatch):
+    assert transfer(*words, "loop.steps=3").code == 0
+    before = sorted((path, path.stat().st_mtime_ns) for path in Path("run").rglob("*"))
+    system = os.open
+
+    def refuse(path, flags, *args, **kwargs):
+        if flags & os.O_RDWR and Path(path).name == ".lock":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return system(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    ended = transfer(*words)
+
+    assert "resume: run cannot be written: Read-only file system" in line_of(ended)
+    assert ended.err.count("\n") == 1
+    assert sorted((path, path.stat().st_mtime_ns) for path in Path("run").rglob("*")) == before
+
+
+def test_a_folder_without_the_right_to_write(transfer, words):
+    assert transfer(*words, "loop.steps=3").code == 0
+    Path("run/.lock").unlink()
+    Path("run").chmod(0o500)
+    if os.access("run", os.W_OK):
+        pytest.skip("this user may write everywhere")
+
+    ended = transfer(*words)
+
+    Path("run").chmod(0o700)
+    assert "resume: run cannot be written: Permission denied" in line_of(ended)
+
+
+# --- gone --------------------------------------------------------------------------------------
+
+
+def test_a_text_that_has_vanished_is_named(transfer, words, text):
+    assert transfer(*words, "loop.steps=3").code == 0
+    content = text.read_bytes()
+    text.unlink()
+
+    ended = transfer(*words)
+
+    assert str(text) in line_of(ended)
+    assert ended.err.count("\n") == 1
+    assert_intact(3)
+    assert json.loads(Path("run/status.json").read_text()) == {"status": "finished"}
+    text.write_bytes(content)
+    assert transfer(*words).code == 0
+
+
+def test_a_start_that_has_vanished_is_named(transfer, adapting, deep, tmp_path):
+    base = shutil.copytree(deep, tmp_path / "base")
+    words = ("finetune", *adapting("full"), *LOOP, f"init_from={base}")
+    assert transfer(*words, "loop.steps=3").code == 0
+    base.rename(tmp_path / "elsewhere")
+
+    ended = transfer(*words)
+
+    assert f"init_from: there is no folder {base}" in line_of(ended)
+    assert ended.err.count("\n") == 1
+    assert_intact(3)
+    (tmp_path / "elsewhere").rename(base)
+    assert transfer(*words).code == 0

@@ -1,0 +1,245 @@
+"""Commands on two processes: what comes out, and what happens when one of them fails."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import several
+from transfer_cli.runs.records import read_metrics
+
+pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
+
+FAULTY = '''
+import os, signal, time
+from pathlib import Path
+from transfer_cli.objectives.causal_lm import CausalLM
+
+class Faulty(CausalLM):
+    """Goes wrong in the second process, in its fourth batch."""
+
+    def __init__(self, how):
+        self.how, self.batches = how, 0
+
+    def prepare(self, batch, noise):
+        self.batches += 1
+        if os.environ.get("RANK") == "1" and self.batches == 4:
+            if self.how == "raises":
+                raise ValueError("the second process has had enough")
+            if self.how == "hangs":
+                time.sleep(600)
+            if self.how == "dies" or (self.how == "dies once" and not Path("died").exists()):
+                Path("died").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "preempted":
+                os.kill(os.getpid(), signal.SIGUSR1)
+        return super().prepare(batch, noise)
+'''
+
+
+@pytest.fixture
+def words(corpus, tiny, loop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("faulty.py").write_text(FAULTY)
+    return (
+        "pretrain", "data=text", f"data.train={corpus}", *tiny, *loop, "loop.steps=6",
+        "checkpoint.keep=0", "model.dropout=0", "--plugin", "faulty",
+        "objective._target_=faulty.Faulty",
+    )  # fmt: skip
+
+
+def transfer(*words):
+    """Run a command in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(several.ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "transfer_cli", *words],
+        env=environment, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+def how(fault):
+    return f"+objective.how='{fault}'"
+
+
+def status(run):
+    return json.loads((Path(run) / "status.json").read_text())
+
+
+def files(run):
+    """Return the names of all files, but for the time in some."""
+    return sorted(path.name.partition(".tfevents")[0] for path in Path(run).rglob("*"))
+
+
+def values(run):
+    return [
+        value
+        for record in read_metrics(Path(run) / "metrics.jsonl")
+        for value in record.values()
+        if isinstance(value, float)
+    ]
+
+
+def test_torchrun_makes_one_run_and_speaks_once(words, transfer_alone):
+    ended = several.torchrun(2, "-m", "transfer_cli", *words, how("never"))
+    alone = transfer_alone(*words, how("never"), "run.dir=alone")
+
+    assert ended.returncode == 0, ended.stderr
+    assert alone.code == 0, alone.err
+    (run,) = Path("runs/pretrain").iterdir()
+    assert status(run)["status"] == "finished"
+    assert ended.stderr.count("stage 1 of 1") == 1
+    assert ended.stdout.count("done: 6 steps") == 1
+    assert files(run) == files("alone")
+    assert values(run) == pytest.approx(values("alone"), rel=1e-5)
+
+
+@pytest.fixture
+def transfer_alone(request):
+    return request.getfixturevalue("transfer")
+
+
+def test_what_one_process_cannot_do_is_said_once_and_ends_all(words):
+    ended = transfer(*words, how("raises"), "run.dir=run", "devices=2")
+
+    assert ended.returncode == 1
+    assert ended.stderr.count("ValueError: the second process has had enough") == 1
+    assert "Connection closed" not in ended.stderr
+    assert status("run") == {"status": "failed", "reason": "another process failed or is gone"}
+
+
+def test_a_mistake_is_said_once(words):
+    ended = transfer(*words, how("never"), "run.dir=run", "devices=2", "optimizer.lr=-1")
+
+    assert ended.returncode == 2
+    assert ended.stderr.count("optimizer.lr") == 1
+    assert not Path("run").exists()
+
+
+def test_a_process_that_does_not_come_is_named(words):
+    began = time.monotonic()
+    ended = transfer(*words, how("hangs"), "run.dir=run", "devices=2", "timeout_minutes=0.05")
+
+    assert ended.returncode == 2
+    assert "process 1 of 2 has not come within 3 s" in ended.stderr
+    assert time.monotonic() - began < 120
+    assert status("run")["status"] == "failed"
+
+
+def test_a_process_that_is_killed_ends_all(words):
+    ended = transfer(*words, how("dies"), "run.dir=run", "devices=2")
+
+    assert ended.returncode == 137
+    assert "process 1 was killed by SIGKILL, and the others were ended" in ended.stderr
+    assert status("run")["status"] == "failed"
+
+
+def test_killed_processes_start_again_and_end_as_if_nothing_had_been(words):
+    again = ("resume=auto", "restarts=2", "devices=2")
+    whole = transfer(*words, how("dies once"), "run.dir=run", *again)
+    assert whole.returncode == 0, whole.stderr
+    assert "starting all 2 again, 1 time(s) left" in whole.stderr
+    assert "going on after step 2" in whole.stderr
+    straight = transfer(*words, how("dies once"), "run.dir=straight", *again)
+    assert straight.returncode == 0, straight.stderr
+    assert "again" not in straight.stderr
+
+    for file in ("model/weights.safetensors", "metrics.jsonl", "results.json"):
+        assert (Path("run") / file).read_bytes() == (Path("straight") / file).read_bytes(), file
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step(words, transfer_alone):
+    ended = transfer(*words, how("preempted"), "run.dir=run", "devices=2")
+
+    assert ended.returncode == 75
+    # In its fourth batch: that of the validation after three steps.
+    assert ended.stderr.count("stopped at step 3 with a checkpoint") == 1
+    assert status("run")["status"] == "stopped"
+    # With another number of processes, and a fault that only a second process has.
+    resumed = transfer_alone("pretrain", "resume=run", "--plugin", "faulty")
+    assert resumed.code == 0, resumed.err
+    assert "going on after step 3" in resumed.err
+
+
+def test_finetune_evaluate_and_predict_say_what_one_process_says(words, transfer_alone):
+    assert transfer_alone(*words, how("never"), "run.dir=base").code == 0
+    run = ("finetune", "data=sample_questions", "init_from=base", "--plugin", "faulty", "device=cpu",
+           "adaptation=gradual_unfreezing", "loop.steps=8",
+           "objective.dropout=0")  # fmt: skip
+    assert transfer_alone(*run, "run.dir=one").code == 0
+    ended = transfer(*run, "run.dir=two", "devices=2")
+    assert ended.returncode == 0, ended.stderr
+    assert values("two") == pytest.approx(values("one"), rel=1e-4, abs=1e-6)
+
+    scored = transfer("evaluate", "run=one", "devices=2", "device=cpu", "split=all")
+    assert scored.stdout == transfer_alone("evaluate", "run=one", "device=cpu", "split=all").out
+
+    Path("in.txt").write_text("".join(f"What is number {n}?\n" for n in range(7)))
+    answer = ("predict", "run=one", "input=in.txt", "device=cpu", "batch=2")
+    assert transfer_alone(*answer, "output=one.jsonl").code == 0
+    answered = transfer(*answer, "output=two.jsonl", "devices=2")
+    assert answered.returncode == 0, answered.stderr
+    one, two = (
+        [json.loads(line) for line in Path(name).read_text().splitlines()]
+        for name in ("one.jsonl", "two.jsonl")
+    )
+    assert [each["text"] for each in two] == [each["text"] for each in one]
+    for mine, theirs in zip(two, one, strict=True):
+        assert mine["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-5)
+
+
+def test_a_sharded_run_goes_on_with_another_number_of_processes(words, transfer_alone):
+    words = (*words[:-1], "objective=clm")
+    whole = transfer(*words, "run.dir=whole", "devices=2", "parallel=fsdp")
+    assert whole.returncode == 0, whole.stderr
+    shutil.copytree("whole", "stopped")
+    for step in (4, 6):
+        shutil.rmtree(f"stopped/checkpoints/step-{step:08d}")
+    Path("stopped/status.json").write_text('{"status": "stopped"}')
+    for number in ("same", "one"):
+        shutil.copytree("stopped", number)
+
+    same = transfer("pretrain", "resume=same", "devices=2", "parallel=fsdp")
+    one = transfer_alone("pretrain", "resume=one")
+
+    assert same.returncode == 0, same.stderr
+    assert one.code == 0, one.err
+    assert "going on after step 2" in one.err
+    for file in ("model/weights.safetensors", "metrics.jsonl", "results.json"):
+        assert (Path("same") / file).read_bytes() == (Path("whole") / file).read_bytes(), file
+    assert values("one") == pytest.approx(values("whole"), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("devices=0",), "devices: must be at least 1, got 0"),
+        (("devices=2", "restarts=1"), "give resume=auto"),
+        (("timeout_minutes=0",), "timeout_minutes: must be above 0"),
+        (("parallel=fdsp",), "parallel: 'fdsp' is not one of ddp, fsdp. Did you mean 'fsdp'?"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(transfer, words, said):
+    ended = transfer("pretrain", "data=sample_text", *words)
+
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_torchrun_and_devices_must_agree(transfer, monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    assert "torchrun has started 2" in transfer("pretrain", "data=sample_text", "devices=3").err
+    swept = transfer("pretrain", "data=sample_text", "seed=1,2", "-m")
+    assert swept.code == 2
+    assert "devices=N -m" in swept.err

@@ -1,0 +1,256 @@
+"""Whatever stands in a text or a table, it is read or refused, and memory stays bounded."""
+
+import gzip
+import io
+import json
+import lzma
+import zlib
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzzing import altered, damaged, fuzz, memory_up_to
+from transfer_cli.data import readers
+from transfer_cli.data.readers import MAX_COLUMNS, MAX_LABEL_CHARACTERS, MAX_LINE_BYTES
+from transfer_cli.data.tasks import Table, _read_trec
+from transfer_cli.errors import DataError
+
+PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
+MIB = 2**20
+
+CSV = 'text,label\r\n"a, ""b""\r\nc",1\r\nzwei ü,2\r\n'.encode()
+TSV = 'text\tlabel\nsay "hi\t1\nü\t2\n'.encode()
+ROWS = [{"text": "one\ntwo", "label": 1, "x": [1.5, None]}, {"text": "ü", "label": True}]
+JSON = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+TREC = b"NUM:date When ?\nLOC:city Where is caf\xe9 ?\n"
+
+contents = st.one_of(
+    damaged(CSV),
+    damaged(TSV),
+    damaged(JSON),
+    st.lists(altered(ROWS[0]), max_size=3).map(
+        lambda rows: "".join(json.dumps(row) + "\n" for row in rows).encode()
+    ),
+    st.binary(max_size=300),
+)
+
+
+def tried(read) -> None:
+    """Call what reads a file; a DataError of one line is as good as success."""
+    try:
+        read()
+    except DataError as error:
+        assert "\n" not in str(error)  # noqa: PT017 - may also succeed
+
+
+def refusal(read) -> str:
+    with pytest.raises(DataError) as caught:
+        read()
+    assert len(str(caught.value)) < 3000
+    return str(caught.value)
+
+
+@fuzz(300)
+@given(
+    content=contents, table_format=st.sampled_from(["csv", "tsv", "jsonl"]), header=st.booleans()
+)
+def test_fuzz_tables(content, table_format, header):
+    def read():
+        lines = readers.numbered_lines(io.BytesIO(content), "a")
+        for record in readers.table_records(lines, "a", table_format, header=header):
+            readers.text_of(record, "text" if header else "1", "a")
+            readers.label_of(record, "label" if header else "2", "a")
+
+    tried(read)
+
+
+@fuzz(100)
+@given(content=contents, name=st.sampled_from(["a.csv", "a.tsv", "a.jsonl"]))
+def test_fuzz_own_tables_as_a_task(tmp_path_factory, content, name):
+    path = tmp_path_factory.mktemp("fuzz") / name
+    path.write_bytes(content)
+
+    tried(lambda: Table(train=str(path)).load(path.parent, 0))
+
+
+@fuzz(100)
+@given(content=damaged(TREC))
+def test_fuzz_trec(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("fuzz") / "train.label"
+    path.write_bytes(content)
+
+    tried(lambda: list(_read_trec(path)))
+
+
+@fuzz(300)
+@given(data=st.data(), suffix=st.sampled_from(list(PACKERS)))
+def test_fuzz_packed_files(tmp_path_factory, data, suffix):
+    packed = PACKERS[suffix](JSON * 20)
+    path = tmp_path_factory.mktemp("fuzz") / f"a.jsonl{suffix}"
+    path.write_bytes(data.draw(damaged(packed) | damaged(packed * 2)))
+
+    tried(lambda: list(readers.read_text(path, "text")))
+
+
+# ------------------------------------------------------------------------------- too much
+
+
+def test_a_line_of_two_gigabytes_is_refused_without_being_read_whole(tmp_path):
+    path = tmp_path / "a.txt"
+    with path.open("wb") as file:
+        file.write(b"good\n")
+        file.truncate(2**31)
+
+    with memory_up_to(4 * MAX_LINE_BYTES):
+        message = refusal(lambda: list(readers.read_lines(path)))
+
+    assert message == f"{path}, line 2: longer than 8 MiB. Is this text?"
+
+
+def test_a_field_of_a_hundred_megabytes_is_refused_in_csv_and_json_lines():
+    for start, table_format in ((b"text,label\n", "csv"), (b'{"text": "', "jsonl")):
+        stream = io.BytesIO(start + b"x" * (100 * MIB))
+        lines = readers.numbered_lines(stream, "a")
+        records = readers.table_records(lines, "a", table_format)
+
+        with memory_up_to(4 * MAX_LINE_BYTES):
+            assert "longer than 8 MiB" in refusal(lambda records=records: list(records))
+
+
+@pytest.mark.parametrize("start", ['"', '"a","'])
+def test_a_quote_that_is_never_closed_is_refused_before_the_file_is_in_memory(start):
+    def lines():
+        yield 1, "text,label"
+        yield 2, "good,1"
+        yield 3, start
+        for number in range(4, 10**7):
+            yield number, "x" * 1000
+
+    with memory_up_to(8 * MAX_LINE_BYTES):
+        message = refusal(lambda: list(readers.table_records(lines(), "a.csv", "csv")))
+
+    assert message == "a.csv, line 3: a row that is longer than 8 MiB. Is a quote missing?"
+
+
+def test_a_row_of_many_fields_over_many_lines_is_refused():
+    def lines():
+        for number in range(1, 10**7):
+            yield number, '","'.join(["x" * 100] * 10)
+
+    records = readers.table_records(lines(), "a.csv", "csv")
+    with memory_up_to(40 * MAX_LINE_BYTES):
+        assert "a.csv, line" in refusal(lambda: list(records))
+
+
+@pytest.mark.parametrize(
+    ("line", "table_format"),
+    [("," * 100_000, "csv"), (json.dumps(dict.fromkeys(map(str, range(20_000)))), "jsonl")],
+)
+def test_a_table_of_absurd_width_is_refused(line, table_format):
+    message = refusal(lambda: list(readers.table_records([(1, line)], "a", table_format)))
+
+    assert f"the most is {MAX_COLUMNS:,}" in message
+
+
+def test_a_missing_column_among_thousands_is_said_in_a_short_line():
+    columns = ",".join(f"c{number}" for number in range(MAX_COLUMNS))
+    record = next(readers.table_records([(1, columns), (2, columns)], "a", "csv"))
+
+    assert "'c19' and 9,980 more" in refusal(lambda: readers.text_of(record, "text", "a"))
+
+
+@pytest.mark.parametrize(("name", "table_format"), [("text", "jsonl"), ("label", "jsonl")])
+def test_two_values_of_one_name_are_refused(name, table_format):
+    line = f'{{"text": "a", "label": "b", "{name}": "c"}}'
+
+    message = refusal(lambda: list(readers.table_records([(1, line)], "a", table_format)))
+
+    assert message == f"a, line 1: JSON that cannot be read (the name '{name}' is there twice)."
+
+
+# --------------------------------------------------------------------------------- labels
+
+
+@pytest.mark.parametrize("label", ["=cmd|' /C calc'!A0", "+1", "-1+2", "@SUM(A1)", "\u202etext"])
+def test_a_label_that_a_spreadsheet_would_run_is_text(label):
+    record = readers.Record(1, {"label": label})
+
+    assert readers.label_of(record, "label", "a") == label
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_label_that_is_no_number_is_refused(value):
+    record = next(readers.table_records([(1, f'{{"label": {value}}}')], "a", "jsonl"))
+
+    assert "Leave rows without a label out" in refusal(
+        lambda: readers.label_of(record, "label", "a")
+    )
+
+
+def test_a_label_that_is_a_text_is_refused():
+    record = readers.Record(3, {"label": "x" * (MAX_LABEL_CHARACTERS + 1)})
+
+    assert refusal(lambda: readers.label_of(record, "label", "a")) == (
+        "a, line 3: the label in 'label' has 1,001 characters, the most is 1,000. Is it the text?"
+    )
+
+
+def test_a_million_labels_are_refused_before_they_are_read(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"t,{n}\n" for n in range(1_000_000)))
+
+    with memory_up_to(64 * MIB):
+        message = refusal(lambda: Table(train=str(path)).load(tmp_path, 0))
+
+    assert "line 10002: more than 10,000 different labels. Is 'label' the column" in message
+
+
+# ---------------------------------------------------------------------------------- bombs
+
+
+def test_what_unpacks_to_gigabytes_of_lines_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "UNPACKED_FREELY_BYTES", 8 * MIB)
+    for suffix, pack in PACKERS.items():
+        path = tmp_path / f"a.txt{suffix}"
+        path.write_bytes(pack(b"yes\n" * (8 * MIB)))
+
+        with memory_up_to(100 * MIB):
+            message = refusal(lambda path=path: sum(1 for _ in readers.read_lines(path)))
+
+        assert message.startswith(f"{path}: unpacks to more than 200 times its size")
+
+
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_text_that_repeats_itself_is_no_bomb(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(PACKERS[suffix](b"yes\n" * 100_000))
+
+    assert sum(1 for _ in readers.read_lines(path)) == 100_000
+
+
+def test_a_file_that_asks_for_gigabytes_to_be_unpacked_is_refused(tmp_path):
+    path = tmp_path / "a.txt.xz"
+    # What asks for it is one byte of the header: no gigabytes are needed to write it.
+    path.write_bytes(_with_window(lzma.compress(b"text\n"), 38))
+
+    assert "cannot be read on" in refusal(lambda: list(readers.read_lines(path)))
+
+
+def _with_window(packed: bytes, code: int) -> bytes:
+    """Return an xz file whose first block asks for another window; its header is 12 bytes."""
+    size = 4 * (packed[12] + 1)
+    header = bytearray(packed[12 : 12 + size])
+    place = header.index(b"\x21\x01") + 2  # the filter LZMA2, and one byte of properties
+    header[place] = code
+    header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
+    return packed[:12] + bytes(header) + packed[12 + size :]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_zeros_after_a_packed_piece_are_filling(tmp_path, suffix):
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(PACKERS[suffix](b"one\n") + bytes(512) + PACKERS[suffix](b"two\n") + bytes(8))
+
+    assert list(readers.read_lines(path)) == ["one", "two"]

@@ -1,0 +1,190 @@
+"""The number of processes changes how long a run takes, and nothing else."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests import several, tiny
+from transfer_cli.data.steps import Order, in_portions, rounds, share
+from transfer_cli.engine import distributed
+from transfer_cli.engine.parallel import whole
+from transfer_cli.engine.sharded import shard
+from transfer_cli.engine.step import Loss
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.masked_lm import MaskedLM
+
+pytestmark = pytest.mark.multiprocess
+
+UNFREEZING = tiny.Given(
+    (("head.*",), "5 steps"), (("head.*", "block.2"), "5 steps"), (("*",), "9 steps")
+)
+"""Freezes, unfreezes, and never trains the same set twice."""
+CASES = {
+    "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}, {}),
+    "mlm": (MaskedLM, lambda: tiny.blocks(tokens=1100), {"direction": "bidirectional"}, {}),
+    "classification": (Classification, lambda: tiny.Questions(examples=65), {}, {}),
+    "unfreezing": (Classification, lambda: tiny.Questions(examples=65), {}, {"plan": UNFREEZING}),
+}
+STEPS, BATCH, MICRO = 50, 32, 8
+
+
+def trained(case, *, sharded=False):
+    """Return weights and losses after 50 steps: 65 examples make each third step one of one."""
+    objective, data, changes, recipe = CASES[case]
+    made = tiny.Recipe(rate=0.1, total=STEPS, clip=0.5, optimizer=torch.optim.SGD, **recipe)
+    objective, data = objective(), data()
+    model = tiny.model(objective, **changes)
+    if sharded:
+        shard(model, torch.device("cpu"))
+    step = tiny.train_step(model, objective, made, epoch=-(-len(data) // BATCH))
+    run = tiny.Run(step, data, made, BATCH, MICRO)
+    for module in run.step.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    run.go()
+    measures = tiny.measures(model, objective, data, batch=16)
+    return {
+        "measures": measures,
+        "weights": {name: whole(t) for name, t in tiny.weights_of(model).items()},
+        "losses": run.losses,
+        "norms": [float(report.gradient_norm) for report in run.reports],
+        "seen": [[report.tokens, report.examples] for report in run.reports],
+        "rates": run.rates,
+    }
+
+
+def two_streams():
+    """Return weights after steps that draw one of two streams each, one of them with two losses."""
+    main, other = Classification(), CausalLM()
+    model = tiny.model(main, other)
+    losses = [Loss("main", main), Loss("lm", other, weight=0.3), Loss("text", other, "text")]
+    for loss in losses:
+        tiny.bound(loss.objective)
+    step = tiny.train_step(model, losses, tiny.Recipe(rate=0.1, optimizer=torch.optim.SGD, total=6))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    questions, text = tiny.Questions(examples=65), tiny.blocks(tokens=500)
+    for number in range(6):
+        name, data = ("text", text) if number % 3 == 1 else ("main", questions)
+        order = Order(len(data), 9, seed=0)
+        portion = share(order.indices(number), distributed.rank(), distributed.count())
+        step([{name: data.batch(each)} for each in in_portions(portion, 3)], number)
+    return tiny.weights_of(model)
+
+
+def measured():
+    """Return the measures of 501 examples, and of fewer examples than there may be processes."""
+    found = {}
+    for examples in (501, 2):
+        objective = Classification()
+        model = tiny.model(objective)
+        tiny.lively(model)
+        data = tiny.Questions(examples=examples)
+        found[str(examples)] = tiny.measures(model, objective, data, batch=16)
+    return found
+
+
+def everything():
+    """Return all of the above, and what processes say to each other."""
+    rank = distributed.rank()
+    return {
+        **{case: trained(case) for case in CASES},
+        **{f"{case}, sharded": trained(case, sharded=distributed.count() > 1) for case in CASES},
+        "streams": two_streams(),
+        "measures": measured(),
+        "words": [
+            distributed.sums([1.0, rank]),
+            distributed.largest(rank * 7),
+            distributed.from_main(f"from {rank}: ü"),
+            distributed.texts("x" * rank),
+        ],
+    }
+
+
+def a_part_of_it():
+    """Return what three processes do, some of which have nothing to do in every third step."""
+    return {"classification": trained("classification"), "measures": measured()}
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return everything()
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    return several.on_processes(2, everything, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    return several.on_processes(3, a_part_of_it, tmp_path_factory.mktemp("three"))
+
+
+ALL = [*CASES, *(f"{case}, sharded" for case in CASES)]
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_losses_and_weights_are_those_of_one_process(alone, together, case):
+    for found in together:
+        assert found[case]["seen"] == alone[case]["seen"]
+        assert found[case]["rates"] == alone[case]["rates"]
+        assert found[case]["losses"] == pytest.approx(alone[case]["losses"], abs=1e-6)
+        assert found[case]["measures"] == pytest.approx(alone[case]["measures"], abs=1e-5)
+        assert found[case]["norms"] == pytest.approx(alone[case]["norms"], rel=1e-4)
+        for name, weight in alone[case]["weights"].items():
+            assert_close(found[case]["weights"][name], weight, rtol=0, atol=1e-6, msg=name)
+
+
+def test_all_processes_have_bitwise_the_same_weights(together):
+    for case in ALL:
+        for other in together[1:]:
+            assert tiny.same(other[case]["weights"], together[0][case]["weights"])
+            assert other[case]["losses"] == together[0][case]["losses"]
+
+
+def test_streams_and_several_losses_are_those_of_one_process(alone, together):
+    for found in together:
+        for name, weight in alone["streams"].items():
+            assert_close(found["streams"][name], weight, rtol=0, atol=1e-6, msg=name)
+
+
+def test_three_processes_give_what_one_gives(alone, three):
+    for found in three:
+        assert found["classification"]["seen"] == alone["classification"]["seen"]
+        for name, weight in alone["classification"]["weights"].items():
+            assert_close(
+                found["classification"]["weights"][name], weight, rtol=0, atol=1e-6, msg=name
+            )
+
+
+def test_every_example_is_measured_once(alone, together, three):
+    for found in [*together, *three]:
+        assert found["measures"].keys() == alone["measures"].keys()
+        for size, measures in found["measures"].items():
+            assert measures == pytest.approx(alone["measures"][size], abs=1e-9)
+
+
+def test_processes_hear_each_other(together):
+    count = len(together)
+    for found in together:
+        sums, largest, from_main, texts = found["words"]
+        assert sums == [count, sum(range(count))]
+        assert largest == 7 * (count - 1)
+        assert from_main == "from 0: ü"
+        assert texts == ["x" * rank for rank in range(count)]
+
+
+def test_alone_a_process_hears_itself(alone):
+    assert alone["words"] == [[1.0, 0], 0, "from 0: ü", [""]]
+    assert distributed.is_main()
+
+
+def test_shares_cover_all_and_come_in_equally_many_rounds():
+    for count in (1, 2, 3, 5):
+        items = list(range(11))
+        shares = [share(items, rank, count) for rank in range(count)]
+        assert sorted(item for each in shares for item in each) == items
+        assert rounds(11, 2, count) == max(-(-len(each) // 2) for each in shares)

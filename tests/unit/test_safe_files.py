@@ -1,0 +1,98 @@
+"""Small files that anybody may have written."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzzing import damaged, fuzz, memory_up_to
+from transfer_cli.safe_files import (
+    MAX_DEPTH,
+    MAX_FILE_BYTES,
+    UnreadableError,
+    escaped,
+    parse_json,
+    printable,
+    read_json,
+    read_text,
+)
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+def refusal(path) -> str:
+    with pytest.raises(UnreadableError) as caught:
+        read_json(path)
+    return str(caught.value)
+
+
+@given(st.dictionaries(st.text(), plain))
+def test_what_json_was_written_is_read(content):
+    assert parse_json(json.dumps(content)) == content
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "line 1 is not JSON"),
+        (b'{"a": 1,\n"b"', "line 2 is not JSON"),
+        (b'{"a":\n "\xff"}', "line 2 is not UTF-8 (byte 0xFF)"),
+        (b'{"a": 1\n\n\0}', "line 3 holds a NUL byte"),
+        (b"[1]", "it is no JSON object"),
+        (b'{"a": 1, "b": 2, "a": 3}', "the name 'a' is there twice"),
+        (b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}", f"nested deeper than {MAX_DEPTH} levels"),
+        (b"[" * 100_000, f"nested deeper than {MAX_DEPTH} levels"),
+        (b'{"a": ' + b"9" * 20 + b"}", "a whole number has more than 64 bits"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "integer string conversion"),
+    ],
+)
+def test_what_none_of_our_files_holds_is_refused(tmp_path, content, message):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+
+    assert message in refusal(path)
+
+
+def test_a_file_that_is_too_large_is_refused_without_being_read_whole(tmp_path):
+    path = tmp_path / "a.json"
+    with path.open("wb") as file:
+        file.truncate(2**31)
+
+    with memory_up_to(3 * MAX_FILE_BYTES):
+        assert refusal(path) == "it is larger than 16,384 KiB"
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+
+    assert "expected a plain file" in refusal(tmp_path / "a.json")
+
+
+def test_a_name_that_no_file_can_have_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(OSError, match="too long"):
+        read_text(tmp_path / ("x" * 5000))
+
+
+@fuzz(200)
+@given(damaged(b'{"labels": ["a", "b"], "shape": {"width": 16, "bias": true}, "x": [1.5, null]}'))
+def test_fuzz_damaged_json_is_read_or_refused(content):
+    try:
+        found = parse_json(content.decode("utf-8", "replace"))
+    except UnreadableError:
+        return
+    assert isinstance(found, dict)
+
+
+def test_a_message_is_one_line_that_cannot_steer_a_terminal():
+    assert printable("a\n\tb \x1b[31mred\x9b") == "a b \\x1b[31mred\\x9b"
+    assert len(printable("x" * 10**6)) < 3000
+
+
+def test_a_log_keeps_its_lines_and_nothing_else_that_is_invisible():
+    assert escaped("a\n  b\tc\x07") == "a\n  b\tc\\x07"

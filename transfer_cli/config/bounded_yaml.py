@@ -1,0 +1,106 @@
+"""How large a YAML file really is, found out before anything is made of it.
+
+A few lines of aliases of aliases stand for billions of values, which OmegaConf writes out one by
+one. The parser's events tell that without building anything.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from transfer_cli.errors import ConfigError
+from transfer_cli.safe_files import MAX_DEPTH, UnreadableError
+
+MAX_CONFIG_BYTES = 2**20
+"""Configs have some kilobytes; PyYAML reads some 100 kB a second."""
+
+MAX_CONFIG_NODES = 100_000
+"""Values in a config, with its aliases written out; each of them takes about a kilobyte."""
+
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass
+class _Node:
+    """A mapping or list that has begun: its anchor, and how many values it holds so far."""
+
+    anchor: str | None
+    size: int = 1
+
+
+def check_size(text: str) -> None:
+    """Refuse YAML that is nested too deeply, or too large once its aliases are written out.
+
+    Raises:
+        UnreadableError: It is; the message begins with the line.
+        YAMLError: It is no YAML.
+    """
+    sizes: dict[str, int] = {}
+    begun = [_Node(None)]
+    for event in yaml.parse(text, Loader=_PARSER):
+        if isinstance(event, yaml.AliasEvent):
+            if any(node.anchor == event.anchor for node in begun):
+                raise _at(event, f"*{event.anchor} stands inside of what it stands for")
+            begun[-1].size += sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            begun[-1].size += 1
+            sizes[event.anchor or ""] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            begun.append(_Node(event.anchor))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            done = begun.pop()
+            begun[-1].size += done.size
+            sizes[done.anchor or ""] = done.size
+        if len(begun) > MAX_DEPTH + 1:
+            raise _at(event, f"nested deeper than {MAX_DEPTH} levels")
+        if begun[-1].size > MAX_CONFIG_NODES:
+            raise _at(event, f"more than {MAX_CONFIG_NODES:,} values, its aliases written out")
+
+
+def check_unshared(text: str) -> None:
+    """Refuse anchors, aliases and tags, which no file of ours has.
+
+    Raises:
+        UnreadableError: There is one; the message begins with the line.
+        YAMLError: It is no YAML.
+    """
+    for event in yaml.parse(text, Loader=_PARSER):
+        if getattr(event, "anchor", None) is not None:
+            raise _at(event, "an anchor or an alias, which no run writes")
+        if getattr(event, "tag", None) is not None:
+            raise _at(event, f"the tag {event.tag[:40]!r}, which no run writes")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder of configs in which one is too large to be read.
+
+    What is wrong with a file otherwise is said when it is used.
+
+    Raises:
+        ConfigError: One is; the message names it.
+    """
+    for path in sorted(folder.rglob("*.yaml")):
+        if not path.is_file():
+            continue
+        try:
+            check_size(_text_of(path))
+        except UnreadableError as error:
+            raise ConfigError(
+                f"--config-dir: {path} cannot be a config: {error}. Take it out of the folder"
+            ) from error
+        except (OSError, yaml.YAMLError):
+            continue
+
+
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        raw = file.read(MAX_CONFIG_BYTES + 1)
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise UnreadableError(f"larger than {MAX_CONFIG_BYTES // 2**10} KiB")
+    return raw.decode("utf-8", "replace")
+
+
+def _at(event: yaml.Event, problem: str) -> UnreadableError:
+    return UnreadableError(f"line {event.start_mark.line + 1}: {problem}")

@@ -1,0 +1,119 @@
+"""What a folder of configs (`--config-dir`) must not decide: what Hydra itself calls.
+
+Before a command sees its config, Hydra makes what `hydra.callbacks` names, of any package, and so
+it does with what is nested in the settings of its launcher and sweeper. The folder may be a
+stranger's: what is named there must be trusted, as everything that `config.build` makes.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.config.build import TARGET, trusted_packages
+from transfer_cli.config.locate import conf_dir
+from transfer_cli.errors import ConfigError
+
+_HYDRAS_OWN = "hydra.experimental.callbacks."
+
+
+def check_config_dir(
+    folder: Path, command: str, overrides: list[str], *, version_base: str
+) -> None:
+    """Refuse a folder of configs that has Hydra call what is not trusted.
+
+    Args:
+        folder: What `--config-dir` names.
+        command: The name of the primary config.
+        overrides: All that Hydra is given, sweeps too.
+        version_base: Of which version Hydra keeps the habits.
+
+    Raises:
+        ConfigError: It has; the message names the key.
+    """
+    version.setbase(version_base)
+    settings = _composed(folder, command, overrides).hydra
+    for name, node in _plain(settings.callbacks).items():
+        _check(node, f"hydra.callbacks.{name}")
+        _refuse_interpolations(node, f"hydra.callbacks.{name}")
+    for part in ("launcher", "sweeper"):
+        # Hydra looks at the class itself: it must be that of an installed plugin.
+        for name, node in _plain(settings[part]).items():
+            if name != TARGET:
+                _check(node, f"hydra.{part}.{name}")
+
+
+def check_environment(settings: Any) -> None:
+    """Refuse a job for which a config sets environment variables.
+
+    Args:
+        settings: The job's `hydra` node.
+
+    Raises:
+        ConfigError: One does.
+    """
+    typed = any("hydra.job.env_set" in word for word in settings.overrides.hydra)
+    if settings.job.env_set and not typed:
+        raise ConfigError(
+            "hydra.job.env_set: a config must not set environment variables; type them in the "
+            "shell, in front of the command"
+        )
+
+
+def _composed(folder: Path, command: str, overrides: list[str]) -> DictConfig:
+    """Return the config as Hydra is going to compose it, without anything being called."""
+    search_path = create_config_search_path(str(conf_dir()))
+    search_path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery("schema"))
+    loader = ConfigLoaderImpl(search_path)
+    return loader.load_configuration(
+        command, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False
+    )
+
+
+def _plain(node: Any) -> dict[str, Any]:
+    found: Any = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_dict(node) else {}
+    return {str(name): each for name, each in found.items()}
+
+
+def _check(node: Any, key: str) -> None:
+    for target in _values_of(node, TARGET):
+        trusted = (_HYDRAS_OWN, *(f"{package}." for package in trusted_packages()))
+        if not str(target).startswith(trusted):
+            package = str(target).partition(".")[0]
+            raise ConfigError(
+                f"{key}: {target} is not trusted. Name your package with --plugin to trust it "
+                f"(--plugin {package}), or leave it out"
+            )
+
+
+def _refuse_interpolations(node: Any, key: str) -> None:
+    # What one stands for may be another thing later.
+    for text in _leaves(node):
+        if isinstance(text, str) and "${" in text:
+            raise ConfigError(f"{key}: {text!r} must be written out")
+
+
+def _values_of(node: Any, name: str) -> Iterator[Any]:
+    if isinstance(node, Mapping):
+        if name in node:
+            yield node[name]
+        for each in node.values():
+            yield from _values_of(each, name)
+    elif isinstance(node, list):
+        for each in node:
+            yield from _values_of(each, name)
+
+
+def _leaves(node: Any) -> Iterator[Any]:
+    children = node.values() if isinstance(node, Mapping) else node
+    if isinstance(node, Mapping | list):
+        for each in children:
+            yield from _leaves(each)
+    else:
+        yield node

@@ -1,0 +1,116 @@
+"""The config of a run directory: written filled in, and read back as plain values.
+
+A run directory may come from a stranger. Nothing in its config is filled in again: `${oc.env:HOME}`
+stands for these very characters, so that it can neither read an environment variable nor call a
+resolver. What it asks to build is checked by `config.build`, as anything else.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
+from omegaconf.errors import OmegaConfBaseException
+
+from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, check_size, check_unshared
+from transfer_cli.config.schema import COMMANDS
+from transfer_cli.errors import CheckpointError
+from transfer_cli.safe_files import UnreadableError, check_plain, read_text
+
+_PARTS = ("data", "objective", "optimizer", "schedule", "adaptation")
+_OPTIONAL_PARTS = ("model", "tokenizer", "source.data", "adaptation.edits", "adaptation.penalty")
+_NAMED_PARTS = ("losses", "streams", "adaptation.edits")
+
+
+def read_stored(path: Path, command: str, key: str) -> DictConfig:
+    """Return the config of a run, its plain values checked against the schema of its command.
+
+    Args:
+        path: The file.
+        command: What made the run; where that is not known, one with all keys is taken.
+        key: The config key that named the run.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, hostile or the config of something else.
+    """
+    schema = COMMANDS[command if command in ("pretrain", "finetune") else "finetune"]
+    merged: Any = None
+    try:
+        plain = _parsed(read_text(path, MAX_CONFIG_BYTES))
+        merged = OmegaConf.merge(OmegaConf.structured(schema), _literal(plain))
+        problem = next(_problems(merged), None)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        problem = f"{line}broken YAML: {error.problem or error.context}"
+    except (UnreadableError, yaml.YAMLError, OmegaConfBaseException) as error:
+        problem = str(error).partition("\n")[0]
+    if problem is not None:
+        raise CheckpointError(f"{key}: {path} is no config of {command}: {problem}")
+    config: DictConfig = merged
+    return config
+
+
+def as_yaml(config: DictConfig) -> str:
+    """Return a config, filled in, as `read_stored` reads it back."""
+    # Through JSON, since YAML would write an enum or a path with a tag.
+    plain = json.loads(json.dumps(OmegaConf.to_container(config, resolve=True)))
+    return OmegaConf.to_yaml(OmegaConf.create(_literal(plain)), resolve=True)
+
+
+def _literal(value: Any) -> Any:
+    """Return plain values in which OmegaConf finds nothing to fill in."""
+    if isinstance(value, Mapping):
+        return {name: _literal(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_literal(each) for each in value]
+    return _escaped(value) if isinstance(value, str) else value
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """Return a text's plain values.
+
+    Raises:
+        UnreadableError: It holds what no run writes.
+        YAMLError: It is no YAML.
+    """
+    check_size(text)
+    check_unshared(text)
+    try:
+        # The loader of OmegaConf, for it takes 1e-4 for a number and 12:30 for a text, as on the
+        # command line.
+        found = yaml.load(text, Loader=get_yaml_loader())  # noqa: S506 - a kind of SafeLoader
+    except (ValueError, OverflowError) as error:  # a number of thousands of digits, for example
+        raise UnreadableError(str(error)) from error
+    if not isinstance(found, dict):
+        raise UnreadableError("it is no mapping")
+    check_plain(found)
+    return found
+
+
+def _escaped(text: str) -> str:
+    """Write `${` so that it is read as it stands, and not as the start of an interpolation."""
+    return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
+
+
+def _problems(config: Any) -> Iterator[str]:
+    """Yield what is missing from a config, or of another kind than what is built from it."""
+    for name in sorted(OmegaConf.missing_keys(config)):
+        yield f"{name} has no value"
+    for name in _PARTS:
+        if not OmegaConf.is_dict(config[name]):
+            yield f"{name} is no mapping"
+    for name in _OPTIONAL_PARTS:
+        part = OmegaConf.select(config, name)
+        if part is not None and not OmegaConf.is_dict(part):
+            yield f"{name} is no mapping"
+    for name in _NAMED_PARTS:
+        for each, part in (OmegaConf.select(config, name) or {}).items():
+            if part is not None and not OmegaConf.is_dict(part):
+                yield f"{name}.{each} is no mapping"

@@ -1,0 +1,175 @@
+"""A model in parts, one on each process: for models that are larger than the memory of one device.
+
+Torch's `fully_shard` cuts every tensor along its first dimension. A checkpoint holds the parts as
+safetensors, written by all processes at once with `torch.distributed.checkpoint`; any number of
+processes can read it, one included. Its usual format is a pickle, which is never opened here.
+
+Imported only where it is asked for: what it imports takes most of a second.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import zeros as sharded_zeros
+
+from transfer_cli.engine import distributed
+from transfer_cli.engine.parallel import Sums
+from transfer_cli.engine.step import TrainStep
+from transfer_cli.model.transfer_model import TransferModel
+
+_MARK = "sharded tensor"
+"""Key of what stands in the plain state where a tensor lies in the parts."""
+
+
+def shard(model: TransferModel, device: torch.device) -> None:
+    """Leave this process a part of every tensor of the model, on its device.
+
+    To be done with weights loaded and edits made, before the optimizer is built: parameters become
+    others, under the same names. A block's weights are gathered for its forward and its backward
+    pass and let go of in between.
+    """
+    mesh = init_device_mesh(device.type, (distributed.count(),))
+    for block in model.backbone.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+class Sharded:
+    """How processes call a model of which each has a part, as `parallel.Parallel` says."""
+
+    def __init__(self, model: TransferModel) -> None:
+        self._model: Any = model
+
+    def enter_stage(self) -> None:
+        """Nothing to do: the gradient of a tensor is reduced where there is one."""
+
+    def __call__(self, work: Callable[[TransferModel], Sums]) -> Sums:
+        """Return what `work` finds with the model."""
+        found: Sums = self._model(work)
+        return found
+
+    @contextmanager
+    def accumulating(self, *, last: bool) -> Iterator[None]:
+        """Keep gradients to this process, unless it is the last pass of the step."""
+        self._model.set_requires_gradient_sync(last)
+        yield
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether this process has only a part of the model."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+# --- checkpoints in parts ----------------------------------------------------------------------
+
+
+def save(folder: Path, model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the weights, and the tensors of a state of which there are parts; all processes do.
+
+    Returns:
+        The state without those tensors: plain values and small tensors.
+    """
+    parts: dict[str, Tensor] = {f"model.{name}": t for name, t in model.state_dict().items()}
+    plain: dict[str, Any] = _take_out(state, "state", parts)
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    save_parts(parts, storage_writer=writer, no_dist=not dist.is_initialized())
+    return plain
+
+
+def load(folder: Path, model: nn.Module, plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill the model, and return the state that `save` was given; on any number of processes.
+
+    Args:
+        folder: Of the checkpoint.
+        model: Sharded or not.
+        plain: What `save` returned.
+    """
+    reader = HuggingFaceStorageReader(str(folder))
+    known = reader.read_metadata().state_dict_metadata
+    parts: dict[str, Tensor] = {f"model.{name}": t for name, t in model.state_dict().items()}
+    like = next((p for p in model.parameters() if isinstance(p, DTensor)), None)
+    for name in known.keys() - parts.keys():
+        parts[name] = _room_for(known[name], like)
+    with warnings.catch_warnings():
+        # It warns that one process alone reads what several have written.
+        warnings.simplefilter("ignore", UserWarning)
+        load_parts(parts, storage_reader=reader, no_dist=not dist.is_initialized())
+    found: dict[str, Any] = _put_back(plain, parts)
+    return found
+
+
+def _take_out(value: Any, path: str, parts: dict[str, Tensor]) -> Any:
+    """Return a nested value without its sharded tensors, which go to `parts` by their paths."""
+    if isinstance(value, DTensor):
+        parts[path] = value
+        return {_MARK: path}
+    if isinstance(value, Mapping):
+        return {key: _take_out(each, f"{path}.{key}", parts) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_take_out(each, f"{path}.{n}", parts) for n, each in enumerate(value)]
+    return value
+
+
+def _put_back(value: Any, parts: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, Mapping):
+        if value.keys() == {_MARK}:
+            return parts[value[_MARK]]
+        return {key: _put_back(each, parts) for key, each in value.items()}
+    return [_put_back(each, parts) for each in value] if isinstance(value, list) else value
+
+
+def _room_for(known: Any, like: DTensor | None) -> Tensor:
+    """Return zeros to read a tensor into: a part of it where the model is in parts."""
+    assert isinstance(known, TensorStorageMetadata)  # noqa: S101 - nothing else is in safetensors
+    size, kind = known.size, known.properties.dtype
+    if like is None:
+        return torch.zeros(size, dtype=kind)
+    mesh = like.device_mesh
+    return sharded_zeros(size, dtype=kind, device_mesh=mesh, placements=[Shard(0)])
+
+
+def spread(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:
+    """Return the state of a step whose model was whole as that of one whose model is sharded."""
+    order = [p for group in step.optimizer.param_groups for p in group["params"]]
+    own = dict(step.model.named_parameters())
+    optimizer, stages = state["optimizer"], state["stages"]
+    moments = {
+        number: {key: _like(value, order[int(number)]) for key, value in each.items()}
+        for number, each in optimizer["state"].items()
+    }
+    kept = {name: _like(tensor, own.get(name)) for name, tensor in stages["kept"].items()}
+    return {
+        **state,
+        "optimizer": {**optimizer, "state": moments},
+        "stages": {**stages, "kept": kept},
+    }
+
+
+def _like(value: Any, parameter: Tensor | None) -> Any:
+    """Return a part of what has the parameter's shape; anything else, such as a count, as it is."""
+    if parameter is None or not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    return as_part(value, parameter)
+
+
+def as_part(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return this process's part of a tensor that all processes have whole; itself if unsharded."""
+    if not isinstance(like, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)

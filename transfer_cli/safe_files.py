@@ -1,0 +1,145 @@
+"""Small files that anybody may have written: read whole, in bounded memory, as plain values.
+
+A run directory can come from a stranger. What is read here is never larger, deeper or of another
+kind than our own files are; whoever asks says in an error of its own which file it was.
+"""
+
+import json
+import stat
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MAX_FILE_BYTES = 16 * 2**20
+"""None of our small files is larger; parsed JSON can take 30 times its size in memory."""
+
+MAX_DEPTH = 50
+"""Nothing that we write is nested deeper, and what walks through it calls itself at each level."""
+
+MAX_WHOLE_NUMBER = 2**63 - 1
+"""Nothing that we count is larger, and no tensor holds more."""
+
+MAX_SHOWN_CHARACTERS = 2000
+"""A message quotes no more of what it found: one that fills the screen says nothing."""
+
+
+class UnreadableError(ValueError):
+    """What is wrong with a file, without its name."""
+
+
+def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """Return the content of a UTF-8 file.
+
+    Raises:
+        OSError: It cannot be opened.
+        UnreadableError: It is no plain file, too large, not UTF-8, or holds a NUL byte.
+    """
+    try:
+        kind = path.stat().st_mode
+        if not stat.S_ISREG(kind):
+            # To open a pipe could wait for ever.
+            raise UnreadableError("it is a folder, a device or a pipe, expected a plain file")
+        with path.open("rb") as file:
+            raw = file.read(most_bytes + 1)
+    except ValueError as error:
+        raise UnreadableError(str(error)) from error
+    if len(raw) > most_bytes:
+        raise UnreadableError(f"it is larger than {most_bytes // 2**10:,} KiB")
+    zero = raw.find(b"\0")
+    if zero >= 0:
+        raise UnreadableError(f"line {_line_at(raw, zero)} holds a NUL byte")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start
+        byte = f"0x{raw[at]:02X}"
+        raise UnreadableError(f"line {_line_at(raw, at)} is not UTF-8 (byte {byte})") from error
+
+
+def _line_at(raw: bytes, place: int) -> int:
+    return raw.count(b"\n", 0, place) + 1
+
+
+def read_json(path: Path, most_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        OSError: It cannot be opened.
+        UnreadableError: As `read_text`; it is no JSON object, or holds what `check_plain` refuses.
+    """
+    return parse_json(read_text(path, most_bytes))
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    """Return the JSON object that a text is.
+
+    Raises:
+        UnreadableError: It is none, or holds what `check_plain` refuses.
+    """
+    try:
+        found = STRICT_JSON.decode(text)
+    except json.JSONDecodeError as error:
+        raise UnreadableError(f"line {error.lineno} is not JSON ({error.msg})") from error
+    except RecursionError as error:
+        raise UnreadableError(f"it is nested deeper than {MAX_DEPTH} levels") from error
+    except ValueError as error:  # two equal names, or thousands of digits
+        raise UnreadableError(str(error)) from error
+    if not isinstance(found, dict):
+        raise UnreadableError("it is no JSON object")
+    check_plain(found)
+    return found
+
+
+def check_plain(value: Any) -> None:
+    """Refuse what none of our files holds, though JSON or YAML could.
+
+    Raises:
+        UnreadableError: A value is nested too deeply, a name is no text, or a whole number has
+            more than 64 bits.
+    """
+    left = [(value, 0)]
+    while left:
+        node, depth = left.pop()
+        if depth > MAX_DEPTH:
+            raise UnreadableError(f"it is nested deeper than {MAX_DEPTH} levels")
+        if isinstance(node, Mapping):
+            for name in node:
+                if not isinstance(name, str):
+                    raise UnreadableError(f"the name {name!r} is no text; put it in quotes")
+            left += [(each, depth + 1) for each in node.values()]
+        elif isinstance(node, list):
+            left += [(each, depth + 1) for each in node]
+        elif isinstance(node, int) and abs(node) > MAX_WHOLE_NUMBER:
+            raise UnreadableError("a whole number has more than 64 bits")
+
+
+def printable(text: str) -> str:
+    """Return `text` as one line for a terminal, cut where it is long."""
+    line = " ".join(text.split())
+    if len(line) > MAX_SHOWN_CHARACTERS:
+        line = f"{line[:MAX_SHOWN_CHARACTERS]} ..."
+    return escaped(line)
+
+
+def escaped(text: str) -> str:
+    """Return `text` without what steers a terminal: names in a file may hold anything."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its pairs; readers disagree on which of two equal names counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"the name {counts.most_common(1)[0][0][:40]!r} is there twice")
+    return found
+
+
+STRICT_JSON = json.JSONDecoder(object_pairs_hook=_once)
+"""Reads JSON in which every name of an object occurs once."""
