@@ -381,6 +381,21 @@ def test_best_weights_found_after_the_checkpoint_are_not_the_best_yet(
     assert weights("run") == Path("early/weights.safetensors").read_bytes()
 
 
+def test_a_damaged_checkpoint_is_no_start_either(transfer, copied, questions):
+    file = copied / "checkpoints/best/weights.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    words = ("data=table", f"data.train={questions}", "loop.steps=1", "device=cpu")
+
+    ended = transfer("finetune", *words, f"init_from={file.parent}", "run.dir=run")
+
+    assert ended.code == 2
+    assert "best/weights.safetensors is damaged: its content is not what was written" in ended.err
+    assert ended.err.count("\n") == 1
+    assert not Path("run").exists()
+
+
 def test_a_run_of_an_earlier_version_is_resumed(transfer, stopped, words_of):
     words = words_of("clm", "loop.steps=6")
     assert transfer(*words, "run.dir=whole").code == 0
@@ -467,6 +482,17 @@ def test_a_finished_run_is_not_resumed(transfer, copied):
     assert f"resume: {copied} is finished after 2 steps" in ended.err
     assert "loop.steps=4" in ended.err
     assert sorted((path, path.stat().st_mtime_ns) for path in copied.rglob("*")) == before
+
+
+def test_a_finished_run_without_checkpoints_is_not_begun_again(transfer, copied):
+    shutil.rmtree(copied / "checkpoints")
+    before = records(copied), results(copied)
+
+    ended = transfer("pretrain", f"resume={copied}", "loop.steps=4")
+
+    assert ended.code == 2
+    assert "none of its checkpoints is left" in ended.err
+    assert (records(copied), results(copied)) == before
 
 
 def test_a_run_of_another_command_is_not_resumed(transfer, copied):

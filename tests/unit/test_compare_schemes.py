@@ -126,6 +126,18 @@ def test_only_finished_runs_have_results(script, tmp_path):
     assert script.results_of([done, stopped, missing], tmp_path) == {done: results()}
 
 
+def test_times_are_read_from_where_a_run_wrote_them(script, tmp_path):
+    old, new = (script.Run("full", "100", seed) for seed in (0, 1))
+    finished(tmp_path / old.name, results(seconds=7))
+    finished(tmp_path / new.name, {"measures": {}})
+    (tmp_path / new.name / "timing.json").write_text(json.dumps({"seconds": 8}))
+
+    found = script.results_of([old, new], tmp_path)
+
+    assert [found[run]["seconds"] for run in (old, new)] == [7, 8]
+    assert "measures" in found[new]
+
+
 # What is shown.
 
 

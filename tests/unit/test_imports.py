@@ -93,3 +93,34 @@ def test_nothing_can_run_code_from_data():
         }
         # The error that torch raises instead of unpickling.
         assert used <= {"pickle", "pickle.UnpicklingError"}, path
+
+
+RUNS_CODE = {
+    "eval", "exec", "compile", "yaml.unsafe_load", "yaml.full_load", "yaml.load_all", "np.load",
+    "torch.jit.load", "hydra.utils.instantiate", "hydra.utils.call", "instantiate",
+    "FileSystemReader",  # of torch.distributed.checkpoint, which unpickles the list of tensors
+}  # fmt: skip
+"""What would run code that stands in a file, or could."""
+
+ALLOWED = {
+    ("config/stored.py", "yaml.load"),  # with a kind of SafeLoader
+    ("config/describe.py", "OmegaConf.load"),  # of our own conf/
+}
+
+
+def calls_of(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_could_run_code_or_fill_in_a_strangers_config_is_called_nowhere(path):
+    place = path.relative_to(ROOT).as_posix()
+    for name, call in calls_of(path):
+        assert name not in RUNS_CODE
+        if name in ("yaml.load", "OmegaConf.load"):
+            assert (place, name) in ALLOWED
+        if name == "torch.load":
+            kept = {each.arg: ast.unparse(each.value) for each in call.keywords}
+            assert kept.get("weights_only") == "True"

@@ -1,22 +1,18 @@
 """A run at work: the engine, what is attached to it, and what is written when."""
 
 import contextlib
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from torch import Tensor
 
 from transfer_cli.commands import choices
 from transfer_cli.commands.environment import versions
+from transfer_cli.commands.keeping import Keeping
 from transfer_cli.commands.outcome import (
     MOST_JUDGED,
-    is_lora,
     layer_shares,
     majority_failure,
     peak_memory,
@@ -28,27 +24,17 @@ from transfer_cli.commands.summary import say_results, say_start
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.evaluate import Scores, evaluate, samples
-from transfer_cli.engine.parallel import whole
 from transfer_cli.engine.split import Split, some_of
 from transfer_cli.engine.step import Loss
 from transfer_cli.engine.train import Progress, build_trainer, run_trainer
 from transfer_cli.errors import CheckpointError, FinishedError, RunError, StoppedError
 from transfer_cli.lengths import Length
-from transfer_cli.model.lora import merge_lora
 from transfer_cli.model.weights import (
-    DESCRIPTION,
-    WEIGHTS,
-    load_strictly,
     read_description,
-    read_weights,
-    save_tensors,
-    write_description,
 )
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import (
-    TOKENIZER,
     RunDirectory,
-    write_file_in,
     write_json,
     write_text,
 )
@@ -79,6 +65,7 @@ class Job:
         self._parts = parts
         self._run = run
         self._progress = Progress()
+        self._keeping = Keeping(parts, run, config.checkpoint.keep)
         self._main = distributed.is_main()
         self._began = time.perf_counter()
         self._before = 0.0
@@ -123,7 +110,7 @@ class Job:
         if not self._main:
             return
         write_text(run.config, as_yaml(self._config))
-        noted = run.overrides.read_text(encoding="utf-8") if run.overrides.exists() else ""
+        noted = run.overrides.read_text("utf-8", "replace") if run.overrides.exists() else ""
         new = [word for word in choices.typed_overrides() if word not in noted.splitlines()]
         write_text(run.overrides, noted + "".join(f"{word}\n" for word in new))
 
@@ -169,7 +156,7 @@ class Job:
                 patience=loop.patience,
                 stages=parts.stages,
                 on_measures=on_measures,
-                on_best=self._keep_best,
+                on_best=self._keeping.save_best,
             )
         saving = self._config.checkpoint
         handlers.attach_checkpoints(
@@ -250,76 +237,15 @@ class Job:
         rows = [f"| {cell(s.tokens)} | {cell(s.wanted)} | {cell(s.said)} |" for s in shown]
         return "\n".join(["| input | wanted | predicted |", "|---|---|---|", *rows])
 
-    def _keep_best(self, step: int) -> None:
-        if not self._main and not self._parts.sharded:
-            return
-        tensors = self._tensors()
-        if self._main:
-            checkpoint.keep_best(self._run.best, step, partial(save_tensors, tensors))
-
     def _save(self) -> None:
-        if not self._main and not self._parts.sharded:
-            return
-        run, progress = self._run, self._progress
+        progress = self._progress
         progress.seconds = self._before + time.perf_counter() - self._began
         state = {
             "step": self._parts.step.state_dict(),
             "progress": progress.state_dict(),
             "records": self._mark(),
         }
-        folder = run.checkpoints / checkpoint.name(progress.step)
-        best = run.best if progress.best is not None else None
-        if self._parts.sharded:
-            self._save_parts(folder, state, best)
-        else:
-            write = partial(save_tensors, self._tensors())
-            checkpoint.write(folder, progress.step, write, state, best)
-        if self._main:
-            checkpoint.prune(run.checkpoints, self._config.checkpoint.keep, progress.step)
-
-    def _save_parts(self, folder: Path, state: Mapping[str, Any], best: Path | None) -> None:
-        """Write a checkpoint of which every process writes its own part, into the same folder."""
-        from transfer_cli.engine import sharded
-
-        model = self._parts.model
-        if not self._main:
-            sharded.save(Path(distributed.from_main("")), model, state)
-            return
-        plain: dict[str, Any] = {}
-
-        def write(temporary: Path) -> None:
-            distributed.from_main(str(temporary))
-            plain.update(sharded.save(temporary, model, state))
-
-        checkpoint.write(folder, self._progress.step, write, plain, best)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """Return the weights to be stored, whole; where the model is sharded all have to ask."""
-        own = self._parts.model.state_dict()
-        return {n: whole(own[n]).cpu() for n in own if n not in self._parts.leave_out}
-
-    def _read_weights(self, folder: Path) -> None:
-        parts, tensors = self._parts, read_weights(folder)
-        if parts.sharded:
-            from transfer_cli.engine.sharded import as_part
-
-            own = parts.model.state_dict()
-            tensors = {n: as_part(t, own[n]) if n in own else t for n, t in tensors.items()}
-        load_strictly(parts.model, tensors, folder, parts.leave_out)
-
-    def _read_checkpoint(self, found: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
-        """Fill model, optimizer and stages, whether they were written whole or in parts."""
-        step, in_parts = self._parts.step, checkpoint.is_in_parts(found)
-        if in_parts or self._parts.sharded:
-            from transfer_cli.engine import sharded
-
-            if in_parts:
-                state = sharded.load(found.path, self._parts.model, state)
-            else:
-                state = {**state, "step": sharded.spread(state["step"], step)}
-        step.load_state_dict(state["step"])
-        if not in_parts:
-            self._read_weights(found.path)
+        self._keeping.save(progress.step, state, with_best=progress.best is not None)
 
     def _take_up(self) -> None:
         """Go on from the newest checkpoint that is whole; from the beginning where there is none.
@@ -327,8 +253,13 @@ class Job:
         What the run wrote after it is forgotten, so that it can be written again.
         """
         run, progress = self._run, self._progress
-        newest = self._newest()
+        newest = self._keeping.newest()
         if newest is None:
+            if run.read_status() == "finished":
+                raise CheckpointError(
+                    f"resume: {run.path} is finished, and none of its checkpoints is left to go on "
+                    "from; start a new run, with init_from if it is to begin with these weights"
+                )
             log.info("no checkpoint yet: starting from the beginning")
             if self._main:
                 checkpoint.remove(run.best)
@@ -347,20 +278,11 @@ class Job:
             )
         self._check_base()
         with checkpoint.fitting(newest):
-            self._read_checkpoint(newest, state)
+            self._keeping.fill(newest, state)
         if self._main:
             self._forget_what_came_after(newest, state)
         self._before = progress.seconds
         log.info("going on after step %d", progress.step)
-
-    def _newest(self) -> checkpoint.Checkpoint | None:
-        """Return the newest checkpoint that is whole; the main process has looked."""
-        folder = self._run.checkpoints
-        found = checkpoint.newest_good(folder) if self._main else None
-        step = distributed.from_main(str(found.step) if found is not None else "")
-        return (
-            checkpoint.Checkpoint(folder / checkpoint.name(int(step)), int(step)) if step else None
-        )
 
     def _forget_what_came_after(
         self, newest: checkpoint.Checkpoint, state: Mapping[str, Any]
@@ -390,8 +312,7 @@ class Job:
         parts, run, progress = self._parts, self._run, self._progress
         distributed.wait_for_all()  # until the best weights are written
         if progress.best is not None:
-            checkpoint.verify(run.best)
-            self._read_weights(run.best)
+            self._keeping.take_best()
         failure = self._failure()
         main = parts.layout.losses[0]
         scores = {
@@ -406,11 +327,11 @@ class Job:
             if name == "test":
                 recorder.write(name, progress.step, found)
         forgetting = self._forgetting(recorder)
-        tensors = self._tensors()
+        tensors = self._keeping.tensors()
         if not self._main:
             return
         trained = sum(p.numel() for p in parts.model.parameters())
-        self._write_model(tensors)
+        self._keeping.write_model(tensors)
         seconds = self._before + time.perf_counter() - self._began
         results: dict[str, Any] = {
             "command": self._command,
@@ -468,19 +389,3 @@ class Job:
         after = forgetting.measure()
         recorder.write("forgetting", self._progress.step, after)
         return {"before": dict(forgetting.before), "after": after}
-
-    def _write_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write `model/`, with low-rank products folded in where that was asked for."""
-        parts, folder, checkpoints = self._parts, self._run.model, self._run.checkpoints
-        if self._config.adaptation.get("store") == "merged":
-            merge_lora(parts.model)
-            tensors = self._tensors()
-            # The checkpoints still hold the products by themselves. A run that is finished for the
-            # second time has told them so already.
-            told = (checkpoints / DESCRIPTION).exists()
-            description = read_description(checkpoints if told else folder)
-            parts.tokenizer.save(checkpoints / TOKENIZER)
-            write_description(description, checkpoints)
-            kept = {n: e for n, e in description.edits.items() if not is_lora(e)}
-            write_description(dataclasses.replace(description, edits=kept), folder)
-        write_file_in(folder, WEIGHTS, partial(save_tensors, tensors))

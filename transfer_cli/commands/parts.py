@@ -66,6 +66,7 @@ class Parts:
         base_hash: Fingerprint of that backbone, where weights that never train are not stored
             again; None: all weights are stored.
         leave_out: Names of the weights that are not.
+        merged: Whether low-rank products are folded into the finished model.
         forgetting: Measures what the backbone was pretrained for; None: nobody asked.
         micro_batch: Sequences that pass through the model at once.
         precision: With the device.
@@ -81,6 +82,7 @@ class Parts:
     start: Pretrained | None
     base_hash: str | None
     leave_out: frozenset[str]
+    merged: bool
     forgetting: Forgetting | None
     micro_batch: int
     precision: Precision
@@ -179,6 +181,7 @@ def put_together(config: DictConfig, command: str) -> Parts:
         # A trained part alone needs the rest to lie somewhere.
         base_hash=backbone_hash(tensors) if apart and tensors is not None else None,
         leave_out=inherited - stages.ever_trains if apart else frozenset(),
+        merged=chosen.store == "merged",
         forgetting=forgetting,
         micro_batch=micro_batch,
         precision=precision,

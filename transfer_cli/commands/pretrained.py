@@ -17,6 +17,7 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.meta import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import (
+    WEIGHTS,
     ModelDescription,
     backbone_hash,
     load_pretrained,
@@ -24,6 +25,7 @@ from transfer_cli.model.weights import (
     read_shapes,
     read_weights,
 )
+from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import TOKENIZER, find_model
 
 MAX_BASES = 20
@@ -71,6 +73,12 @@ class Pretrained:
 
     def _check_described(self, tensors: Mapping[str, Tensor]) -> None:
         """Compare the description with the weights, before memory is taken for what it says."""
+        depth = self.description.shape.depth
+        if depth > len(tensors):  # even on paper, thousands of blocks take their time
+            raise CheckpointError(
+                f"{self.weights} does not fill this model's backbone: {len(tensors)} tensors are "
+                f"less than {depth} blocks"
+            )
         with without_weights():
             described = TransferModel(
                 Backbone(self.description.shape, self.description.vocabulary), {}
@@ -81,6 +89,8 @@ class Pretrained:
     def _with_base(
         self, read: Callable[[Path], dict[str, Tensor]], *, check: bool, below: int = 0
     ) -> dict[str, Tensor]:
+        if check and (self.weights / checkpoint.META).is_file():
+            checkpoint.verify(self.weights, [WEIGHTS])
         own, base = read(self.weights), self.description.base
         if base is None:
             return own

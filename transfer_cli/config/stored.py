@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
@@ -70,6 +70,8 @@ def _literal(value: Any) -> Any:
         return {name: _literal(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_literal(each) for each in value]
+    if value == MISSING:
+        raise UnreadableError(f"a value is {MISSING}, which stands for none")
     return _escaped(value) if isinstance(value, str) else value
 
 

@@ -9,6 +9,7 @@ Alone, without torchrun, every function returns what it was given.
 """
 
 import os
+import sys
 import threading
 import time
 import warnings
@@ -29,6 +30,9 @@ PATIENCE = timedelta(days=1)
 """How long processes wait for one that prepares data: as long as that takes, within reason."""
 _TO_END_SECONDS = 3.0
 """How long a process may take to end by itself after another one has failed."""
+_STEPS_OF_A_SIGN = 10
+_SIGN_SECONDS = 0.5 * _STEPS_OF_A_SIGN
+"""How often a process says that it is alive."""
 _GRACE_SECONDS = 3.0
 """How long to wait for the words of a process that broke a connection."""
 
@@ -100,7 +104,8 @@ def joined(device: torch.device, timeout_minutes: float) -> Iterator[None]:
     global _group, _meetings  # one group a process, as in torch
     _group, _meetings = _join(device, timeout_minutes), 0
     over = threading.Event()
-    threading.Thread(target=_watch, args=(os.getppid(), over), daemon=True).start()
+    watch = threading.Thread(target=_watch, args=(_group, os.getppid(), over), daemon=True)
+    watch.start()
     try:
         yield
         # One that leaves early would look like one that failed.
@@ -109,6 +114,8 @@ def joined(device: torch.device, timeout_minutes: float) -> Iterator[None]:
         raise _as_said_once(error) from error
     finally:
         over.set()
+        # Python ends threads as it ends; in the middle of torch's code, that aborts the process.
+        watch.join(_TO_END_SECONDS)
         _group = None
         _leave()
 
@@ -156,23 +163,83 @@ def _connect() -> Store:
     return PrefixStore(f"transfer/{attempt}", server)
 
 
-def _watch(parent: int, over: threading.Event) -> None:
-    """End this process when its launcher is gone, or soon after another process has failed.
+class _Ear:
+    """What a process hears of the others, from a thread that may wait for an answer for ever.
+
+    Each says now and then that it is alive, and the first one looks whether all do: a connection to
+    a machine that is cut off looks like one on which nothing is said.
+
+    Args:
+        group: Who listens, and to whom.
+        over: Set when the work is done.
+    """
+
+    def __init__(self, group: _Group, over: threading.Event) -> None:
+        self.failed = False
+        now = time.monotonic()
+        self._heard = dict.fromkeys(range(group.count), now)
+        self._said = dict.fromkeys(range(group.count), "")
+        self._group = group
+        self._over = over
+
+    def listen(self) -> None:
+        """Ask again and again."""
+        store, own, times = _connect(), self._group.rank, 0
+        while not self._over.wait(0.5):
+            try:
+                self.failed = store.check(["failed"])
+                if times % _STEPS_OF_A_SIGN == 0:
+                    store.set(f"alive/{own}", str(times))
+                    self._look_around(store)
+            except RuntimeError:
+                self.failed = True
+            self._heard[own] = time.monotonic()
+            times += 1
+
+    def _look_around(self, store: Store) -> None:
+        for number in range(self._group.count) if self._group.rank == 0 else ():
+            key = f"alive/{number}"
+            said = store.get(key).decode() if store.check([key]) else ""
+            if said != self._said[number]:
+                self._said[number], self._heard[number] = said, time.monotonic()
+
+    def missed(self, longest: float) -> str:
+        """Return who has not been heard of for so many seconds, in words; "" when all have."""
+        now, group = time.monotonic(), self._group
+        if now - self._heard[group.rank] > longest:
+            return "process 0, over which all talk,"
+        if group.rank != 0:
+            return ""
+        silent = [str(number) for number, at in self._heard.items() if now - at > longest]
+        return f"process {', '.join(silent)} of {group.count}" if silent else ""
+
+
+def _watch(group: _Group, parent: int, over: threading.Event) -> None:
+    """End this process when its launcher is gone, another one is lost, or soon after one failed.
 
     A collective on a GPU waits for a process that is no more, and cannot be interrupted.
     """
-    store, failed_since = _connect(), 0.0
+    ear, failed_since = _Ear(group, over), 0.0
+    listener = threading.Thread(target=ear.listen, daemon=True)
+    listener.start()
+    to_end = _GRACE_SECONDS + _TO_END_SECONDS
     while not over.wait(0.5):
         if os.getppid() != parent:
             os._exit(EXIT_OUR_FAULT)
-        try:
-            failed = store.check(["failed"])
-        except RuntimeError:
-            failed = True
-        if failed:
+        if ear.failed:
             failed_since = failed_since or time.monotonic()
-            if time.monotonic() - failed_since > _GRACE_SECONDS + _TO_END_SECONDS:
+            if time.monotonic() - failed_since > to_end:
                 os._exit(EXIT_OUR_FAULT)
+        # Later than a collective that waits for the same process, and can say more.
+        missed = ear.missed(group.timeout + to_end + _SIGN_SECONDS)
+        if missed:
+            sys.stderr.write(
+                f"{missed} cannot be reached from process {group.rank}; the last checkpoint is "
+                "whole, go on with resume=auto\n"
+            )
+            sys.stderr.flush()
+            os._exit(EXIT_OUR_FAULT)
+    listener.join(_TO_END_SECONDS)
 
 
 def rank_of_environment() -> int:

@@ -148,7 +148,8 @@ class Stages:
                 "steps, since adaptation.plan gives them as shares of the run; keep loop.steps "
                 "and loop.epochs as they were, or start a new run"
             )
-        self._best, self._waited = state["best"], state["waited"]
+        best = state["best"]
+        self._best, self._waited = best if best is None else float(best), int(state["waited"])
         device = next(self._model.parameters()).device
         self._kept = {name: tensor.to(device) for name, tensor in state["kept"].items()}
         if self.current is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -184,8 +185,12 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Take up where `state_dict` left off."""
-        self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+        """Take up where `state_dict` left off.
+
+        Raises:
+            KeyError, TypeError, ValueError: The state is not one of this step.
+        """
+        self.optimizer.load_state_dict(_fitting(self.optimizer, state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
         self.stages.load_state_dict(state["stages"])  # type: ignore[arg-type]
         self.bad_steps = int(state["bad_steps"])  # type: ignore[call-overload]
@@ -349,3 +354,37 @@ def on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Bat
             if id(tensor) not in moved:
                 moved[id(tensor)] = to_device({"": tensor}, device)[""]
     return {name: {k: moved[id(t)] for k, t in view.items()} for name, view in views.items()}
+
+
+_PLAIN_AVERAGES = {("momentum_buffer", type(None)), ("step", int), ("step", float)}
+
+
+def _fitting(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
+    """Return an optimizer's saved running averages, under the settings that it was made with.
+
+    Raises:
+        ValueError: They belong to other parameters.
+    """
+    own = optimizer.state_dict()["param_groups"]
+    if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in own]:
+        raise ValueError("its optimizer has other parameters")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if len({frozenset(averages) for averages in saved["state"].values() if averages}) > 1:
+        raise ValueError("its optimizer lacks something of some parameters")
+    for number, averages in saved["state"].items():
+        for name, value in averages.items():
+            if isinstance(value, Tensor):
+                fits = _broadcasts(value.shape, parameters[number].shape)
+            else:
+                # Momentum of what has had no gradient yet, and counts of some optimizers.
+                fits = (name, type(value)) in _PLAIN_AVERAGES
+            if not fits:
+                raise ValueError(f"{name} of its optimizer's parameter {number}")
+    return {"state": saved["state"], "param_groups": own}
+
+
+def _broadcasts(shape: torch.Size, wanted: torch.Size) -> bool:
+    """Return whether a tensor is one number, or one for each row, column or place of another."""
+    same_rank = len(shape) == len(wanted)
+    fits = same_rank and all(size in (1, full) for size, full in zip(shape, wanted, strict=True))
+    return fits or shape.numel() == 1

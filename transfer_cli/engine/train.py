@@ -106,7 +106,15 @@ class Progress:
         return dict(vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up where `state_dict` left off."""
+        """Take up where `state_dict` left off.
+
+        Raises:
+            TypeError: A value is of another kind than a progress holds.
+        """
+        for name, value in state.items():
+            own = getattr(self, name)
+            if not isinstance(value, type(own)) and not (own is None and type(value) is float):
+                raise TypeError(f"progress.{name} is {value!r}")
         vars(self).update(state)
 
 

@@ -10,9 +10,18 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Make modules on the meta device, where nothing is computed and nothing is kept."""
-    with torch.device("meta"), _NoDraws():
-        yield
+    """Make modules on the meta device, where nothing is computed and nothing is kept.
+
+    Raises:
+        MemoryError: One is so large that its size cannot be counted.
+    """
+    try:
+        with torch.device("meta"), _NoDraws():
+            yield
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise MemoryError(str(error)) from error
 
 
 class _NoDraws(TorchFunctionMode):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.runs.directory import write_text
 from transfer_cli.safe_files import read_json
@@ -282,7 +282,7 @@ def _description(found: dict[str, Any]) -> ModelDescription:
     if shape.direction == "auto":
         raise ValueError("shape.direction is not settled")
     vocabulary, labels = found["vocabulary"], found["labels"]
-    if type(vocabulary) is not int or vocabulary < 1:
+    if type(vocabulary) is not int or not 1 <= vocabulary <= MAX_SIZE:
         raise ValueError(f"vocabulary is {vocabulary!r}")
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise TypeError("labels is no list of texts")

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, size
+from transfer_cli.errors import CheckpointError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, SequenceHead
 from transfer_cli.model.transfer_model import TransferModel
@@ -73,8 +74,14 @@ class Classification(Objective):
         return {self.head: head}
 
     def take_over(self, options: Mapping[str, Any]) -> None:
-        """Pool as the head has learnt to, when the choice is ours."""
+        """Pool as the head has learnt to, when the choice is ours.
+
+        Raises:
+            CheckpointError: There is no such way of pooling.
+        """
         if self.pooling == "auto" and "pooling" in options:
+            if options["pooling"] not in get_args(Pooling):
+                raise CheckpointError(f"init_from: its head pools by {options['pooling']!r}")
             self.pooling = options["pooling"]
 
     def settle(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:

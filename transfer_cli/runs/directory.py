@@ -18,8 +18,10 @@ and resumed has the same ones, to the last bit, as a run that was not.
 """
 
 import errno
+import fcntl
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -29,16 +31,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from transfer_cli.errors import CheckpointError, RunError
 from transfer_cli.safe_files import read_json
 
+log = logging.getLogger(__name__)
+
 CONFIG = "config.yaml"
 MODEL = "model"
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
+LOCK = ".lock"
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 """What files that could run code when opened are called."""
 
@@ -50,6 +54,7 @@ _FILES = (
 _TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})\.\d+")
 """What a file is called while it is written: see `write_text`."""
 
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -72,7 +77,7 @@ class RunDirectory:
         self.checkpoints = path / CHECKPOINTS
         self.best = self.checkpoints / "best"
         self.model = path / MODEL
-        self._lock = FileLock(path / ".lock")
+        self._lock: int | None = None
 
     # --- whose it is ---------------------------------------------------------------------------
 
@@ -115,11 +120,16 @@ class RunDirectory:
         run = cls(path)
         run.lock("run.dir")
         try:
-            # Another command may have been quicker.
+            # Another command may have been quicker; then nothing here is ours.
             cls.check_free(path)
+        except RunError:
+            run.unlock()
+            raise
+        try:
             run._remove_contents()
             run.set_status("starting")
         except BaseException:
+            run.discard()
             run.unlock()
             raise
         return run
@@ -153,20 +163,35 @@ class RunDirectory:
         Raises:
             RunError: Another command writes here, or nobody can.
         """
+        path = self.path / LOCK
+        in_use = RunError(
+            f"{key}: another command is writing to {self.path}; wait until it has ended, or choose "
+            "another folder"
+        )
         try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise RunError(
-                f"{key}: another command is writing to {self.path}; wait until it has ended, or "
-                "choose another folder"
-            ) from error
-        except (OSError, NotImplementedError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise RunError(f"{key}: {self.path} cannot be written: {reason}") from error
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.unlock()
+            raise in_use from error
+        except OSError as error:
+            if error.errno in _NO_LOCKS and self._lock is not None:
+                log.warning(
+                    "%s: no locks on this disk; let no other command write there", self.path
+                )
+                return
+            self.unlock()
+            raise RunError(f"{key}: {self.path} cannot be written: {error.strerror}") from error
+        if not path.exists() or not os.path.samestat(os.fstat(self._lock), path.stat()):
+            # It was discarded, and perhaps begun anew, in this moment.
+            self.unlock()
+            raise in_use
 
     def unlock(self) -> None:
         """Let others write here."""
-        self._lock.release()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def clear_leftovers(self) -> None:
         """Remove half-written files of a killed command. The caller holds the lock."""
@@ -183,7 +208,7 @@ class RunDirectory:
             self.config.unlink(missing_ok=True)
             self._remove_contents()
             self.status.unlink(missing_ok=True)
-            (self.path / ".lock").unlink(missing_ok=True)
+            (self.path / LOCK).unlink(missing_ok=True)
             self.path.rmdir()
 
     def _contents(self) -> list[Path]:
@@ -195,10 +220,10 @@ class RunDirectory:
 
     def _holds_no_more_than_a_start(self) -> bool:
         """Return whether nothing here is a run's or a user's own."""
-        ours = [*_temporaries(self.path), self.path / ".lock"]
+        ours = [*_temporaries(self.path), self.path / LOCK]
         others = set(self.path.iterdir()) - set(ours)
         # Written before all else, into an empty folder.
-        marked = (self.path / ".lock").exists() and self.read_status() == "starting"
+        marked = (self.path / LOCK).exists() and self.read_status() == "starting"
         return not others or (marked and others <= {self.status, *self._contents()})
 
     def _remove_contents(self) -> None:
@@ -373,6 +398,10 @@ def flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot do it to folders.
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzzing import altered, damaged, fuzz
 from transfer_cli.batch import IGNORE
 from transfer_cli.data import corpus
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
@@ -121,6 +122,33 @@ def test_a_damaged_entry_is_built_again_with_a_warning(tmp_path, caplog, damaged
 
     assert again.tokens.tolist() == expected
     assert [r.levelno for r in caplog.records].count(logging.WARNING) == 1
+
+
+@fuzz(30)
+@given(data=st.data())
+def test_fuzz_descriptions_of_an_entry(tmp_path_factory, data):
+    cache = tmp_path_factory.mktemp("cache")
+    encoded = encode_text(Text().split, WORDPIECE, cache)
+    expected = encoded.tokens.tolist()
+    meta = encoded.path / "meta.json"
+    whole = json.loads(meta.read_text())
+    kinds = altered(whole).map(json.dumps).map(str.encode) | damaged(meta.read_bytes())
+    meta.write_bytes(data.draw(kinds))
+
+    again = encode_text(Text().split, WORDPIECE, cache)
+
+    assert again.tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["O", "V2", "<M8[s]", "float16", "int8", ["uint16"]])
+def test_tokens_of_another_kind_are_not_mapped(tmp_path, kind):
+    encoded = encode_text(Text().split, WORDPIECE, tmp_path)
+    meta = json.loads((encoded.path / "meta.json").read_text())
+    (encoded.path / "meta.json").write_text(json.dumps({**meta, "dtype": kind}))
+
+    again = encode_text(Text().split, WORDPIECE, tmp_path)
+
+    assert again.tokens.dtype == np.uint16
 
 
 def test_what_a_killed_run_left_behind_is_removed(tmp_path):

@@ -264,7 +264,7 @@ def test_best_weights_are_hashed_once_a_checkpoint_takes_them_along(tmp_path):
     assert listed().keys() == {WEIGHTS}
     verify(tmp_path / "best")
     flip(tmp_path / "best" / WEIGHTS)
-    with pytest.raises(CheckpointError, match="best/weights.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"best/weights\.safetensors is damaged"):
         verify(tmp_path / "best")
 
 

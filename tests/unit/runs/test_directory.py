@@ -1,4 +1,8 @@
+import errno
+import fcntl
 import json
+import os
+import stat
 import subprocess
 import sys
 from datetime import datetime
@@ -125,6 +129,43 @@ def test_the_lock_of_a_killed_command_is_free_again(tmp_path):
     RunDirectory(run.path).lock("resume")
 
 
+def test_a_lock_that_was_removed_meanwhile_is_not_taken(tmp_path, monkeypatch):
+    run = started(tmp_path / "run")
+    run.unlock()
+    flock = fcntl.flock
+
+    def meanwhile(*args):
+        (run.path / ".lock").unlink()
+        flock(*args)
+
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
+    with pytest.raises(RunError, match="another command"):
+        run.lock("resume")
+
+
+def test_a_disk_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
+    def refuse(*args):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+    RunDirectory.create(tmp_path / "run")
+
+    assert "no locks on this disk" in caplog.text
+
+
+def test_a_disk_whose_folders_cannot_be_flushed_is_written_all_the_same(tmp_path, monkeypatch):
+    def refuse(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+    write_text(tmp_path / "a", "text")
+
+    assert (tmp_path / "a").read_text() == "text"
+
+
 def test_of_two_commands_that_begin_the_same_run_the_second_is_refused(tmp_path):
     first = RunDirectory.create(tmp_path / "run")
 
@@ -161,6 +202,17 @@ def test_what_a_command_left_that_was_killed_before_its_run_is_no_hindrance(tmp_
     run = RunDirectory.create(tmp_path / "run")
 
     assert {entry.name for entry in run.path.iterdir()} == {".lock", "status.json"}
+
+
+def test_a_directory_that_cannot_even_be_marked_is_not_left_behind(tmp_path, monkeypatch):
+    def refuse(path, content):
+        raise RunError("full")
+
+    monkeypatch.setattr(directory, "write_json", refuse)
+    with pytest.raises(RunError, match="full"):
+        RunDirectory.create(tmp_path / "run")
+
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_kill_before_the_mark_is_no_hindrance_either(tmp_path):

@@ -1,0 +1,69 @@
+"""Who hears nothing of another process for too long says so, and ends."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from transfer_cli.engine import distributed
+
+
+class Store(dict):
+    """A shared dictionary, as torch's is asked."""
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+    def get(self, key):
+        return self[key].encode()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return what the module takes for the time, to be set."""
+    time = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(distributed.time, "monotonic", lambda: time.now)
+    return time
+
+
+def ear(rank, count=3):
+    group = SimpleNamespace(rank=rank, count=count)
+    return distributed._Ear(group, threading.Event())
+
+
+def test_the_first_process_misses_one_that_says_nothing_new(clock):
+    store, first = Store(), ear(0)
+    for clock.now in range(10):
+        store["alive/0"] = store["alive/2"] = str(clock.now)
+        store["alive/1"] = str(min(clock.now, 2))
+        first._look_around(store)
+        first._heard[0] = clock.now
+
+    assert first.missed(7.5) == ""
+    assert first.missed(6.5) == "process 1 of 3"
+
+
+def test_one_that_never_came_is_missed_from_the_start(clock):
+    store, first = Store(), ear(0, count=2)
+    clock.now = 10.0
+    first._look_around(store)
+    first._heard[0] = clock.now
+
+    assert first.missed(11) == ""
+    assert first.missed(9) == "process 1 of 2"
+
+
+def test_the_others_miss_the_place_where_all_meet(clock):
+    other = ear(1)
+    clock.now = 10.0
+
+    assert other.missed(11) == ""
+    assert other.missed(9) == "process 0, over which all talk,"
+
+
+def test_the_others_do_not_look_after_each_other(clock):
+    other = ear(1)
+    clock.now = 10.0
+    other._heard[1] = clock.now
+
+    assert other.missed(9) == ""
