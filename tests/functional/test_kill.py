@@ -180,6 +180,7 @@ def test_fine_tuning_that_was_killed_ends_as_if_it_was_not(commands, adapting, t
     moments = [
         Moment(under="metrics.jsonl", operation=9),
         Moment(under="checkpoints/.step", operation=7),
+        *([Moment(under="checkpoints/.model.json", operation=2)] if "lora" in chosen else []),
         Moment(under="model/.weights", operation=2),
     ]
 

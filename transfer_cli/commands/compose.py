@@ -15,7 +15,7 @@ from transfer_cli.adaptation.edits import Edit
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
-from transfer_cli.engine.precision import Precision, choose_device
+from transfer_cli.engine.precision import Precision, choose_device, device_of_process
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import Backbone, BackboneShape
@@ -291,5 +291,8 @@ def optimizer(
 
 def machine(config: DictConfig) -> Precision:
     """Return the device and what to compute in on it."""
-    number = distributed.local_rank() if distributed.started_by_torchrun() else None
-    return Precision.choose(config.precision, choose_device(config.device, number))
+    device = choose_device(config.device)
+    if distributed.started_by_torchrun():
+        place = distributed.local_rank(), distributed.local_count()
+        device = device_of_process(config.device, *place)
+    return Precision.choose(config.precision, device)

@@ -23,6 +23,7 @@ from transfer_cli.errors import (
     ConfigError,
     PeerError,
     RunError,
+    TransferError,
     WorkerError,
     nearest,
 )
@@ -48,7 +49,13 @@ def together(config: DictConfig, work: Callable[[], None]) -> None:
     if not distributed.started_by_torchrun():
         work()
         return
-    device = compose.machine(config).device
+    try:
+        device = compose.machine(config).device
+    except TransferError as error:
+        if distributed.local_rank() == 0:
+            raise
+        # All processes of the machine find the same; one of them says it.
+        raise PeerError(str(error), error.exit_code) from error
     with distributed.joined(device, config.timeout_minutes):
         _check_alike(config)
         work()

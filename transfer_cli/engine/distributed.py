@@ -82,6 +82,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0")) if started_by_torchrun() else 0
 
 
+def local_count() -> int:
+    """Return how many processes torchrun has started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def is_main() -> bool:
     """Return whether this is the process that writes files and speaks."""
     return rank() == 0

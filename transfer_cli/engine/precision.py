@@ -50,38 +50,54 @@ class Precision:
         return torch.amp.GradScaler(self.device.type, enabled=self.kind == "fp16")
 
 
-def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """Read `auto`, `cpu`, `cuda` or `cuda:N`.
-
-    Args:
-        name: The device.
-        local_rank: The number of this process among those of its machine, each of which has the GPU
-            of its number; None: it is alone.
 
     Raises:
         ConfigError: Another name.
         RunError: A GPU that is not there.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")
     if kind not in {"cpu", "cuda"} or (number and not (kind == "cuda" and number.isdigit())):
         known = ("auto", "cpu", "cuda", "cuda:1")
         raise ConfigError(
             f"device: {name!r} is not auto, cpu, cuda or cuda:N.{nearest(name, known)}"
         )
-    if number and local_rank is not None:
-        raise ConfigError(f"device: {name} is one GPU, and each process has its own; use cuda")
     if kind == "cuda":
-        number = number or str(local_rank or 0)
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(number) >= there:
+        if int(number or 0) >= there:
             have = (
                 f"this machine has {there} CUDA device(s)"
                 if there
                 else "there is no CUDA device here"
             )
-            if local_rank:
-                raise RunError(f"devices: {have}, too few for a process each; start fewer")
             raise RunError(f"device: {name} asked for, but {have}; use device=auto or device=cpu")
-    return torch.device(name if local_rank is None or kind == "cpu" else f"cuda:{local_rank}")
+    return torch.device(name)
+
+
+def device_of_process(name: str, local_rank: int, local_count: int) -> torch.device:
+    """Return the device of one of several processes of a machine: each has a GPU of its own.
+
+    Args:
+        name: See `choose_device`, whose errors this raises, too.
+        local_rank: The number of the process on its machine.
+        local_count: How many there are; all of them get the same error.
+
+    Raises:
+        ConfigError: One GPU is named, for all.
+        RunError: There are fewer GPUs than processes.
+    """
+    device = choose_device(name)
+    if device.type == "cpu":
+        return device
+    if ":" in name:
+        raise ConfigError(f"device: {name} is one GPU, and each process has its own; use cuda")
+    there = torch.cuda.device_count()
+    if there < local_count:
+        raise RunError(
+            f"devices: {local_count} processes need a GPU each, and this machine has {there}; "
+            "start fewer, or use device=cpu"
+        )
+    return torch.device("cuda", local_rank)

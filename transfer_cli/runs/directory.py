@@ -195,7 +195,7 @@ class RunDirectory:
 
     def clear_leftovers(self) -> None:
         """Remove half-written files of a killed command. The caller holds the lock."""
-        for folder in (self.path, self.model):
+        for folder in (self.path, self.model, self.checkpoints):
             for path in _temporaries(folder):
                 _remove(path)
 

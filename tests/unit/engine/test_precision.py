@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests import tiny
-from transfer_cli.engine.precision import Precision, choose_device
+from transfer_cli.engine.precision import Precision, choose_device, device_of_process
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.objectives.causal_lm import CausalLM
 
@@ -61,3 +61,24 @@ def test_training_in_bfloat16_stays_close_and_keeps_weights_in_float32():
     assert rough.losses == pytest.approx(exact.losses, rel=0.02)
     assert rough.losses != exact.losses
     assert all(p.dtype == torch.float32 for p in rough.step.model.parameters())
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def test_each_process_of_a_machine_has_its_own_gpu(two_gpus):
+    for name in ("auto", "cuda"):
+        found = [device_of_process(name, number, 2) for number in range(2)]
+        assert found == [torch.device("cuda:0"), torch.device("cuda:1")]
+    assert device_of_process("cpu", 5, 8) == torch.device("cpu")
+
+
+def test_all_processes_are_told_of_too_few_gpus(two_gpus):
+    for number in range(3):
+        with pytest.raises(RunError, match="3 processes need a GPU each, and this machine has 2"):
+            device_of_process("cuda", number, 3)
+    with pytest.raises(ConfigError, match="cuda:1 is one GPU"):
+        device_of_process("cuda:1", 0, 2)

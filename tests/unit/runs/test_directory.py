@@ -250,9 +250,11 @@ def test_a_users_file_among_leftovers_is_kept(tmp_path):
 def test_half_written_files_of_a_killed_command_are_removed(tmp_path):
     run = started(tmp_path / "run")
     run.model.mkdir()
-    left = [run.path / ".metrics.jsonl.12", run.model / ".weights.safetensors.12"]
-    left[0].touch()
-    left[1].mkdir()
+    run.checkpoints.mkdir()
+    left = [run.path / ".metrics.jsonl.12", run.model / ".weights.safetensors.12",
+            run.checkpoints / ".model.json.12"]  # fmt: skip
+    for path in left:
+        path.mkdir() if path.parent == run.model else path.touch()
     (run.path / ".notes.12").touch()
 
     run.clear_leftovers()
