@@ -15,7 +15,7 @@ from transfer_cli.commands.processes import together
 from transfer_cli.commands.resume import AUTO, config_to_resume, find_run, refuse_finished
 from transfer_cli.config.check import check_training
 from transfer_cli.config.stored import as_yaml
-from transfer_cli.engine import distributed
+from transfer_cli.engine import distributed, handlers
 from transfer_cli.errors import FinishedError
 from transfer_cli.model.weights import Base, ModelDescription, write_description
 from transfer_cli.runs import checkpoint
@@ -36,7 +36,8 @@ def finetune(config: DictConfig) -> None:
 
 def train(config: DictConfig, command: str) -> None:
     """Run one training job: config, data, model, objective, engine, run directory."""
-    together(config, lambda: _train(config, command))
+    with handlers.end_on_signal():
+        together(config, lambda: _train(config, command))
 
 
 def _train(config: DictConfig, command: str) -> None:

@@ -51,9 +51,9 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
         )
     start = pretrained.open_pretrained(str(run.path), key="run", base=base)
     tensors = start.tensors()
+    planned, objective = _objective(start), _objective(start)
     with without_weights():  # a head of absurd size is refused before there is one
-        _load(start, _objective(start), tensors)
-    objective = _objective(start)
+        _load(start, planned, tensors)
     model = _load(start, objective, tensors)
     model.to(precision.device)
     model.eval()

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf._utils import get_yaml_loader
+from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, check_size, check_unshared
@@ -21,6 +21,7 @@ from transfer_cli.config.schema import COMMANDS
 from transfer_cli.errors import CheckpointError
 from transfer_cli.safe_files import UnreadableError, check_plain, read_text
 
+_OTHER_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 _PARTS = ("data", "objective", "optimizer", "schedule", "adaptation")
 _OPTIONAL_PARTS = ("model", "tokenizer", "source.data", "adaptation.edits", "adaptation.penalty")
 _NAMED_PARTS = ("losses", "streams", "adaptation.edits")
@@ -41,8 +42,11 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
     merged: Any = None
     try:
         plain = _parsed(read_text(path, MAX_CONFIG_BYTES))
-        merged = OmegaConf.merge(OmegaConf.structured(schema), _literal(plain))
-        problem = next(_problems(merged), None)
+        declared = OmegaConf.structured(schema)
+        merged = OmegaConf.merge(declared, _literal(plain))
+        # Texts with an escaped `${` were let through whatever kind is declared; this looks at all.
+        OmegaConf.to_container(merged, resolve=True)
+        problem = next(_problems(merged, declared), None)
     except OSError as error:
         problem = error.strerror or str(error)
     except yaml.MarkedYAMLError as error:
@@ -60,8 +64,16 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
 def as_yaml(config: DictConfig) -> str:
     """Return a config, filled in, as `read_stored` reads it back."""
     # Through JSON, since YAML would write an enum or a path with a tag.
-    plain = json.loads(json.dumps(OmegaConf.to_container(config, resolve=True)))
-    return OmegaConf.to_yaml(OmegaConf.create(_literal(plain)), resolve=True)
+    text = json.dumps(OmegaConf.to_container(config, resolve=True), ensure_ascii=False)
+    # As OmegaConf itself writes, but for the other line ends of Unicode, which YAML would merge.
+    written: str = yaml.dump(
+        json.loads(text),
+        Dumper=get_omega_conf_dumper(),
+        default_flow_style=False,
+        allow_unicode=not _OTHER_LINE_ENDS.search(text),
+        sort_keys=False,
+    )
+    return written
 
 
 def _literal(value: Any) -> Any:
@@ -101,11 +113,12 @@ def _escaped(text: str) -> str:
     return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
 
 
-def _problems(config: Any) -> Iterator[str]:
+def _problems(config: Any, declared: Any) -> Iterator[str]:
     """Yield what is missing from a config, or of another kind than what is built from it."""
     for name in sorted(OmegaConf.missing_keys(config)):
         yield f"{name} has no value"
-    for name in _PARTS:
+    groups = [name for name in declared if OmegaConf.is_dict(declared._get_node(name))]
+    for name in (*_PARTS, *groups):
         if not OmegaConf.is_dict(config[name]):
             yield f"{name} is no mapping"
     for name in _OPTIONAL_PARTS:

@@ -9,7 +9,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -369,14 +369,45 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
         text = f"stopped at step {engine.state.iteration} with a checkpoint; go on with {resume}"
         raise KeyboardInterrupt(text) if number == signal.SIGINT else StoppedError(text)
 
+    with _handling((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), note):
+        yield
+
+
+@contextmanager
+def end_on_signal() -> Iterator[None]:
+    """Turn SIGTERM and SIGUSR1 into an end with exit code 75 where no step has to be saved.
+
+    Before the first step nothing is there yet, and after the last everything is.
+
+    Raises:
+        StoppedError: After SIGTERM or SIGUSR1.
+    """
+    received: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:  # what comes later must not break into the end
+            raise StoppedError(
+                f"{signal.Signals(number).name} outside of training: nothing was to be saved; go "
+                "on with the same command and resume=auto"
+            )
+
+    with _handling((signal.SIGTERM, signal.SIGUSR1), end):
+        yield
+
+
+@contextmanager
+def _handling(
+    numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
     before = {}
     try:
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            before[number] = signal.signal(number, note)
+        for number in numbers:
+            before[number] = signal.signal(number, handler)
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _say_stopping(number: int) -> None:

@@ -394,7 +394,11 @@ def _read_meta(folder: Path) -> dict[str, Any]:
         meta = read_json(folder / META)
         if meta["format"] > FORMAT:
             raise _LaterFormatError(f"{folder} was written by a later version of this program")
-        if meta["format"] > 1 and meta["files"] is not None:
+        if type(meta["format"]) is not int:
+            raise TypeError(f"format is {meta['format']!r}")  # noqa: TRY301 - as the next lines do
+        if meta["format"] <= 1:
+            meta.pop("files", None)
+        elif meta["files"] is not None:
             meta["files"] = {each: dict(known) for each, known in meta["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error

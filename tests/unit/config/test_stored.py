@@ -6,7 +6,7 @@ import os
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -72,6 +72,8 @@ def test_a_config_is_read_as_it_was_written(stored):
 
 
 @settings(max_examples=50)
+@example("\x85")
+@example("a\u2028 b")
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.text("\\${}:a.,'\"\n "))
 def test_no_text_means_anything_but_itself(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("stored") / "config.yaml"
@@ -160,6 +162,10 @@ def test_what_no_run_writes_is_refused(stored, content, message):
         ("adaptation.edits", "lora", "adaptation.edits is no mapping"),
         ("adaptation.edits", {"lora": 3}, "adaptation.edits.lora is no mapping"),
         ("streams.second", 3, "streams.second is no mapping"),
+        ("streams", "${oc.env:HOME}", "streams is no mapping"),
+        ("loop", "${oc.env:HOME}", "not a subclass of LoopConfig"),
+        ("seed", "${oc.env:HOME}", "could not be converted to Integer"),
+        ("loop.epochs", "${oc.env:HOME}", "could not be converted to Float"),
         ("lop", {}, "Key 'lop' not in 'PretrainConfig'"),
     ],
 )

@@ -24,11 +24,12 @@ CONTENT = bytes(range(256)) * 4096
 class Server(ThreadingHTTPServer):
     """Serves `content`, and breaks off as many answers as `break_offs` has entries."""
 
-    def __init__(self, content=CONTENT, break_offs=(), ranges=True):
+    def __init__(self, content=CONTENT, break_offs=(), ranges=True, announced=None):
         super().__init__(("127.0.0.1", 0), Handler)
         self.content = content
         self.break_offs = list(break_offs)
         self.ranges = ranges
+        self.announced = announced
         self.requests = []
 
     @property
@@ -47,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         if start:
             end = len(server.content)
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{end}")
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", server.announced or str(len(body)))
         self.end_headers()
         self.wfile.write(body[: server.break_offs.pop(0)] if server.break_offs else body)
 
@@ -113,6 +114,20 @@ def test_only_wrong_files_leave_nothing_and_say_what_to_do(tmp_path):
     assert hashlib.sha256(CONTENT).hexdigest() in message
     assert str(tmp_path / "file.bin") in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("announced", ["9" * 5000, "1" * 30, "7"])
+def test_a_file_of_an_announced_size_that_cannot_be_is_refused(tmp_path, announced):
+    with serve(announced=announced) as server, pytest.raises(DataError, match="not the right file"):
+        fetch(remote(server.address), tmp_path)
+
+    assert visible(tmp_path) == []
+
+
+@pytest.mark.parametrize("announced", ["-1", "x", "\xb2", " "])
+def test_an_announced_size_that_says_nothing_is_ignored(tmp_path, announced):
+    with serve(announced=announced) as server:
+        assert fetch(remote(server.address), tmp_path).read_bytes() == CONTENT
 
 
 def test_a_file_broken_off_half_way_is_resumed(tmp_path):

@@ -458,6 +458,24 @@ def test_a_second_signal_ends_at_once(monkeypatch):
     assert (run.progress.step, saves) == (2, [])
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_where_no_step_is_under_way_ends_with_code_75(number):
+    before = signal.getsignal(number)
+
+    @handlers.end_on_signal()
+    def go():
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            os.kill(os.getpid(), number)  # a second one does not break into the end
+
+    with pytest.raises(StoppedError, match=f"{number.name} outside of training") as stopped:
+        go()
+
+    assert stopped.value.exit_code == EXIT_STOPPED
+    assert signal.getsignal(number) == before
+
+
 def test_signals_mean_afterwards_what_they_meant_before():
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]

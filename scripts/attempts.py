@@ -1,0 +1,189 @@
+"""A command that is started in order to be killed: how far it is, and how to end it.
+
+Belongs to `torture.py`. Linux only: processes are found in `/proc`.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+MARK = "TRANSFER_TORTURE"
+"""Stands in the environment of every process of a command, whatever session it is in."""
+
+LONGEST_SECONDS = 300.0
+"""After this time a command counts as hanging."""
+
+LONGEST_END_SECONDS = 60.0
+"""The same for what is left of a command after a signal."""
+
+
+class Attempt:
+    """One start of a command line.
+
+    Args:
+        words: The command line.
+        run: Its run directory; the log and the caches lie beside it.
+        last_step: The step after which scoring begins; None when it is not known yet.
+    """
+
+    def __init__(self, words: Sequence[str], run: Path, last_step: int | None = None) -> None:
+        run.parent.mkdir(parents=True, exist_ok=True)
+        self._run = run
+        self._last_step = last_step
+        self._log = run.with_name("log.txt")
+        self._written_before = self._log.stat().st_size if self._log.exists() else 0
+        self._left_before = self.half_written()
+        self._mark = f"{run}-{time.monotonic_ns()}"
+        # Caches of its own: a kill may hit the making of a tokenizer, too.
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TRANSFER_CACHE": str(run.with_name("cache")),
+            "TRANSFER_DATA": str(run.with_name("data")),
+            MARK: self._mark,
+        }
+        self.began = time.monotonic()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                words, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    # ------------------------------------------------------------------------- how far it is
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it works."""
+        return self._process.poll()
+
+    def said(self) -> str:
+        """Return what this start has written to the terminal."""
+        with self._log.open("rb") as log:
+            log.seek(self._written_before)
+            return log.read().decode("utf-8", "replace")
+
+    def last_line(self) -> str:
+        """Return the last that it said."""
+        return (self.said().strip().splitlines() or ["not a word"])[-1]
+
+    def half_written(self) -> set[Path]:
+        """Return what is being written under another name, or was when something was killed."""
+        return {*self._run.glob("checkpoints/.*"), *self._run.glob("model/.*")}
+
+    def has_begun(self) -> bool:
+        """Return whether training has begun."""
+        return "  steps  " in self.said()
+
+    def is_scoring(self) -> bool:
+        """Return whether the last step is taken."""
+        try:
+            lines = (self._run / "metrics.jsonl").read_bytes().splitlines()
+            last = json.loads(lines[-1])["step"]
+        except (OSError, ValueError, IndexError):
+            return False
+        return self.has_begun() and bool(last == self._last_step)
+
+    def phase(self) -> str:
+        """Return what it does, or did when it was killed."""
+        if "done: " in self.said():
+            return "done"
+        if self.half_written() - self._left_before:
+            return "saving"
+        if self.is_scoring():
+            return "scoring"
+        return "training" if self.has_begun() else "starting"
+
+    def reaches(self, sign: Callable[[], bool], longest: float = LONGEST_SECONDS) -> bool:
+        """Wait for a sign; return whether it came before the command ended.
+
+        Raises:
+            TimeoutError: Neither came. Every process of the command is killed.
+        """
+        began = time.monotonic()
+        while not sign():
+            if self.code is not None:
+                return False
+            if time.monotonic() - began > longest:
+                left = len(self.processes())
+                self.kill()
+                raise TimeoutError(f"no end after {longest:.0f} s, {left} processes; {self._log}")
+            time.sleep(0.002)
+        return True
+
+    def ends(self, longest: float = LONGEST_SECONDS) -> int:
+        """Wait for its end and return the exit code.
+
+        Raises:
+            TimeoutError: It hangs, or a process of it outlives it. All are killed.
+        """
+        began = time.monotonic()
+        self.reaches(lambda: False, longest)
+        while left := self.processes():
+            if time.monotonic() - began > longest:
+                self.kill()
+                raise TimeoutError(f"{len(left)} processes outlive the command; {self._log}")
+            time.sleep(0.05)
+        return self._process.wait()
+
+    # --------------------------------------------------------------------------- how to end it
+
+    def processes(self) -> list[int]:
+        """Return the ids of all its processes that are alive."""
+        wanted, found = f"{MARK}={self._mark}".encode(), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            if wanted in _environment(int(entry.name)):
+                found.append(int(entry.name))
+        return found
+
+    def kill(self) -> None:
+        """Kill every process of the command, also those in sessions of their own."""
+        while found := self.processes():
+            for process in found:
+                _send(process, signal.SIGKILL)
+        self._process.wait()
+
+    def hit(self, number: signal.Signals, victim: str, draw: random.Random) -> int:
+        """Send a signal and return the exit code that it led to.
+
+        Args:
+            number: The signal.
+            victim: Who gets it: all (the process group, as from a terminal or a scheduler; SIGKILL
+                goes to every process), worker (one of several), or launcher (what was started).
+            draw: Draws the worker.
+
+        Raises:
+            TimeoutError: Something is left of the command long after.
+        """
+        workers = [p for p in self.processes() if _is_worker(p)] if victim == "worker" else []
+        if victim == "all" and number is signal.SIGKILL:
+            self.kill()
+        elif victim == "all":
+            os.killpg(self._process.pid, number)
+        elif workers:
+            _send(draw.choice(workers), number)
+        else:
+            _send(self._process.pid, number)
+        # Where a launcher starts a dead worker anew, the end is that of the whole run.
+        return self.ends(LONGEST_SECONDS if workers else LONGEST_END_SECONDS)
+
+
+def _environment(process: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # it has ended, or is not ours
+
+
+def _is_worker(process: int) -> bool:
+    return any(word.startswith(b"LOCAL_RANK=") for word in _environment(process))
+
+
+def _send(process: int, number: signal.Signals) -> None:
+    try:
+        os.kill(process, number)
+    except ProcessLookupError:
+        return

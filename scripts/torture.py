@@ -1,0 +1,296 @@
+"""Kill runs at random moments, go on with the same command line, compare with an undisturbed run.
+
+    python scripts/torture.py [--kills 100] [--seed 0] [--processes 1] [--signal KILL]
+        [--victim all] [--only NAME ...] [--jobs 1] [--keep FOLDER]
+
+Each scenario (pretraining, and each kind of fine-tuning stage) is run once undisturbed. Then the
+same command line, with `resume=auto`, is started again and again, and killed after a random time,
+until it ends by itself. What it leaves must be what the undisturbed run left, bit for bit: weights,
+checkpoints, `metrics.jsonl`, `results.json`, and the curves as TensorBoard reads them. Exit code 1
+on any difference, with the file and the first place that differs.
+
+Moments are drawn among starting, training, saving and scoring, so that few kills are spent on
+imports; the table says where they landed. Everything is made from the embedded sample, offline, on
+CPU, in a temporary folder. Linux only.
+
+    --signal TERM    asks to stop instead: the run must save and end with exit code 75
+    --victim worker  with --processes 2: one worker is killed, and the run must go on by itself;
+                     launcher: what was started is killed, and its workers must end
+"""
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attempts import Attempt
+from compare_runs import differences
+
+PHASES = ("starting", "training", "saving", "scoring")
+ODDS = (15, 40, 30, 15)
+"""How often a kill is aimed at each phase. Some land after the end of the work, when it is done."""
+
+SHAPE = (
+    "model=tiny", "model.width=32", "model.heads=2", "model.depth=2", "model.feedforward=64",
+    "model.positions=32", "tokenizer.size=600", "data=sample_text",
+)  # fmt: skip
+LOOP = (
+    "device=cpu", "loop.batch=8", "loop.log_every=1", "loop.evaluate_every=15 steps",
+    "checkpoint.every=9 steps", "loop.steps=150",
+)  # fmt: skip
+QUESTIONS = ("data=sample_questions", "optimizer.lr=5e-3")
+
+SCENARIOS: dict[str, tuple[str, ...]] = {
+    "clm": ("pretrain", *SHAPE),
+    "mlm": ("pretrain", *SHAPE, "objective=mlm", "loop.patience=2"),
+    "full": ("finetune", *QUESTIONS, "adaptation=full", "loop.patience=2"),
+    "frozen": ("finetune", *QUESTIONS, "adaptation=frozen"),
+    "gradual_unfreezing": ("finetune", *QUESTIONS, "adaptation=gradual_unfreezing"),
+    "sequential_unfreezing": ("finetune", *QUESTIONS, "adaptation=sequential_unfreezing"),
+    # Stages end where validation stalls, and put their best weights back.
+    "chain_thaw": (
+        "finetune", *QUESTIONS, "adaptation=chain_thaw", "adaptation.plan.patience=1",
+        "loop.evaluate_every=4 steps", "optimizer.lr=2e-2",
+    ),
+    "lora": ("finetune", *QUESTIONS, "adaptation=lora", "forgetting.data=source"),
+    "l2_sp": ("finetune", *QUESTIONS, "adaptation=l2_sp"),
+    "ewc": ("finetune", *QUESTIONS, "adaptation=ewc", "adaptation.penalty.sequences=16"),
+    "source_distillation": ("finetune", *QUESTIONS, "adaptation=source_distillation"),
+    "siatl": ("finetune", *QUESTIONS, "adaptation=siatl"),
+    "multitask": (
+        "finetune", *QUESTIONS, "adaptation=multitask", "mixing.power=0",
+        "data@streams.second.data=sample_questions_text",
+    ),
+}  # fmt: skip
+"""The command and the overrides of each kind of run; what is said later wins over `LOOP`."""
+
+RESTARTS = ("restarts=1",)
+"""Overrides with which the launcher starts all workers anew when one dies."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all scenarios share.
+
+    Args:
+        folder: Where everything is made.
+        base: The pretrained run that fine-tuning starts from.
+        processes: How many processes a run has.
+        number: The signal that is sent.
+        victim: Who gets it: all, worker or launcher.
+        seed: Everything drawn follows from it.
+    """
+
+    folder: Path
+    base: Path
+    processes: int = 1
+    number: signal.Signals = signal.SIGKILL
+    victim: str = "all"
+    seed: int = 0
+
+    def command_line(self, name: str, run: Path) -> list[str]:
+        """Return the command line of a scenario, each key once."""
+        command, *words = SCENARIOS[name]
+        words = [*LOOP, *words, "resume=auto", f"run.dir={run}"]
+        if command == "finetune":
+            words.append(f"init_from={self.base}")
+        if self.processes > 1:
+            words += [f"devices={self.processes}", *(RESTARTS if self.victim == "worker" else ())]
+        last = {word.partition("=")[0]: word for word in words}
+        return [sys.executable, "-m", "transfer_cli", command, *last.values()]
+
+    def wanted_codes(self, phase: str) -> set[int]:
+        """Return the exit codes that a signal may lead to."""
+        if self.victim == "worker":
+            return {0}  # the launcher has started all of them again
+        if self.number is signal.SIGKILL:
+            return {-signal.SIGKILL}
+        # While Python starts, nobody listens yet; at its very end, all is done.
+        rest = {"starting": {-self.number}, "scoring": {0}, "done": {0, -self.number}}
+        return {130 if self.number is signal.SIGINT else 75} | rest.get(phase, set())
+
+
+@dataclass
+class Scenario:
+    """One kind of run: undisturbed once, then killed until its share of kills is used up.
+
+    Args:
+        name: A key of `SCENARIOS`.
+        setting: What all share.
+        kills: How many.
+    """
+
+    name: str
+    setting: Setting
+    kills: int
+    landed: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._draw = random.Random(f"{self.setting.seed} {self.name}")  # noqa: S311 - no secret
+        self._folder = self.setting.folder / self.name
+        self._reference = self._folder / "undisturbed" / "run"
+        self._spans: dict[str, float] = {}
+        self._last_step = 0
+
+    def go(self) -> "Scenario":
+        """Run it all; what is wrong ends up in `faults`."""
+        began = time.monotonic()
+        try:
+            self._run_undisturbed()
+            while self.landed.total() < self.kills and not self.faults:
+                self._run_disturbed(self._folder / f"round-{self.compared + 1}" / "run")
+        except (TimeoutError, RuntimeError, OSError) as error:
+            self.faults.append(str(error))
+        self.seconds = time.monotonic() - began
+        print(f"{self.name}: {self.landed.total()} kills", file=sys.stderr, flush=True)
+        return self
+
+    def _start(self, run: Path) -> Attempt:
+        return Attempt(self.setting.command_line(self.name, run), run, self._last_step)
+
+    def _run_undisturbed(self) -> None:
+        """Make the reference, and learn how long each phase takes."""
+        attempt = self._start(self._reference)
+        attempt.reaches(attempt.has_begun)
+        begun = time.monotonic()
+        self._refuse(attempt, attempt.ends())
+        after = time.monotonic() - begun
+        lines = (self._reference / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        self._last_step = int(json.loads(lines[-1])["step"])
+        # One aimed at training may land later, above all in a run that was resumed near its end.
+        self._spans = {
+            "starting": begun - attempt.began,
+            "training": 0.5 * after,
+            "saving": 0.03,
+            "scoring": 0.3 * after,
+        }
+
+    def _run_disturbed(self, run: Path) -> None:
+        """Kill and go on until the run ends by itself or no kill is left; then compare."""
+        while self.landed.total() < self.kills:
+            attempt = self._start(run)
+            if not self._reach_a_moment(attempt):
+                break
+            phase = attempt.phase()
+            code = attempt.hit(self.setting.number, self.setting.victim, self._draw)
+            self.landed[phase] += 1
+            if code not in self.setting.wanted_codes(phase):
+                self.faults.append(
+                    f"{self.setting.number.name} while {phase}: exit code {code}: "
+                    f"{attempt.last_line()}"
+                )
+            if code == 0:
+                break
+        else:
+            attempt = self._start(run)
+        self._refuse(attempt, attempt.ends())
+        self.compared += 1
+        found = differences(self._reference, run)
+        self.faults += [f"round {self.compared}: {text}" for text in found]
+
+    def _reach_a_moment(self, attempt: Attempt) -> bool:
+        """Wait for a moment that is drawn; return whether the command still works then."""
+        aim = self._draw.choices(PHASES, ODDS)[0]
+        delay = self._draw.uniform(0, self._spans[aim])
+        number, seen = self._draw.randint(1, 8), set[Path]()
+
+        def saves_again() -> bool:
+            seen.update(attempt.half_written())
+            return attempt.has_begun() and len(seen) >= number
+
+        signs = {
+            "training": attempt.has_begun,
+            "saving": saves_again,
+            "scoring": attempt.is_scoring,
+        }
+        if aim in signs and not attempt.reaches(signs[aim]):
+            return False
+        time.sleep(delay)
+        return attempt.code is None
+
+    def _refuse(self, attempt: Attempt, code: int) -> None:
+        if code != 0:
+            raise RuntimeError(f"exit code {code}: {attempt.last_line()}")
+
+
+# ----------------------------------------------------------------------------- all together
+
+
+def main() -> int:
+    """Torture what the command line names, print what came of it, return the exit code."""
+    arguments = parse_arguments()
+    folder = Path(arguments.keep or tempfile.mkdtemp(prefix="torture-")).resolve()
+    setting = Setting(
+        folder,
+        folder / "base" / "run",
+        arguments.processes,
+        signal.Signals[f"SIG{arguments.signal}"],
+        arguments.victim,
+        arguments.seed,
+    )
+    names = arguments.only
+    # As even as it goes; the first ones have one more.
+    shares = {name: len(range(n, arguments.kills, len(names))) for n, name in enumerate(names)}
+    try:
+        base = Attempt(
+            Setting(folder, setting.base).command_line("clm", setting.base), setting.base
+        )
+        code = base.ends()
+        if code != 0:
+            print(f"{base.said()}\nthe pretrained run: exit code {code}", file=sys.stderr)
+            return 1
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            scenarios = [Scenario(name, setting, share) for name, share in shares.items() if share]
+            return report(list(pool.map(Scenario.go, scenarios)))
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=100, help="over all scenarios")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--signal", default="KILL", choices=("KILL", "TERM", "USR1", "INT"))
+    parser.add_argument("--victim", default="all", choices=("all", "worker", "launcher"))
+    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--jobs", type=int, default=1, help="scenarios at a time")
+    parser.add_argument("--keep", metavar="FOLDER", help="a new folder, for all runs and logs")
+    return parser.parse_args()
+
+
+def report(scenarios: Sequence[Scenario]) -> int:
+    """Print a line for each scenario, the sums, and what is wrong; return the exit code."""
+    columns = (*PHASES, "done", "kills", "compared", "faults", "seconds")
+    sums: Counter[str] = Counter()
+    print(f"{'scenario':<22}" + "".join(f"{name:>10}" for name in columns))
+    for scenario in scenarios:
+        numbers = {phase: scenario.landed[phase] for phase in (*PHASES, "done")}
+        numbers |= {"kills": scenario.landed.total(), "compared": scenario.compared}
+        numbers |= {"faults": len(scenario.faults), "seconds": round(scenario.seconds)}
+        sums.update(numbers)
+        print(f"{scenario.name:<22}" + "".join(f"{numbers[name]:>10}" for name in columns))
+    print(f"{'all':<22}" + "".join(f"{sums[name]:>10}" for name in columns))
+    faults = [f"{scenario.name}: {fault}" for scenario in scenarios for fault in scenario.faults]
+    print("\n".join(faults) or "every run is the undisturbed one, bit for bit")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
