@@ -172,9 +172,9 @@ class Scenario:
         # One aimed at training may land later, above all in a run that was resumed near its end.
         self._spans = {
             "starting": begun - attempt.began,
-            "training": 0.5 * after,
+            "training": 0.4 * after,
             "saving": 0.03,
-            "scoring": 0.3 * after,
+            "scoring": 0.15 * after,
         }
 
     def _run_disturbed(self, run: Path) -> None:

@@ -433,5 +433,7 @@ def test_a_run_that_diverges_says_where_and_ends_with_4(transfer, pretrain, tmp_
 
     assert ended.code == 4, ended.err
     assert "Traceback" not in ended.err
-    assert "gradient is not finite" in ended.err.splitlines()[-1]
+    said = ended.err.splitlines()[-1]
+    assert "loss or gradient is not finite" in said
+    assert "on examples main" in said
     assert read_json(tmp_path / "run" / "status.json")["status"] == "failed"

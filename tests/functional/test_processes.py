@@ -167,9 +167,9 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(words, transfer_a
 
 def test_finetune_evaluate_and_predict_say_what_one_process_says(words, transfer_alone):
     assert transfer_alone(*words, how("never"), "run.dir=base").code == 0
-    run = ("finetune", "data=sample_questions", "init_from=base", "--plugin", "faulty", "device=cpu",
-           "adaptation=gradual_unfreezing", "loop.steps=8",
-           "objective.dropout=0")  # fmt: skip
+    run = ("finetune", "data=sample_questions", "init_from=base", "device=cpu", "loop.steps=8",
+           "adaptation=gradual_unfreezing", "objective.dropout=0",
+           "--plugin", "faulty")  # fmt: skip
     assert transfer_alone(*run, "run.dir=one").code == 0
     ended = transfer(*run, "run.dir=two", "devices=2")
     assert ended.returncode == 0, ended.stderr
