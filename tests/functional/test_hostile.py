@@ -258,7 +258,7 @@ def test_models_that_refer_to_each_other_in_a_circle_are_refused(refusal, labell
 
 
 @pytest.mark.parametrize("name", ["environment.json", "presets.json", "status.json"])
-@pytest.mark.parametrize("content", ["[]", "{", "[" * 100_000, '{"command": [1]}', "\0"])
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000, '{"command": [1]}'])
 def test_a_damaged_small_file_is_no_traceback(transfer, stranger, name, content):
     (stranger / name).write_text(content)
 
@@ -366,6 +366,26 @@ def test_a_folder_of_configs_has_hydra_run_nothing(transfer, tmp_path, tiny, loo
         assert ended.code == (5 if as_sweep and kind == "environment" else 2), ended.err
         assert "hydra." in ended.err
         assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("part", ["launcher", "sweeper"])
+def test_what_is_nested_in_settings_of_hydras_own_parts_is_not_made(
+    refusal, tmp_path, tiny, loop, part
+):
+    (tmp_path / "secret").write_text("mine")
+    group = tmp_path / "own" / "hydra" / part
+    group.mkdir(parents=True)
+    module = f"hydra._internal.core_plugins.basic_{part}"
+    node = {"_target_": f"{module}.Basic{part.title()}", "params": {"x": COPIES}}
+    (group / "mine.yaml").write_text(yaml.safe_dump(node))
+
+    line = refusal(
+        "pretrain", "--config-dir", "own", "data=sample_text", *tiny, *loop, "loop.steps=1", "-m",
+        "seed=1,2", f"hydra/{part}=mine",
+    )  # fmt: skip
+
+    assert f"hydra.{part}.params: shutil.copyfile is not trusted." in line
+    assert not (tmp_path / "stolen").exists()
 
 
 def test_a_callback_of_a_package_that_the_command_line_names_is_called(

@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+from torch.testing import assert_close
 
 from tests import several
+from transfer_cli.config.locate import conf_dir
 from transfer_cli.runs.records import read_metrics
 
 pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
@@ -212,6 +215,44 @@ def test_a_sharded_run_goes_on_with_another_number_of_processes(words, transfer_
     for file in ("model/weights.safetensors", "metrics.jsonl", "results.json"):
         assert (Path("same") / file).read_bytes() == (Path("whole") / file).read_bytes(), file
     assert values("one") == pytest.approx(values("whole"), rel=1e-4, abs=1e-6)
+
+
+PRESETS = sorted(
+    path.stem
+    for path in (conf_dir() / "adaptation").glob("*.yaml")
+    if path.stem != "multitask"  # needs a second stream to be named
+)
+NEEDS_THE_WHOLE = ("l2_sp", "ewc", "source_distillation")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_gives_the_weights_of_one_process(preset, parallel, words, transfer_alone):
+    """Fifty steps, through all stages. Batch norm is left out: it looks at each share by itself."""
+    assert transfer_alone(*words, how("never"), "run.dir=base").code == 0
+    run = ("finetune", "data=sample_questions", "init_from=base", f"adaptation={preset}",
+           "device=cpu", "loop.steps=50", "loop.batch=15", "loop.micro_batch=4", "optimizer=sgd",
+           "optimizer.lr=0.05", "objective.dropout=0", "objective.batch_norm=false",
+           "--plugin", "faulty")  # fmt: skip
+    if preset.startswith("lora"):
+        run = (*run, "adaptation.edits.lora.dropout=0")
+    assert transfer_alone(*run, "run.dir=one").code == 0
+    ended = transfer(*run, "run.dir=two", "devices=2", f"parallel={parallel}")
+    if parallel == "fsdp" and preset in NEEDS_THE_WHOLE:
+        assert ended.returncode == 2
+        assert "with fsdp no process has the whole model" in ended.stderr
+        return
+    assert ended.returncode == 0, ended.stderr
+
+    one, two = (load_file(f"{name}/model/weights.safetensors") for name in ("one", "two"))
+    for name, weight in one.items():
+        assert_close(two[name], weight, rtol=0, atol=1e-6, msg=name)
+    assert losses("two") == pytest.approx(losses("one"), abs=1e-6)
+
+
+def losses(run):
+    return [r["loss"] for r in read_metrics(Path(run) / "metrics.jsonl") if r["kind"] == "train"]
 
 
 @pytest.mark.parametrize(

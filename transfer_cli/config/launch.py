@@ -37,6 +37,7 @@ from transfer_cli.errors import (
 )
 
 VERSION_BASE = "1.3"
+_WORD_OF_A_JOB = "job-*.json"
 
 ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a job after which no other job of its sweep is begun: somebody wants an end."""
@@ -124,7 +125,7 @@ class Jobs:
             SweepError: There is no such file.
         """
         self.sweep_dir = sweep_dir
-        found = [json.loads(file.read_text()) for file in sweep_dir.glob("job-*.json")]
+        found = [json.loads(file.read_text()) for file in sweep_dir.glob(_WORD_OF_A_JOB)]
         if not found:
             raise SweepError(f"no job has left word in {sweep_dir}; see what its launcher wrote")
         for each in sorted(found, key=lambda each: int(each["number"])):
@@ -144,11 +145,15 @@ def launch(request: Request, jobs: Jobs) -> None:
         _refuse_half_overrides(request)
         _check_config_dir(request, jobs.command, [*overrides, *request.overrides])
         words = [*request.hydra_flags, *overrides, *request.overrides]
-        _call_hydra(words, jobs.command, jobs.run)
-    if request.multirun and not request.looks_only and not jobs.done:
+        swept = request.multirun and not request.looks_only
         folder = request.value_of("hydra.sweep.dir") or settings["hydra.sweep.dir"]
         typed = OverridesParser.create().parse_override(f"hydra.sweep.dir={folder}")
-        jobs.read_copies(Path(str(typed.value())))
+        sweep_dir = Path(str(typed.value()))
+        for earlier in sweep_dir.glob(_WORD_OF_A_JOB) if swept else ():
+            earlier.unlink()
+        _call_hydra(words, jobs.command, jobs.run)
+    if swept and not jobs.done:
+        jobs.read_copies(sweep_dir)
 
 
 def complete(line: str, command: str, shell: str) -> None:

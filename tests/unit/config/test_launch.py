@@ -140,6 +140,10 @@ def test_a_sweep_elsewhere_may_have_a_directory_of_the_users(tmp_path):
     _, by_run, _ = run(["-m", "seed=1,2", "run.dir='a b'"])
     _, by_hydra, _ = run(["-m", "seed=1,2", "hydra.sweep.dir=there"])
 
+    _, again, _ = run(["-m", "seed=1,2,3", "run.dir='a b'"])
+    _, fewer, _ = run(["-m", "seed=1,2", "run.dir='a b'"])
+
+    assert [len(each.done) for each in (by_run, again, fewer)] == [2, 3, 2]
     assert by_run.sweep_dir.as_posix() == "a b"
     assert len(by_run.done) == len(by_hydra.done) == 2
 

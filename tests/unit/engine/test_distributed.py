@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from tests import several, tiny
@@ -86,6 +87,23 @@ def measured():
     return found
 
 
+def exchanges():
+    """Return how often gradients stay with a process in one step of four micro-batches."""
+    kept, no_sync = [], DistributedDataParallel.no_sync
+
+    def note(module):
+        kept.append(module)
+        return no_sync(module)
+
+    DistributedDataParallel.no_sync = note
+    try:
+        run = tiny.run(CausalLM(), tiny.blocks(), tiny.Recipe(total=1), batch=32, micro_batch=4)
+        run.go()
+    finally:
+        DistributedDataParallel.no_sync = no_sync
+    return len(kept)
+
+
 def everything():
     """Return all of the above, and what processes say to each other."""
     rank = distributed.rank()
@@ -94,6 +112,7 @@ def everything():
         **{f"{case}, sharded": trained(case, sharded=distributed.count() > 1) for case in CASES},
         "streams": two_streams(),
         "measures": measured(),
+        "exchanges": exchanges(),
         "words": [
             distributed.sums([1.0, rank]),
             distributed.largest(rank * 7),
@@ -165,6 +184,10 @@ def test_every_example_is_measured_once(alone, together, three):
         assert found["measures"].keys() == alone["measures"].keys()
         for size, measures in found["measures"].items():
             assert measures == pytest.approx(alone["measures"][size], abs=1e-9)
+
+
+def test_gradients_are_exchanged_once_a_step(together):
+    assert [found["exchanges"] for found in together] == [3, 3]
 
 
 def test_processes_hear_each_other(together):
