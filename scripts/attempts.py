@@ -52,6 +52,7 @@ class Attempt:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 words, stdout=log, stderr=log, env=environment, start_new_session=True
             )
+        self._known = [self._process.pid]
 
     # ------------------------------------------------------------------------- how far it is
 
@@ -88,7 +89,7 @@ class Attempt:
         return self.has_begun() and bool(last == self._last_step)
 
     def phase(self) -> str:
-        """Return what it does, or did when it was killed."""
+        """Return what it does, or what it did when it was killed."""
         if "done: " in self.said():
             return "done"
         if self.half_written() - self._left_before:
@@ -131,6 +132,10 @@ class Attempt:
 
     # --------------------------------------------------------------------------- how to end it
 
+    def aim(self) -> None:
+        """Look for its processes beforehand: it takes as long as many a save."""
+        self._known = self.processes()
+
     def processes(self) -> list[int]:
         """Return the ids of all its processes that are alive."""
         wanted, found = f"{MARK}={self._mark}".encode(), []
@@ -141,6 +146,8 @@ class Attempt:
 
     def kill(self) -> None:
         """Kill every process of the command, also those in sessions of their own."""
+        for process in self._known:
+            _send(process, signal.SIGKILL)
         while found := self.processes():
             for process in found:
                 _send(process, signal.SIGKILL)

@@ -173,7 +173,7 @@ class Scenario:
         self._spans = {
             "starting": begun - attempt.began,
             "training": 0.4 * after,
-            "saving": 0.03,
+            "saving": 0.01,
             "scoring": 0.15 * after,
         }
 
@@ -185,6 +185,8 @@ class Scenario:
                 break
             phase = attempt.phase()
             code = attempt.hit(self.setting.number, self.setting.victim, self._draw)
+            if code == -signal.SIGKILL:
+                phase = attempt.phase()  # what it leaves says more than what it was about to do
             self.landed[phase] += 1
             if code not in self.setting.wanted_codes(phase):
                 self.faults.append(
@@ -215,8 +217,12 @@ class Scenario:
             "saving": saves_again,
             "scoring": attempt.is_scoring,
         }
-        if aim in signs and not attempt.reaches(signs[aim]):
-            return False
+        if aim in signs:
+            if not attempt.reaches(attempt.has_begun):
+                return False
+            attempt.aim()
+            if not attempt.reaches(signs[aim]):
+                return False
         time.sleep(delay)
         return attempt.code is None
 

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import platform
+import time
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -16,12 +18,15 @@ from transfer_cli.commands.resume import AUTO, config_to_resume, find_run, refus
 from transfer_cli.config.check import check_training
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
-from transfer_cli.errors import FinishedError
+from transfer_cli.errors import FinishedError, RunError
 from transfer_cli.model.weights import Base, ModelDescription, write_description
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_text, writing
 
 log = logging.getLogger(__name__)
+
+SECONDS_TO_APPEAR = 30.0
+"""How long a shared disk may take to show on one machine what was made on another."""
 
 
 def pretrain(config: DictConfig) -> None:
@@ -84,11 +89,23 @@ def _make(config: DictConfig, command: str, parts: Parts) -> RunDirectory:
 
 
 def _of_main(run: RunDirectory | None) -> RunDirectory | None:
-    """Return the run directory that the main process has, or has found not to be there."""
-    path = distributed.from_main(str(run.path) if run is not None else "")
-    if distributed.is_main():
+    """Return the run directory that the main process has, or has found not to be there.
+
+    Raises:
+        RunError: This process, on another machine, does not see it.
+    """
+    named = distributed.from_main(str(run.path.absolute()) if run is not None else "")
+    if distributed.is_main() or not named:
         return run
-    return RunDirectory(Path(path)) if path else None
+    path, deadline = Path(named), time.monotonic() + SECONDS_TO_APPEAR
+    while not path.is_dir():
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"run.dir: process {distributed.rank()} on {platform.node()} does not see {path}, "
+                "which process 0 has; it has to be on a disk that all machines share"
+            )
+        time.sleep(0.1)
+    return RunDirectory(path)
 
 
 def _go_on(config: DictConfig, command: str, run: RunDirectory) -> None:
