@@ -3,6 +3,7 @@
 Belongs to `torture.py`. Linux only: processes are found in `/proc`.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -52,7 +53,7 @@ class Attempt:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 words, stdout=log, stderr=log, env=environment, start_new_session=True
             )
-        self._known = [self._process.pid]
+        self._aimed_at: list[int] = []
 
     # ------------------------------------------------------------------------- how far it is
 
@@ -133,8 +134,10 @@ class Attempt:
     # --------------------------------------------------------------------------- how to end it
 
     def aim(self) -> None:
-        """Look for its processes beforehand: it takes as long as many a save."""
-        self._known = self.processes()
+        """Look for its processes before they are to be killed: it takes as long as many a save."""
+        for process in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                self._aimed_at.append(os.pidfd_open(process))
 
     def processes(self) -> list[int]:
         """Return the ids of all its processes that are alive."""
@@ -146,8 +149,11 @@ class Attempt:
 
     def kill(self) -> None:
         """Kill every process of the command, also those in sessions of their own."""
-        for process in self._known:
-            _send(process, signal.SIGKILL)
+        while self._aimed_at:
+            handle = self._aimed_at.pop()
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+            os.close(handle)
         while found := self.processes():
             for process in found:
                 _send(process, signal.SIGKILL)
@@ -190,7 +196,5 @@ def _is_worker(process: int) -> bool:
 
 
 def _send(process: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(process, number)
-    except ProcessLookupError:
-        return
