@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
 
 SPEEDS = ("per_second", "speed/")
 """What the name of a curve contains that depends on the clock."""
