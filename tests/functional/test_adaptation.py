@@ -291,7 +291,7 @@ REFUSED = {
         ["loop.evaluate_every=20%"], "loop.evaluate_every", "'20%' is no length",
     ),
     "a rhythm of saving that is a share": (
-        ["checkpoint.every=auto"], "checkpoint.every", "'auto' is no length",
+        ["checkpoint.every=20%"], "checkpoint.every", "'20%' is no length",
     ),
 }  # fmt: skip
 

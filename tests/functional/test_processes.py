@@ -133,6 +133,7 @@ def test_a_process_that_does_not_come_is_named(words):
     assert status("run")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_ends_all(words):
     ended = transfer(*words, how("dies"), "run.dir=run", "devices=2")
 
@@ -141,6 +142,7 @@ def test_a_process_that_is_killed_ends_all(words):
     assert status("run")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_killed_processes_start_again_and_end_as_if_nothing_had_been(words):
     again = ("resume=auto", "restarts=2", "devices=2")
     whole = transfer(*words, how("dies once"), "run.dir=run", *again)
