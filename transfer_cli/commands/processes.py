@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -100,7 +99,7 @@ def start(command: str, flags: Sequence[str], config: DictConfig) -> None:
                 min_nodes=1,
                 max_nodes=1,
                 nproc_per_node=config.devices,
-                run_id=uuid.uuid4().hex,
+                run_id=distributed.new_run_id(),
                 rdzv_backend="c10d",
                 rdzv_endpoint="localhost:0",
                 local_addr="127.0.0.1",

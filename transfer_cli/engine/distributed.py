@@ -9,9 +9,11 @@ Alone, without torchrun, every function returns what it was given.
 """
 
 import os
+import re
 import sys
 import threading
 import time
+import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +28,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from transfer_cli.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, PeerError, RunError, TransferError
 
+_RUN_ID = re.compile(r"launched-by-(\d+)-[0-9a-f]{32}")
 PATIENCE = timedelta(days=1)
 """How long processes wait for one that prepares data: as long as that takes, within reason."""
 _TO_END_SECONDS = 3.0
@@ -107,9 +110,10 @@ def joined(device: torch.device, timeout_minutes: float) -> Iterator[None]:
         RunError: A process is gone, or stuck; the message names it.
     """
     global _group, _meetings  # one group a process, as in torch
-    _group, _meetings = _join(device, timeout_minutes), 0
     over = threading.Event()
-    watch = threading.Thread(target=_watch, args=(_group, os.getppid(), over), daemon=True)
+    threading.Thread(target=_watch_launcher, args=(over,), daemon=True).start()
+    _group, _meetings = _join(device, timeout_minutes), 0
+    watch = threading.Thread(target=_watch, args=(_group, over), daemon=True)
     watch.start()
     try:
         yield
@@ -219,8 +223,18 @@ class _Ear:
         return f"process {', '.join(silent)} of {group.count}" if silent else ""
 
 
-def _watch(group: _Group, parent: int, over: threading.Event) -> None:
-    """End this process when its launcher is gone, another one is lost, or soon after one failed.
+def _watch_launcher(over: threading.Event) -> None:
+    """End this process when its launcher is gone, be it before the processes have met."""
+    named = _RUN_ID.fullmatch(os.environ.get("TORCHELASTIC_RUN_ID", ""))
+    parent = int(named[1]) if named else os.getppid()
+    while os.getppid() == parent:
+        if over.wait(0.5):
+            return
+    os._exit(EXIT_OUR_FAULT)
+
+
+def _watch(group: _Group, over: threading.Event) -> None:
+    """End this process when another one is lost, or soon after one has failed.
 
     A collective on a GPU waits for a process that is no more, and cannot be interrupted.
     """
@@ -229,8 +243,6 @@ def _watch(group: _Group, parent: int, over: threading.Event) -> None:
     listener.start()
     to_end = _GRACE_SECONDS + _TO_END_SECONDS
     while not over.wait(0.5):
-        if os.getppid() != parent:
-            os._exit(EXIT_OUR_FAULT)
         if ear.failed:
             failed_since = failed_since or time.monotonic()
             if time.monotonic() - failed_since > to_end:
@@ -245,6 +257,14 @@ def _watch(group: _Group, parent: int, over: threading.Event) -> None:
             sys.stderr.flush()
             os._exit(EXIT_OUR_FAULT)
     listener.join(_TO_END_SECONDS)
+
+
+def new_run_id() -> str:
+    """Return a name for a launch, which tells the processes who has started them.
+
+    The launcher may be gone before they can look who that is.
+    """
+    return f"launched-by-{os.getpid()}-{uuid.uuid4().hex}"
 
 
 def rank_of_environment() -> int:

@@ -1,5 +1,6 @@
 """Who hears nothing of another process for too long says so, and ends."""
 
+import os
 import threading
 from types import SimpleNamespace
 
@@ -67,3 +68,17 @@ def test_the_others_do_not_look_after_each_other(clock):
     other._heard[1] = clock.now
 
     assert other.missed(9) == ""
+
+
+@pytest.mark.parametrize("launcher", ["alive", "gone"])
+def test_a_process_ends_when_its_launcher_is_gone_before_it_looks(monkeypatch, launcher):
+    number = os.getppid() if launcher == "alive" else os.getppid() + 1
+    monkeypatch.setattr(distributed.os, "getpid", lambda: number)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", distributed.new_run_id())
+    ends, over = [], threading.Event()
+    monkeypatch.setattr(distributed.os, "_exit", ends.append)
+    over.set()
+
+    distributed._watch_launcher(over)
+
+    assert ends == ([] if launcher == "alive" else [1])
