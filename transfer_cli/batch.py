@@ -16,6 +16,11 @@ key            shape, type     meaning
 `target`       [B, T] int64    made by an objective's `prepare`; `IGNORE` where there is no loss
 `states`       [B, T, K, D]    cached features only: float32 hidden states of the layers that the
                                readout reads; 0 at padding
+`compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared
+`target_rows`  [N] int64       made by `with_facts`: where there is a target, counted through the
+                               batch row by row; likewise `compared_rows`
+`padded`       [] bool         made by `with_facts`, and always on the host: whether anything is
+                               padding
 =============  ==============  =====================================================================
 """
 
@@ -33,6 +38,44 @@ def size(batch: Batch) -> int:
     return int(batch["tokens"].shape[0])
 
 
+def with_facts(batch: Batch) -> Batch:
+    """Return the batch with what a pass would have to ask the device for: see the table above.
+
+    To ask makes the host wait until the device has done all that was given to it before.
+    """
+    found = {"padded": ~batch["mask"].all(), **batch}
+    if "target" in batch:
+        found["target_rows"] = rows_with_target(batch)
+    if "compared" in batch:
+        found["compared_rows"] = rows_compared(batch)
+    return found
+
+
+def rows_with_target(batch: Batch) -> Tensor:
+    """Return where a prepared batch has a target, `[N]`, counted through it row by row."""
+    if "target_rows" in batch:
+        return batch["target_rows"]
+    return (batch["target"] != IGNORE).flatten().nonzero().squeeze(1)
+
+
+def rows_compared(batch: Batch) -> Tensor:
+    """Return where predictions are compared, counted as by `rows_with_target`."""
+    if "compared_rows" in batch:
+        return batch["compared_rows"]
+    return batch["compared"].flatten().nonzero().squeeze(1)
+
+
+def is_padded(batch: Batch) -> bool:
+    """Return whether anything in a batch is padding."""
+    return bool(batch["padded"] if "padded" in batch else ~batch["mask"].all())
+
+
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch on `device`, copied without waiting where the memory is pinned."""
-    return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+    """Return the batch on `device`; the host does not wait for the copies."""
+    if device.type == "cuda":
+        # From other memory than pinned, the device would have to come to rest first.
+        batch = {k: v if v.is_cuda else v.pin_memory() for k, v in batch.items()}
+    return {
+        key: value if key == "padded" else value.to(device, non_blocking=True)
+        for key, value in batch.items()
+    }

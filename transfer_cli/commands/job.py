@@ -239,6 +239,7 @@ class Job:
 
     def _save(self) -> None:
         progress = self._progress
+        progress.skipped += self._parts.step.read()
         progress.seconds = self._before + time.perf_counter() - self._began
         state = {
             "step": self._parts.step.state_dict(),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from transfer_cli.batch import Batch, to_device
+from transfer_cli.batch import Batch, is_padded, to_device, with_facts
 from transfer_cli.data.steps import in_portions
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.split import Dataset
@@ -109,8 +109,10 @@ def _lengths(data: Dataset) -> npt.NDArray[np.int64]:
 
 def _states(model: TransferModel, batch: Batch, precision: Precision, layers: Layers) -> Tensor:
     """Return the chosen states of a batch's real tokens, `[R, K, D]`, in float32."""
-    view = to_device(batch, precision.device)
+    view = to_device(with_facts(batch), precision.device)
     with torch.inference_mode(), precision.context():
-        states = model.backbone(view["tokens"], view["mask"], view.get("segment"))
+        states = model.backbone(
+            view["tokens"], view["mask"], view.get("segment"), padded=is_padded(view)
+        )
     chosen = states if layers is None else [states[layer] for layer in layers]
     return torch.stack([state[view["mask"]].float() for state in chosen], dim=1)

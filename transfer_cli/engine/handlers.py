@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 HIGHER_IS_BETTER = ("accuracy", "macro_f1")
 SECONDS_BETWEEN_LINES = 10
+SECONDS_BETWEEN_DRAWINGS = 0.2
+"""Of the bar: to show a loss is to wait for the device that computes it."""
 ECHO_SECONDS = 1.0
 """A signal so soon after another is the same one: scheduler and launcher may both pass it on."""
 
@@ -175,13 +177,13 @@ def attach_progress(trainer: Engine, optimizer: Optimizer, total_steps: int, wha
         report = report_of(engine)
         start["tokens"] += report.tokens if what == "tokens" else report.examples
         now, step = time.perf_counter(), engine.state.iteration
-        if quiet and now - start["said"] < SECONDS_BETWEEN_LINES:
+        if now - start["said"] < (SECONDS_BETWEEN_LINES if quiet else SECONDS_BETWEEN_DRAWINGS):
             return
+        start["said"] = now
         spent = max(1e-9, now - start["time"])
         speed = f"{start['tokens'] / spent:,.0f} {what}/s"
         rate = max(group["lr"] for group in optimizer.param_groups)
         if quiet:
-            start["said"] = now
             left = (total_steps - step) * spent / max(1, step - start["step"])
             log.info(
                 "step %d of %d  loss %.3f  rate %.2e  %s  %s left",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Penalty
-from transfer_cli.batch import Batch, size, to_device
+from transfer_cli.batch import Batch, size, to_device, with_facts
 from transfer_cli.data.steps import Filler
 from transfer_cli.engine import distributed
 from transfer_cli.engine.parallel import Alone, Parallel, average_statistics, whole
@@ -55,7 +55,8 @@ class StepReport:
         losses: Mean of each loss term, in nats a target, and the penalty.
         total: Their weighted sum.
         gradient_norm: Global norm before clipping.
-        skipped: Whether loss or gradient was not finite and the step was not taken.
+        skipped: How many steps this one has found not to have been taken, since loss or gradient
+            was not finite: itself, or on a GPU the one before it.
         tokens: Real tokens seen.
         examples: Examples seen.
     """
@@ -63,7 +64,7 @@ class StepReport:
     losses: Mapping[str, Tensor]
     total: Tensor
     gradient_norm: Tensor
-    skipped: bool
+    skipped: int
     tokens: int
     examples: int
 
@@ -88,8 +89,21 @@ def loss_sums(
     return sums
 
 
+@dataclass(frozen=True)
+class _Unread:
+    """A step of which the host has not asked yet whether it was taken."""
+
+    step: int
+    finite: Tensor
+    norms: Mapping[str, Tensor]
+    micro_batches: Sequence[Mapping[str, Batch]]
+
+
 class TrainStep:
     """Prepare, forward, backward, clip, update.
+
+    On a GPU the host never waits within a step: whether the gradient was finite decides on the
+    device whether weights move, and is read while the next step is under way.
 
     Args:
         model: What trains.
@@ -138,6 +152,12 @@ class TrainStep:
         self._clip = clip
         self._max_bad_steps = max_bad_steps
         self._penalty = penalty
+        # Fused optimizers leave the weights alone where the device itself says so.
+        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        in_parts = any(hasattr(p, "full_tensor") for p in model.parameters())
+        self._decides_on_device = fused and not self._scaler.is_enabled() and not in_parts
+        self._reads_late = self._decides_on_device and precision.device.type != "cpu"
+        self._unread: list[_Unread] = []
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport:
         """Take one optimizer step.
@@ -164,7 +184,8 @@ class TrainStep:
         means = {term: total / counts[term] for term, total in sums.items()}
         weighted = [weights[term] * mean for term, mean in means.items()] + list(pulled.values())
         total = sum(weighted, start=torch.zeros((), device=self._precision.device))
-        norm, skipped = self._update(total, step, micro_batches)
+        norm = self._update(total, step, micro_batches)
+        skipped = self.read(leave=1 if self._reads_late else 0)
         average_statistics(self.model)
         return StepReport(
             losses=means | pulled,
@@ -175,8 +196,29 @@ class TrainStep:
             examples=examples,
         )
 
+    def read(self, leave: int = 0) -> int:
+        """Ask whether steps were taken, but for the last few; return how many were not.
+
+        Args:
+            leave: How many steps not to ask of yet.
+
+        Raises:
+            DivergedError: Too many steps in a row had no finite gradient.
+        """
+        skipped = 0
+        while len(self._unread) > leave:
+            taken = self._unread.pop(0)
+            if bool(taken.finite):
+                self.bad_steps = 0
+                continue
+            skipped += 1
+            self.bad_steps += 1
+            if self.bad_steps >= self._max_bad_steps:
+                self._give_up(taken)
+        return skipped
+
     def state_dict(self) -> dict[str, object]:
-        """Return what a resumed run needs beyond the weights."""
+        """Return what a resumed run needs beyond the weights; every step must have been read."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
@@ -287,45 +329,40 @@ class TrainStep:
 
     def _update(
         self, loss: Tensor, step: int, micro_batches: Sequence[Mapping[str, Batch]]
-    ) -> tuple[Tensor, bool]:
-        """Clip once, on the complete gradient, and step; skip numbers that are not finite."""
+    ) -> Tensor:
+        """Clip once, on the complete gradient, and step unless numbers are not finite."""
         self._scaler.unscale_(self.optimizer)
-        moving = [p for p in self.model.parameters() if p.grad is not None]
-        own_norm = nn.utils.get_total_norm([p.grad for p in moving if p.grad is not None])
+        moving = {n: p for n, p in self._parameters.items() if p.grad is not None}
+        gradients = [p.grad for p in moving.values() if p.grad is not None]
+        norms = dict(zip(moving, torch._foreach_norm(gradients), strict=True)) if moving else {}
+        own_norm = nn.utils.get_total_norm(list(norms.values()))
         norm = whole(own_norm)
-        finite = bool(torch.isfinite(norm + loss))
-        if not finite:
-            # Not clipped: a norm that is no number would spread to the groups that are fine.
-            self._bad(step, micro_batches)
-        else:
-            self.bad_steps = 0
-            if self._clip is not None:
-                nn.utils.clip_grads_with_norm_(moving, self._clip, own_norm)
-        if finite or self._scaler.is_enabled():
+        finite = torch.isfinite(norm + loss)
+        self._unread.append(_Unread(step, finite, norms, micro_batches))
+        take = self._decides_on_device or bool(finite)
+        if take and self._clip is not None:
+            nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
+        if self._decides_on_device:
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif take or self._scaler.is_enabled():
             # An fp16 scaler steps over infinities by itself, and lowers its scale.
             self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm, not finite
+        return norm
 
-    def _bad(self, step: int, micro_batches: Sequence[Mapping[str, Batch]]) -> None:
-        self.bad_steps += 1
-        if self.bad_steps < self._max_bad_steps:
-            return
-        gradients = {
-            name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
-        }
+    def _give_up(self, last: _Unread) -> None:
         broken = [
             group.name
             for group in self._groups
-            if any(
-                not whole(gradients[n].isfinite().all()) for n in group.parameters if n in gradients
-            )
+            if any(not whole(last.norms[n].isfinite()) for n in group.parameters if n in last.norms)
         ]
         raise DivergedError(
-            f"step {step + 1}: loss or gradient is not finite, {self.bad_steps} step(s) in a row, "
-            f"in {', '.join(broken) or 'no group: it is the loss'}, on {_seen(micro_batches)}; try "
-            "a lower optimizer.lr, a longer schedule.warmup or precision=fp32"
+            f"step {last.step + 1}: loss or gradient is not finite, {self.bad_steps} step(s) in a "
+            f"row, in {', '.join(broken) or 'no group: it is the loss'}, on "
+            f"{_seen(last.micro_batches)}; try a lower optimizer.lr, a longer schedule.warmup or "
+            "precision=fp32"
         )
 
 
@@ -346,14 +383,13 @@ def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
 
 def on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:
     """Return the views on the device; tensors that views share are moved once and stay shared."""
-    if device.type == "cpu":
-        return dict(views)
+    known = {name: with_facts(view) for name, view in views.items()}
     moved: dict[int, Tensor] = {}
-    for view in views.values():
-        for tensor in view.values():
+    for view in known.values():
+        for key, tensor in view.items():
             if id(tensor) not in moved:
-                moved[id(tensor)] = to_device({"": tensor}, device)[""]
-    return {name: {k: moved[id(t)] for k, t in view.items()} for name, view in views.items()}
+                moved[id(tensor)] = to_device({key: tensor}, device)[key]
+    return {name: {k: moved[id(t)] for k, t in view.items()} for name, view in known.items()}
 
 
 _PLAIN_AVERAGES = {("momentum_buffer", type(None)), ("step", int), ("step", float)}
@@ -369,7 +405,7 @@ def _fitting(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
     if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in own]:
         raise ValueError("its optimizer has other parameters")
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if len({frozenset(averages) for averages in saved["state"].values() if averages}) > 1:
+    if not _complete(optimizer, saved["state"]):
         raise ValueError("its optimizer lacks something of some parameters")
     for number, averages in saved["state"].items():
         for name, value in averages.items():
@@ -381,6 +417,18 @@ def _fitting(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
             if not fits:
                 raise ValueError(f"{name} of its optimizer's parameter {number}")
     return {"state": saved["state"], "param_groups": own}
+
+
+def _complete(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Return whether each parameter that has averages has all that the optimizer keeps of it.
+
+    An optimizer that keeps different ones of different parameters tells which by `averages()`.
+    """
+    found = {number: set(averages) for number, averages in state.items() if averages}
+    if hasattr(optimizer, "averages"):
+        names = optimizer.averages()
+        return all(own == names[number] for number, own in found.items())
+    return len({frozenset(own) for own in found.values()}) <= 1
 
 
 def _broadcasts(shape: torch.Size, wanted: torch.Size) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.attention import attention_mask
 from transfer_cli.model.block import EPSILON, Activation, Block, Residual
+from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.new_rows import NewRows
 
 Direction = Literal["auto", "causal", "bidirectional"]
@@ -138,7 +139,7 @@ class Backbone(nn.Module):
             self.segment_embedding = nn.Embedding(shape.segments, shape.width)
         if shape.has_embedding_norm:
             self.embedding_norm = nn.LayerNorm(shape.width, eps=EPSILON)
-        self.drop = nn.Dropout(shape.dropout)
+        self.drop = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(
             Block(
                 shape.width,
@@ -193,12 +194,25 @@ class Backbone(nn.Module):
         nn.init.normal_(block.feed_forward.output.weight, std=std)
 
     def forward(
-        self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        mask_BT: Tensor,
+        segment_BT: Tensor | None = None,
+        *,
+        padded: bool = True,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
         With `pre` the last one has passed the final norm. States at padded positions are finite and
         mean nothing.
+
+        Args:
+            tokens_BT: Token numbers.
+            mask_BT: True at real tokens.
+            segment_BT: See `embed`.
+            padded: Whether `mask_BT` is False anywhere; without padding attention is faster. A
+                batch tells (`batch.is_padded`); the mask may lie on a device that takes long to
+                ask.
 
         Raises:
             ValueError: The sequences are longer than the model's positions.
@@ -208,7 +222,7 @@ class Backbone(nn.Module):
                 f"a sequence of {tokens_BT.shape[1]} tokens is longer than the model's "
                 f"{self.shape.positions} positions"
             )
-        allowed = attention_mask(mask_BT, causal=self.causal)
+        allowed = attention_mask(mask_BT, causal=self.causal) if padded else None
         states = [self.embed(tokens_BT, mask_BT, segment_BT)]
         for block in self.blocks:
             states.append(block(states[-1], allowed, causal=self.causal))

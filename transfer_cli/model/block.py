@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transfer_cli.model.attention import SelfAttention
+from transfer_cli.model.dropout import Dropout
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 Residual = Literal["pre", "post", "tutorial"]
@@ -30,7 +31,7 @@ EPSILON = 1e-5
 """Of every LayerNorm; BERT's 1e-12 vanishes in half precision."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
+    "relu": partial(F.relu, inplace=True),  # what goes in is needed by nobody else
     "gelu": F.gelu,
     "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
 }
@@ -78,7 +79,7 @@ class Block(nn.Module):
         self.attention = SelfAttention(width, heads, attention_dropout)
         self.feed_forward_norm = nn.LayerNorm(width, eps=EPSILON)
         self.feed_forward = FeedForward(width, inner, activation)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.sites = nn.ModuleDict(
             {"after_attention": nn.Identity(), "after_feed_forward": nn.Identity()}
         )

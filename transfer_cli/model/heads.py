@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.backbone import BackboneShape, initialise_plain
 from transfer_cli.model.block import EPSILON
+from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.vocabulary_loss import summed_cross_entropy
 
 Pooling = Literal["cls_first", "cls_last", "mean", "max", "concat"]
@@ -35,11 +36,15 @@ class LanguageModelHead(nn.Module):
             self.weight = nn.Parameter(torch.empty(vocabulary, shape.width))
             nn.init.normal_(self.weight, std=0.02)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if shape.output_bias else None
+        self.compiled = False
+        """Whether torch's compiler makes the kernels of the loss."""
 
     def summed_loss(self, hidden_ND: Tensor, embedding_VD: Tensor, target_N: Tensor) -> Tensor:
         """Return the cross-entropy summed over rows, without holding all logits."""
         table_VD = getattr(self, "weight", embedding_VD)
-        return summed_cross_entropy(self._transformed(hidden_ND), table_VD, self.bias, target_N)
+        return summed_cross_entropy(
+            self._transformed(hidden_ND), table_VD, self.bias, target_N, compiled=self.compiled
+        )
 
     def forward(self, hidden_ND: Tensor, embedding_VD: Tensor) -> Tensor:
         """Return logits `[N, V]`."""
@@ -82,10 +87,10 @@ class SequenceHead(nn.Module):
         layers: list[nn.Module] = []
         for inputs, size in itertools.pairwise(sizes):
             layers += [BatchNorm(inputs)] if batch_norm else []
-            layers += [nn.Dropout(dropout), nn.Linear(inputs, size), nn.ReLU()]
+            layers += [Dropout(dropout), nn.Linear(inputs, size), nn.ReLU()]
         self.hidden = nn.Sequential(*layers)
         self.norm = BatchNorm(sizes[-1]) if batch_norm else nn.Identity()
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.linear = nn.Linear(sizes[-1], outputs)
         self.apply(initialise_plain)
 

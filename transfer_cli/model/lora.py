@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.model.block import Block
+from transfer_cli.model.dropout import Dropout
 
 Target = Literal["query", "key", "value", "output", "feed_forward"]
 
@@ -37,7 +38,7 @@ class LowRank(nn.Module):
         super().__init__()
         self.rows = rows
         self.scale = scale
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.down = nn.Parameter(torch.empty(rank, inputs))
         self.up = nn.Parameter(torch.zeros(rows.stop - rows.start, rank))
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))

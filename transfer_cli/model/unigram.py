@@ -29,7 +29,12 @@ class Nothing(nn.Module):
         self.blocks = nn.ModuleList()
 
     def forward(
-        self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        mask_BT: Tensor,
+        segment_BT: Tensor | None = None,
+        *,
+        padded: bool = True,
     ) -> list[Tensor]:
         """Return one state of zeros, `[B, T, 1]`."""
         return [torch.zeros(*tokens_BT.shape, 1, device=tokens_BT.device)]

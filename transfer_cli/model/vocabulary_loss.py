@@ -7,60 +7,109 @@ probabilities, gradient. Here rows are taken a chunk at a time, and since the lo
 gradient is known as soon as the probabilities are, both gradients are made in the forward pass.
 """
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_ELEMENTS = 2**23
-"""Logits held at once: 32 MiB in float32."""
+CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}
+"""Logits held at once: 32 MiB in float32, or as many as keep a GPU busy."""
 
 
 def summed_cross_entropy(
-    hidden_ND: Tensor, table_VD: Tensor, bias_V: Tensor | None, target_N: Tensor
+    hidden_ND: Tensor,
+    table_VD: Tensor,
+    bias_V: Tensor | None,
+    target_N: Tensor,
+    *,
+    compiled: bool = False,
 ) -> Tensor:
     """Return -sum log softmax(hidden @ table^T + bias)[target], a float32 scalar.
 
     The same value and gradients as torch's `cross_entropy` of the full logits with a sum.
+
+    Args:
+        hidden_ND: States.
+        table_VD: One row a token.
+        bias_V: One number a token.
+        target_N: The right tokens.
+        compiled: Whether torch's compiler makes one kernel of what follows the logits.
     """
     if torch.is_grad_enabled() and (hidden_ND.requires_grad or table_VD.requires_grad):
-        total: Tensor = _GradientInForward.apply(hidden_ND, table_VD, bias_V, target_N)  # type: ignore[no-untyped-call]
+        total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
+            hidden_ND, table_VD, bias_V, target_N, _compiled() if compiled else _in_place
+        )
         return total
     total = torch.zeros((), device=hidden_ND.device)
-    for rows in _chunks(len(target_N), len(table_VD)):
+    for rows in _chunks(target_N, len(table_VD)):
         logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V).float()
         total = total + F.cross_entropy(logits_RV, target_N[rows], reduction="sum")
     return total
 
 
-def _chunks(rows: int, vocabulary: int) -> list[slice]:
-    size = max(16, CHUNK_ELEMENTS // vocabulary)
-    return [slice(start, start + size) for start in range(0, rows, size)]
+def _chunks(target_N: Tensor, vocabulary: int) -> list[slice]:
+    elements = CHUNK_ELEMENTS.get(target_N.device.type, CHUNK_ELEMENTS["cpu"])
+    size = max(16, elements // vocabulary)
+    return [slice(start, start + size) for start in range(0, len(target_N), size)]
+
+
+def _in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the summed loss and its gradient by the logits, in whose memory it may lie."""
+    gradient_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+    gradient_RV.sub_(gradient_RV.amax(1, keepdim=True))
+    picked_R1 = gradient_RV.gather(1, target_R1)
+    sum_R1 = gradient_RV.exp_().sum(1, keepdim=True)
+    loss = (sum_R1.log() - picked_R1).sum(dtype=torch.float64)
+    gradient_RV.div_(sum_R1)
+    gradient_RV.scatter_add_(1, target_R1, -torch.ones_like(picked_R1))
+    return loss, gradient_RV
+
+
+def _at_once(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `_in_place` does, in a form of which a compiler makes one kernel."""
+    wide_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+    shifted_RV = wide_RV - wide_RV.amax(1, keepdim=True)
+    exponential_RV = shifted_RV.exp()
+    sum_R1 = exponential_RV.sum(1, keepdim=True)
+    is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == target_R1
+    picked_R1 = torch.where(is_target_RV, shifted_RV, 0).sum(1, keepdim=True)
+    loss = (sum_R1.log() - picked_R1).sum(dtype=torch.float64)
+    return loss, (exponential_RV / sum_R1 - is_target_RV.to(wide_RV.dtype)).to(logits_RV.dtype)
+
+
+@cache
+def _compiled() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    compiled: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = torch.compile(
+        _at_once, fullgraph=True, dynamic=True
+    )
+    return compiled
 
 
 class _GradientInForward(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, table_VD: Tensor, bias_V: Tensor | None, target_N: Tensor
+        ctx: Any,
+        hidden_ND: Tensor,
+        table_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        loss_and_gradient: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
-        need_hidden, need_table, need_bias, _ = ctx.needs_input_grad
+        need_hidden, need_table, need_bias, *_ = ctx.needs_input_grad
         total = hidden_ND.new_zeros((), dtype=torch.float64)
         by_hidden = torch.empty_like(hidden_ND) if need_hidden else None
         by_table = torch.zeros_like(table_VD) if need_table else None
         by_bias = torch.zeros_like(bias_V) if need_bias and bias_V is not None else None
-        for rows in _chunks(len(target_N), len(table_VD)):
+        for rows in _chunks(target_N, len(table_VD)):
             logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V)
-            kind, target_R1 = logits_RV.dtype, target_N[rows, None]
-            gradient_RV = logits_RV if kind == torch.float64 else logits_RV.float()
-            gradient_RV.sub_(gradient_RV.amax(1, keepdim=True))
-            picked_R1 = gradient_RV.gather(1, target_R1)
-            sum_R1 = gradient_RV.exp_().sum(1, keepdim=True)
-            total += (sum_R1.log() - picked_R1).sum(dtype=torch.float64)
-            gradient_RV.div_(sum_R1)
-            gradient_RV.scatter_add_(1, target_R1, -torch.ones_like(picked_R1))
+            kind = logits_RV.dtype
+            loss, gradient_RV = loss_and_gradient(logits_RV, target_N[rows, None])
+            total += loss
             if by_bias is not None:
-                by_bias += gradient_RV.sum(0)
+                by_bias += gradient_RV.sum(0, dtype=by_bias.dtype)
             narrow_RV = gradient_RV.to(kind)
             if by_hidden is not None:
                 by_hidden[rows] = torch.mm(narrow_RV, table_VD.to(kind))
@@ -74,4 +123,5 @@ class _GradientInForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = upstream
-        return *(g if g is None else g * scale.to(g.dtype) for g in ctx.saved_tensors), None
+        gradients = (g if g is None else g * scale.to(g.dtype) for g in ctx.saved_tensors)
+        return *gradients, None, None

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, is_padded
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.seeds import ExampleNoise
@@ -103,7 +103,7 @@ class Encoding:
         if "states" in batch:
             return list(batch["states"].unbind(2))
         states: Sequence[Tensor] = self._model.backbone(
-            batch["tokens"], batch["mask"], batch.get("segment")
+            batch["tokens"], batch["mask"], batch.get("segment"), padded=is_padded(batch)
         )
         return states
 

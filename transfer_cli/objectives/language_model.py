@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.batch import IGNORE, Batch, rows_with_target
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
@@ -33,11 +33,11 @@ class LanguageModel(Objective):
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the targets, in nats; logits are made only there."""
-        has_target_BT = batch["target"] != IGNORE
+        rows_N = rows_with_target(batch)
         loss = model.heads[HEAD].summed_loss(  # type: ignore[operator]
-            encoded.top[has_target_BT],
+            encoded.top.flatten(0, 1).index_select(0, rows_N),
             model.backbone.token_embedding.weight,
-            batch["target"][has_target_BT],
+            batch["target"].flatten().index_select(0, rows_N),
         )
         return {"loss": loss}
 

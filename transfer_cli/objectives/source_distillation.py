@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, rows_compared
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -120,6 +120,7 @@ class SourceDistillation(Objective):
 
     def _log_softmax(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         logits_NV: Tensor = model.heads[HEAD](
-            encoded.top[batch["compared"]], model.backbone.token_embedding.weight
+            encoded.top.flatten(0, 1).index_select(0, rows_compared(batch)),
+            model.backbone.token_embedding.weight,
         )
         return (logits_NV.float() / self.temperature).log_softmax(-1)

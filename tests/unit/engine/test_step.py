@@ -1,4 +1,4 @@
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.batch import size
 from transfer_cli.data.steps import Order
+from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import DivergedError
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -165,9 +166,9 @@ def test_a_micro_batch_without_any_target_does_not_disturb_the_others():
     assert tiny.same(models[0].state_dict(), models[1].state_dict())
 
 
-def poisoned(layer, *, steps, total=20, max_bad_steps=3, clip=1.0):
+def poisoned(layer, *, steps, total=20, max_bad_steps=3, clip=1.0, optimizer=torch.optim.AdamW):
     """Return a run whose gradient of one parameter is not a number in some of its steps."""
-    recipe = tiny.Recipe(total=total, max_bad_steps=max_bad_steps, clip=clip)
+    recipe = tiny.Recipe(total=total, max_bad_steps=max_bad_steps, clip=clip, optimizer=optimizer)
     run = tiny.run(Classification(), tiny.Questions(), recipe)
     parameter = dict(run.step.model.named_parameters())[layer]
     parameter.register_hook(
@@ -314,3 +315,63 @@ def test_activation_checkpointing_keeps_less_for_the_backward_pass():
         kept.append(sum(sizes))
 
     assert kept[1] < kept[0] / 4
+
+
+# What a device is asked.
+
+FUSED = partial(torch.optim.AdamW, fused=True)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "a step later"])
+def test_a_device_that_decides_for_itself_skips_the_same_steps(late):
+    told, decides = (
+        poisoned(WEIGHT, steps=(2, 3, 7), max_bad_steps=3, optimizer=FUSED) for _ in range(2)
+    )
+    told.step._decides_on_device = False
+    decides.step._reads_late = late
+
+    told.go()
+    decides.go()
+
+    assert told.progress.skipped == decides.progress.skipped + decides.step.read() == 3
+    assert tiny.same(told.step.model.state_dict(), decides.step.model.state_dict())
+
+
+def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():
+    run = poisoned(WEIGHT, steps=(4, 5, 6, 7), max_bad_steps=3, optimizer=FUSED)
+    run.step._reads_late = True
+
+    with pytest.raises(DivergedError, match=r"step 7: .*, 3 step\(s\) in a row, in block\.1, on"):
+        run.go()
+
+    assert run.progress.step == 7
+
+
+class Unasked(torch.optim.SGD):
+    """An optimizer that leaves the decision about a step to the device."""
+
+    _step_supports_amp_scaling = True
+
+    def step(self, closure=None):
+        assert self.found_inf.shape == ()
+        self.found_inf = None
+        super().step(closure)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_within_a_step_nothing_is_read_back_from_the_device(case):
+    objective, data, changes = CASES[case]
+    objective, data = objective(), data()
+    model = tiny.model(objective, dropout=0.2, **changes)
+    # What is on `meta` has no values: whoever asks for one gets an error.
+    nowhere = torch.device("meta")
+    recipe = tiny.Recipe(
+        clip=1.0, optimizer=partial(Unasked, foreach=False), precision=Precision("fp32", nowhere)
+    )
+    step = tiny.train_step(model.to(nowhere), objective, recipe)
+
+    report = step([{"main": data.batch(np.arange(4))}, {"main": data.batch(np.arange(4, 8))}], 0)
+
+    assert report.gradient_norm.device == report.total.device == nowhere
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        step.read()

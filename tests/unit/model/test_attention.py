@@ -52,10 +52,6 @@ def test_weights_are_probabilities_over_what_may_be_seen(causal):
     assert not weights[~allowed.expand_as(weights)].any()
 
 
-def test_a_batch_without_padding_needs_no_mask():
-    assert attention_mask(torch.ones(2, 5, dtype=torch.bool), causal=True) is None
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_no_position_sees_a_padded_key_but_each_sees_itself(causal):
     mask_BT = torch.tensor([[True, True, False], [False, True, True]])

@@ -1,0 +1,65 @@
+"""Compiled passes against eager ones. To compile takes a C++ compiler and some seconds."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests import tiny
+from transfer_cli.engine.compiling import compile_passes
+from transfer_cli.errors import ConfigError
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.masked_lm import MaskedLM
+
+CPU = torch.device("cpu")
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
+)
+
+
+def losses_and_weights(objective, data, sizes, *, compiled, **changes):
+    """Return what steps say, each on so many examples, and what weights they leave."""
+    model = tiny.model(objective, depth=2, **changes)
+    # Adam would divide rounding by rounding where a gradient is 0 in theory (key biases).
+    step = tiny.train_step(model, objective, tiny.Recipe(optimizer=torch.optim.SGD, rate=0.5))
+    if compiled:
+        compile_passes(model, CPU, lengths_vary=isinstance(objective, Classification))
+    losses = []
+    for number, size in enumerate(sizes):
+        losses.append(float(step([{"main": data.batch(np.arange(size))}], number).total))
+    return losses, tiny.weights_of(model)
+
+
+CASES = {
+    "clm": (CausalLM, lambda: tiny.blocks(tokens=300), {"residual": "tutorial"}),
+    "mlm": (MaskedLM, lambda: tiny.blocks(tokens=300), {"direction": "bidirectional"}),
+    "padded": (Classification, lambda: tiny.Questions(examples=16), {}),
+}
+
+
+@needs_compiler
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [("clm", [8]), *(pytest.param(case, [8, 5, 8], marks=pytest.mark.slow) for case in CASES)],
+)
+def test_compiled_passes_compute_the_same(case, sizes):
+    objective, data, changes = CASES[case]
+    eager, weights = losses_and_weights(objective(), data(), sizes, compiled=False, **changes)
+
+    found, own = losses_and_weights(objective(), data(), sizes, compiled=True, **changes)
+
+    assert found == pytest.approx(eager, rel=1e-6)
+    for name, weight in weights.items():
+        assert_close(own[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+
+    with pytest.raises(ConfigError, match=r"loop\.compile: .*g\+\+.*leave loop\.compile out"):
+        compile_passes(tiny.model(CausalLM()), CPU, lengths_vary=False)

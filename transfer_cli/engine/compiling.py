@@ -1,0 +1,55 @@
+"""Passes whose kernels torch's compiler makes (Ansel et al. 2024)."""
+
+import importlib.util
+import os
+import shutil
+
+import torch
+
+from transfer_cli.errors import ConfigError
+from transfer_cli.model.heads import LanguageModelHead
+from transfer_cli.model.transfer_model import TransferModel
+
+GRAPHS = 256
+"""How many graphs of one pass there may be: each stage of a schedule that freezes needs its own."""
+
+
+def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: bool) -> None:
+    """Compile the backbone as one graph, and the loss over the vocabulary.
+
+    Names and values of the weights stay what they are. Parts of a sharded model are compiled block
+    by block, since between the blocks their weights are gathered.
+
+    Args:
+        model: On its device, edited and, where it is to be, sharded.
+        device: Where it computes.
+        lengths_vary: Whether batches differ in length as a rule: then one graph serves all.
+
+    Raises:
+        ConfigError: What compiles for this device is not installed.
+    """
+    _check_compiler(device)
+    torch._dynamo.config.recompile_limit = GRAPHS
+    in_parts = any(hasattr(p, "full_tensor") for p in model.backbone.parameters())
+    for part in model.backbone.blocks if in_parts else [model.backbone]:
+        part.compile(fullgraph=True, dynamic=lengths_vary or None)
+    for head in model.heads.values():
+        if isinstance(head, LanguageModelHead):
+            head.compiled = True
+
+
+def _check_compiler(device: torch.device) -> None:
+    """Look before the first step does: its error would be long, and come late."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            raise ConfigError(
+                "loop.compile: for a GPU it needs the package triton, which is not installed; "
+                "install it, or leave loop.compile out"
+            )
+        return
+    compilers = [os.environ.get("CXX"), "g++", "clang++"]
+    if not any(name and shutil.which(name) for name in compilers):
+        raise ConfigError(
+            "loop.compile: it needs a C++ compiler, and neither g++ nor clang++ is installed; "
+            "install one, or leave loop.compile out"
+        )
