@@ -123,5 +123,7 @@ class _GradientInForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = upstream
-        gradients = (g if g is None else g * scale.to(g.dtype) for g in ctx.saved_tensors)
+        # In place, since a table's gradient is as large as the table. Whoever goes back through
+        # here twice is told by torch that what was saved has changed.
+        gradients = (g if g is None else g.mul_(scale) for g in ctx.saved_tensors)
         return *gradients, None, None

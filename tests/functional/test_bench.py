@@ -1,0 +1,136 @@
+"""`scripts/bench`: that workers take turns, what is made of their numbers, and that scripts run."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from transfer_cli.config.locate import conf_dir
+
+pytestmark = pytest.mark.functional
+
+FOLDER = conf_dir().parent / "scripts" / "bench"
+
+
+@pytest.fixture(autouse=True)
+def _folder(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.fixture
+def measuring():
+    return importlib.import_module("measuring")
+
+
+@pytest.fixture
+def turn(measuring):
+    return measuring.Turn(steps=2, wall_s=4.0, cpu_s=6.0, foreign=0.0, peak_mib=100.0)
+
+
+def test_a_figure_is_the_median_of_its_undisturbed_turns_by_step(measuring, turn):
+    turns = [turn, replace(turn, wall_s=40.0, foreign=0.5), replace(turn, wall_s=6.0)]
+
+    figure = measuring.Figure.of("work", turns)
+
+    assert (figure.wall_s, figure.cpu_s, figure.disturbed) == (2.5, 3.0, False)
+
+
+def test_where_most_turns_are_disturbed_all_count_and_it_is_said(measuring, turn):
+    busy = replace(turn, wall_s=8.0, foreign=0.5)
+
+    figure = measuring.Figure.of("work", [turn, busy, busy])
+
+    assert (figure.wall_s, figure.disturbed) == (4.0, True)
+
+
+def test_a_ratio_compares_turns_of_the_same_round(measuring, turn):
+    # Whatever slows the machine down from round to round slows both.
+    own = measuring.Figure.of("own", [replace(turn, wall_s=seconds) for seconds in (1.0, 5.0, 9.0)])
+    peer = measuring.Figure.of("peer", [replace(turn, wall_s=s) for s in (2.0, 10.0, 18.0)])
+
+    assert measuring.ratio(own, peer) == 0.5
+
+
+def test_a_goal_says_whether_it_is_met(measuring):
+    assert str(measuring.Goal("x their time", 0.5, 0.62)) == (
+        "x their time: 0.5 (goal: at most 0.62)  met"
+    )
+    assert not measuring.Goal("speed", 0.5, 0.9, at_most=False).met
+
+
+def test_workers_take_turns_and_stop_at_each_step(measuring, monkeypatch, tmp_path):
+    (tmp_path / "counting.py").write_text(
+        "def count(arrive, path, name):\n"
+        "    while True:\n"
+        "        arrive()\n"
+        "        open(path, 'a').write(name)\n"
+    )
+    written = tmp_path / "written"
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    variants = [
+        measuring.Variant(name, "counting", "count", {"path": str(written), "name": name})
+        for name in "ABC"
+    ]
+
+    figures = measuring.take_turns(variants, rounds=2, steps=2, unmeasured=0)
+
+    assert written.read_text() == "AABBCCCCBBAA"
+    assert [len(figure.samples) for figure in figures] == [2, 2, 2]
+
+
+def test_a_worker_that_fails_is_named_with_what_it_said(measuring, monkeypatch, tmp_path):
+    (tmp_path / "failing.py").write_text(
+        "def fail(arrive):\n    raise ValueError('no such luck')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    with pytest.raises(measuring.BenchmarkError, match=r"(?s)the worst: .*no such luck"):
+        measuring.take_turns([measuring.Variant("the worst", "failing", "fail")], rounds=1)
+
+
+def test_flops_are_those_that_a_count_product_by_product_comes_to():
+    growth = importlib.import_module("growth")
+
+    weights = growth.product_parameters(768, 12, 3072, 50257)
+
+    # nanoGPT's transformer_sizing.ipynb, for GPT-2 of 124M and a sequence of 1,024.
+    assert 1024 * growth.training_flops(weights, 12, 768, 1024) == 874_944_921_600
+
+
+def run(script, *words):
+    return subprocess.run(
+        [sys.executable, FOLDER / script, *words, "--quick", "--threads", "1"],
+        env={**os.environ, "PYTHONPATH": str(conf_dir().parent)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def test_a_script_measures_steps_of_the_product(tmp_path):
+    found = tmp_path / "found.json"
+
+    ended = run("growth.py", "--rounds", "1", "--json", str(found))
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    [report] = json.loads(found.read_text())["reports"]
+    assert [row[:3] for row in report["rows"][1:]] == [
+        ["length", "32", "4 x 32"],
+        ["length", "64", "2 x 64"],
+    ]
+    assert all(figure["wall_s"] > 0 for figure in report["figures"])
+
+
+@pytest.mark.slow
+def test_a_script_compares_the_product_with_others(tmp_path):
+    found = tmp_path / "found.json"
+
+    ended = run("run_all.py", "--only", "pretrain", "engine", "--json", str(found))
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    reports = json.loads(found.read_text())["pretrain"]["reports"]
+    assert "transfer" in [figure["name"] for figure in reports[0]["figures"]]
+    assert re.search(r"time over that of nanoGPT-style loop .* (met|missed)", ended.stdout)
