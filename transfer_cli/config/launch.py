@@ -242,7 +242,7 @@ def _hydra_settings(command: str, request: Request) -> dict[str, str]:
         # Without a root no logging is set up, whatever a config says: handlers can be any code.
         "hydra.job_logging.root": "null",
         "hydra.hydra_logging.root": "null",
-        "hydra.sweep.dir": folder or f"{root}/sweeps/{command}/{now}",
+        "hydra.sweep.dir": folder or _below(root, f"sweeps/{command}/{now}"),
         # Jobs make their own directory under the sweep's; Hydra must not make it first.
         "hydra.sweep.subdir": ".",
     }
@@ -250,6 +250,12 @@ def _hydra_settings(command: str, request: Request) -> dict[str, str]:
         if request.value_of(f"hydra/{name}") is not None:
             del settings[f"hydra.{name}.root"]
     return {key: value for key, value in settings.items() if request.value_of(key) is None}
+
+
+def _below(folder: str, path: str) -> str:
+    """Return a path in a folder that may have been typed in quotes."""
+    quote = folder[-1] if folder[0] in "'\"" and folder[-1] == folder[0] else ""
+    return f"{folder.removesuffix(quote)}/{path}{quote}"
 
 
 def _check_config_dir(request: Request, command: str, overrides: list[str]) -> None:

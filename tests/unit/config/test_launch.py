@@ -136,6 +136,14 @@ def test_jobs_that_ran_in_other_processes_are_reported():
 
 
 @pytest.mark.usefixtures("_elsewhere")
+@pytest.mark.parametrize("typed", ["all/of them", "'all/of them'", '"all/of them"'])
+def test_the_root_of_sweeps_may_be_typed_in_quotes(typed):
+    _, jobs, _ = run(["-m", "seed=1,2", f"run.root={typed}"])
+
+    assert jobs.sweep_dir.parent.as_posix() == "all/of them/sweeps/pretrain"
+
+
+@pytest.mark.usefixtures("_elsewhere")
 def test_a_sweep_elsewhere_may_have_a_directory_of_the_users(tmp_path):
     _, by_run, _ = run(["-m", "seed=1,2", "run.dir='a b'"])
     _, by_hydra, _ = run(["-m", "seed=1,2", "hydra.sweep.dir=there"])
