@@ -6,15 +6,17 @@ answers at once.
 
 import contextlib
 import errno
+import gc
 import importlib
 import logging
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import transfer_cli
 from transfer_cli.config import commands
@@ -116,8 +118,30 @@ def _run(name: str, command: Command, words: list[str]) -> None:
     elif name == "completion":
         _print_completion_script(words)
     else:
-        module, _, function = command.function.rpartition(".")
-        getattr(importlib.import_module(module), function)(words)
+        _function_of(command)(words)
+
+
+def _function_of(command: Command) -> Callable[[Any], None]:
+    """Import what does the work of a command."""
+    module, _, name = command.function.rpartition(".")
+    function: Callable[[Any], None] = getattr(_load(module), name)
+    return function
+
+
+def _load(module: str) -> ModuleType:
+    """Import a module, with all that it imports, and look for no garbage meanwhile.
+
+    Torch and Ignite make a million objects that stay. Python would search among them again and
+    again, which takes a tenth of the whole start, and later in the middle of a training step.
+    """
+    if module in sys.modules or not gc.isenabled():
+        return importlib.import_module(module)
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 # --- commands that take overrides --------------------------------------------------------------
@@ -131,6 +155,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         return
     request = flags.parse(words)
     _trust_plugins(request)
+    _load("transfer_cli.config.describe")  # and Hydra with it
     from transfer_cli.config import bounded_yaml, describe, launch
 
     if request.config_dir is not None:
@@ -164,15 +189,15 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
 
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
     """Do the work of a command, or have the processes that it starts do it."""
-    module, _, function = command.function.rpartition(".")
     if command.scales:
+        _load("transfer_cli.commands.processes")
         from transfer_cli.commands import processes
 
         processes.check(config)
         if processes.wanted(config):
             processes.start(name, request.flags, config)
             return
-    getattr(importlib.import_module(module), function)(config)
+    _function_of(command)(config)
 
 
 def _trust_plugins(request: "Request") -> None:

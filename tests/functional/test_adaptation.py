@@ -435,7 +435,7 @@ def test_the_shares_of_mixed_layers_are_reported(adapted, read_json):
 
 @pytest.mark.parametrize("preset", ["frozen", "feature_extraction"])
 def test_cached_features_change_no_number(preset, transfer, adapting, read_json):
-    words = adapting(preset, "schedule=constant")
+    words = adapting(preset, "schedule=constant", "loop.bucket=true")
     said, found = {}, {}
     for cached in ("true", "false"):
         ended = transfer(

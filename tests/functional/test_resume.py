@@ -24,6 +24,7 @@ KINDS = {
     "mlm": ("pretrain", "data=text", "data.train={corpus}", "objective=mlm"),
     "full": ("finetune", "data=sample_questions", "init_from={pretrained}"),
     "frozen": ("finetune", "data=sample_questions", "init_from={pretrained}", "adaptation=frozen"),
+    "bucketed": ("finetune", "data=sample_questions", "init_from={pretrained}", "loop.bucket=true"),
 }
 
 
@@ -110,7 +111,8 @@ def wait_for_records(process, run):
 
 
 @pytest.mark.parametrize(
-    ("kind", "step"), [("clm", 3), ("clm", 6), ("mlm", 3), ("full", 3), ("frozen", 3)]
+    ("kind", "step"),
+    [("clm", 3), ("clm", 6), ("mlm", 3), ("full", 3), ("frozen", 3), ("bucketed", 3)],
 )
 def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kind, step):
     words = words_of(kind, "loop.steps=6")

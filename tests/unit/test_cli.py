@@ -1,4 +1,5 @@
 import errno
+import gc
 import logging
 import subprocess
 import sys
@@ -222,3 +223,30 @@ def test_the_package_logs_to_standard_error_while_a_command_runs(capsys):
     log.info("not shown")
 
     assert capsys.readouterr().err == "a message\nwarning: mind this\n"
+
+
+# --- imports -----------------------------------------------------------------------------------
+
+
+def test_garbage_is_looked_for_again_when_a_commands_imports_are_done(tmp_path, monkeypatch):
+    (tmp_path / "looks_for_garbage.py").write_text("import gc\nfound = gc.isenabled()\n")
+    (tmp_path / "cannot_be_imported.py").write_text("raise ImportError('not today')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert cli._load("looks_for_garbage").found is False
+    assert gc.isenabled()
+    with pytest.raises(ImportError, match="not today"):
+        cli._load("cannot_be_imported")
+    assert gc.isenabled()
+
+
+def test_who_has_switched_the_collector_off_finds_it_off(tmp_path, monkeypatch):
+    (tmp_path / "another_module.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    gc.disable()
+    try:
+        cli._load("another_module")
+
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -35,11 +35,13 @@ class Prepared:
         splits: By name; "train" always.
         labels: Class names; empty for text without labels.
         name: What the data set is called.
+        lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
     """
 
     splits: Mapping[str, Split]
     labels: tuple[str, ...] = ()
     name: str = ""
+    lengths: np.ndarray | None = None
 
 
 def data_folder(data_dir: str) -> Path:
@@ -220,17 +222,16 @@ def task(
 ) -> Prepared:
     """Return labelled data, encoded for a model of this shape."""
     longest = block_length(length, shape.positions)
-    return Prepared(
-        {
-            name: task_split(
-                name, data.splits[name], tokenizer, longest, causal=shape.direction == "causal"
-            )
-            for name in SPLITS
-            if name in data.splits
-        },
-        data.labels,
-        data.name,
-    )
+    splits = {
+        name: task_split(
+            name, data.splits[name], tokenizer, longest, causal=shape.direction == "causal"
+        )
+        for name in SPLITS
+        if name in data.splits
+    }
+    train = splits["train"].data
+    lengths = train.lengths if isinstance(train, EncodedTask) else None
+    return Prepared(splits, data.labels, data.name, lengths)
 
 
 def task_split(

@@ -135,9 +135,7 @@ def put_together(config: DictConfig, command: str) -> Parts:
     model, losses, inherited = layout.model, layout.losses, layout.inherited
     if "validation" in prepared["main"].splits:
         check_monitor(config, losses[0], tokenizer.size, shape.direction)
-    # Parts go to the device block by block: no process need hold the whole there.
-    model.to("cpu" if sharded else precision.device)
-    model.backbone.recompute(config.loop.activation_checkpointing)
+    _place(model, config, precision.device, sharded=sharded)
 
     stages = Stages(model, layout.spans, frozen_eval=chosen.frozen_eval)
     pinned = [loss.objective.settle(model, stages.ever_trains) for loss in losses]
@@ -151,6 +149,7 @@ def put_together(config: DictConfig, command: str) -> Parts:
             chosen.penalty.start(Start(model, inherited, fisher))
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallel(model, losses, precision.device, sharded=sharded)
+    _compile(model, config, precision.device, command)
     step = TrainStep(
         model,
         losses,
@@ -187,6 +186,25 @@ def put_together(config: DictConfig, command: str) -> Parts:
         precision=precision,
         sharded=sharded,
     )
+
+
+def _place(
+    model: TransferModel, config: DictConfig, device: torch.device, *, sharded: bool
+) -> None:
+    """Put the model where it trains, and have it keep for the backward pass what it is to keep."""
+    # Parts go to the device block by block: no process need hold the whole there.
+    model.to("cpu" if sharded else device)
+    model.backbone.recompute(config.loop.activation_checkpointing)
+
+
+def _compile(model: TransferModel, config: DictConfig, device: torch.device, command: str) -> None:
+    """Compile the passes where that was asked for."""
+    if not config.loop.compile:
+        return
+    # Only here: what compiles takes seconds to import.
+    from transfer_cli.engine.compiling import compile_passes
+
+    compile_passes(model, device, lengths_vary=command == "finetune")
 
 
 def _is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptation) -> bool:
@@ -247,7 +265,9 @@ def _data(
 def _stream(config: DictConfig, name: str, part: Prepared) -> Stream:
     data = part.splits["train"].data
     seed = config.seed if name == "main" else derive(config.seed, "stream", name)
-    return Stream(data, Order(len(data), batch_of(config, name), seed))
+    # Of the texts and not of `data`: what keeps their states has the very same order.
+    lengths = part.lengths if config.loop.bucket else None
+    return Stream(data, Order(len(data), batch_of(config, name), seed, lengths))
 
 
 def _has_fixed_features(

@@ -7,6 +7,7 @@ Legend: B blocks, T positions.
 """
 
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -38,7 +39,12 @@ log = logging.getLogger(__name__)
 _FORMAT = 1
 
 _BATCH_CHARACTERS = 1_000_000
-_MAX_TABLE_TOKENS = 4_000_000
+_MAX_TABLE_TOKENS = 500_000
+"""Tokens of the words that are known by heart, which take some 40 MiB with the words themselves.
+
+Twenty megabytes of text have so many. To know more words saves little time: most new ones are
+rare, and the frequent ones are soon learnt again.
+"""
 _LINE_END = "\n"
 _DTYPES = {name: np.dtype(name) for name in ("uint16", "uint32")}
 
@@ -355,7 +361,8 @@ class _Encoder:
     def _learn(self, units: list[str]) -> None:
         rows = self._tokenizer.encode_batch(units)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        tokens = np.fromiter((t for row in rows for t in row), np.int64, int(lengths.sum()))
+        flat = itertools.chain.from_iterable(rows)
+        tokens = np.fromiter(flat, np.int64, int(lengths.sum()))
         first = len(self._numbers)
         self._numbers.update(zip(units, range(first, first + len(units)), strict=True))
         starts = len(self._tokens) + np.cumsum(lengths) - lengths

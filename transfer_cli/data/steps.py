@@ -2,6 +2,9 @@
 
 An epoch is a permutation seeded by its number; a step is a slice of it. A loader that can start at
 any step needs no memory, which is what makes a resume exact.
+
+Texts of like length can be put into one batch, which then has little padding: of short questions,
+half of a batch drawn at random is padding.
 """
 
 import math
@@ -12,6 +15,15 @@ import numpy as np
 
 from transfer_cli.batch import Batch
 from transfer_cli.seeds import derive
+
+POOL_BATCHES = 50
+"""How many batches of examples are drawn at random, sorted by length and cut into batches, at most.
+
+More would save little padding.
+"""
+
+LEAST_POOLS = 8
+"""How many of these pools an epoch has, or few examples would meet the same others each time."""
 
 Items = TypeVar("Items", np.ndarray, list[np.ndarray])
 
@@ -27,30 +39,54 @@ class Order:
         examples: How many there are.
         batch: How many a step takes; the last step of an epoch takes what is left.
         seed: Decides every permutation.
+        lengths: Of each example, in tokens, where those of a batch are to be of like length; None:
+            a batch is drawn from all. Either way each epoch has every example once.
 
     Raises:
-        ValueError: There is nothing to take.
+        ValueError: There is nothing to take, or not a length for each example.
     """
 
-    def __init__(self, examples: int, batch: int, seed: int) -> None:
+    def __init__(
+        self, examples: int, batch: int, seed: int, lengths: np.ndarray | None = None
+    ) -> None:
         if examples < 1 or batch < 1:
             raise ValueError(f"an order needs examples and a batch, got {examples} and {batch}")
+        if lengths is not None and len(lengths) != examples:
+            raise ValueError(f"an order of {examples} examples got {len(lengths)} lengths")
         self.examples = examples
         self.batch = batch
         self.steps_per_epoch = -(-examples // batch)
-        self._permutation = lru_cache(maxsize=2)(lambda epoch: _permutation(examples, seed, epoch))
+        self._seed = seed
+        self._lengths = lengths
+        self._epoch = lru_cache(maxsize=2)(self._drawn)
 
     def indices(self, step: int) -> np.ndarray:
         """Return the examples of a step, counted from 0, as int64."""
         epoch, within = divmod(step, self.steps_per_epoch)
         begin = within * self.batch
-        found: np.ndarray = self._permutation(epoch)[begin : begin + self.batch]
+        found: np.ndarray = self._epoch(epoch)[begin : begin + self.batch]
         return found
 
+    def _drawn(self, epoch: int) -> np.ndarray:
+        """Return the examples of an epoch in their order."""
+        generator = np.random.Generator(np.random.Philox(derive(self._seed, "order", epoch)))
+        order = generator.permutation(self.examples)
+        if self._lengths is None:
+            return order
+        # The last step, which may be a short one, has whatever is left.
+        cut = len(order) - len(order) % self.batch
+        batches = _by_length(order[:cut], self._lengths, self.batch).reshape(-1, self.batch)
+        generator.shuffle(batches)
+        return np.concatenate([batches.ravel(), order[cut:]])
 
-def _permutation(examples: int, seed: int, epoch: int) -> np.ndarray:
-    generator = np.random.Generator(np.random.Philox(derive(seed, "order", epoch)))
-    return generator.permutation(examples)
+
+def _by_length(order: np.ndarray, lengths: np.ndarray, batch: int) -> np.ndarray:
+    """Sort each pool of examples by length."""
+    pool_batches = min(POOL_BATCHES, max(1, len(order) // batch // LEAST_POOLS))
+    pools = in_portions(order, pool_batches * batch)
+    return np.concatenate(
+        [order[:0], *(pool[np.argsort(lengths[pool], kind="stable")] for pool in pools)]
+    )
 
 
 def in_portions(indices: np.ndarray, portion: int) -> list[np.ndarray]:

@@ -3,14 +3,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.data.steps import Order, in_portions
+from transfer_cli.data.steps import LEAST_POOLS, POOL_BATCHES, Order, in_portions
 
-SIZES = {"examples": st.integers(1, 200), "batch": st.integers(1, 40), "seed": st.integers(0, 9)}
+SIZES = {
+    "examples": st.integers(1, 200),
+    "batch": st.integers(1, 40),
+    "seed": st.integers(0, 9),
+    "bucket": st.booleans(),
+}
+
+
+def order_of(examples, batch, seed, bucket):
+    lengths = np.random.default_rng(seed).integers(2, 40, examples) if bucket else None
+    return Order(examples, batch, seed, lengths)
 
 
 @given(**SIZES, epoch=st.integers(0, 5))
-def test_each_epoch_shows_every_example_once(examples, batch, seed, epoch):
-    order = Order(examples, batch, seed)
+def test_each_epoch_shows_every_example_once(examples, batch, seed, bucket, epoch):
+    order = order_of(examples, batch, seed, bucket)
     first = epoch * order.steps_per_epoch
 
     seen = np.concatenate([order.indices(first + n) for n in range(order.steps_per_epoch)])
@@ -19,8 +29,8 @@ def test_each_epoch_shows_every_example_once(examples, batch, seed, epoch):
 
 
 @given(**SIZES, step=st.integers(0, 500))
-def test_a_step_is_full_but_the_last_of_an_epoch(examples, batch, seed, step):
-    order = Order(examples, batch, seed)
+def test_a_step_is_full_but_the_last_of_an_epoch(examples, batch, seed, bucket, step):
+    order = order_of(examples, batch, seed, bucket)
     last = (step + 1) % order.steps_per_epoch == 0
 
     taken = len(order.indices(step))
@@ -29,18 +39,73 @@ def test_a_step_is_full_but_the_last_of_an_epoch(examples, batch, seed, step):
 
 
 @given(**SIZES, steps=st.lists(st.integers(0, 300), min_size=1, max_size=8))
-def test_a_step_has_the_same_examples_whenever_it_is_asked_for(examples, batch, seed, steps):
-    asked = Order(examples, batch, seed)
+def test_a_step_has_the_same_examples_whenever_it_is_asked_for(
+    examples, batch, seed, bucket, steps
+):
+    asked = order_of(examples, batch, seed, bucket)
 
     for step in steps:
-        assert np.array_equal(asked.indices(step), Order(examples, batch, seed).indices(step))
+        fresh = order_of(examples, batch, seed, bucket)
+        assert np.array_equal(asked.indices(step), fresh.indices(step))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
-    one, other = Order(100, 100, seed=0), Order(100, 100, seed=1)
+@pytest.mark.parametrize("lengths", [None, np.arange(100) // 10])
+def test_epochs_and_seeds_have_orders_of_their_own(lengths):
+    one, other = Order(100, 20, 0, lengths), Order(100, 20, 1, lengths)
 
-    assert not np.array_equal(one.indices(0), one.indices(1))
+    assert not np.array_equal(one.indices(0), one.indices(5))
     assert not np.array_equal(one.indices(0), other.indices(0))
+
+
+def test_batches_of_like_length_have_little_padding_and_come_in_no_order_of_length():
+    lengths = np.random.default_rng(0).integers(3, 38, 8000)
+    order = Order(8000, 16, 0, lengths)
+
+    batches = [lengths[order.indices(step)] for step in range(order.steps_per_epoch)]
+
+    padded = sum(len(batch) * batch.max() for batch in batches)
+    assert padded < 1.05 * lengths.sum()
+    longest = [batch.max() for batch in batches]
+    assert longest != sorted(longest)
+
+
+def test_who_is_in_a_batch_together_differs_from_epoch_to_epoch():
+    lengths = np.random.default_rng(0).integers(3, 38, 2000)
+    order = Order(2000, 16, 0, lengths)
+
+    one, other = (
+        {frozenset(order.indices(epoch * 125 + step)) for step in range(125)} for epoch in (0, 1)
+    )
+
+    assert not one & other
+
+
+def test_lengths_are_only_compared_within_a_pool():
+    pools = 2 * LEAST_POOLS
+    lengths = np.arange(pools * POOL_BATCHES * 2)
+    order = Order(len(lengths), 2, 0, lengths)
+
+    spans = [np.ptp(order.indices(step)) for step in range(order.steps_per_epoch)]
+
+    # Two of a pool that are neighbours by length are about as far apart in the whole as there are
+    # pools.
+    assert 0.75 * pools < np.mean(spans) < 1.5 * pools
+
+
+def test_few_examples_are_not_sorted_so_that_all_may_meet():
+    lengths = np.random.default_rng(0).integers(3, 38, 100)
+
+    sorted_by_length, plain = Order(100, 16, 0, lengths), Order(100, 16, 0)
+
+    seen = [
+        {frozenset(order.indices(step)) for step in range(7)} for order in (sorted_by_length, plain)
+    ]
+    assert seen[0] == seen[1]
+
+
+def test_lengths_of_other_examples_are_refused():
+    with pytest.raises(ValueError, match="an order of 10 examples got 9 lengths"):
+        Order(10, 2, 0, np.ones(9))
 
 
 @pytest.mark.parametrize(("examples", "batch"), [(0, 4), (4, 0)])
