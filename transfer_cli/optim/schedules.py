@@ -56,6 +56,28 @@ class Linear(Schedule):
         return max(0.0, (total - step) / max(1, total - warmup))
 
 
+class Trapezoid(Schedule):
+    """1 after the warm-up, then a straight fall to 0 in the last part of the run.
+
+    Also known as warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395): a checkpoint from
+    before the fall can be gone on with for longer.
+
+    Args:
+        warmup: See `Schedule`.
+        fall: The share of the run spent falling, in (0, 1].
+    """
+
+    def __init__(self, warmup: float = 0.0, fall: float = 0.4) -> None:
+        super().__init__(warmup)
+        if not 0 < fall <= 1:
+            raise ValueError(f"fall must be in (0, 1], got {fall}")
+        self.fall = fall
+
+    def decay(self, step: int, warmup: int, total: int) -> float:
+        """Return (S - s) / (fall S), at most 1."""
+        return min(1.0, max(0.0, (total - step) / (self.fall * total)))
+
+
 class Cosine(Schedule):
     """Half a cosine from 1 to a floor (Loshchilov and Hutter 2017), after the warm-up.
 

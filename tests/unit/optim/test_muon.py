@@ -1,0 +1,203 @@
+"""Muon for the blocks' matrices, AdamW for the rest."""
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests import tiny
+from transfer_cli.model.transfer_model import layer_groups
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.optim.groups import Height, optimizer_groups
+from transfer_cli.optim.layer_scale import Uniform
+from transfer_cli.optim.muon import MuonWithAdamW, is_turned, orthogonal
+
+SHAPES = ((24, 8), (8, 24), (8, 8))
+
+
+def grouped(model):
+    heights = [Height(g.name, g.depth, g.parameters) for g in layer_groups(model, set())]
+    return optimizer_groups(dict(model.named_parameters()), heights, Uniform())
+
+
+def drawn(seed=0):
+    """Return three matrices of a block, a vector of it, and a table of embeddings."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (*SHAPES, (8,), (5, 8))
+    return [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
+
+
+def groups_of(parameters):
+    *matrices, vector, table = parameters
+    return [
+        {"params": matrices, "layer": "block.0"},
+        {"params": [vector], "layer": "block.0", "weight_decay": 0.0},
+        {"params": [table], "layer": "embeddings"},
+    ]
+
+
+def stepped(optimizers, parameters, steps, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@pytest.mark.parametrize("shape", [(16, 48), (48, 16), (32, 32)])
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
+def test_all_singular_values_become_about_1_and_the_directions_stay(shape, scale):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3)) * scale
+
+    left, sizes, right = torch.linalg.svd(matrix, full_matrices=False)
+    turned = left.T @ orthogonal(matrix) @ right.T
+
+    # Those below a hundredth of the largest need more rounds than there are.
+    values = turned.diagonal()[sizes > 0.02 * sizes[0]]
+    assert 0.6 < values.min() <= values.max() < 1.3
+    assert (turned - turned.diagonal().diag()).abs().max() < 1e-3
+
+
+def test_a_matrix_of_zeros_stays():
+    assert_close(orthogonal(torch.zeros(4, 6)), torch.zeros(4, 6))
+
+
+def test_matrices_of_blocks_are_turned_and_nothing_else_is():
+    model = tiny.model(CausalLM(), Classification(), segments=2)
+    model.backbone.blocks[0].sites["after_attention"] = torch.nn.Linear(16, 16)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+
+    turned = {names[p] for group in grouped(model) for p in group["params"] if is_turned(p, group)}
+
+    parts = ("attention.packed", "attention.output", "feed_forward.inner", "feed_forward.output")
+    expected = {f"backbone.blocks.{n}.{part}.weight" for n in range(3) for part in parts}
+    assert turned == expected | {"backbone.blocks.0.sites.after_attention.weight"}
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+def test_matrices_go_as_with_torchs_muon():
+    ours, theirs = drawn(), drawn()
+    optimizer = MuonWithAdamW(groups_of(ours), lr=0.01, weight_decay=0.1)
+    muon = torch.optim.Muon(
+        theirs[:3], lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
+
+    stepped([optimizer], ours, steps=5)
+    stepped([muon], theirs, steps=5)
+
+    for mine, other, start in zip(ours[:3], theirs, drawn(), strict=False):
+        # It computes in bfloat16, which has 8 bits.
+        assert (mine - other).norm() < 0.03 * (start - other).norm()
+
+
+def test_the_rest_goes_as_with_torchs_adamw():
+    ours, theirs = drawn(), drawn()
+    optimizer = MuonWithAdamW(groups_of(ours), lr=0.01, weight_decay=0.1, betas=(0.8, 0.9))
+    adamw = torch.optim.AdamW(
+        groups_of(theirs), lr=0.01, weight_decay=0.1, betas=(0.8, 0.9), fused=True
+    )
+
+    stepped([optimizer], ours, steps=5)
+    stepped([adamw], theirs, steps=5)
+
+    for mine, other in zip(ours[3:], theirs[3:], strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_matrices_may_have_a_rate_of_their_own():
+    ours, theirs = drawn(), drawn()
+    stepped([MuonWithAdamW(groups_of(ours), lr=0.01, matrix_rate=3.0)], ours, steps=2)
+    optimizer = MuonWithAdamW(groups_of(theirs), lr=0.01)
+    optimizer.param_groups[0]["lr"] = 0.03
+    stepped([optimizer], theirs, steps=2)
+
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_close(mine, other)
+
+
+def test_the_rate_and_the_decay_are_those_of_the_group():
+    parameters = drawn()
+    before = [p.detach().clone() for p in parameters]
+    optimizer = MuonWithAdamW(groups_of(parameters), lr=0.01, weight_decay=0.5)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.step()
+
+    factors = (0.95, 0.95, 0.95, 1.0, 0.995)
+    for parameter, start, factor in zip(parameters, before, factors, strict=True):
+        assert_close(parameter.detach(), factor * start)
+
+
+def test_what_has_no_gradient_stays_and_keeps_nothing():
+    parameters = drawn()
+    optimizer = MuonWithAdamW(groups_of(parameters), lr=0.01, weight_decay=0.1)
+    for parameter in parameters[:1]:
+        parameter.grad = torch.ones_like(parameter)
+
+    optimizer.step()
+
+    assert [torch.equal(p, q) for p, q in zip(parameters, drawn(), strict=True)] == [
+        False, True, True, True, True,
+    ]  # fmt: skip
+    assert list(optimizer.state) == parameters[:1]
+
+
+def test_a_saved_state_goes_on_bit_for_bit():
+    whole, cut = drawn(), drawn()
+    optimizer = MuonWithAdamW(groups_of(whole), lr=0.01)
+    stepped([optimizer], whole, steps=3)
+    stepped([optimizer], whole, steps=3, seed=2)
+
+    first = MuonWithAdamW(groups_of(cut), lr=0.01)
+    stepped([first], cut, steps=3)
+    second = MuonWithAdamW(groups_of(cut), lr=0.01)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    stepped([second], cut, steps=3, seed=2)
+
+    assert all(torch.equal(mine, other) for mine, other in zip(whole, cut, strict=True))
+
+
+def test_a_training_step_takes_a_state_up_and_refuses_one_that_lacks_something():
+    recipe = tiny.Recipe(total=4, optimizer=MuonWithAdamW)
+    run = tiny.run(CausalLM(), tiny.blocks(), recipe).go()
+    state = copy.deepcopy(run.step.state_dict())
+    other = tiny.run(CausalLM(), tiny.blocks(), recipe)
+
+    other.step.load_state_dict(state)
+
+    saved = other.step.optimizer.state_dict()["state"]
+    assert {frozenset(averages) for averages in saved.values()} == {
+        frozenset({"momentum_buffer"}), frozenset({"step", "exp_avg", "exp_avg_sq"}),
+    }  # fmt: skip
+    of_adamw = next(n for n, averages in saved.items() if "exp_avg" in averages)
+    state["optimizer"]["state"][of_adamw] = {"momentum_buffer": saved[of_adamw]["exp_avg"]}
+    with pytest.raises(ValueError, match="lacks something of some parameters"):
+        other.step.load_state_dict(state)
+
+
+def test_it_learns():
+    recipe = tiny.Recipe(rate=0.02, total=30, optimizer=MuonWithAdamW)
+    losses = tiny.run(CausalLM(), tiny.blocks(), recipe).go().losses
+
+    assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lr": -1.0}, "lr must be 0 or more"),
+        ({"weight_decay": -0.1}, "weight_decay must be 0 or more"),
+        ({"eps": -1.0}, "eps must be 0 or more"),
+        ({"momentum": 1.0}, "momentum must be in"),
+        ({"betas": (0.9, 1.0)}, r"betas\.1 must be in"),
+        ({"matrix_rate": 0.0}, "matrix_rate must be above 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        MuonWithAdamW(groups_of(drawn()), **options)

@@ -1,0 +1,180 @@
+"""Muon for the matrices inside of the blocks, AdamW for everything else, as one optimizer.
+
+Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) replaces the momentum of a
+matrix by the nearest matrix whose singular values are all about 1, so that no direction of the
+gradient drowns in another. Embeddings, heads, biases and norms are no such maps from states to
+states, and stay with AdamW (the same source).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.optimizer import ParamsT
+
+from transfer_cli.optim.eager import Eager
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic polynomial (Jordan et al. 2024): steepest at 0, and then never far from 1."""
+
+_ROUNDS = 5
+
+_SMALLEST_NORM = 1e-7
+
+_RMS_OF_ADAMW = 0.2
+"""About the root mean square of AdamW's updates (Liu et al. 2025, arXiv 2502.16982)."""
+
+_OUTER_LAYERS = ("embeddings", "head.", "added.embeddings")
+"""Beginnings of the names of layer groups whose matrices are tables of rows, or heads."""
+
+
+class MuonWithAdamW(Eager):
+    """One rate and one weight decay for both: Muon's updates are as large as AdamW's.
+
+    torch has a Muon of its own (2.9 and later), which computes in bfloat16 on every device; on a
+    CPU without units for it that takes three to four times as long as float32.
+
+    Args:
+        params: Parameters, or groups of them. Where a group has a `layer`, that tells matrices of
+            blocks and of what is added to them from embeddings and heads; without one, all
+            matrices are taken for the former.
+        lr: The rate.
+        weight_decay: The share of a weight that rate 1 takes away (decoupled).
+        momentum: How much of a matrix's average gradient each step keeps; Nesterov's form.
+        matrix_rate: The rate of the matrices over that of the rest.
+        betas: AdamW's, for the rest.
+        eps: AdamW's.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 2.5e-4,
+        weight_decay: float = 0.01,
+        momentum: float = 0.95,
+        matrix_rate: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be 0 or more, got {value}")
+        for name, value in (("momentum", momentum), ("betas.0", betas[0]), ("betas.1", betas[1])):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {value}")
+        if not 0 < matrix_rate < math.inf:
+            raise ValueError(f"matrix_rate must be above 0, got {matrix_rate}")
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "matrix_rate": matrix_rate,
+            "betas": betas,
+            "eps": eps,
+            "fused": True,  # where torch's `load_state_dict` looks how counts of steps are kept
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient; return what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            moving = [p for p in group["params"] if p.grad is not None]
+            self._turn([p for p in moving if is_turned(p, group)], group)
+            self._adapt([p for p in moving if not is_turned(p, group)], group)
+        return loss
+
+    def averages(self) -> list[set[str]]:
+        """Return the names of each parameter's running averages, in the order of the groups."""
+        return [
+            {"momentum_buffer"} if is_turned(p, group) else {"step", "exp_avg", "exp_avg_sq"}
+            for group in self.param_groups
+            for p in group["params"]
+        ]
+
+    def _turn(self, matrices: list[Tensor], group: Mapping[str, Any]) -> None:
+        """Take a step of Muon."""
+        momentum, rate = group["momentum"], group["lr"] * group["matrix_rate"]
+        for matrix in matrices:
+            gradient, state = matrix.grad, self.state[matrix]
+            assert gradient is not None  # noqa: S101 - what has none was left out
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(matrix)
+            average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+            direction = _orthogonal_part(gradient.lerp(average, momentum))
+            matrix.mul_(1 - rate * group["weight_decay"])
+            matrix.add_(direction, alpha=-rate * _RMS_OF_ADAMW * math.sqrt(max(matrix.shape)))
+
+    def _adapt(self, others: list[Tensor], group: Mapping[str, Any]) -> None:
+        """Take a step of AdamW, in one kernel for all."""
+        if not others:
+            return
+        for other in others:
+            if not self.state[other]:
+                self.state[other] = {
+                    "step": torch.zeros((), device=other.device),
+                    "exp_avg": torch.zeros_like(other),
+                    "exp_avg_sq": torch.zeros_like(other),
+                }
+        beta1, beta2 = group["betas"]
+        adamw(
+            others,
+            [other.grad for other in others if other.grad is not None],
+            [self.state[other]["exp_avg"] for other in others],
+            [self.state[other]["exp_avg_sq"] for other in others],
+            [],
+            [self.state[other]["step"] for other in others],
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def is_turned(parameter: Tensor, group: Mapping[str, Any]) -> bool:
+    """Return whether Muon updates a parameter of an optimizer's group, rather than AdamW."""
+    return parameter.ndim == 2 and not str(group.get("layer", "")).startswith(_OUTER_LAYERS)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """Return U S' V^T for the matrix U S V^T, S' being about 1 (0.7 to 1.2) wherever S is not tiny.
+
+    Five rounds of Newton and Schulz's iteration, as in Jordan et al. 2024. In bfloat16 on a GPU, as
+    there; in float32 on a CPU.
+
+    Args:
+        matrix: `[M, N]`, of any scale.
+    """
+    a, b, c = _COEFFICIENTS
+    wide = matrix.to(torch.bfloat16 if matrix.is_cuda else torch.float32)
+    if is_tall := matrix.shape[0] > matrix.shape[1]:
+        wide = wide.T
+    wide = wide / wide.norm().clamp(min=_SMALLEST_NORM)
+    for _ in range(_ROUNDS):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return (wide.T if is_tall else wide).to(matrix.dtype)
+
+
+def _orthogonal_part(matrix: Tensor) -> Tensor:
+    """Return `orthogonal`; of a matrix that lies in parts on several processes, this one's part."""
+    if not hasattr(matrix, "full_tensor"):
+        return orthogonal(matrix)
+    from torch.distributed.tensor import DTensor, Replicate
+
+    assert isinstance(matrix, DTensor)  # noqa: S101 - for the type checker
+    # Every process gathers the matrix and computes the same; no part of it would do.
+    mesh, whole = matrix.device_mesh, orthogonal(matrix.full_tensor())
+    spread = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return spread.redistribute(placements=matrix.placements)
