@@ -74,6 +74,7 @@ COMMON = (
     "loop.batch=16",
     "loop.monitor=accuracy",
     "checkpoint.every=1000 epochs",
+    "loop.bucket=false",  # as what was published was made
 )
 FEW = ("loop.epochs=20", "loop.evaluate_every=2 epochs")
 MANY = ("data.labelled=null", "loop.epochs=3", "loop.evaluate_every=0.5 epochs")

@@ -1,5 +1,6 @@
 """The package of `docs/example`: a user's own parts, by command line and by our contracts."""
 
+import importlib
 import re
 import shlex
 import shutil
@@ -38,10 +39,16 @@ def commands():
 
 @pytest.fixture
 def mylab(tmp_path, monkeypatch):
-    """Put a copy of the example into the test's folder, and forget its modules afterwards."""
+    """Put a copy of the example into the test's folder, and know no other one."""
+    forget()
     shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    importlib.invalidate_caches()
     yield tmp_path
+    forget()
+
+
+def forget():
     for name in [name for name in sys.modules if name.partition(".")[0] == "mylab"]:
         del sys.modules[name]
 

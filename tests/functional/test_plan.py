@@ -27,7 +27,7 @@ def stages_of(text):
 
 
 def files_below(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
 @pytest.fixture
