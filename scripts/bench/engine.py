@@ -29,7 +29,7 @@ TINY = {
 }
 """model=tiny, with few tokens: what the engine takes does not depend on them."""
 
-STEPS = 100
+STEPS = 50
 """Steps of a turn at the tiny size."""
 
 
@@ -39,7 +39,7 @@ def at_tutorial_size(asked: argparse.Namespace, folder: Path) -> Report:
     words = [*_words(size, folder), "loop.log_every=1"]
     variant = _variant("transfer", "pretrain_timed", words, folder)
     [figure] = measuring.take_turns(
-        [variant], rounds=asked.rounds or (2 if asked.quick else 4), threads=asked.threads
+        [variant], rounds=asked.rounds or 2, threads=asked.threads
     )
     parts = {name: figure.noted(f"{name}_s") for name in ("step", "batch", "engine")}
     cpu = figure.noted("engine_cpu_s")
@@ -62,7 +62,7 @@ def at_tiny_size(asked: argparse.Namespace, folder: Path) -> Report:
     ]
     steps = 10 if asked.quick else STEPS
     own, bare, timed = figures = measuring.take_turns(
-        variants, rounds=asked.rounds or (2 if asked.quick else 11), steps=steps, threads=1
+        variants, rounds=asked.rounds or (2 if asked.quick else 9), steps=steps, threads=1
     )
     wall, cpu = (1000 * measuring.difference(own, bare, of) for of in ("wall_s", "cpu_s"))
     inside = 1000 * timed.noted("engine_s") / steps

@@ -5,7 +5,7 @@
 Tokens a second of the training step of `transfer pretrain`, over the length of the sequences (with
 the same number of tokens), the batch, the width and the depth. Beside it stands the share of the
 machine's matrix products that the model's arithmetic comes to: model FLOPs a second over those of
-one large float32 product, measured between the steps of the same size.
+the fastest of many large float32 products, measured between the steps.
 """
 
 import argparse
@@ -168,17 +168,17 @@ def growth(asked: argparse.Namespace, folder: Path) -> Report:
         [variant], rounds=2 * steps * len(runs), unmeasured=0, threads=asked.threads
     )
     figures: dict[Setting, Figure] = {}
-    peaks: dict[Setting, float] = {}
+    peak = 0.0
     for number, setting in enumerate(settings):
         turns = all_turns.samples[2 * steps * number : 2 * steps * (number + 1)]
         figures[setting] = Figure.of(setting.name, turns[::2])
-        peaks[setting] = max(turn.notes["square_flops"] for turn in turns[1::2])
+        peak = max(peak, *(turn.notes["square_flops"] for turn in turns[1::2]))
     rows = [["over", "", "batch", "tokens/s", "GFLOP/token", "MFU %", "peak MiB", "note"]]
     for name, group in dimensions.items():
-        rows += [_row(name, s, figures[s], peaks[s]) for s in group]
-    best = max(peaks.values()) / 1e9
+        rows += [_row(name, s, figures[s], peak) for s in group]
     notes = [
-        f"The machine's products: a square of {SQUARE:,} in float32, up to {best:,.0f} GFLOP/s.",
+        f"MFU is of {peak / 1e9:,.0f} GFLOP/s, the fastest product of squares of {SQUARE:,} in "
+        "float32 that was seen between the steps.",
         f"Where nothing else is said: width {settings[0].width}, depth {settings[0].depth}, "
         f"vocabulary {settings[0].vocabulary:,}, {settings[0].tokens:,} tokens a step.",
     ]
