@@ -38,9 +38,7 @@ def at_tutorial_size(asked: argparse.Namespace, folder: Path) -> Report:
     size = pretrain.TRIAL if asked.quick else pretrain.TUTORIAL
     words = [*_words(size, folder), "loop.log_every=1"]
     variant = _variant("transfer", "pretrain_timed", words, folder)
-    [figure] = measuring.take_turns(
-        [variant], rounds=asked.rounds or 2, threads=asked.threads
-    )
+    [figure] = measuring.take_turns([variant], rounds=asked.rounds or 2, threads=asked.threads)
     parts = {name: figure.noted(f"{name}_s") for name in ("step", "batch", "engine")}
     cpu = figure.noted("engine_cpu_s")
     rows = [["part of a step", "wall ms"]]
