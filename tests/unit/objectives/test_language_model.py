@@ -103,3 +103,23 @@ def test_an_objective_says_whether_it_keeps_the_tokens(objective):
     kept = torch.equal(prepared(objective, [list(range(5, 25)), [5, 2]])["tokens"], batch["tokens"])
 
     assert objective.keeps_tokens == kept
+
+
+@pytest.mark.parametrize("objective", [CausalLM(), MaskedLM(0.4)], ids=["clm", "mlm"])
+def test_logits_at_the_targets_alone_give_the_loss_and_gradients_of_all_logits(objective):
+    model = tiny.model(objective, direction=objective.direction)
+    tiny.lively(model)
+    batch = prepared(objective, [[7, 8, 9, 10, 11, 2], [5, 6, 2], [30, 31, 32, 33]])
+    table = model.backbone.token_embedding.weight
+    parameters = list(model.parameters())
+
+    own = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
+    own_gradients = torch.autograd.grad(own, parameters)
+    all_logits = model.heads["lm"](Encoding(model, batch).top, table).flatten(0, 1)
+    full = torch.nn.functional.cross_entropy(
+        all_logits, batch["target"].flatten(), ignore_index=IGNORE, reduction="sum"
+    )
+
+    torch.testing.assert_close(own, full, rtol=1e-6, atol=0)
+    for found, wanted in zip(own_gradients, torch.autograd.grad(full, parameters), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6 * float(wanted.abs().max()))
