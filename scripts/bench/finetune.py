@@ -271,7 +271,7 @@ class Epoch:
 
 def training(made: Material, asked: argparse.Namespace) -> Report:
     """Measure an epoch of every way."""
-    timed = asked.rounds or (2 if asked.quick else 12)
+    timed = asked.rounds or (2 if asked.quick else 6)
     figures = measuring.take_turns(variants(made, timed), rounds=timed, threads=asked.threads)
     kept = cached(made, asked)
     examples = len(made.lengths)

@@ -158,7 +158,7 @@ def growth(asked: argparse.Namespace, folder: Path) -> Report:
     """Measure every setting once, however many dimensions it stands in."""
     dimensions = TRIAL if asked.quick else GROWTH
     settings = list(dict.fromkeys(s for group in dimensions.values() for s in group))
-    steps = asked.rounds or (2 if asked.quick else 5)
+    steps = asked.rounds or (2 if asked.quick else 3)
     tokens = (steps + 2) * max(s.tokens for s in settings)
     material = product.make_material(folder, settings[0].vocabulary, tokens)
     runs = [[*s.words(), *material.words, *product.UNDISTURBED] for s in settings]

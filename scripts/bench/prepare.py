@@ -148,7 +148,7 @@ def speed(asked: argparse.Namespace, folder: Path, name: str, source: Path | Non
         for function in ("encode_batch_fast", "encode_batch")
     ]
     figures = measuring.take_turns(
-        variants, rounds=asked.rounds or (1 if asked.quick else 5), threads=asked.threads
+        variants, rounds=asked.rounds or (1 if asked.quick else 3), threads=asked.threads
     )
     own, fast, _ = figures
     megabytes = text.stat().st_size / MB
@@ -208,6 +208,8 @@ def memory(asked: argparse.Namespace, folder: Path, source: Path | None) -> Repo
     for megabytes in sizes:
         write_text(folder / "text.txt", megabytes, source)
         for anew in (True, False):
+            if anew and megabytes > MEMORY_MB[0] and not asked.large:
+                continue  # to make a tokenizer of much text takes a minute
             command = prepare_command(folder, megabytes, anew=anew)
             turn = measuring.once(command, threads=asked.threads)
             figures[anew].append(Figure.of(command.name, [turn]))
@@ -220,6 +222,7 @@ def memory(asked: argparse.Namespace, folder: Path, source: Path | None) -> Repo
             of="peak_mib",
         )
         for anew, name, limit in ((False, "tokenizer at hand", 1.2), (True, "tokenizer made", 2.0))
+        if len(figures[anew]) > 1
     ]
     notes = ["Each command once. Their start takes 3 to 4 CPU seconds of the time."]
     return Report("Memory of transfer prepare", [*figures[True], *figures[False]], goals, (), notes)

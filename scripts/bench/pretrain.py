@@ -89,7 +89,7 @@ def _peer(
 
 def _turns(variants: Sequence[Variant], asked: argparse.Namespace) -> dict[str, Figure]:
     """Let variants take turns; return their figures by name."""
-    rounds = asked.rounds or (2 if asked.quick else 3)
+    rounds = asked.rounds or 2
     figures = measuring.take_turns(variants, rounds=rounds, threads=asked.threads)
     return {figure.name: figure for figure in figures}
 

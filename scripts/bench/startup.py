@@ -111,7 +111,7 @@ def report(asked: argparse.Namespace, folder: Path) -> Report:
         first_step(folder),
     ]
     figures = measuring.commands_in_turns(
-        commands, rounds=asked.rounds or (1 if asked.quick else 9), threads=asked.threads
+        commands, rounds=asked.rounds or (1 if asked.quick else 5), threads=asked.threads
     )
     by_name = {figure.name: figure for figure in figures}
     start, imports = by_name[FIRST_STEP], by_name[BOTH]

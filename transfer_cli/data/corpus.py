@@ -14,6 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -264,7 +265,6 @@ def _write_tokens(
     """Write the tokens of a text to `path`, a batch of lines at a time, and count."""
     log.info("Encoding the %s text", split.name)
     begin = time.perf_counter()
-    encoder = _Encoder(tokenizer)
     words = size_bytes = lines = unknown = 0
     written = 1
     with _writing(path.parent.parent):
@@ -272,8 +272,7 @@ def _write_tokens(
     with file, tqdm(desc="encoding", unit="B", unit_scale=True, disable=None, leave=False) as bar:
         first = np.array([tokenizer.sep], dtype=dtype)
         _append(file.fileno(), first, path)
-        for batch in _batches(split.lines()):
-            tokens = encoder(batch)
+        for batch, tokens in _encoded(_batches(split.lines()), tokenizer):
             _append(file.fileno(), tokens.astype(dtype), path)
             text = _LINE_END.join(batch)
             batch_bytes = len(text.encode("utf-8", "replace")) + 1
@@ -323,6 +322,31 @@ def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+def _encoded(
+    batches: Iterator[list[str]], tokenizer: Tokenizer
+) -> Iterator[tuple[list[str], npt.NDArray[np.int64]]]:
+    """Yield batches of lines with their tokens, `sep` after each line.
+
+    While the library's own threads encode one batch, Python looks up the words of the next ones:
+    neither alone keeps all cores busy.
+    """
+    encoder = _Encoder(tokenizer)
+    with ThreadPoolExecutor(1) as beside:
+        for batch in batches:
+            tokens = beside.submit(_whole_lines, batch, tokenizer)
+            later = []
+            while not tokens.done() and (following := next(batches, None)) is not None:
+                later.append((following, encoder(following)))
+            yield batch, tokens.result()
+            yield from later
+
+
+def _whole_lines(lines: Sequence[str], tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
+    ends = [tokenizer.sep]
+    rows = itertools.chain.from_iterable((row, ends) for row in tokenizer.encode_batch(lines))
+    return np.fromiter(itertools.chain.from_iterable(rows), np.int64)
 
 
 class _Encoder:
