@@ -3,7 +3,7 @@
     python scripts/bench/run_all.py [--peers PYTHON] [--only pretrain engine ...] [--threads 2]
         [--data-dir DIR] [--quick] [--json FILE]
 
-Takes less than 15 minutes on two cores, and about 18 GiB of memory. Close everything else: where
+Meant to take a quarter of an hour on two cores; takes about 18 GiB of memory. Close everything else: where
 other processes took more than a twentieth of the machine, a line says that it was disturbed.
 """
 
