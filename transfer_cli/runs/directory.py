@@ -95,14 +95,16 @@ class RunDirectory:
         Raises:
             RunError: It holds a run, or anything else.
         """
+        if path.exists() and not path.is_dir():
+            raise RunError(f"run.dir: {path} is not a folder")
+        # Looked at before the config is: another command may be writing it just now.
+        is_free = not path.is_dir() or RunDirectory(path)._holds_no_more_than_a_start()
         if (path / CONFIG).exists():
             raise RunError(
                 f"run.dir: {path} already holds a run; go on with it by resume={path}, "
                 "or choose another folder"
             )
-        if path.exists() and not path.is_dir():
-            raise RunError(f"run.dir: {path} is not a folder")
-        if path.is_dir() and not RunDirectory(path)._holds_no_more_than_a_start():
+        if not is_free:
             raise RunError(f"run.dir: {path} is not empty; choose a new or an empty folder")
 
     @classmethod
