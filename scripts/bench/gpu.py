@@ -172,7 +172,8 @@ def plain_loop(
     size: Mapping[str, int],
     steps: int,
     device: str,
-    compiled: bool,  # noqa: FBT001
+    *,
+    compiled: bool,
 ) -> None:
     """Train a nanoGPT-style model with what makes such a loop fast on a GPU."""
     import torch
@@ -213,7 +214,8 @@ def trainer(
     size: Mapping[str, int],
     steps: int,
     device: str,
-    compiled: bool,  # noqa: FBT001
+    *,
+    compiled: bool,
 ) -> None:
     """Train GPT-2 under Hugging Face's `Trainer` with its fast settings."""
     from peers import Size, gpt2, train_with_trainer

@@ -140,6 +140,7 @@ def pretrain_timed(arrive: Any, words: Sequence[str]) -> None:
             parts.begin("engine")
             return report
 
+        # What it is given is a TrainStep to it: it only calls it.
         trainer = build_trainer(timed, progress)  # type: ignore[arg-type]
         on = trainer.add_event_handler
         on(Events.GET_BATCH_STARTED, lambda engine: parts.begin("batch"))
@@ -208,6 +209,7 @@ def in_place_of_engine(
 
     def build(step: Callable[..., Any], progress: Any) -> Any:
         taken.append(step)
+        # A TrainStep and its Progress, which are not imported before a worker has begun.
         return build_trainer(step, progress)  # type: ignore[arg-type]
 
     def run(trainer: Any, streams: Any, *, micro_batch: int, mixture: Any, **others: Any) -> None:
