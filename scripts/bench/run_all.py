@@ -3,8 +3,9 @@
     python scripts/bench/run_all.py [--peers PYTHON] [--only pretrain engine ...] [--threads 2]
         [--data-dir DIR] [--quick] [--json FILE]
 
-Meant to take a quarter of an hour on two cores; takes about 18 GiB of memory. Close everything else: where
-other processes took more than a twentieth of the machine, a line says that it was disturbed.
+Meant to take a quarter of an hour on two cores; takes about 18 GiB of memory. Close everything
+else: where other processes took more than a twentieth of the machine, a line says that it was
+disturbed.
 """
 
 import argparse
