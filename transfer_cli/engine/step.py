@@ -175,7 +175,7 @@ class TrainStep:
             self._wrapped_in = self.stages.current
         stage = self.stages.clock(step)
         self.rates.set(self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate)
-        torch.manual_seed(derive(self._seed, "dropout", step, *self._own_noise()))
+        self._seed_dropout(step)
         ready = [self._prepare(micro, step) for micro in micro_batches]
         counts, tokens, examples = self._count(ready, micro_batches)
         weights = self._weights(step)
@@ -258,6 +258,16 @@ class TrainStep:
             for loss in self.losses
             if loss.stream in micro
         }
+
+    def _seed_dropout(self, step: int) -> None:
+        """Let what is drawn from torch's own generators follow from the seed and the step.
+
+        `torch.manual_seed` would note a stack trace for each kind of device that is not in use.
+        """
+        seed = derive(self._seed, "dropout", step, *self._own_noise())
+        torch.default_generator.manual_seed(seed)
+        if self._precision.device.type == "cuda":
+            torch.cuda.manual_seed_all(seed)
 
     def _own_noise(self) -> tuple[int, ...]:
         """Return what makes dropout differ between processes; the first draws as if alone."""
