@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -86,7 +86,9 @@ def _dispatch(words: list[str]) -> int:
     elif first in ("--shell-completion", "-sc"):
         _complete(rest)
     elif first == "plan":
-        _plan(rest)
+        _run_about("plan", commands.PLAN, commands.PLANNED, rest)
+    elif first == "lr-find":
+        _run_about("lr-find", commands.LR_FIND, commands.LR_FOUND, rest)
     elif first in commands.ALL:
         _run(first, commands.ALL[first], rest)
     else:
@@ -95,19 +97,19 @@ def _dispatch(words: list[str]) -> int:
     return EXIT_DONE
 
 
-def _plan(words: list[str]) -> None:
-    """Run `plan COMMAND ...`: the words of another command, looked at instead of run."""
+def _run_about(name: str, command: Command, known: Mapping[str, Command], words: list[str]) -> None:
+    """Run `plan COMMAND ...` and its like: another command's words, with something else done."""
     first, rest = (words[0] if words else ""), words[1:]
     if first in ("--help", "-h"):
-        _print(f"{commands.PLAN.text}\n\n{commands.PLAN.summary}")
-    elif first in commands.PLANNED:
-        # A sweep of plans leaves nothing behind, not even Hydra's list of it.
+        _print(f"{command.text}\n\n{command.summary}")
+    elif first in known:
+        # A sweep of these leaves nothing behind, not even Hydra's list of it.
         with tempfile.TemporaryDirectory() as folder:
-            _run(first, commands.PLANNED[first], [*rest, f"hydra.sweep.dir={folder}"])
+            _run(first, known[first], [*rest, f"hydra.sweep.dir={folder}"])
     else:
-        close = nearest(first, commands.PLANNED)
-        known = " or ".join(f"transfer plan {name}" for name in commands.PLANNED)
-        raise ConfigError(f"plan: of which command?{close} Type {known}, then its overrides")
+        close = nearest(first, known)
+        forms = " or ".join(f"transfer {name} {each}" for each in known)
+        raise ConfigError(f"{name}: of which command?{close} Type {forms}, then its overrides")
 
 
 def _run(name: str, command: Command, words: list[str]) -> None:

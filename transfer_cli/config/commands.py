@@ -182,6 +182,48 @@ PLANNED = {
 }
 """The commands that `plan` can look at."""
 
+LR_FIND = Command(
+    summary="find a learning rate by a short run over a range of them",
+    text="""\
+transfer lr-find finetune|pretrain [GROUP=OPTION ...] [KEY=VALUE ...]
+
+Takes the words of `transfer finetune` or `transfer pretrain`, lets the rate of every layer group
+grow from step to step until the loss explodes (Smith 2017), and suggests a rate for each group. The
+curve is left as a picture, as numbers and in TensorBoard; no model is kept. `lr_find.start`,
+`lr_find.end` and `lr_find.steps` set the range.""",
+    function="",
+    composes=False,
+)
+
+LR_FOUND = {
+    "finetune": replace(FINETUNE, function=f"{_MODULES}.lr_find.find_finetune", scales=False),
+    "pretrain": replace(PRETRAIN, function=f"{_MODULES}.lr_find.find_pretrain", scales=False),
+}
+"""The commands whose rate `lr-find` can find."""
+
+REPORT = Command(
+    summary="compare runs and sweeps: a table, CSV, Markdown, a page with charts",
+    text="""\
+transfer report RUN_OR_SWEEP ... [--sort KEY] [--baseline WORDS] [--csv FILE] [--markdown FILE]
+                                 [--json FILE] [--html FILE]""",
+    function=f"{_MODULES}.report.report",
+    composes=False,
+)
+
+DIFF = Command(
+    summary="show in what two runs differ: config, data, environment, measures",
+    text="transfer diff RUN_A RUN_B [--json]",
+    function=f"{_MODULES}.diff.diff",
+    composes=False,
+)
+
+INIT = Command(
+    summary="start a folder of your own configs, with commented copies to edit",
+    text="transfer init DIR",
+    function=f"{_MODULES}.init.init",
+    composes=False,
+)
+
 PRESETS = Command(
     summary="list every config group and option, with one line on each",
     text="transfer presets [GROUP ...] [--json] [--config-dir DIR]",
@@ -209,9 +251,13 @@ ALL: dict[str, Command] = {
     "pretrain": PRETRAIN,
     "finetune": FINETUNE,
     "plan": PLAN,
+    "lr-find": LR_FIND,
     "evaluate": EVALUATE,
     "predict": PREDICT,
+    "report": REPORT,
+    "diff": DIFF,
     "presets": PRESETS,
+    "init": INIT,
     "info": INFO,
     "completion": COMPLETION,
 }

@@ -106,6 +106,42 @@ class PlanConfig:
 
 
 @dataclass
+class LrFindConfig:
+    """What `transfer lr-find` does; training itself ignores it."""
+
+    start: float = 1e-7
+    """The rate of the first step."""
+    end: float = 1.0
+    """The rate of the last step; the steps before grow to it by a constant factor."""
+    steps: int = 100
+    """How many steps, if the loss does not explode before."""
+
+
+@dataclass
+class SweepConfig:
+    """How the jobs of a sweep (`-m`) run, and what a search looks for; single runs ignore it."""
+
+    isolate: bool = True
+    """Give each job a process of its own; false: one process for all, so that torch starts once."""
+    workers: str = "auto"
+    """Jobs side by side, each with GPUs of its own; auto: as many as there are GPUs for, else 1."""
+    on_error: str = "continue"
+    """continue with the other jobs when one has failed, or stop."""
+    trials: int = 20
+    """Of a search: how many trials in all."""
+    objective: str = "validation/error_rate"
+    """Of a search: what to make small or large, a measure or any key of results.json."""
+    direction: str = "minimize"
+    """Of a search: minimize or maximize."""
+    sampler: str = "tpe"
+    """Of a search: tpe (Bergstra et al. 2011) or random."""
+    prune: bool = True
+    """Of a search: end trials early that do worse than the median of earlier ones at that step."""
+    study: str | None = None
+    """Of a search: its SQLite file, shared by all that work on it; none: one in the sweep's folder."""
+
+
+@dataclass
 class SharedConfig:
     """What every command takes."""
 
@@ -154,6 +190,8 @@ class TrainConfig(SharedConfig):
     source: SourceConfig = field(default_factory=SourceConfig)
     forgetting: ForgettingConfig = field(default_factory=ForgettingConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
+    lr_find: LrFindConfig = field(default_factory=LrFindConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
 
 
 @dataclass

@@ -8,6 +8,7 @@ RUN/
   status.json       starting | running | stopped | finished | failed: why
   results.json      final measures           metrics.jsonl     one line a record
   timing.json       seconds, memory          speed.jsonl       tokens a second, over time
+  items.jsonl       what became of each test and validation example
   tensorboard/      the same as curves       checkpoints/      step-00012000/, best/
   model/            weights, model.json, tokenizer.json: all that the next run needs
   .lock             held by the command that writes here
@@ -49,7 +50,7 @@ PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 _FILES = (
     "config.yaml", "overrides.txt", "plan.txt", "presets.json", "environment.json", "status.json",
     "results.json", "timing.json", "metrics.jsonl", "speed.jsonl", "weights.safetensors",
-    "model.json", "tokenizer.json",
+    "model.json", "tokenizer.json", "items.jsonl",
 )  # fmt: skip
 _TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})\.\d+")
 """What a file is called while it is written: see `write_text`."""
@@ -73,6 +74,7 @@ class RunDirectory:
         self.timing = path / "timing.json"
         self.metrics = path / "metrics.jsonl"
         self.speed = path / "speed.jsonl"
+        self.items = path / "items.jsonl"
         self.tensorboard = path / "tensorboard"
         self.checkpoints = path / CHECKPOINTS
         self.best = self.checkpoints / "best"
@@ -217,7 +219,7 @@ class RunDirectory:
         """Return all files and folders that a run ever has, but for its lock and status."""
         return [
             self.overrides, self.plan, self.presets, self.environment, self.results, self.timing,
-            self.metrics, self.speed, self.tensorboard, self.checkpoints, self.model,
+            self.metrics, self.speed, self.items, self.tensorboard, self.checkpoints, self.model,
         ]  # fmt: skip
 
     def _holds_no_more_than_a_start(self) -> bool:

@@ -1,0 +1,201 @@
+"""What a report consists of: plain values, made by `collect` and `compare`, shown by the rest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
+    "finished", "running", "stopped", "failed", "left", "pruned",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory, as far as it can be read.
+
+    Args:
+        path: Where it lies.
+        name: How it is called in the report: short, and different for each run.
+        command: pretrain or finetune.
+        status: `FINISHED`, `RUNNING`, `STOPPED`, `FAILED`, `LEFT` or `PRUNED`.
+        reason: Why it is not finished, or finished with nothing learnt.
+        settings: Its config, flat: dotted key -> plain value; presets by their group
+            (`adaptation` -> `lora`).
+        results: `results.json`; empty while there is none.
+        timing: `timing.json`; empty while there is none.
+        environment: `environment.json`; empty where it is missing.
+        sweep: The folder of the sweep that it is a job of.
+        number: Its number there.
+        overrides: What tells it from the other jobs of the sweep.
+    """
+
+    path: Path
+    name: str
+    command: str
+    status: str
+    reason: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[str, Any] = field(default_factory=dict)
+    timing: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    sweep: Path | None = None
+    number: int | None = None
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over several runs.
+
+    Args:
+        values: Of each run, in their order.
+        mean: Their mean.
+        deviation: Their sample standard deviation; none of fewer than two.
+    """
+
+    values: tuple[float, ...]
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A group against the baseline, on the same items.
+
+    Args:
+        measure: What is compared, for example `test/error_rate`.
+        difference: Group minus baseline, in the unit of the measure.
+        low: Lower end of its 95 % interval.
+        high: Upper end.
+        p: How likely a difference of this size is where there is none.
+        test: What was computed: `McNemar` (McNemar 1947, exact), or `bootstrap`.
+        items: How many items were compared.
+    """
+
+    measure: str
+    difference: float
+    low: float | None
+    high: float | None
+    p: float
+    test: str
+    items: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed.
+
+    Args:
+        label: What tells it from the other groups of the task: `adaptation=lora optimizer.lr=1e-3`.
+        settings: The same by key, for the keys of `Task.varying`.
+        runs: All of its runs, finished or not.
+        measures: `split/measure` -> its spread over the finished runs.
+        trained: Parameters that were ever trained.
+        seconds: Of the finished runs.
+        memory: Peak bytes of the finished runs.
+        is_best: Whether it has the best mean of `Task.measure`.
+        against: The difference to the baseline; none for the baseline itself, or where no two runs
+            can be compared item by item.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+    runs: tuple[Run, ...]
+    measures: Mapping[str, Spread] = field(default_factory=dict)
+    trained: int | None = None
+    seconds: Spread | None = None
+    memory: Spread | None = None
+    is_best: bool = False
+    against: Comparison | None = None
+
+
+@dataclass(frozen=True)
+class SharedError:
+    """An item that most runs get wrong.
+
+    Args:
+        text: The text.
+        label: What would have been right.
+        predicted: Label -> how many runs said so.
+        wrong: How many runs got it wrong.
+        runs: Of how many.
+    """
+
+    text: str
+    label: str
+    predicted: Mapping[str, int]
+    wrong: int
+    runs: int
+
+
+@dataclass(frozen=True)
+class Task:
+    """Runs that can be compared: of one command, on the same data, with the same labels.
+
+    Args:
+        name: For a heading: `finetune on trec6`.
+        groups: Best first.
+        varying: Keys in which the groups differ, the seed aside.
+        measure: What they are sorted by: `test/error_rate`.
+        lower_is_better: Which end of it is good.
+        baseline: The label of the group that the others are compared with.
+        labels: The class names; empty for language models.
+        errors: What most runs get wrong, the worst first.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    varying: tuple[str, ...]
+    measure: str
+    lower_is_better: bool
+    baseline: str | None = None
+    labels: tuple[str, ...] = ()
+    errors: tuple[SharedError, ...] = ()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, group by group."""
+        return tuple(run for group in self.groups for run in group.runs)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a sweep stands.
+
+    Args:
+        path: Its folder.
+        command: What was typed.
+        done: Jobs that ended well.
+        running: Jobs at work now.
+        left: Jobs not begun, or stopped half way.
+        failed: Jobs that failed: (number, overrides, reason).
+        pruned: Trials of a search that were given up as hopeless.
+        seconds_left: A guess from the jobs that are done; none where none is, or nothing is left.
+    """
+
+    path: Path
+    command: str
+    done: int
+    running: int
+    left: int
+    failed: tuple[tuple[int, str, str], ...] = ()
+    pruned: int = 0
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that there is to show.
+
+    Args:
+        tasks: Runs that can be compared, apart from those that cannot.
+        standings: One for each sweep.
+        problems: What could not be read, a line each.
+        created: When it was made, in ISO 8601.
+    """
+
+    tasks: tuple[Task, ...]
+    standings: tuple[Standing, ...] = ()
+    problems: tuple[str, ...] = ()
+    created: str = ""

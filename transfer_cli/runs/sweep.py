@@ -1,0 +1,176 @@
+"""The folder of a sweep: what was asked for, and what became of each job.
+
+```
+SWEEP/
+  sweep.json       what was typed, and since when
+  job-3.json       a job: its overrides, and left | running | done | failed | stopped | pruned
+  job-3.log        what it said, where several run side by side
+  3/               its run directory
+  study.db         the study of a search
+  .job-3.lock      held by the command that runs the job
+```
+
+Each file has one writer at a time and is replaced whole, so that others can read and several
+commands can work on one sweep.
+"""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.runs.directory import write_json
+from transfer_cli.safe_files import UnreadableError, read_json
+
+SWEEP = "sweep.json"
+STUDY = "study.db"
+
+LEFT, RUNNING, DONE, FAILED, STOPPED, PRUNED = (
+    "left", "running", "done", "failed", "stopped", "pruned",
+)  # fmt: skip
+ENDED = (DONE, FAILED, PRUNED)
+"""Outcomes after which a job is not begun again, but for a failed one when that is asked for."""
+
+_JOB = re.compile(r"job-(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a sweep was asked for.
+
+    Args:
+        command: The command that every job runs.
+        words: What was typed, but for `resume` and flags.
+        began: When, in ISO 8601.
+        trials: Of a search, how many there are to be; none of a grid, whose jobs are all listed.
+        objective: Of a search, the measure.
+        direction: Of a search, minimize or maximize.
+    """
+
+    command: str
+    words: tuple[str, ...]
+    began: str
+    trials: int | None = None
+    objective: str | None = None
+    direction: str | None = None
+
+
+@dataclass(frozen=True)
+class JobWord:
+    """What is known of one job.
+
+    Args:
+        number: Its place in the sweep, from 0; its run directory is called so.
+        overrides: What tells it from the other jobs.
+        outcome: `LEFT`, `RUNNING`, `DONE`, `FAILED`, `STOPPED` or `PRUNED`.
+        reason: Why it did not get done, in one line.
+        seconds: How long it has run, as far as it has ended.
+        value: Of a trial, what it reached.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    outcome: str = LEFT
+    reason: str | None = None
+    seconds: float | None = None
+    value: float | None = None
+
+
+class SweepDirectory:
+    """The files of a sweep.
+
+    Args:
+        path: Its folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def is_at(path: Path) -> bool:
+        """Return whether there is a sweep at `path`."""
+        return (path / SWEEP).is_file()
+
+    def write_request(self, request: Request) -> None:
+        """Write what the sweep is asked for; the folder is made when missing."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / SWEEP, asdict(request))
+
+    def read_request(self) -> Request:
+        """Return what the sweep was asked for.
+
+        Raises:
+            UnreadableError: The file is damaged.
+            OSError: It is not there.
+        """
+        found = read_json(self.path / SWEEP)
+        try:
+            return Request(**{**found, "words": tuple(map(str, found["words"]))})
+        except (KeyError, TypeError) as error:
+            raise UnreadableError(f"it is not what a sweep writes: {error}") from error
+
+    def run(self, number: int) -> Path:
+        """Return the run directory of a job."""
+        return self.path / str(number)
+
+    def log(self, number: int) -> Path:
+        """Return the file of what a job says, where it does not speak on the terminal."""
+        return self.path / f"job-{number}.log"
+
+    def write_job(self, job: JobWord) -> None:
+        """Write what is known of a job."""
+        write_json(self.path / f"job-{job.number}.json", asdict(job))
+
+    def jobs(self) -> list[JobWord]:
+        """Return what is known of every job, by number; damaged files are passed over.
+
+        A job that is said to run while nobody runs it is stopped: whoever ran it was killed.
+        """
+        found = [self._read(path) for path in self.path.glob("job-*.json")]
+        return sorted((job for job in found if job is not None), key=lambda job: job.number)
+
+    def _read(self, path: Path) -> JobWord | None:
+        if not _JOB.fullmatch(path.name):
+            return None
+        try:
+            found: dict[str, Any] = read_json(path)
+            known = {name: found[name] for name in JobWord.__dataclass_fields__ if name in found}
+            job = JobWord(**{**known, "overrides": tuple(map(str, found["overrides"]))})
+        except (OSError, UnreadableError, KeyError, TypeError):
+            return None
+        if job.outcome == RUNNING and not self.is_claimed(job.number):
+            return replace(job, outcome=STOPPED, reason="ended without a word")
+        return job
+
+    @contextmanager
+    def claim(self, number: int) -> Iterator[bool]:
+        """Take a job for this process alone; yields whether it could be had."""
+        path = self.path / f".job-{number}.lock"
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(handle)
+
+    def is_claimed(self, number: int) -> bool:
+        """Return whether some process has the job."""
+        path = self.path / f".job-{number}.lock"
+        if not path.is_file():
+            return False
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
