@@ -15,6 +15,7 @@ EXIT_OUR_FAULT = 1
 EXIT_USER = 2
 EXIT_DIVERGED = 4
 EXIT_SWEEP = 5
+EXIT_PRUNED = 6
 EXIT_STOPPED = 75
 EXIT_INTERRUPTED = 130
 
@@ -59,6 +60,12 @@ class StoppedError(TransferError):
     """A run that was asked to stop, and stopped with a checkpoint."""
 
     exit_code = EXIT_STOPPED
+
+
+class PrunedError(TransferError):
+    """A trial that its search has given up as hopeless."""
+
+    exit_code = EXIT_PRUNED
 
 
 class PeerError(TransferError):

@@ -26,7 +26,7 @@ def test_a_sweep_with_failed_jobs_names_each_reason_and_ends_with_5(capsys):
     assert err.endswith("transfer evaluate: 2 of 2 jobs failed\n")
 
 
-def test_a_job_that_fails_for_our_own_fault_shows_its_traceback(capsys, tmp_path):
+def test_a_job_that_fails_for_our_own_fault_shows_its_traceback(capfd, tmp_path):
     (tmp_path / "lab_of_mine.py").write_text(
         "from transfer_cli.data.text import TextData\n"
         "class Broken(TextData):\n"
@@ -42,7 +42,7 @@ def test_a_job_that_fails_for_our_own_fault_shows_its_traceback(capsys, tmp_path
     words = ["--plugin", "lab_of_mine", "--config-dir", "own", "data=broken", "device=cpu"]
     code = main(["pretrain", "-m", *words, "seed=1,2"])
 
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     assert code == 5
     assert "failed: ZeroDivisionError: a slip" in out
     assert "Traceback" in err

@@ -17,6 +17,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.errors import (
     EXIT_DIVERGED,
     EXIT_INTERRUPTED,
+    EXIT_PRUNED,
     EXIT_STOPPED,
     EXIT_USER,
     ConfigError,
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 PARALLEL = ("ddp", "fsdp")
 
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-_FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_STOPPED, EXIT_INTERRUPTED)
+_FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a process after which another start would end in the same way."""
 _OWN = ("data_dir", "device")
 """What may differ between the processes of a run: machines are not all alike."""

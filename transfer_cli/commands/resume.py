@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.commands import choices, datasets
+from transfer_cli.config.schema import EXTENDS
 from transfer_cli.config.stored import read_stored
 from transfer_cli.errors import CheckpointError, ConfigError, FinishedError
 from transfer_cli.runs.directory import RunDirectory
@@ -18,15 +19,10 @@ from transfer_cli.runs.directory import RunDirectory
 AUTO = "auto"
 """The value of `resume` with which the same command begins a run and goes on with it."""
 
-EXTENDS = (
-    "loop.steps", "loop.epochs", "loop.evaluate_every", "loop.log_every", "loop.micro_batch",
-    "loop.patience", "loop.max_bad_steps", "checkpoint.every", "checkpoint.minutes",
-    "checkpoint.keep", "device", "precision", "data_dir", "base", "devices", "parallel", "restarts",
-    "timeout_minutes",
-)  # fmt: skip
-"""Keys that a resumed run may change: they make it longer, watch it otherwise, move it."""
-
 _NAMES_THE_RUN = ("resume", "run.dir", "run.root")
+_NOT_THE_RUNS = ("sweep.", "plan.", "lr_find.")
+"""Beginnings of keys that a run itself ignores."""
+
 
 
 def find_run(config: DictConfig) -> RunDirectory | None:
@@ -118,6 +114,8 @@ def _refuse_contradiction(
 def _refuse_another(typed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a command that is not the one that began the run."""
     for key in sorted(typed.keys() | own.keys()):
+        if key.startswith(_NOT_THE_RUNS):
+            continue
         if key not in (*EXTENDS, *_NAMES_THE_RUN) and typed.get(key) != own.get(key):
             raise ConfigError(
                 f"resume: {key}={typed.get(key)} contradicts the run's {key}={own.get(key)}; "

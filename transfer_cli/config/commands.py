@@ -16,6 +16,7 @@ class Command:
         hidden: Beginnings of `_target_` that make no sense here; such options are not listed.
         composes: Whether it takes Hydra overrides.
         scales: Whether several processes can work on it (`devices=N`).
+        makes_runs: Whether it leaves a run directory.
     """
 
     summary: str
@@ -26,6 +27,7 @@ class Command:
     hidden: tuple[str, ...] = ()
     composes: bool = True
     scales: bool = False
+    makes_runs: bool = False
 
 
 _MODULES = "transfer_cli.commands"
@@ -62,6 +64,7 @@ TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
     ),
     hidden=(*_TASKS, "transfer_cli.objectives.classification."),
     scales=True,
+    makes_runs=True,
 )
 
 FINETUNE = Command(
@@ -97,6 +100,7 @@ weights, for comparison.""",
     ),
     hidden=_TEXTS,
     scales=True,
+    makes_runs=True,
 )
 
 EVALUATE = Command(
@@ -176,9 +180,15 @@ first, as the run itself would; that is kept.""",
     composes=False,
 )
 
+
+def _about(command: Command, function: str) -> Command:
+    """Return a command of the same words that looks at a run instead of making one."""
+    return replace(command, function=f"{_MODULES}.{function}", scales=False, makes_runs=False)
+
+
 PLANNED = {
-    "finetune": replace(FINETUNE, function=f"{_MODULES}.plan.plan_finetune", scales=False),
-    "pretrain": replace(PRETRAIN, function=f"{_MODULES}.plan.plan_pretrain", scales=False),
+    "finetune": _about(FINETUNE, "plan.plan_finetune"),
+    "pretrain": _about(PRETRAIN, "plan.plan_pretrain"),
 }
 """The commands that `plan` can look at."""
 
@@ -196,8 +206,8 @@ curve is left as a picture, as numbers and in TensorBoard; no model is kept. `lr
 )
 
 LR_FOUND = {
-    "finetune": replace(FINETUNE, function=f"{_MODULES}.lr_find.find_finetune", scales=False),
-    "pretrain": replace(PRETRAIN, function=f"{_MODULES}.lr_find.find_pretrain", scales=False),
+    "finetune": _about(FINETUNE, "lr_find.find_finetune"),
+    "pretrain": _about(PRETRAIN, "lr_find.find_pretrain"),
 }
 """The commands whose rate `lr-find` can find."""
 

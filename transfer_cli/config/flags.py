@@ -24,6 +24,7 @@ class Request:
         plugins: Packages whose classes configs may name.
         debug: Whether every error shows its traceback.
         flags: Those that another process needs to compose and run the same.
+        job_of: Where a job of a sweep, in a process of its own, leaves the reason of its failure.
     """
 
     overrides: tuple[str, ...] = ()
@@ -36,6 +37,7 @@ class Request:
     plugins: tuple[str, ...] = ()
     debug: bool = False
     flags: tuple[str, ...] = ()
+    job_of: Path | None = None
 
     def value_of(self, key: str) -> str | None:
         """Return what the last override of `key` says, None where there is none."""
@@ -67,20 +69,29 @@ def parse(arguments: list[str]) -> Request:
         value = _get(found, name)
         if value is not None:
             hydra_flags += [f"--{name}", str(value)]
-    if found.multirun:
+    looks_only = bool(found.cfg or found.info or found.hydra_help)
+    multirun = found.multirun or (_chooses_sweep(words) and not found.job and not looks_only)
+    if multirun:
         hydra_flags.append("--multirun")
     return Request(
         overrides=tuple(words),
         hydra_flags=tuple(hydra_flags),
         asks_help=found.help,
-        multirun=found.multirun,
-        looks_only=bool(found.cfg or found.info or found.hydra_help),
+        multirun=multirun,
+        looks_only=looks_only,
+        job_of=Path(found.job) if found.job else None,
         config_dir=Path(found.config_dir) if found.config_dir else None,
         config_name=found.config_name,
         plugins=tuple(found.plugin),
         debug=found.debug,
         flags=tuple(_shared_flags(found)),
     )
+
+
+def _chooses_sweep(words: list[str]) -> bool:
+    """Return whether a preset of a sweep is chosen, which makes a sweep of the command."""
+    chosen = [word.partition("=")[2] for word in words if word.startswith("sweep=")]
+    return bool(chosen) and chosen[-1] not in ("", "null")
 
 
 def _shared_flags(found: argparse.Namespace) -> list[str]:
@@ -90,6 +101,8 @@ def _shared_flags(found: argparse.Namespace) -> list[str]:
             words += [f"--{name}", str(_get(found, name))]
     for package in found.plugin:
         words += ["--plugin", package]
+    if found.job:
+        words += ["--job", found.job]
     return words
 
 
@@ -118,6 +131,7 @@ def _make_parser() -> _Parser:
     parser.add_argument("--config-name", "-cn")
     parser.add_argument("--plugin", action="append", default=[])
     parser.add_argument("--debug", action="store_true")
+    parser.add_argument("--job")
     return parser
 
 

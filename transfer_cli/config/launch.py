@@ -4,156 +4,49 @@ Hydra composes, sweeps and prints; it writes no log and no folder for a single r
 directory is ours, and so are the error messages (`config.explain`).
 """
 
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from transfer_cli.config import schema
-from transfer_cli.config.check import check
 from transfer_cli.config.explain import explain
 from transfer_cli.config.flags import Request
-from transfer_cli.config.foreign import check_config_dir, check_environment
+from transfer_cli.config.foreign import check_config_dir
 from transfer_cli.config.locate import conf_dir
-from transfer_cli.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_STOPPED,
-    ConfigError,
-    SweepError,
-    TransferError,
-)
+from transfer_cli.errors import ConfigError
 
 VERSION_BASE = "1.3"
-_WORD_OF_A_JOB = "job-*.json"
-
-ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
-"""Exit codes of a job after which no other job of its sweep is begun: somebody wants an end."""
-
 Task = Callable[[DictConfig], None]
 
 
-@dataclass
-class Job:
-    """One run of a command: the only one, or one of a sweep.
+def launch(
+    command: str, request: Request, task: Task, settings: Mapping[str, str] | None = None
+) -> None:
+    """Compose what `request` asks for and call `task` with it; of a sweep, once for each job.
 
     Args:
-        number: Its place in the sweep, from 0.
-        overrides: What tells it from the others.
-        error: Why it failed; none when it did not.
-    """
-
-    number: int
-    overrides: tuple[str, ...]
-    error: Exception | None = None
-
-
-@dataclass
-class Jobs:
-    """Runs jobs one after the other and remembers what became of each.
-
-    A launcher such as Hydra's for Slurm carries a copy of this to a process of each job. A copy
-    writes down what became of its job, for the original to read.
-
-    Args:
-        command: The command that every job runs.
-        task: Its function.
-        multirun: Whether this is a sweep, in which a failed job does not stop the others.
-        announce: Called before a job of a sweep starts.
-        report: Called as soon as a job of a sweep has failed; returns the reason in one line.
-    """
-
-    command: str
-    task: Task
-    multirun: bool
-    announce: Callable[[Job], None]
-    report: Callable[[Job], str]
-    sweep_dir: Path | None = None
-    done: list[Job] = field(default_factory=list)
-    stopped: TransferError | None = None
-    is_copy: bool = False
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, is_copy=True)
-
-    def run(self, config: DictConfig) -> None:
-        """Run one job. Hydra calls this once for each composed config."""
-        if self.stopped is not None:
-            return
-        settings = HydraConfig.get()
-        number = int(settings.job.num) if self.multirun else 0
-        # As typed: a `${...}` among them belongs to the config, not to this list.
-        typed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
-        job = Job(number, tuple(typed))
-        self.done.append(job)
-        if self.multirun:
-            self.sweep_dir = Path(settings.sweep.dir)
-            self.announce(job)
-            _give_directory(config, self.sweep_dir / str(number))
-        reason = None
-        try:
-            check_environment(settings)
-            check(config, self.command)
-            self.task(config)
-        except Exception as error:
-            job.error = error
-            if isinstance(error, TransferError) and error.exit_code in ENDS_SWEEP:
-                self.stopped = error
-                reason = str(error)
-            elif self.multirun:
-                reason = self.report(job)
-        if self.is_copy and self.sweep_dir is not None:
-            content = {"number": number, "overrides": job.overrides, "reason": reason}
-            (self.sweep_dir / f"job-{number}.json").write_text(json.dumps(content) + "\n")
-
-    def read_copies(self, sweep_dir: Path) -> None:
-        """Learn from their files what became of jobs that ran in other processes.
-
-        Raises:
-            SweepError: There is no such file.
-        """
-        self.sweep_dir = sweep_dir
-        found = [json.loads(file.read_text()) for file in sweep_dir.glob(_WORD_OF_A_JOB)]
-        if not found:
-            raise SweepError(f"no job has left word in {sweep_dir}; see what its launcher wrote")
-        for each in sorted(found, key=lambda each: int(each["number"])):
-            error = SweepError(each["reason"]) if each["reason"] else None
-            self.done.append(Job(each["number"], tuple(each["overrides"]), error))
-
-
-def launch(request: Request, jobs: Jobs) -> None:
-    """Compose what `request` asks for and run `jobs` with it.
+        command: The command whose config is composed.
+        request: What was typed.
+        task: What is called with each composed config.
+        settings: Hydra's own keys and their values, in place of those of `hydra_settings`.
 
     Raises:
         ConfigError: The config cannot be composed.
     """
-    settings = _hydra_settings(jobs.command, request)
-    overrides = [f"{key}={value}" for key, value in settings.items()]
-    with _hydra_errors(jobs.command, request):
+    given = {**hydra_settings(command, request), **(settings or {})}
+    overrides = [f"{key}={value}" for key, value in given.items()]
+    with _hydra_errors(command, request):
         _refuse_half_overrides(request)
-        _check_config_dir(request, jobs.command, [*overrides, *request.overrides])
-        words = [*request.hydra_flags, *overrides, *request.overrides]
-        swept = request.multirun and not request.looks_only
-        folder = request.value_of("hydra.sweep.dir") or settings["hydra.sweep.dir"]
-        typed = OverridesParser.create().parse_override(f"hydra.sweep.dir={folder}")
-        sweep_dir = Path(str(typed.value()))
-        for earlier in sweep_dir.glob(_WORD_OF_A_JOB) if swept else ():
-            earlier.unlink()
-        _call_hydra(words, jobs.command, jobs.run)
-    if swept and not jobs.done:
-        jobs.read_copies(sweep_dir)
+        _check_config_dir(request, command, [*overrides, *request.overrides])
+        _call_hydra([*request.hydra_flags, *overrides, *request.overrides], command, task)
 
 
 def complete(line: str, command: str, shell: str) -> None:
@@ -229,7 +122,7 @@ def _hydra_errors(command: str, request: Request) -> Iterator[None]:
         raise ConfigError(explain(error, command, request, partial(compose, command))) from error
 
 
-def _hydra_settings(command: str, request: Request) -> dict[str, str]:
+def hydra_settings(command: str, request: Request) -> dict[str, str]:
     """Return overrides that keep Hydra from writing and logging, unless the user wants it."""
     folder = request.value_of("run.dir") if request.multirun else None
     root = request.value_of("run.root") or "runs"
@@ -274,12 +167,6 @@ def _refuse_half_overrides(request: Request) -> None:
             raise ConfigError(f"{word}: expected KEY=VALUE")
         if equals and not value:
             raise ConfigError(f"{key}: has no value. For none at all write {key}=null")
-
-
-def _give_directory(config: DictConfig, directory: Path) -> None:
-    """Make `directory` the run directory, where the command makes one."""
-    if OmegaConf.is_dict(config.get("run")):
-        config.run.dir = str(directory)
 
 
 def _do_nothing(config: DictConfig) -> None:

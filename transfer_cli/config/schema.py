@@ -138,7 +138,7 @@ class SweepConfig:
     prune: bool = True
     """Of a search: end trials early that do worse than the median of earlier ones at that step."""
     study: str | None = None
-    """Of a search: its SQLite file, shared by all that work on it; none: one in the sweep's folder."""
+    """Of a search: the SQLite file of its study, which several may share; none: in the sweep."""
 
 
 @dataclass
@@ -286,6 +286,15 @@ COMMANDS: dict[str, type] = {
     "prepare": PrepareConfig,
     "inspect": InspectConfig,
 }
+
+
+EXTENDS = (
+    "loop.steps", "loop.epochs", "loop.evaluate_every", "loop.log_every", "loop.micro_batch",
+    "loop.patience", "loop.max_bad_steps", "checkpoint.every", "checkpoint.minutes",
+    "checkpoint.keep", "device", "precision", "data_dir", "base", "devices", "parallel", "restarts",
+    "timeout_minutes",
+)  # fmt: skip
+"""Keys that a resumed run may change: they make it longer, watch it otherwise, move it."""
 
 
 def register() -> None:

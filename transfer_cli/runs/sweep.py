@@ -66,6 +66,7 @@ class JobWord:
     Args:
         number: Its place in the sweep, from 0; its run directory is called so.
         overrides: What tells it from the other jobs.
+        words: All overrides that make it what it is.
         outcome: `LEFT`, `RUNNING`, `DONE`, `FAILED`, `STOPPED` or `PRUNED`.
         reason: Why it did not get done, in one line.
         seconds: How long it has run, as far as it has ended.
@@ -74,6 +75,7 @@ class JobWord:
 
     number: int
     overrides: tuple[str, ...]
+    words: tuple[str, ...] = ()
     outcome: str = LEFT
     reason: str | None = None
     seconds: float | None = None
@@ -139,7 +141,8 @@ class SweepDirectory:
         try:
             found: dict[str, Any] = read_json(path)
             known = {name: found[name] for name in JobWord.__dataclass_fields__ if name in found}
-            job = JobWord(**{**known, "overrides": tuple(map(str, found["overrides"]))})
+            lists = {name: tuple(map(str, found[name])) for name in ("overrides", "words")}
+            job = JobWord(**{**known, **lists})
         except (OSError, UnreadableError, KeyError, TypeError):
             return None
         if job.outcome == RUNNING and not self.is_claimed(job.number):
@@ -147,17 +150,21 @@ class SweepDirectory:
         return job
 
     @contextmanager
-    def claim(self, number: int) -> Iterator[bool]:
-        """Take a job for this process alone; yields whether it could be had."""
+    def claim(self, number: int) -> Iterator[int | None]:
+        """Take a job, until the end of the context and of every process that inherits the claim.
+
+        Yields:
+            The open file that is the claim; None where another process has the job.
+        """
         path = self.path / f".job-{number}.lock"
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield False
+                yield None
             else:
-                yield True
+                yield handle
         finally:
             os.close(handle)
 

@@ -1,0 +1,115 @@
+"""Every combination of the values that were typed."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+from transfer_cli.config.check import check
+from transfer_cli.errors import ConfigError, TransferError
+from transfer_cli.sweep.jobs import Jobs, shared
+from transfer_cli.sweep.prepared import say_what_changes_the_data
+
+
+class Planner(Sweeper):
+    """What our sweepers have in common: what Hydra hands to them.
+
+    Args:
+        params: Overrides beyond those that are typed, which win.
+        max_batch_size: How many jobs are handed to the launcher at once; None: all.
+    """
+
+    jobs: ClassVar[Jobs]
+    launcher: Launcher
+    hydra_context: HydraContext
+    config: DictConfig
+
+    def __init__(
+        self, params: Mapping[str, Any] | None = None, max_batch_size: int | None = None
+    ) -> None:
+        self._params = params or {}
+        self._most = max_batch_size
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Take what Hydra hands to a sweeper."""
+        self.hydra_context = hydra_context
+        self.config = config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the sweep."""
+        return Path(self.config.hydra.sweep.dir)
+
+    def overrides(self, typed: Sequence[str]) -> list[Override]:
+        """Return all overrides as Hydra understands them, of several of one key the last."""
+        words = [*(f"{key}={value}" for key, value in self._params.items()), *typed]
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        return list(
+            {each.get_key_element(): each for each in parser.parse_overrides(words)}.values()
+        )
+
+    def composed(self, all_jobs: Sequence[Sequence[str]]) -> list[DictConfig]:
+        """Return the config of each job, checked.
+
+        Raises:
+            ConfigError: A job's config cannot be; the message names the job.
+        """
+        common, found = shared(all_jobs), []
+        for words in all_jobs:
+            made = self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
+            with open_dict(made):
+                del made["hydra"]  # as a command sees it
+            try:
+                check(made, self.jobs.command)
+            except TransferError as error:
+                own = " ".join(word for word in words if word not in common)
+                where = f" (in the job {own})" if len(all_jobs) > 1 else ""
+                raise ConfigError(f"{error}{where}") from error
+            found.append(made)
+        return found
+
+    def launch(self, todo: Sequence[Sequence[str]]) -> None:
+        """Run a job for each list of overrides, and come back when all have ended."""
+        step = self._most or len(todo) or 1
+        for first in range(0, len(todo), step):
+            for ended in self.launcher.launch(todo[first : first + step], initial_job_idx=first):
+                # To look at it raises what went wrong in another process.
+                _ = ended.return_value
+
+
+class Grid(Planner):
+    """Hydra's own combinations, every one of them checked before the first job starts."""
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run a job for each combination of values.
+
+        Raises:
+            ConfigError: A job cannot be.
+        """
+        overrides = self.overrides(arguments)
+        for override in overrides:
+            if override.is_interval_sweep():
+                raise ConfigError(
+                    f"{override.input_line}: a range is for a search; add sweep=search, or list "
+                    "the values"
+                )
+        [all_jobs] = BasicSweeper.split_arguments(overrides, None)
+        configs = self.composed(all_jobs)
+        if not self.jobs.makes_runs:
+            self.launch(all_jobs)
+            return
+        say_what_changes_the_data(configs)
+        self.launch([job.words for job in self.jobs.begin(self.folder, all_jobs)])

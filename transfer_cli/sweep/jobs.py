@@ -1,0 +1,295 @@
+"""Runs a command once, or as the jobs of a sweep, and remembers what became of each."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.config.check import check
+from transfer_cli.config.flags import Request
+from transfer_cli.config.foreign import check_environment
+from transfer_cli.config.launch import Task
+from transfer_cli.config.schema import EXTENDS
+from transfer_cli.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    PrunedError,
+    RunError,
+    SweepError,
+    TransferError,
+)
+from transfer_cli.runs import sweep as files
+from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, RUNNING, STOPPED, SweepDirectory
+
+log = logging.getLogger(__name__)
+
+ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
+"""Exit codes of a job after which no other job of its sweep is begun: somebody wants an end."""
+
+_READINESS = (LEFT, STOPPED, FAILED, RUNNING, PRUNED, DONE)
+"""Which of several jobs of the same words is meant to run: the first in this order."""
+
+NAMES_RUN = ("resume", "run.dir", "run.root")
+"""Keys that say where a run lies and nothing about what it is."""
+
+
+@dataclass
+class Job:
+    """One run of a command: the only one, or one of a sweep.
+
+    Args:
+        number: Its place in the sweep, from 0.
+        overrides: What tells it from the others.
+        words: All that was typed for it.
+        outcome: See `runs.sweep`.
+        reason: Why it did not get done, in one line.
+        error: Why it failed, where it ran in this process.
+        seconds: How long it has run.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    outcome: str = LEFT
+    reason: str | None = None
+    error: Exception | None = None
+    seconds: float | None = None
+
+
+@dataclass
+class Jobs:
+    """Runs jobs one after the other and remembers what became of each.
+
+    A launcher such as Hydra's for Slurm carries a copy of this to a process of each job.
+
+    Args:
+        command: The command that every job runs.
+        task: Its function.
+        request: What was typed.
+        makes_runs: Whether each job leaves a run directory, so that a sweep can be gone on with.
+        announce: Called before a job of a sweep starts.
+        report: Called as soon as a job of a sweep has failed; returns the reason in one line.
+    """
+
+    command: str
+    task: Task
+    request: Request
+    announce: Callable[[Job], None]
+    report: Callable[[Job], str]
+    makes_runs: bool = False
+    sweep_dir: Path | None = None
+    done: list[Job] = field(default_factory=list)
+    stopped: TransferError | None = None
+    is_copy: bool = False
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, is_copy=True)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a sweep goes on where it was."""
+        return self.request.value_of("resume") == "auto"
+
+    # --- what is to be done --------------------------------------------------------------------
+
+    def begin(self, folder: Path, jobs: Sequence[Sequence[str]], **of_search: Any) -> list[Job]:
+        """Write down what a sweep consists of; return the jobs that are left to run.
+
+        Args:
+            folder: Of the sweep.
+            jobs: The overrides of each.
+            of_search: What a search is after: trials, objective, direction.
+
+        Raises:
+            RunError: The folder holds a sweep or a run, and this one is not to go on there.
+        """
+        self.sweep_dir = folder
+        directory = SweepDirectory(folder)
+        if directory.is_at(folder) and not self.resumes:
+            raise RunError(
+                f"run.dir: {folder} already holds a sweep; add resume=auto to go on with it, or "
+                "choose another folder"
+            )
+        if (folder / "config.yaml").exists():
+            raise RunError(f"run.dir: {folder} holds a run; choose another folder for the sweep")
+        if not directory.is_at(folder):
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            words = typed_words(self.request)
+            directory.write_request(files.Request(self.command, words, now, **of_search))
+        return self.add(jobs)
+
+    def add(self, jobs: Sequence[Sequence[str]]) -> list[Job]:
+        """Number jobs, those of earlier as they were; return those that are not done."""
+        directory = self.directory
+        known = {_identity(job.overrides, job.words): job for job in directory.jobs()}
+        following = 1 + max((job.number for job in known.values()), default=-1)
+        found = []
+        common = shared(jobs)
+        for words in map(_of_the_run, jobs):
+            own = tuple(word for word in words if word not in common)
+            job = known.get(_identity(own, words))
+            if job is None:
+                job = files.JobWord(following, own, words)
+                following += 1
+                directory.write_job(job)
+            found.append(job)
+        self.done += [_as_job(job) for job in found if job.outcome in (DONE, PRUNED)]
+        return [_as_job(job) for job in found if job.outcome not in (DONE, PRUNED)]
+
+    @property
+    def directory(self) -> SweepDirectory:
+        """The folder of the sweep that is running."""
+        assert self.sweep_dir is not None  # noqa: S101 - `begin` or the first job has set it
+        return SweepDirectory(self.sweep_dir)
+
+    # --- doing it ------------------------------------------------------------------------------
+
+    def run(self, config: DictConfig) -> None:
+        """Run one job in this process. Hydra calls this once for each composed config."""
+        if self.stopped is not None:
+            return
+        settings = HydraConfig.get()
+        # As typed: a `${...}` among them belongs to the config, not to this list.
+        typed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
+        if not self.request.multirun:
+            job = Job(0, tuple(typed), tuple(typed))
+            self.done.append(job)
+            self._work(job, config, settings)
+            return
+        self.sweep_dir = Path(settings.sweep.dir)
+        job = self.find(int(settings.job.num), typed)
+        with self.at_work(job) as ours:
+            if ours is not None:
+                give_directory(config, self.directory.run(job.number), resume=self.resumes)
+                self._work(job, config, settings)
+
+    def find(self, number: int, words: Sequence[str], besides: Collection[int] = ()) -> Job:
+        """Return the job of these words: a launcher counts what it was given, and no more.
+
+        Args:
+            number: What it is called where nothing is known of it.
+            words: What was typed for it.
+            besides: Jobs that it is not: a search can propose the same values twice.
+        """
+        words = _of_the_run(words)
+        known = self.directory.jobs() if self.makes_runs and self.sweep_dir is not None else []
+        alike = [job for job in known if set(job.words) == set(words) and job.number not in besides]
+        if not alike:
+            return Job(number, words, words)
+        return _as_job(min(alike, key=lambda job: _READINESS.index(job.outcome)))
+
+    @contextlib.contextmanager
+    def at_work(self, job: Job) -> Iterator[int | None]:
+        """Keep the file of a job true while it runs, and others from running it.
+
+        Yields:
+            The claim; None where another command has the job.
+        """
+        if not (self.makes_runs or self.is_copy):
+            self.done.append(job)
+            self.announce(job)
+            yield 0
+            return
+        directory = self.directory
+        directory.path.mkdir(parents=True, exist_ok=True)
+        with directory.claim(job.number) as claim:
+            if claim is None:
+                log.info("job %d: another command works on it", job.number)
+                yield None
+                return
+            now = [each for each in directory.jobs() if each.number == job.number]
+            if now and now[0].outcome in (DONE, PRUNED) and self.makes_runs:
+                self.done.append(_as_job(now[0]))
+                yield None
+                return
+            self.done.append(job)
+            self.announce(job)
+            began, before = time.monotonic(), job.seconds or 0.0
+            directory.write_job(_as_word(job, outcome=RUNNING))
+            try:
+                yield claim
+            finally:
+                job.seconds = round(before + time.monotonic() - began, 3)
+                if job.outcome == LEFT:
+                    job.outcome, job.reason = STOPPED, job.reason or "interrupted"
+                directory.write_job(_as_word(job))
+
+    def _work(self, job: Job, config: DictConfig, settings: Any) -> None:
+        job.outcome, job.reason = LEFT, None
+        try:
+            check_environment(settings)
+            check(config, self.command)
+            self.task(config)
+        except PrunedError as error:
+            job.outcome, job.reason = PRUNED, str(error)
+        except Exception as error:
+            job.error, job.outcome, job.reason = error, FAILED, str(error)
+            if isinstance(error, TransferError) and error.exit_code in ENDS_SWEEP:
+                self.stopped, job.outcome = error, STOPPED
+            elif self.request.multirun:
+                job.reason = self.report(job)
+        else:
+            job.outcome = DONE
+
+    def read_copies(self, folder: Path) -> None:
+        """Learn from their files what became of jobs that ran in other processes.
+
+        Raises:
+            SweepError: There is no such file.
+        """
+        self.sweep_dir = folder
+        found = [_as_job(job) for job in self.directory.jobs()]
+        if not any(job.outcome != LEFT for job in found):
+            raise SweepError(f"no job has left word in {folder}; see what its launcher wrote")
+        self.done = found
+
+
+def typed_words(request: Request) -> tuple[str, ...]:
+    """Return what was typed, without what says where the sweep lies and that it goes on."""
+    where = (*NAMES_RUN, "hydra.sweep.dir")
+    return tuple(word for word in request.overrides if word.partition("=")[0] not in where)
+
+
+def shared(jobs: Iterable[Sequence[str]]) -> frozenset[str]:
+    """Return the overrides that all jobs have; none of a single one, which is told by all."""
+    sets = [frozenset(words) for words in jobs]
+    return frozenset.intersection(*sets) if len(sets) > 1 else frozenset()
+
+
+def give_directory(config: DictConfig, directory: Path, *, resume: bool) -> None:
+    """Make `directory` the run directory, where the command makes one."""
+    if OmegaConf.is_dict(config.get("run")):
+        config.run.dir = str(directory)
+        config.resume = "auto" if resume else None
+
+
+def _of_the_run(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(word for word in words if word.partition("=")[0] not in NAMES_RUN)
+
+
+def _identity(overrides: Sequence[str], words: Sequence[str]) -> frozenset[str]:
+    """Return the overrides that make a job what it is: without those that a resume may change."""
+    return frozenset(word for word in words if word in overrides or not _may_change(word))
+
+
+def _may_change(word: str) -> bool:
+    key = word.partition("=")[0]
+    return key in EXTENDS or key.startswith("sweep.")
+
+
+def _as_job(word: files.JobWord) -> Job:
+    return Job(
+        word.number, word.overrides, word.words, word.outcome, word.reason, seconds=word.seconds
+    )
+
+
+def _as_word(job: Job, outcome: str | None = None) -> files.JobWord:
+    word = files.JobWord(job.number, job.overrides, job.words, job.outcome, job.reason, job.seconds)
+    return replace(word, outcome=outcome, reason=None) if outcome else word

@@ -1,0 +1,116 @@
+"""The launcher of jobs on this machine: each in a process of its own, or all in this one."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+from transfer_cli.runs.sweep import FAILED
+from transfer_cli.sweep.jobs import Job, Jobs
+from transfer_cli.sweep.processes import SideBySide, visible_gpus
+from transfer_cli.sweep.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_OF_THE_SWEEP = (
+    "hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep.",
+    "hydra.mode",
+)  # fmt: skip
+
+
+class Local(Launcher):
+    """Runs the jobs of a sweep here."""
+
+    jobs: ClassVar[Jobs]
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Take what Hydra hands to a launcher."""
+        self._context = hydra_context
+        self._task = task_function
+        self._config = config
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Run a job for each list of overrides, and come back when all have ended."""
+        if not job_overrides:
+            return []
+        setup_globals()
+        jobs = self.jobs
+        if not jobs.makes_runs:
+            self._run_here(
+                range(initial_job_idx, initial_job_idx + len(job_overrides)), job_overrides
+            )
+            return []
+        config = self._composed(job_overrides[0])
+        settings = Settings.of(config.sweep)
+        todo: list[Job] = []
+        for number, words in enumerate(job_overrides, start=initial_job_idx):
+            todo.append(jobs.find(number, words, besides=[job.number for job in todo]))
+        if settings.isolate:
+            self._run_apart(todo, config, settings)
+        else:
+            self._run_here([job.number for job in todo], [job.words for job in todo], settings)
+        return []
+
+    def _composed(self, words: Sequence[str]) -> DictConfig:
+        return self._context.config_loader.load_sweep_config(self._config, list(words))
+
+    def _run_here(
+        self,
+        numbers: Sequence[int],
+        all_words: Sequence[Sequence[str]],
+        settings: Settings | None = None,
+    ) -> None:
+        for number, words in zip(numbers, all_words, strict=True):
+            config = self._composed(words)
+            with open_dict(config):
+                config.hydra.job.id = config.hydra.job.num = number
+            run_job(
+                hydra_context=self._context,
+                task_function=self._task,
+                config=config,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+            )
+            if settings and settings.stops and self.jobs.done[-1].outcome == FAILED:
+                return
+
+    def _run_apart(self, todo: Sequence[Job], config: DictConfig, settings: Settings) -> None:
+        SideBySide(
+            self.jobs,
+            self._words_of,
+            workers=min(side_by_side(settings, config), max(1, len(todo))),
+            gpus=_gpus(config),
+            gpus_each=max(1, config.devices),
+            stops=settings.stops,
+        ).run(todo)
+
+    def _words_of(self, job: Job) -> list[str]:
+        typed: Any = self.jobs.request.overrides
+        hydras = [
+            word
+            for word in typed
+            if word.lstrip("+~").startswith(("hydra.", "hydra/"))
+            and not word.lstrip("+~").startswith(_OF_THE_SWEEP)
+        ]
+        where = str(self.jobs.directory.run(job.number)).replace("\\", "\\\\").replace("'", "\\'")
+        resume = ["resume=auto"] if self.jobs.resumes else []
+        return [*self.jobs.request.flags, *job.words, *hydras, f"run.dir='{where}'", *resume]
+
+
+def side_by_side(settings: Settings, config: DictConfig) -> int:
+    """Return how many jobs of a sweep run at once on this machine."""
+    if not settings.isolate:
+        return 1
+    return settings.workers or max(1, len(_gpus(config)) // max(1, config.devices))
+
+
+def _gpus(config: DictConfig) -> list[str]:
+    return [] if config.device == "cpu" else visible_gpus()

@@ -1,0 +1,47 @@
+"""Says before a sweep how often its data is prepared anew."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+log = logging.getLogger(__name__)
+
+DECIDE = ("data", "tokenizer", "streams")
+"""The parts of a config that decide how text is encoded."""
+
+
+def say_what_changes_the_data(configs: Sequence[DictConfig]) -> None:
+    """Say which swept keys have text or tokenizer prepared more than once, and how often."""
+    found = [dict(_flat(config)) for config in configs]
+    keys = sorted({key for each in found for key in each})
+    differ = [key for key in keys if len({json.dumps(each.get(key)) for each in found}) > 1]
+    if not differ:
+        return
+    times = len({json.dumps([each.get(key) for key in differ]) for each in found})
+    verb = "change" if len(differ) > 1 else "changes"
+    log.info(
+        "%s %s the data: it is prepared %d times, once for all jobs that agree in this",
+        _listed(differ), verb, times,
+    )  # fmt: skip
+
+
+def _flat(config: DictConfig) -> Iterator[tuple[str, Any]]:
+    for part in DECIDE:
+        node = config.get(part)
+        plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        yield from _leaves(plain, part)
+
+
+def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping):
+        for name, each in node.items():
+            yield from _leaves(each, f"{key}.{name}")
+    else:
+        yield key, node
+
+
+def _listed(keys: Sequence[str]) -> str:
+    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")

@@ -1,0 +1,233 @@
+"""Jobs in processes of their own, side by side on this machine, each with GPUs of its own."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+import transfer_cli
+from transfer_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PRUNED, EXIT_STOPPED, StoppedError
+from transfer_cli.runs.sweep import DONE, FAILED, PRUNED, STOPPED
+from transfer_cli.sweep.jobs import Job, Jobs
+
+log = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOOKS = 0.1
+OUTCOMES = {
+    EXIT_DONE: DONE, EXIT_PRUNED: PRUNED, EXIT_STOPPED: STOPPED, EXIT_INTERRUPTED: STOPPED,
+}  # fmt: skip
+"""What the exit code of a job means; any other one that it failed."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: subprocess.Popen[bytes]
+    slot: int
+    reason: Path
+    stack: contextlib.ExitStack
+
+
+class SideBySide:
+    """Runs jobs of a sweep as commands of their own.
+
+    Args:
+        jobs: The sweep.
+        words_of: Returns the command line of a job, without the command itself.
+        workers: How many run at once.
+        gpus: The GPUs of this machine, dealt out to the workers in turn; empty without any.
+        gpus_each: How many a job takes.
+        stops: Whether a failed job ends the sweep.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        words_of: Callable[[Job], list[str]],
+        *,
+        workers: int,
+        gpus: Sequence[str],
+        gpus_each: int,
+        stops: bool,
+    ) -> None:
+        self._jobs = jobs
+        self._words_of = words_of
+        self._slots = deque(range(workers))
+        self._workers = workers
+        self._gpus = gpus
+        self._gpus_each = gpus_each
+        self._stops = stops
+        self._running: list[_Running] = []
+        self._told: int | None = None
+        self._ended = 0
+
+    def run(self, todo: Sequence[Job]) -> None:
+        """Run jobs, and come back when all have ended.
+
+        Raises:
+            StoppedError: Told to stop, as all running jobs were then.
+            KeyboardInterrupt: The same, by Ctrl-C.
+        """
+        left = deque(todo)
+        with self._passing_signals_on():
+            try:
+                while (left and not self._is_over()) or self._running:
+                    while left and self._slots and not self._is_over():
+                        self._start(left.popleft())
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+                    self._collect(len(left))
+            except BaseException:
+                for each in self._running:
+                    each.process.kill()
+                    each.stack.close()
+                raise
+        if self._told is not None:
+            text = f"stopped with {len(left)} jobs not begun; go on with the same command and "
+            text += "resume=auto"
+            raise KeyboardInterrupt(text) if self._told == signal.SIGINT else StoppedError(text)
+
+    def _is_over(self) -> bool:
+        failed = any(job.outcome == FAILED for job in self._jobs.done)
+        return self._told is not None or (self._stops and failed)
+
+    # --- one job -------------------------------------------------------------------------------
+
+    def _start(self, job: Job) -> None:
+        stack = contextlib.ExitStack()
+        claim = stack.enter_context(self._jobs.at_work(job))
+        if claim is None:
+            stack.close()
+            return
+        slot = self._slots.popleft()
+        reason = self._jobs.directory.path / f".job-{job.number}.reason"
+        reason.unlink(missing_ok=True)
+        command = [sys.executable, "-P", "-m", "transfer_cli", self._jobs.command]
+        process = subprocess.Popen(  # noqa: S603 - our own command, with what the user typed
+            [*command, "--job", str(reason), *self._words_of(job)],
+            env=self._environment(slot),
+            stdin=subprocess.DEVNULL,
+            stdout=stack.enter_context(self._output(job)),
+            stderr=subprocess.STDOUT if self._workers > 1 else None,
+            # It holds the job as long as it lives, whatever becomes of this process.
+            pass_fds=(claim,),
+        )
+        self._running.append(_Running(job, process, slot, reason, stack))
+
+    @contextlib.contextmanager
+    def _output(self, job: Job) -> Iterator[IO[bytes] | None]:
+        """Give a single job the terminal; have several write to files, side by side."""
+        if self._workers == 1:
+            yield None
+            return
+        with self._jobs.directory.log(job.number).open("ab") as file:
+            yield file
+
+    def _environment(self, slot: int) -> dict[str, str]:
+        found = dict(os.environ)
+        lies = str(Path(transfer_cli.__file__).parents[1])
+        found["PYTHONPATH"] = os.pathsep.join([lies, *filter(None, [os.environ.get("PYTHONPATH")])])
+        if self._workers > 1:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+            found.setdefault("OMP_NUM_THREADS", str(max(1, cores // self._workers)))
+        if self._gpus:
+            first = slot * self._gpus_each
+            mine = [self._gpus[(first + n) % len(self._gpus)] for n in range(self._gpus_each)]
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+        return found
+
+    def _collect(self, left: int) -> None:
+        """Take note of the jobs that have ended since the last look."""
+        for each in [each for each in self._running if each.process.poll() is not None]:
+            self._running.remove(each)
+            self._slots.append(each.slot)
+            code = each.process.returncode
+            job = each.job
+            job.outcome = OUTCOMES.get(code, FAILED)
+            job.reason = None if job.outcome == DONE else _reason(each, code)
+            each.stack.close()
+            each.reason.unlink(missing_ok=True)
+            self._ended += 1
+            if job.outcome == FAILED:
+                self._jobs.report(job)
+            self._say_where_it_stands(job, left)
+
+    def _say_where_it_stands(self, job: Job, left: int) -> None:
+        seconds = [
+            each.seconds for each in self._jobs.done if each.seconds and each.outcome == DONE
+        ]
+        todo = left + len(self._running)
+        if not todo or self._told is not None:
+            return
+        guess = ""
+        if seconds:
+            rest = sum(seconds) / len(seconds) * todo / min(self._workers, todo)
+            guess = f", about {_as_time(rest)} to go"
+        ended = "" if job.outcome == FAILED else f"job {job.number} {job.outcome}; "
+        log.info("%s%d left%s", ended, todo, guess)
+
+    # --- signals -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _passing_signals_on(self) -> Iterator[None]:
+        """Let the jobs hear what this process is told, and begin no other one."""
+
+        def tell(number: int, frame: FrameType | None) -> None:
+            self._told = self._told or number
+            for each in self._running:
+                with contextlib.suppress(ProcessLookupError):
+                    each.process.send_signal(number)
+
+        before = {number: signal.signal(number, tell) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, earlier in before.items():
+                signal.signal(number, earlier)
+
+
+def _reason(ended: _Running, code: int) -> str:
+    with contextlib.suppress(OSError):
+        return ended.reason.read_text(encoding="utf-8").strip()
+    if code < 0:
+        name = signal.Signals(-code).name
+        cure = "; it may have taken too much memory" if code == -signal.SIGKILL else ""
+        return f"killed by {name}{cure}"
+    return f"ended with exit code {code}"
+
+
+def _as_time(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def visible_gpus() -> list[str]:
+    """Return the GPUs that a job could use, as CUDA names them, without asking torch."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        found = [name.strip() for name in given.split(",") if name.strip()]
+        return [] if "-1" in found else found
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    try:
+        listed = subprocess.run(  # noqa: S603 - the driver's own command, with fixed words
+            [command, "--query-gpu=index", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return listed.stdout.split()

@@ -1,0 +1,349 @@
+"""A search: trials that are proposed one after the other, by Optuna (Akiba et al. 2019).
+
+The study lies in an SQLite file, so that a search goes on where it was stopped and several commands
+can work on it. It proposes values and remembers what they led to; jobs run as in any other sweep.
+"""
+
+import importlib
+import json
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+from hydra.core.override_parser.types import Override
+
+from transfer_cli.errors import ConfigError, RunError, nearest
+from transfer_cli.runs.directory import RunDirectory, write_json
+from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, STOPPED, STUDY, JobWord
+from transfer_cli.safe_files import UnreadableError, read_json
+from transfer_cli.sweep.grid import Planner
+from transfer_cli.sweep.jobs import NAMES_RUN
+from transfer_cli.sweep.local import side_by_side
+from transfer_cli.sweep.prepared import say_what_changes_the_data
+from transfer_cli.sweep.settings import Settings
+from transfer_cli.sweep.trial import open_study, trial_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optuna import Study
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+
+log = logging.getLogger(__name__)
+
+_FIRST_AT_RANDOM = 10
+"""Trials before TPE trusts what it has seen; Optuna's own default."""
+
+
+class Search(Planner):
+    """Looks for the values that make a measure small or large."""
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run trials until there are as many as were asked for.
+
+        Raises:
+            ConfigError: There is nothing to search in, or the study is of another search.
+        """
+        overrides = self.overrides(arguments)
+        fixed = [_as_word(each) for each in overrides if not each.is_sweep_override()]
+        swept = [each for each in overrides if each.is_sweep_override()]
+        if not swept:
+            raise ConfigError(
+                "sweep: a search needs a range to search in, such as "
+                "'optimizer.lr=tag(log, interval(1e-5, 1e-2))'"
+            )
+        if not self.jobs.makes_runs:
+            raise ConfigError("sweep: only pretrain and finetune can be searched")
+        _need_optuna()
+        space = {each.get_key_element(): _distribution(each) for each in swept}
+        corners = [[*fixed, *_words(low)] for low in _corners(space)]
+        configs = self.composed(corners)
+        self._settings = Settings.of(configs[0].sweep)
+        self._workers = side_by_side(self._settings, configs[0])
+        self._fixed, self._space = fixed, space
+        say_what_changes_the_data(configs)
+        self._say_what_is_unwise()
+        self._search(seed=configs[0].seed)
+
+    def _say_what_is_unwise(self) -> None:
+        objective = self._settings.objective
+        if objective.startswith("test/"):
+            log.warning("%s chooses by the test set, which should see the result alone", objective)
+        if self._settings.prune and not objective.startswith("validation/"):
+            log.info("no trial is pruned: %s is not measured before the end", objective)
+
+    def _search(self, seed: int) -> None:
+        settings, jobs = self._settings, self.jobs
+        jobs.begin(
+            self.folder,
+            [],
+            trials=settings.trials,
+            objective=settings.objective,
+            direction=settings.direction,
+        )
+        study = self._open(seed)
+        while jobs.stopped is None:
+            batch = self._next(study)
+            if not batch:
+                break
+            try:
+                self.launch([job.words for job in batch])
+            finally:
+                failed = [self._tell(study, job.number) for job in batch]
+            if settings.stops and any(failed):
+                break
+        self._say_best(study)
+
+    # --- the study -----------------------------------------------------------------------------
+
+    @property
+    def _file(self) -> Path:
+        return self._settings.study or self.folder / STUDY
+
+    @contextmanager
+    def _alone(self) -> "Iterator[None]":
+        """Let no other command that works on the study change it meanwhile."""
+        with FileLock(self._file.with_name(f".{self._file.name}.lock")):
+            yield
+
+    def _open(self, seed: int) -> "Study":
+        """Return the study, new or as it was left.
+
+        Raises:
+            ConfigError: It is of another search, or no study.
+        """
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            study = open_study(self._file, direction=self._settings.direction)
+            asked = {
+                "space": {key: _shown(each) for key, each in self._space.items()},
+                "objective": self._settings.objective,
+                "direction": self._settings.direction,
+            }
+            found = study.user_attrs.get("search")
+            if found is None:
+                study.set_user_attr("search", asked)
+            elif found != asked:
+                raise ConfigError(
+                    f"sweep.study: {self._file} is of another search: {_difference(found, asked)}; "
+                    "type what it was begun with, or choose another run.dir or sweep.study"
+                )
+            # Every command that joins proposes other values, though all have the same seed.
+            joined = int(study.user_attrs.get("joined", 0))
+            study.set_user_attr("joined", joined + 1)
+        study.sampler = self._sampler(seed + joined)
+        return study
+
+    def _sampler(self, seed: int) -> Any:
+        from optuna import samplers
+
+        if self._settings.sampler == "random":
+            return samplers.RandomSampler(seed=seed)
+        # With several at work, a trial that runs counts as a bad one: the next looks elsewhere.
+        return samplers.TPESampler(seed=seed, n_startup_trials=_FIRST_AT_RANDOM, constant_liar=True)
+
+    def _next(self, study: "Study") -> list[JobWord]:
+        """Return the trials to run now: first those that were stopped, then new ones."""
+        from optuna.trial import TrialState
+
+        directory = self.jobs.directory
+        with self._alone():
+            known = {job.number: job for job in directory.jobs()}
+            trials = study.get_trials(deepcopy=False)
+            found = [
+                known[trial.number]
+                for trial in trials
+                if trial.state == TrialState.RUNNING
+                and trial.number in known
+                and known[trial.number].outcome in (STOPPED, LEFT)
+                and not directory.is_claimed(trial.number)
+            ][: self._workers]
+            for _ in range(min(self._workers - len(found), self._settings.trials - len(trials))):
+                trial = study.ask(dict(self._space))
+                own = tuple(_words(trial.params))
+                job = JobWord(trial.number, own, (*self._of_run(), *own))
+                directory.write_job(job)
+                if self._settings.prune and self._settings.objective.startswith("validation/"):
+                    # Found by the run itself, wherever it is started.
+                    write_json(
+                        trial_file(directory.run(job.number)),
+                        {
+                            "study": str(self._file.absolute()),
+                            "number": trial.number,
+                            "objective": self._settings.objective,
+                            "direction": self._settings.direction,
+                        },
+                    )
+                found.append(job)
+        return found
+
+    def _of_run(self) -> tuple[str, ...]:
+        return tuple(word for word in self._fixed if word.partition("=")[0] not in NAMES_RUN)
+
+    def _tell(self, study: "Study", number: int) -> bool:
+        """Tell the study what became of a trial; return whether it failed."""
+        from optuna.trial import TrialState
+
+        directory = self.jobs.directory
+        [job] = [each for each in directory.jobs() if each.number == number]
+        if job.outcome not in (DONE, FAILED, PRUNED):
+            return False
+        state, value = TrialState.FAIL, None
+        if job.outcome == PRUNED:
+            state = TrialState.PRUNED
+        elif job.outcome == DONE:
+            value = self._value(directory.run(number))
+            state = TrialState.COMPLETE if value is not None else TrialState.FAIL
+        study.tell(number, value, state=state, skip_if_finished=True)
+        directory.write_job(replace(job, value=value))
+        trial_file(directory.run(number)).unlink(missing_ok=True)
+        if value is not None:
+            log.info("trial %d: %s %.6g", number, self._settings.objective, value)
+        return state == TrialState.FAIL
+
+    def _value(self, run: Path) -> float | None:
+        """Return what a finished run reached; None where that is no number.
+
+        Raises:
+            ConfigError: Its results have no such key.
+        """
+        path = RunDirectory(run).results
+        try:
+            value = value_at(read_json(path), self._settings.objective)
+        except (OSError, UnreadableError) as error:
+            raise RunError(f"{path} cannot be read: {error}") from error
+        except KeyError as error:
+            raise ConfigError(f"sweep.objective: {error.args[0]}") from error
+        return value if math.isfinite(value) else None
+
+    def _say_best(self, study: "Study") -> None:
+        from optuna.trial import TrialState
+
+        done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if not done:
+            return
+        sign = 1 if self._settings.direction == "minimize" else -1
+        best: FrozenTrial = min(done, key=lambda trial: sign * float(trial.value or 0.0))
+        log.info(
+            "best of %d trials: %d with %s %.6g: %s",
+            len(study.get_trials(deepcopy=False)), best.number, self._settings.objective,
+            best.value, " ".join(_words(best.params)),
+        )  # fmt: skip
+
+
+def value_at(results: Mapping[str, Any], key: str) -> float:
+    """Return a number of `results.json`, by `split/measure` or by dotted names.
+
+    Raises:
+        KeyError: There is none; the message names the nearest that there is.
+    """
+    known = dict(_numbers(results, ""))
+    for split, measures in results.get("measures", {}).items():
+        known |= {f"{split}/{name}": value for name, value in measures.items()}
+    if key not in known:
+        shown = [name for name in known if not name.startswith(("measures.", "tables."))]
+        close = nearest(key, shown) or f" There are {', '.join(sorted(shown))}"
+        raise KeyError(f"results.json has no number {key!r}.{close}")
+    return float(known[key])
+
+
+def _numbers(node: Any, key: str) -> "Iterator[tuple[str, float]]":
+    if isinstance(node, Mapping):
+        for name, each in node.items():
+            yield from _numbers(each, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, int | float) and not isinstance(node, bool):
+        yield key, node
+
+
+# --- what is searched --------------------------------------------------------------------------
+
+
+def _need_optuna() -> None:
+    try:
+        importlib.import_module("optuna")
+    except ImportError as error:
+        raise ConfigError(
+            "sweep: a search needs Optuna: pip install 'transfer-cli[search]'"
+        ) from error
+
+
+def _distribution(override: Override) -> "BaseDistribution":
+    """Return what a typed range or list of values means to Optuna.
+
+    Raises:
+        ConfigError: The range is empty, or logarithmic and not above 0.
+    """
+    from optuna import distributions
+
+    value: Any = override.value()
+    try:
+        if override.is_interval_sweep():
+            whole = isinstance(value.start, int) and isinstance(value.end, int)
+            of_kind: Any = (
+                distributions.IntDistribution if whole else distributions.FloatDistribution
+            )
+            found: BaseDistribution = of_kind(value.start, value.end, log="log" in value.tags)
+            return found
+        return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
+    except ValueError as error:
+        raise ConfigError(f"{override.input_line}: {error}") from error
+
+
+def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
+    """Return the two ends of a space: jobs that show whether its keys and values can be."""
+    from optuna.distributions import CategoricalDistribution
+
+    ends: list[dict[str, Any]] = [{}, {}]
+    for key, each in space.items():
+        known: Any = each
+        many = isinstance(each, CategoricalDistribution)
+        ends[0][key] = known.choices[0] if many else known.low
+        ends[1][key] = known.choices[-1] if many else known.high
+    return ends
+
+
+def _words(params: Mapping[str, Any]) -> list[str]:
+    """Return overrides; a rate to four digits, which nobody could tell from one to sixteen."""
+    return [
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in params.items()
+    ]
+
+
+def _as_word(override: Override) -> str:
+    return f"{override.get_key_element()}={override.get_value_element_as_str()}"
+
+
+def _shown(distribution: "BaseDistribution") -> str:
+    from optuna.distributions import distribution_to_json
+
+    return str(distribution_to_json(distribution))
+
+
+def _difference(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """Return the first thing in which two searches differ."""
+    for key in ("objective", "direction"):
+        if found.get(key) != asked[key]:
+            return f"its {key} is {found.get(key)}, not {asked[key]}"
+    theirs, ours = found.get("space", {}), asked["space"]
+    for key in sorted({*theirs, *ours}):
+        if key not in ours:
+            return f"it searches {key}, too"
+        if key not in theirs:
+            return f"it does not search {key}"
+        if theirs[key] != ours[key]:
+            return f"its range of {key} is {_range(theirs[key])}, not {_range(ours[key])}"
+    return "it was made in another way"
+
+
+def _range(stored: str) -> str:
+    found = json.loads(stored)["attributes"]
+    if "choices" in found:
+        return ", ".join(map(str, found["choices"]))
+    return f"{found['low']} to {found['high']}" + (" (log)" if found.get("log") else "")

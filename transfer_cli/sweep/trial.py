@@ -1,0 +1,102 @@
+"""A trial at work: it tells its search how it does, and hears whether to go on.
+
+The search leaves a small file beside the trial's run directory; a run that finds none is no trial.
+"""
+
+import logging
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transfer_cli.errors import ConfigError
+from transfer_cli.safe_files import UnreadableError, read_json
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+NAME = "search"
+"""What the study is called in its file."""
+
+WARM_UP = 5
+"""Trials that are never pruned: before, there is no median worth the name."""
+
+
+class Trial:
+    """What a run tells its search.
+
+    Args:
+        study: The file of the study.
+        number: Of the trial.
+        objective: The validation measure that it is judged by: `validation/NAME`.
+        direction: minimize or maximize.
+    """
+
+    def __init__(self, study: Path, number: int, objective: str, direction: str) -> None:
+        from optuna.trial import Trial as OptunaTrial
+
+        self._study = open_study(study, direction=direction)
+        found = [each for each in self._study.get_trials(deepcopy=False) if each.number == number]
+        self._trial = OptunaTrial(self._study, found[0]._trial_id) if found else None
+        self._measure = objective.partition("/")[2]
+
+    def is_hopeless(self, step: int, measures: Mapping[str, float]) -> bool:
+        """Tell the search a validation's measures; return whether the trial is to end.
+
+        It is when its best value so far is worse than the median of what earlier trials had at this
+        step (Golovin et al. 2017).
+        """
+        if self._trial is None or self._measure not in measures:
+            return False
+        with warnings.catch_warnings():
+            # A resumed run measures some steps a second time.
+            warnings.simplefilter("ignore", UserWarning)
+            self._trial.report(measures[self._measure], step)
+        return bool(self._trial.should_prune())
+
+
+def trial_file(run: Path) -> Path:
+    """Return where a run finds what search it belongs to."""
+    return run.parent / f".trial-{run.name}.json"
+
+
+def trial_of(run: Path) -> Trial | None:
+    """Return the trial that a run is; None where it is none."""
+    with suppress(OSError, UnreadableError, KeyError, ImportError):
+        found = read_json(trial_file(run.absolute()))
+        return Trial(
+            Path(found["study"]), int(found["number"]), found["objective"], found["direction"]
+        )
+    return None
+
+
+def open_study(file: Path, *, direction: str) -> "Study":
+    """Return the study in an SQLite file; a new one where there is no file.
+
+    Raises:
+        ConfigError: The file is no study.
+    """
+    import optuna
+    from sqlalchemy.exc import SQLAlchemyError
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    logging.getLogger("alembic").setLevel(logging.ERROR)
+    # Two commands that write at once wait for each other.
+    wait: dict[str, Any] = {"connect_args": {"timeout": 60}}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            storage = optuna.storages.RDBStorage(f"sqlite:///{file.absolute()}", engine_kwargs=wait)
+            return optuna.create_study(
+                storage=storage,
+                study_name=NAME,
+                direction="maximize" if direction == "maximize" else "minimize",
+                load_if_exists=True,
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=WARM_UP),
+            )
+    except (SQLAlchemyError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"sweep.study: {file} is no study: {reason}; choose another file"
+        ) from error
