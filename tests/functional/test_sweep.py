@@ -1,5 +1,11 @@
 """`-m`: one run for each value; a failed one does not stop the others."""
 
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
 import pytest
 
 from transfer_cli.cli import main
@@ -59,3 +65,159 @@ def test_an_own_class_needs_the_flag(capsys, tmp_path):
         "transfer pretrain: data: a_lab.Text is not trusted. "
         "Name your package with --plugin to trust it (--plugin a_lab)\n"
     )
+
+
+# --- jobs of their own -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def words(pretrained, loop):
+    return (
+        "finetune", "data=sample_questions", f"init_from={pretrained}", *loop, "loop.steps=4",
+        "loop.evaluate_every=2 steps", "run.dir=sweep",
+    )  # fmt: skip
+
+
+def read(path):
+    return json.loads(Path(path).read_text())
+
+
+def test_jobs_side_by_side_leave_what_single_runs_would(transfer, words):
+    ended = transfer(*words, "-m", "seed=0,1", "sweep.workers=2")
+    alone = transfer(*words, "seed=1", "run.dir=alone")
+
+    assert (ended.code, alone.code) == (0, 0), ended.err
+    assert ended.out.splitlines() == [
+        "sweep sweep", "  0  seed=0  done", "  1  seed=1  done", "compare: transfer report sweep",
+    ]  # fmt: skip
+    assert read("sweep/1/results.json") == read("alone/results.json")
+    assert read("sweep/sweep.json")["command"] == "finetune"
+    assert "done: 4 steps" in Path("sweep/job-0.log").read_text()
+    assert read("sweep/job-1.json")["overrides"] == ["seed=1"]
+
+
+def test_a_failed_job_is_named_with_its_reason_and_the_others_run(transfer, words):
+    ended = transfer(*words, "-m", "data.labelled=12,100000")
+
+    assert ended.code == 5
+    [failed] = [line for line in ended.out.splitlines() if "failed" in line]
+    assert failed.startswith("  1  data.labelled=100000  failed: ")
+    assert "100000" in failed.partition("failed: ")[2]
+    assert read("sweep/0/status.json")["status"] == "finished"
+    assert not Path("sweep/1").exists()
+    assert list(Path("sweep").glob("*.reason")) == []
+
+
+def test_all_jobs_can_share_one_process(transfer, words):
+    ended = transfer(*words, "-m", "seed=0,1", "sweep.isolate=false")
+
+    assert ended.code == 0, ended.err
+    assert ended.out.count("done: 4 steps") == 2
+    assert [read(f"sweep/{n}/results.json")["seed"] for n in (0, 1)] == [0, 1]
+
+
+def test_a_sweep_that_changes_the_data_says_so(transfer, words):
+    ended = transfer(*words, "-m", "data.length=16,24", "sweep.isolate=false")
+
+    assert ended.code == 0, ended.err
+    assert "data.length changes the data: it is prepared 2 times" in ended.err
+
+
+def test_what_a_config_of_ones_own_sweeps_is_swept(transfer, words, tmp_path):
+    (tmp_path / "own" / "sweep").mkdir(parents=True)
+    (tmp_path / "own" / "sweep" / "batches.yaml").write_text(
+        "# @package _global_\n# Two batches\nhydra:\n  sweeper:\n    params:\n"
+        "      loop.batch: 4,8\nsweep:\n  isolate: false\nloop:\n  steps: 2\n"
+    )
+
+    ended = transfer(*words[:-3], "run.dir=sweep", "--config-dir", "own", "sweep=batches")
+
+    assert ended.code == 0, ended.err
+    assert ended.out.count("done: 2 steps") == 2
+
+
+def test_a_sweep_that_is_stopped_goes_on(shell, words, tmp_path):
+    typed = [word for word in words if not word.startswith("loop.steps")]
+    line = (*typed, "loop.steps=4000", "-m", "seed=0,1,2", "sweep.workers=2")
+    job = shell(*line)
+    deadline = time.monotonic() + 240
+    while len(list(tmp_path.glob("sweep/?/checkpoints/step-*"))) < 2:
+        assert job.poll() is None, job.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(job.pid, signal.SIGINT)
+    out, err = job.communicate(timeout=240)
+
+    assert job.returncode == 130, err
+    assert "1 jobs not begun; go on with the same command and resume=auto" in err
+    assert [line.split()[2] for line in out.splitlines()[1:3]] == ["stopped:", "stopped:"]
+    assert [read(tmp_path / f"sweep/job-{n}.json")["outcome"] for n in range(3)] == [
+        "stopped", "stopped", "left",
+    ]  # fmt: skip
+    reached = max(int(path.name[5:]) for path in tmp_path.glob("sweep/0/checkpoints/step-*"))
+
+    shorter = [word.replace("4000", str(reached + 2)) for word in line]
+    again = shell(*shorter, "resume=auto")
+    out, err = again.communicate(timeout=400)
+
+    assert again.returncode == 0, err
+    assert out.count("  done") == 3
+    assert f"going on after step {reached}" in (tmp_path / "sweep/job-0.log").read_text()
+
+
+def test_a_job_killed_for_memory_is_named(transfer, words, monkeypatch, tmp_path):
+    """The system's own way to end a process leaves no word; the sweep has one for it."""
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal\n"
+        "from transfer_cli.optim.schedules import Constant\n"
+        "class Deadly(Constant):\n"
+        "    def decay(self, step, warmup, total):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    (tmp_path / "own" / "schedule").mkdir(parents=True)
+    (tmp_path / "own" / "schedule" / "deadly.yaml").write_text(
+        "# Deadly\n_target_: deadly.Deadly\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    ended = transfer(
+        *words, "-m", "schedule=linear,deadly", "schedule.warmup=0", "--config-dir", "own",
+        "--plugin", "deadly",
+    )  # fmt: skip
+
+    assert ended.code == 5
+    assert "schedule=deadly  failed: killed by SIGKILL; it may have taken too much" in ended.out
+    assert read("sweep/0/status.json")["status"] == "finished"
+
+
+def test_a_search_prunes_what_is_hopeless(transfer, words):
+    pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
+    typed = [word for word in words if not word.startswith(("loop.steps", "loop.evaluate"))]
+
+    ended = transfer(
+        *typed, "loop.steps=6", "loop.evaluate_every=1 steps", "sweep=search", "sweep.trials=8",
+        "optimizer.lr=1e-3,1e-12", "sweep.sampler=random", "sweep.isolate=false",
+        "sweep.objective=validation/loss",
+    )  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    outcomes = [line.split()[2].rstrip(":") for line in ended.out.splitlines() if "lr=" in line]
+    assert len(outcomes) == 8
+    assert set(outcomes[:5]) == {"done"}
+    assert "best of 8 trials: " in ended.err
+    assert list(Path("sweep").glob(".trial-*")) == []
+
+
+def test_two_commands_share_a_search(shell, words, tmp_path):
+    pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
+    line = (*words, "sweep=search", "sweep.trials=4", "sweep.isolate=false", "resume=auto")
+
+    both = [shell(*line), shell(*line)]
+    ends = [each.communicate(timeout=400) for each in both]
+
+    assert [each.returncode for each in both] == [0, 0], ends
+    jobs = [read(path) for path in sorted(tmp_path.glob("sweep/job-?.json"))]
+    assert [job["outcome"] for job in jobs] == ["done"] * 4
+    assert len({tuple(job["overrides"]) for job in jobs}) == 4
+    assert len(list(tmp_path.glob("sweep/?/results.json"))) == 4

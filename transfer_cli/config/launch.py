@@ -21,7 +21,7 @@ from transfer_cli.config.explain import explain
 from transfer_cli.config.flags import Request
 from transfer_cli.config.foreign import check_config_dir
 from transfer_cli.config.locate import conf_dir
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, TransferError
 
 VERSION_BASE = "1.3"
 Task = Callable[[DictConfig], None]
@@ -112,8 +112,8 @@ def _hydra_errors(command: str, request: Request) -> Iterator[None]:
     """Turn whatever goes wrong while composing into one line."""
     try:
         yield
-    except ConfigError:
-        raise
+    except TransferError:
+        raise  # said already
     except SystemExit as left:
         # Hydra leaves by itself after --hydra-help, and after naming a --package that is not there.
         if left.code:

@@ -116,7 +116,7 @@ class SideBySide:
         command = [sys.executable, "-P", "-m", "transfer_cli", self._jobs.command]
         process = subprocess.Popen(  # noqa: S603 - our own command, with what the user typed
             [*command, "--job", str(reason), *self._words_of(job)],
-            env=self._environment(slot),
+            env=environment_of(slot, self._workers, self._gpus, self._gpus_each),
             stdin=subprocess.DEVNULL,
             stdout=stack.enter_context(self._output(job)),
             stderr=subprocess.STDOUT if self._workers > 1 else None,
@@ -133,19 +133,6 @@ class SideBySide:
             return
         with self._jobs.directory.log(job.number).open("ab") as file:
             yield file
-
-    def _environment(self, slot: int) -> dict[str, str]:
-        found = dict(os.environ)
-        lies = str(Path(transfer_cli.__file__).parents[1])
-        found["PYTHONPATH"] = os.pathsep.join([lies, *filter(None, [os.environ.get("PYTHONPATH")])])
-        if self._workers > 1:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-            found.setdefault("OMP_NUM_THREADS", str(max(1, cores // self._workers)))
-        if self._gpus:
-            first = slot * self._gpus_each
-            mine = [self._gpus[(first + n) % len(self._gpus)] for n in range(self._gpus_each)]
-            found["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
-        return found
 
     def _collect(self, left: int) -> None:
         """Take note of the jobs that have ended since the last look."""
@@ -195,6 +182,28 @@ class SideBySide:
         finally:
             for number, earlier in before.items():
                 signal.signal(number, earlier)
+
+
+def environment_of(slot: int, workers: int, gpus: Sequence[str], gpus_each: int) -> dict[str, str]:
+    """Return what a job finds in its environment: this package, its share of cores, its GPUs.
+
+    Args:
+        slot: Which of the workers has the job, from 0.
+        workers: How many there are.
+        gpus: The GPUs of this machine.
+        gpus_each: How many a job takes. Where there are too few, jobs share them in turn.
+    """
+    found = dict(os.environ)
+    lies = str(Path(transfer_cli.__file__).parents[1])
+    found["PYTHONPATH"] = os.pathsep.join([lies, *filter(None, [os.environ.get("PYTHONPATH")])])
+    if workers > 1:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        found.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
+    if gpus:
+        first = slot * gpus_each
+        mine = [gpus[(first + n) % len(gpus)] for n in range(gpus_each)]
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+    return found
 
 
 def _reason(ended: _Running, code: int) -> str:

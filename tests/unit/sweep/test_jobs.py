@@ -1,51 +1,14 @@
 import copy
+from pathlib import Path
 
 import pytest
 
+from tests.sweeping import run
 from transfer_cli.config import launch as launching
 from transfer_cli.config.flags import parse
-from transfer_cli.config.launch import launch
+from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, PrunedError, RunError, StoppedError, SweepError
-from transfer_cli.runs.sweep import RUNNING, SweepDirectory
-from transfer_cli.sweep import plugins
-from transfer_cli.sweep.folder import folder_of, settings_of
-from transfer_cli.sweep.jobs import Jobs
-
-
-class Recorder:
-    """A command that remembers what it was run with."""
-
-    def __init__(self, fails=lambda config: None):
-        self.fails = fails
-        self.configs = []
-
-    def __call__(self, config):
-        self.configs.append(config)
-        error = self.fails(config)
-        if error is not None:
-            raise error
-
-
-def run(words, command="pretrain", fails=lambda config: None):
-    """Run jobs in this process; return their configs, what became of them, and what was said."""
-    recorder, reported = Recorder(fails), []
-    request = parse([*words, "sweep.isolate=false"] if command != "evaluate" else words)
-
-    def report(job):
-        reported.append(job)
-        return f"job {job.number} is {job.error}"
-
-    jobs = Jobs(
-        command, recorder, request, lambda job: None, report, makes_runs=command != "evaluate"
-    )
-    settings = {}
-    if request.multirun:
-        plugins.register(jobs)
-        settings = settings_of(jobs)
-    launch(command, request, jobs.run, settings)
-    if not jobs.done:
-        jobs.read_copies(folder_of(request, settings))
-    return recorder.configs, jobs, reported
+from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, STOPPED, SweepDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +114,192 @@ def test_commands_without_a_run_directory_can_be_swept():
     configs, _, _ = run(["-m", "run=x", "split=test,train"], "evaluate")
 
     assert [(config.run, config.split) for config in configs] == [("x", "test"), ("x", "train")]
+
+
+# --- going on ----------------------------------------------------------------------------------
+
+
+def outcomes(folder):
+    return [job.outcome for job in SweepDirectory(Path(folder)).jobs()]
+
+
+def test_a_sweep_writes_down_what_it_is_and_what_became_of_it(tmp_path):
+    run(
+        ["-m", "seed=1,2", "loop.batch=3", "run.dir=mine"],
+        fails=lambda config: ConfigError("bad") if config.seed == 2 else None,
+    )
+
+    sweep = SweepDirectory(tmp_path / "mine")
+    asked, found = sweep.read_request(), sweep.jobs()
+    assert (asked.command, asked.words) == (
+        "pretrain",
+        ("seed=1,2", "loop.batch=3", "sweep.isolate=false"),
+    )
+    assert [job.overrides for job in found] == [("seed=1",), ("seed=2",)]
+    assert [job.outcome for job in found] == [DONE, FAILED]
+    assert found[1].reason == "job 1 is bad"
+    assert found[0].seconds is not None
+
+
+def test_only_what_is_missing_runs_again(tmp_path):
+    words = ["-m", "seed=1,2,3", "run.dir=mine"]
+    run(words, fails=lambda config: ConfigError("bad") if config.seed == 2 else None)
+
+    configs, jobs, _ = run([*words, "resume=auto"])
+
+    assert [config.seed for config in configs] == [2]
+    assert [config.run.dir for config in configs] == ["mine/1"]
+    assert [config.resume for config in configs] == ["auto"]
+    assert outcomes("mine") == [DONE, DONE, DONE]
+    assert len(jobs.done) == 3
+
+
+def test_a_wider_sweep_runs_what_is_new_under_new_numbers():
+    run(["-m", "seed=1,2", "run.dir=mine"])
+
+    configs, _, _ = run(
+        ["-m", "seed=1,2,3", "loop.clip=1,2", "loop.log_every=5", "run.dir=mine", "resume=auto"]
+    )
+
+    assert [(config.seed, config.loop.clip) for config in configs] == [
+        (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2),
+    ]  # fmt: skip
+    assert [config.run.dir for config in configs] == [f"mine/{n}" for n in range(2, 8)]
+
+
+def test_what_a_resume_may_change_makes_no_new_job():
+    run(["-m", "seed=1,2", "run.dir=mine"], fails=lambda config: ConfigError("bad"))
+
+    configs, _, _ = run(["-m", "seed=1,2", "loop.steps=7", "run.dir=mine", "resume=auto"])
+
+    assert [config.run.dir for config in configs] == ["mine/0", "mine/1"]
+
+
+def test_a_swept_length_tells_jobs_apart():
+    configs, _, _ = run(["-m", "loop.steps=7,8", "run.dir=mine"])
+
+    assert [config.run.dir for config in configs] == ["mine/0", "mine/1"]
+    assert run(["-m", "loop.steps=7,8", "run.dir=mine", "resume=auto"])[0] == []
+
+
+def test_without_a_folder_the_latest_sweep_of_the_same_words_goes_on():
+    _, first, _ = run(["-m", "seed=1,2"], fails=lambda config: StoppedError("asked to"))
+    _, other, _ = run(["-m", "seed=1,2", "loop.batch=5"])
+
+    configs, again, _ = run(["-m", "resume=auto", "seed=1,2"])
+
+    assert again.sweep_dir == first.sweep_dir != other.sweep_dir
+    assert [config.seed for config in configs] == [1, 2]
+
+
+def test_a_folder_that_holds_a_sweep_is_not_swept_into_by_accident():
+    run(["-m", "seed=1,2", "run.dir=mine"])
+
+    with pytest.raises(RunError, match="mine already holds a sweep; add resume=auto"):
+        run(["-m", "seed=1,2", "run.dir=mine"])
+
+
+def test_a_sweep_does_not_go_into_a_run(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").touch()
+
+    with pytest.raises(RunError, match="mine holds a run"):
+        run(["-m", "seed=1,2", "run.dir=mine"])
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["config.yaml"]
+
+
+def test_a_sweep_cannot_resume_a_run():
+    with pytest.raises(
+        ConfigError, match=r"resume: a sweep goes on by resume=auto, and run\.dir=x"
+    ):
+        run(["-m", "seed=1,2", "resume=x"])
+
+
+def test_a_job_that_another_command_has_is_left_to_it():
+    words = ["-m", "seed=1,2", "run.dir=mine"]
+    run(words, fails=lambda config: ConfigError("bad"))
+
+    with SweepDirectory(Path("mine")).claim(0):
+        configs, _, _ = run([*words, "resume=auto"])
+
+    assert [config.seed for config in configs] == [2]
+
+
+def test_an_interrupted_job_was_stopped_and_the_next_ones_are_left():
+    def interrupt(config):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(["-m", "seed=1,2", "run.dir=mine"], fails=interrupt)
+
+    assert outcomes("mine") == [STOPPED, LEFT]
+
+
+def test_a_pruned_job_is_no_failure():
+    _, _, reported = run(
+        ["-m", "seed=1,2", "run.dir=mine"], fails=lambda config: PrunedError("hopeless")
+    )
+
+    assert outcomes("mine") == [PRUNED, PRUNED]
+    assert reported == []
+
+
+def test_a_sweep_may_end_with_its_first_failure():
+    configs, _, _ = run(
+        ["-m", "seed=1,2,3", "sweep.on_error=stop", "run.dir=mine"],
+        fails=lambda config: ConfigError("bad"),
+    )
+
+    assert len(configs) == 1
+    assert outcomes("mine") == [FAILED, LEFT, LEFT]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["loop.batsh=1,2"], "loop.batsh: no such key in loop. Did you mean 'batch'"),
+        (["+loop.batsh=1,2"], "loop.batsh: no such key in loop. Did you mean 'batch'"),
+        (["loop.batch=1,x"], "loop.batch: expected a whole number"),
+        (["model=tiny,tinny"], "model=tinny: no such option"),
+        (["loop.clip=interval(0,1)"], "a range is for a search; add sweep=search"),
+        (["loop.log_every=1,0"], "loop.log_every"),
+        (["sweep=seedz"], "sweep=seedz: no such option. Did you mean 'seeds'?"),
+    ],
+)
+def test_a_mistake_in_any_job_ends_the_sweep_before_it_leaves_a_trace(tmp_path, words, said):
+    with pytest.raises(ConfigError) as error:
+        run(["-m", *words, "run.dir=mine"])
+
+    assert said in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- presets -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("preset", "jobs"), [("seeds", 5), ("lr", 7), ("few_label", 12)])
+def test_a_preset_makes_a_sweep_of_a_command(preset, jobs):
+    configs, _, _ = run([f"sweep={preset}"], "finetune")
+
+    assert len({config.run.dir for config in configs}) == jobs
+
+
+def test_what_is_typed_wins_over_a_preset():
+    configs, _, _ = run(["sweep=few_label", "data.labelled=20,null", "seed=7"], "finetune")
+
+    assert [(config.data.labelled, config.seed) for config in configs] == [(20, 7), (None, 7)]
+
+
+def test_all_schemes_are_every_preset_of_adaptation():
+    configs, _, _ = run(["sweep=schemes"], "finetune")
+
+    assert len(configs) == len(list((conf_dir() / "adaptation").glob("*.yaml")))
+
+
+def test_a_preset_is_looked_at_without_a_sweep(capsys):
+    request = parse(["sweep=lr", "--cfg", "job"])
+
+    assert not request.multirun
+    assert not parse(["sweep=lr", "--job", "word"]).multirun
+    assert not parse(["sweep=null"]).multirun
+    assert parse(["sweep=lr"]).multirun

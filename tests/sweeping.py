@@ -1,0 +1,43 @@
+"""Sweeps of a command that does next to nothing, in the process of the test."""
+
+from transfer_cli.config.flags import parse
+from transfer_cli.config.launch import launch
+from transfer_cli.sweep import plugins
+from transfer_cli.sweep.folder import folder_of, settings_of
+from transfer_cli.sweep.jobs import Jobs
+
+
+class Recorder:
+    """A command that remembers what it was run with."""
+
+    def __init__(self, fails=lambda config: None):
+        self.fails = fails
+        self.configs = []
+
+    def __call__(self, config):
+        self.configs.append(config)
+        error = self.fails(config)
+        if error is not None:
+            raise error
+
+
+def run(words, command="pretrain", fails=lambda config: None):
+    """Run jobs in this process; return their configs, what became of them, and what was said."""
+    recorder, reported = Recorder(fails), []
+    request = parse([*words, "sweep.isolate=false"] if command != "evaluate" else words)
+
+    def report(job):
+        reported.append(job)
+        return f"job {job.number} is {job.error}"
+
+    jobs = Jobs(
+        command, recorder, request, lambda job: None, report, makes_runs=command != "evaluate"
+    )
+    settings = {}
+    if request.multirun:
+        plugins.register(jobs)
+        settings = settings_of(jobs)
+    launch(command, request, jobs.run, settings)
+    if not jobs.done:
+        jobs.read_copies(folder_of(request, settings))
+    return recorder.configs, jobs, reported

@@ -1,0 +1,32 @@
+import json
+
+import pytest
+
+from transfer_cli.runs.sweep import Request, SweepDirectory
+from transfer_cli.sweep.folder import latest
+
+
+@pytest.fixture
+def _sweeps(tmp_path):
+    for name, began, words in (
+        ("old", "2026-01-01T10:00:00+00:00", ("seed=0,1", "adaptation=lora")),
+        ("new", "2026-01-02T10:00:00+02:00", ("adaptation=lora", "seed=0,1")),
+        ("other", "2026-01-03T10:00:00+00:00", ("adaptation=full", "seed=0,1")),
+    ):
+        SweepDirectory(tmp_path / name).write_request(Request("finetune", words, began))
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "sweep.json").write_text("{")
+    (tmp_path / "undated").mkdir()
+    (tmp_path / "undated" / "sweep.json").write_text(
+        json.dumps({"command": "finetune", "words": ["seed=0,1"], "began": "soon"})
+    )
+
+
+@pytest.mark.usefixtures("_sweeps")
+def test_the_latest_sweep_of_the_same_words_goes_on(tmp_path):
+    words = ("seed=0,1", "adaptation=lora")
+
+    assert latest(tmp_path, "finetune", words) == tmp_path / "new"
+    assert latest(tmp_path, "pretrain", words) is None
+    assert latest(tmp_path, "finetune", ("seed=0,1",)) is None
+    assert latest(tmp_path / "nowhere", "finetune", words) is None

@@ -1,0 +1,55 @@
+import os
+
+import pytest
+
+from transfer_cli.sweep.processes import environment_of, visible_gpus
+
+
+@pytest.fixture
+def _driver(tmp_path, monkeypatch):
+    """Let the driver's command say that there are three GPUs."""
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\nprintf '0\\n1\\n2\\n'\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("_driver")
+def test_the_driver_says_which_gpus_there_are():
+    assert visible_gpus() == ["0", "1", "2"]
+
+
+@pytest.mark.usefixtures("_driver")
+@pytest.mark.parametrize(
+    ("given", "found"), [("2,0", ["2", "0"]), ("GPU-5ab", ["GPU-5ab"]), ("", []), ("-1", [])]
+)
+def test_gpus_that_were_chosen_are_dealt_out_alone(monkeypatch, given, found):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+
+    assert visible_gpus() == found
+
+
+def test_a_driver_that_fails_means_no_gpu(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: "/bin/false")
+
+    assert visible_gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("slot", "each", "mine"),
+    [(0, 1, "a"), (1, 1, "b"), (2, 1, "c"), (3, 1, "a"), (0, 2, "a,b"), (1, 2, "c,a")],
+)
+def test_each_worker_has_gpus_of_its_own_as_far_as_there_are_any(slot, each, mine):
+    assert environment_of(slot, 4, ["a", "b", "c"], each)["CUDA_VISIBLE_DEVICES"] == mine
+
+
+def test_workers_share_the_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+
+    assert "OMP_NUM_THREADS" not in environment_of(0, 1, [], 1)
+    assert environment_of(0, 3, [], 1)["OMP_NUM_THREADS"] == "2"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert environment_of(0, 3, [], 1)["OMP_NUM_THREADS"] == "5"

@@ -1,0 +1,250 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.sweeping import run
+from transfer_cli.errors import ConfigError, PrunedError, StoppedError
+from transfer_cli.runs.sweep import DONE, FAILED, PRUNED, STOPPED, SweepDirectory
+from transfer_cli.sweep.search import value_at
+
+optuna = pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
+
+WORDS = (
+    "sweep=search", "optimizer.lr=1e-3", "loop.clip=interval(0.1, 10.0)", "run.dir=mine",
+    "sweep.prune=false",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def leaves(value_of):
+    """Return a command that leaves what a run of `value_of(config)` would leave."""
+
+    def work(config):
+        value = value_of(config)
+        if isinstance(value, Exception):
+            return value
+        folder = Path(config.run.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        results = {"measures": {"validation": {"error_rate": value}}, "parameters": {"total": 7}}
+        (folder / "results.json").write_text(json.dumps(results))
+        return None
+
+    return work
+
+
+def search(*words, value_of=lambda config: (config.loop.clip - 3) ** 2):
+    configs, jobs, _ = run([*WORDS, *words], "finetune", fails=leaves(value_of))
+    return configs, jobs
+
+
+def study(file="mine/study.db"):
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.load_study(study_name="search", storage=f"sqlite:///{file}")
+
+
+def test_a_search_comes_close_to_what_is_best():
+    configs, _ = search("sweep.trials=16")
+
+    values = [job.value for job in SweepDirectory(Path("mine")).jobs()]
+    assert len(configs) == len(values) == 16
+    # Ten at random, then six near the best of these.
+    assert sum(values[-6:]) / 6 < sum(values[:10]) / 10
+    assert study().best_value == min(values)
+
+
+def test_it_can_make_a_measure_large():
+    search("sweep.trials=3", "sweep.direction=maximize")
+
+    assert study().best_value == max(job.value for job in SweepDirectory(Path("mine")).jobs())
+
+
+def test_the_same_seed_proposes_the_same_values():
+    first = [config.loop.clip for config in search("sweep.trials=2")[0]]
+    again = [config.loop.clip for config in search("sweep.trials=2", "run.dir=again")[0]]
+    other = [config.loop.clip for config in search("sweep.trials=2", "run.dir=other", "seed=1")[0]]
+
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("typed", "fits"),
+    [
+        ("loop.clip=interval(2.0, 3.0)", lambda config: 2 <= config.loop.clip <= 3),
+        ("loop.batch=int(interval(2, 5))", lambda config: config.loop.batch in range(2, 6)),
+        ("loop.batch=range(2, 11, 4)", lambda config: config.loop.batch in (2, 6, 10)),
+        ("adaptation=choice(full, lora)", lambda config: "plan" in config.adaptation),
+        ("loop.batch=2,8", lambda config: config.loop.batch in (2, 8)),
+        ("optimizer.lr=tag(log, interval(1e-5, 1e-2))", lambda c: 1e-5 <= c.optimizer.lr <= 1e-2),
+    ],
+)
+def test_ranges_are_typed_as_hydra_has_them(typed, fits):
+    configs, _ = search("sweep.trials=2", typed, value_of=lambda config: 1.0)
+
+    assert len(configs) == 2
+    assert all(fits(config) for config in configs)
+
+
+def test_a_logarithmic_range_is_searched_by_magnitude():
+    configs, _ = search(
+        "sweep.trials=8", "sweep.sampler=random", "loop.clip=tag(log, interval(1e-6, 1.0))"
+    )
+
+    below = [config for config in configs if config.loop.clip < 1e-3]
+    assert 1 <= len(below) <= 7
+
+
+# --- going on ----------------------------------------------------------------------------------
+
+
+def test_a_search_goes_on_where_it_was():
+    first, _ = search("sweep.trials=3")
+
+    more, _ = search("sweep.trials=5", "resume=auto")
+    nothing, _ = search("sweep.trials=5", "resume=auto")
+
+    assert [len(first), len(more), len(nothing)] == [3, 2, 0]
+    assert len({config.loop.clip for config in [*first, *more]}) == 5
+    assert [config.run.dir for config in more] == ["mine/3", "mine/4"]
+
+
+def test_a_stopped_trial_goes_on_before_a_new_one_is_proposed():
+    stop = {"now": True}
+
+    def value_of(config):
+        return StoppedError("asked to") if stop["now"] else 1.0
+
+    [stopped], jobs = search("sweep.trials=2", value_of=value_of)
+    assert str(jobs.stopped) == "asked to"
+    assert [job.outcome for job in SweepDirectory(Path("mine")).jobs()] == [STOPPED]
+    stop["now"] = False
+
+    [again, new], _ = search("sweep.trials=2", "resume=auto", value_of=value_of)
+
+    assert (again.run.dir, again.loop.clip) == (stopped.run.dir, stopped.loop.clip)
+    assert new.run.dir == "mine/1"
+    assert [job.outcome for job in SweepDirectory(Path("mine")).jobs()] == [DONE, DONE]
+
+
+def test_a_failed_or_pruned_trial_is_told_to_the_study():
+    values = iter([1.0, ConfigError("bad"), PrunedError("hopeless"), math.nan])
+
+    search("sweep.trials=4", value_of=lambda config: next(values))
+
+    states = [trial.state.name for trial in study().trials]
+    assert states == ["COMPLETE", "FAIL", "PRUNED", "FAIL"]
+    jobs = SweepDirectory(Path("mine")).jobs()
+    assert [job.outcome for job in jobs] == [DONE, FAILED, PRUNED, DONE]
+    assert [job.value for job in jobs] == [1.0, None, None, None]
+
+
+def test_a_study_can_lie_elsewhere_and_be_shared():
+    search("sweep.trials=2", "sweep.study=shared.db")
+    configs, _ = search("sweep.trials=5", "sweep.study=shared.db", "run.dir=second")
+
+    assert [config.run.dir for config in configs] == ["second/2", "second/3", "second/4"]
+    assert len(study("shared.db").trials) == 5
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["loop.clip=interval(0.1, 9.0)"], "its range of loop.clip is 0.1 to 10.0, not 0.1 to 9.0"),
+        (
+            ["loop.clip=tag(log, interval(0.1, 10.0))"],
+            "its range of loop.clip is 0.1 to 10.0, not 0.1 to 10.0 (log)",
+        ),
+        (["loop.batch=2,4"], "it does not search loop.batch"),
+        (["loop.clip=1", "loop.batch=2,4"], "it does not search loop.batch"),
+        (["sweep.direction=maximize"], "its direction is minimize, not maximize"),
+        (["sweep.objective=validation/loss"], "its objective is validation/error_rate, not"),
+    ],
+)
+def test_a_study_of_another_search_is_refused(words, said):
+    search("sweep.trials=1")
+
+    with pytest.raises(ConfigError) as error:
+        search("sweep.trials=2", "resume=auto", *words)
+
+    assert str(error.value).startswith("sweep.study: mine/study.db is of another search: ")
+    assert said in str(error.value)
+    assert len(study().trials) == 1
+
+
+def test_a_file_that_is_no_study_is_refused():
+    Path("notes.db").write_text("no database\n" * 50)
+
+    with pytest.raises(ConfigError, match=r"sweep\.study: notes\.db is no study"):
+        search("sweep.study=notes.db")
+    assert Path("notes.db").read_text().startswith("no database")
+
+
+def test_an_objective_that_no_run_has_ends_the_search():
+    with pytest.raises(ConfigError) as error:
+        search("sweep.objective=validation/eror_rate")
+
+    assert str(error.value) == (
+        "sweep.objective: results.json has no number 'validation/eror_rate'. "
+        "Did you mean 'validation/error_rate'?"
+    )
+    assert len(SweepDirectory(Path("mine")).jobs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["loop.clip=1"], "sweep: a search needs a range to search in"),
+        (["loop.clip=tag(log, interval(0.0, 1.0))"], "loop.clip"),
+        (["loop.clip=interval(5.0, 1.0)"], "loop.clip"),
+        (["loop.batsh=1,2"], "loop.batsh: no such key in loop. Did you mean 'batch'"),
+        (["loop.log_every=int(interval(0, 3))"], "loop.log_every"),
+        (["sweep.trials=0"], "sweep.trials: must be at least 1"),
+    ],
+)
+def test_a_search_that_cannot_be_leaves_no_trace(tmp_path, words, said):
+    with pytest.raises(ConfigError) as error:
+        search(*words)
+
+    assert said in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_without_optuna_says_how_to_get_it(monkeypatch):
+    import builtins
+
+    real = builtins.__import__
+
+    def without(name, *given, **named):
+        if name.partition(".")[0] == "optuna":
+            raise ImportError(name)
+        return real(name, *given, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.delitem(__import__("sys").modules, "optuna", raising=False)
+
+    with pytest.raises(ConfigError, match=r"pip install 'transfer-cli\[search\]'"):
+        search()
+
+
+def test_any_number_of_the_results_can_be_the_objective():
+    results = {
+        "measures": {"test": {"accuracy/LOC": 0.5, "loss": 2}},
+        "seen": {"steps": 12},
+        "failed": None,
+    }
+
+    assert value_at(results, "test/accuracy/LOC") == 0.5
+    assert value_at(results, "measures.test.loss") == 2.0
+    assert value_at(results, "seen.steps") == 12.0
+    with pytest.raises(KeyError, match=r"no number 'seen\.step'. Did you mean 'seen\.steps'"):
+        value_at(results, "seen.step")
+    with pytest.raises(KeyError, match="no number 'failed'"):
+        value_at(results, "failed")
