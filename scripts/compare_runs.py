@@ -3,8 +3,8 @@
     python scripts/compare_runs.py RUN OTHER
 
 Compared are the weights in `model/`, in the last and in the best checkpoint, `metrics.jsonl`,
-`results.json`, and the curves as TensorBoard reads them; speeds are left out, since no two runs are
-equally fast. Prints the first difference of each file; exit code 1 when there is one.
+`items.jsonl`, `results.json`, and the curves as TensorBoard reads them; speeds are left out, since no
+two runs are equally fast. Prints the first difference of each file; exit code 1 when there is one.
 """
 
 import json
@@ -32,6 +32,7 @@ def differences(run: Path, other: Path) -> list[str]:
             of_files(run, other),
             of_weights(run, other),
             of_metrics(run / "metrics.jsonl", other / "metrics.jsonl"),
+            of_items(run / "items.jsonl", other / "items.jsonl"),
             of_results(run / "results.json", other / "results.json"),
             of_curves(run / "tensorboard", other / "tensorboard"),
         )
@@ -97,6 +98,12 @@ def of_metrics(path: Path, other: Path) -> Iterator[str]:
             yield f"{path.name}: line {number}: {one.get(key, line)} / {two.get(key, found)} {key}"
             return
     yield f"{path.name}: {len(left)} lines / {len(right)} lines"
+
+
+def of_items(path: Path, other: Path) -> Iterator[str]:
+    """Yield the first example of which something else became, where runs have noted that."""
+    if path.exists() and other.exists():
+        yield from of_metrics(path, other)
 
 
 def _record(line: str) -> dict[str, Any]:

@@ -70,6 +70,8 @@ def test_every_command_of_the_readme_runs(transfer, mylab, read_json):
     assert read_json(mylab / "runs" / "swapped" / "results.json")["measures"].keys() == {
         "validation", "test",
     }  # fmt: skip
+    # It does not say what becomes of single examples.
+    assert not (mylab / "runs" / "swapped" / "items.jsonl").exists()
     chosen = read_json(mylab / "runs" / "bottom-up" / "presets.json")
     assert chosen["adaptation/plan"] == "bottom_up"
     first = read_metrics(mylab / "runs" / "both" / "metrics.jsonl")[0]

@@ -23,8 +23,8 @@ RHYTHM = ("loop.evaluate_every=2 steps", "checkpoint.every=3 steps", "loop.steps
 """The best weights change between two checkpoints, and the last step is in neither rhythm."""
 
 FILES = (
-    "metrics.jsonl", "results.json", "status.json", "config.yaml", "overrides.txt", "plan.txt",
-    "model/model.json", "model/tokenizer.json",
+    "metrics.jsonl", "results.json", "items.jsonl", "status.json", "config.yaml", "overrides.txt",
+    "plan.txt", "model/model.json", "model/tokenizer.json",
 )  # fmt: skip
 
 

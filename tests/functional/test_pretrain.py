@@ -17,7 +17,7 @@ pytestmark = pytest.mark.functional
 FILES = {
     "config.yaml", "overrides.txt", "presets.json", "environment.json", "status.json",
     "results.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "plan.txt",
-    "timing.json", "speed.jsonl", ".lock",
+    "timing.json", "speed.jsonl", "items.jsonl", ".lock",
 }  # fmt: skip
 
 TEXT_MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte"}

@@ -10,6 +10,8 @@ from omegaconf import DictConfig
 
 from transfer_cli.commands import choices
 from transfer_cli.commands.environment import versions
+from transfer_cli.commands.hyperparameters import hyperparameters
+from transfer_cli.commands.items import items_of, noting
 from transfer_cli.commands.keeping import Keeping
 from transfer_cli.commands.outcome import (
     MOST_JUDGED,
@@ -23,11 +25,17 @@ from transfer_cli.commands.plan import plan_text
 from transfer_cli.commands.summary import say_results, say_start
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
-from transfer_cli.engine.evaluate import Scores, evaluate, samples
+from transfer_cli.engine.evaluate import EachExample, Scores, evaluate, samples
 from transfer_cli.engine.split import Split, some_of
 from transfer_cli.engine.step import Loss
 from transfer_cli.engine.train import Progress, build_trainer, run_trainer
-from transfer_cli.errors import CheckpointError, FinishedError, RunError, StoppedError
+from transfer_cli.errors import (
+    CheckpointError,
+    FinishedError,
+    PrunedError,
+    RunError,
+    StoppedError,
+)
 from transfer_cli.lengths import Length
 from transfer_cli.model.weights import (
     read_description,
@@ -38,7 +46,9 @@ from transfer_cli.runs.directory import (
     write_json,
     write_text,
 )
+from transfer_cli.runs.items import Item, write_items
 from transfer_cli.runs.records import drop_after
+from transfer_cli.sweep.trial import trial_of
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +77,7 @@ class Job:
         self._progress = Progress()
         self._keeping = Keeping(parts, run, config.checkpoint.keep)
         self._main = distributed.is_main()
+        self._trial = trial_of(run.path) if self._main else None
         self._began = time.perf_counter()
         self._before = 0.0
         self._mark: Callable[[], dict[str, int]] = dict
@@ -116,7 +127,7 @@ class Job:
 
     def _say_why(self, error: BaseException) -> None:
         """Write into the run directory why the run ends before its end."""
-        stopped = isinstance(error, KeyboardInterrupt | StoppedError)
+        stopped = isinstance(error, KeyboardInterrupt | StoppedError | PrunedError)
         reason = str(error) or type(error).__name__
         if distributed.is_lost_connection(error):
             reason = "another process failed or is gone"
@@ -143,9 +154,10 @@ class Job:
             def on_measures(step: int, measures: dict[str, float]) -> None:
                 recorder.write("validation", step, measures)
                 recorder.writer.add_text("validation/samples", self._samples(), step)
-                shown = {name: value for name, value in measures.items() if "/" not in name}
+                shown = _without_details(measures)
                 listed = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
                 log.info("step %d validation  %s", step, listed)
+                self._ask_search(step, measures)
 
             handlers.attach_validation(
                 trainer,
@@ -183,6 +195,16 @@ class Job:
             )
         self._save()
 
+    def _ask_search(self, step: int, measures: Mapping[str, float]) -> None:
+        """End a trial that its search has no hope in.
+
+        Raises:
+            PrunedError: It has none.
+        """
+        hopeless = self._trial is not None and self._trial.is_hopeless(step, measures)
+        if distributed.largest(int(hopeless)):
+            raise PrunedError(f"pruned at step {step}: earlier trials did better by then")
+
     def _ended(self) -> bool:
         """Return whether nothing is left to train: all steps are taken, or patience ran out."""
         progress, patience = self._progress, self._config.loop.patience
@@ -190,7 +212,7 @@ class Job:
         done = progress.step >= self._parts.total_steps or self._parts.stages.exhausted
         return gave_up or done
 
-    def _score(self, loss: Loss, split: Split) -> Scores:
+    def _score(self, loss: Loss, split: Split, each: EachExample | None = None) -> Scores:
         parts = self._parts
         return evaluate(
             parts.model,
@@ -198,6 +220,7 @@ class Job:
             split,
             batch=parts.micro_batch,
             precision=parts.precision,
+            each=each,
         )
 
     def _measures(self, name: str) -> dict[str, float]:
@@ -316,11 +339,7 @@ class Job:
             self._keeping.take_best()
         failure = self._failure()
         main = parts.layout.losses[0]
-        scores = {
-            name: self._score(main, parts.data.splits[name])
-            for name in ("validation", "test")
-            if name in parts.data.splits
-        }
+        scores, items = self._judged(main)
         measures = {
             name: found.measures | self._further_measures(name) for name, found in scores.items()
         }
@@ -329,8 +348,8 @@ class Job:
                 recorder.write(name, progress.step, found)
         forgetting = self._forgetting(recorder)
         tensors = self._keeping.tensors()
-        if not self._main:
-            return
+        if not isinstance(recorder, handlers.Recorder):
+            return  # only the main process writes
         trained = sum(p.numel() for p in parts.model.parameters())
         self._keeping.write_model(tensors)
         seconds = self._before + time.perf_counter() - self._began
@@ -364,12 +383,32 @@ class Job:
             },
             "peak_memory_bytes": peak_memory(parts.precision.device),
         }
+        if items:
+            write_items(run.items, items)
+        listed = {
+            f"{split}/{name}": value
+            for split, found in measures.items()
+            for name, value in _without_details(found).items()
+        }
+        chosen = hyperparameters(self._config, run.read_presets())
+        recorder.writer.add_hparams(chosen, listed, progress.step)
         write_json(run.timing, timing)
         write_json(run.results, results)
         run.set_status("finished", failure)
         if failure is not None:
             log.warning("this run failed: %s", failure)
         say_results(self._command, run.path, results, seconds)
+
+    def _judged(self, loss: Loss) -> tuple[dict[str, Scores], list[Item]]:
+        """Return the scores of validation and test, and what became of their examples."""
+        scores, items, data = {}, [], self._parts.data
+        for name in ("validation", "test"):
+            if name in data.splits:
+                split = data.splits[name]
+                each = noting(split)
+                scores[name] = self._score(loss, split, each)
+                items += items_of(split, data, each)
+        return scores, items
 
     def _failure(self) -> str | None:
         """Return why the run came to nothing, judged by its best weights; None when it did not."""
@@ -390,3 +429,8 @@ class Job:
         after = forgetting.measure()
         recorder.write("forgetting", self._progress.step, after)
         return {"before": dict(forgetting.before), "after": after}
+
+
+def _without_details(measures: Mapping[str, float]) -> dict[str, float]:
+    """Return a split's own measures: not those of each label, nor of further losses."""
+    return {name: value for name, value in measures.items() if "/" not in name}

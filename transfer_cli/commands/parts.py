@@ -33,6 +33,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.features import CachedFeatures, memory_needed
 from transfer_cli.engine.parallel import Alone, Parallel, Replicated
 from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.shared_states import SharedStates
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, TrainStep
 from transfer_cli.engine.train import Stream
@@ -167,7 +168,7 @@ def put_together(config: DictConfig, command: str) -> Parts:
     micro_batch = min(config.loop.micro_batch or config.loop.batch, config.loop.batch)
     forgetting = Forgetting.asked(config, source, model, tensors, micro_batch, precision)
     if _has_fixed_features(config, layout, stages, chosen.frozen_eval) and not sharded:
-        prepared = {"main": _with_features(prepared["main"], model, precision, config.loop.batch)}
+        prepared = {"main": _with_features(prepared["main"], config, layout, precision)}
     apart = chosen.store == "trained" and tensors is not None
     return Parts(
         prepared=prepared,
@@ -290,9 +291,10 @@ def _has_fixed_features(
 
 
 def _with_features(
-    part: Prepared, model: TransferModel, precision: Precision, batch: int
+    part: Prepared, config: DictConfig, layout: Layout, precision: Precision
 ) -> Prepared:
     """Return training and validation data that bring their hidden states along."""
+    model = layout.model
     layers = getattr(model.readout, "layers", None)
     used = {name: part.splits[name] for name in ("train", "validation") if name in part.splits}
     shape = model.backbone.shape
@@ -300,14 +302,26 @@ def _with_features(
     if needed > MOST_FEATURES:
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
+    folder = datasets.cache_folder(config.data_dir) / "features"
+    shared = SharedStates(folder, {"edits": layout.edits, "compile": config.loop.compile})
     kept = {
         name: replace(
             split,
             data=CachedFeatures(
-                split.data, model, precision, batch=batch, layers=layers, keep_on=precision.device
+                split.data,
+                model,
+                precision,
+                batch=config.loop.batch,
+                layers=layers,
+                keep_on=precision.device,
+                shared=shared,
             ),
         )
         for name, split in used.items()
     }
-    log.info("states of the frozen backbone are computed once: %.1f MiB", needed / 2**20)
+    log.info(
+        "states of the frozen backbone are computed once: %.1f MiB; features: %s",
+        needed / 2**20,
+        ", ".join(sorted(set(shared.came))),
+    )
     return replace(part, splits={**part.splits, **kept})

@@ -4,10 +4,12 @@ The batch size, the order and the number of processes cannot change a measure, a
 shared with training: masks come from a seed of their own and each example's number.
 """
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,7 +27,7 @@ from transfer_cli.engine.split import Dataset, Split
 from transfer_cli.engine.step import on_device
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, Sample
+from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample
 from transfer_cli.seeds import ExampleNoise
 
 EVALUATION_SEED = 0
@@ -43,6 +45,54 @@ class Scores:
 
     measures: dict[str, float]
     tables: dict[str, list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one example.
+
+    Args:
+        index: Its number in the split.
+        loss: Summed over its targets, in nats.
+        targets: How many it has.
+        predicted: The number of the label that was predicted; none where labels are not predicted.
+        probability: What the model gave to that label; 0 where there is none.
+    """
+
+    index: int
+    loss: float
+    targets: int
+    predicted: int | None
+    probability: float
+
+
+class EachExample:
+    """What became of every example of a split, noted while an evaluation goes through it."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+
+    def note(self, indices: Iterable[int], found: Outcomes) -> None:
+        """Note the examples of a batch that this process has scored."""
+        nothing = [None] * len(found.loss)
+        self._rows += zip(
+            map(int, indices),
+            found.loss.double().tolist(),
+            found.targets.tolist(),
+            nothing if found.predicted is None else found.predicted.tolist(),
+            nothing if found.probability is None else found.probability.double().tolist(),
+            strict=True,
+        )
+
+    def gathered(self) -> list[Outcome]:
+        """Return those of all processes, by number; nothing where the objective has no outcomes."""
+        rows = itertools.chain.from_iterable(
+            json.loads(text) for text in distributed.texts(json.dumps(self._rows))
+        )
+        return [
+            Outcome(index, loss, targets, predicted, probability or 0.0)
+            for index, loss, targets, predicted, probability in sorted(rows, key=itemgetter(0))
+        ]
 
 
 class Sums(Metric):
@@ -88,20 +138,37 @@ def evaluate(
     *,
     batch: int,
     precision: Precision,
+    each: EachExample | None = None,
 ) -> Scores:
     """Return what the objective measures on a split; the model is left in evaluation mode.
 
     Of several processes each takes its share of the batches, and all of them return the same.
+
+    Args:
+        model: The model.
+        objective: What it is judged by.
+        split: The examples.
+        batch: How many pass through the model at once.
+        precision: Of the pass.
+        each: Where to note what became of every single example, at the price of a second pass
+            through the head; None: nowhere.
     """
+
+    def judged(whole: TransferModel, view: Batch) -> tuple[dict[str, Tensor], Outcomes | None]:
+        encoded = Encoding(whole, view)
+        tallies = objective.tallies(whole, view, encoded)
+        return tallies, None if each is None else objective.outcomes(whole, view, encoded)
 
     def score(engine: Engine, indices: np.ndarray) -> tuple[dict[str, Tensor], dict[str, int]]:
         prepared = objective.prepare(split.data.batch(indices), evaluation_noise())
         view = on_device({"": prepared}, precision.device)[""]
         with without_gradients(model), precision.context():
-            tallies = model(lambda whole: objective.tallies(whole, view, Encoding(whole, view)))
+            tallies, outcomes = model(lambda whole: judged(whole, view))
         if engine.state.iteration > len(own):
             # This process has no more batches, but the others need its part of the model.
             return {}, {}
+        if each is not None and outcomes is not None:
+            each.note(indices, outcomes)
         return tallies, objective.counts(prepared)
 
     engine = Engine(score)

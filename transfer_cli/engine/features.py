@@ -6,18 +6,29 @@ in every epoch. With them in memory, a step costs what the readout and the heads
 The states are those of the tokens as they lie in the data: an objective that changes tokens, such
 as masked language modelling, cannot use them.
 
+The states are the same in every run that starts from the same backbone, whatever its heads and
+rates are: the jobs of a sweep can share them (`engine.shared_states`).
+
 Legend: N examples, B batch, T positions, R real tokens of all examples, K kept layers, D width.
 """
+
+import hashlib
+import itertools
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from transfer_cli.batch import Batch, is_padded, to_device, with_facts
 from transfer_cli.data.steps import in_portions
 from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.shared_states import SharedStates
 from transfer_cli.engine.split import Dataset
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
@@ -45,6 +56,7 @@ class CachedFeatures:
         batch: Examples that pass through the backbone at once.
         layers: The states to keep.
         keep_on: The device that holds them and that batches find them on.
+        shared: Where other runs may have left them, and find them; None: they are this run's own.
     """
 
     def __init__(
@@ -56,20 +68,35 @@ class CachedFeatures:
         batch: int,
         layers: Layers,
         keep_on: torch.device = CPU,
+        shared: SharedStates | None = None,
     ) -> None:
         self._data = data
         lengths_N = _lengths(data)
         self._starts_N = np.cumsum(lengths_N) - lengths_N
         shape = model.backbone.shape
         size = (int(lengths_N.sum()), _kept(shape, layers), shape.width)
-        self._states_RKD = torch.empty(size, device=keep_on)
         model.eval()
-        # From short to long: least padding.
-        portions = in_portions(np.argsort(lengths_N, kind="stable"), batch)
-        for indices in tqdm(portions, desc="features", unit="batch", disable=None, leave=False):
-            found = data.batch(indices)
-            rows_R = self._rows(indices, found["mask"])
-            self._states_RKD[rows_R] = _states(model, found, precision, layers).to(keep_on)
+
+        def compute() -> Tensor:
+            states_RKD = torch.empty(size, device=keep_on)
+            # From short to long: least padding.
+            portions = in_portions(np.argsort(lengths_N, kind="stable"), batch)
+            for indices in tqdm(portions, desc="features", unit="batch", disable=None, leave=False):
+                found = data.batch(indices)
+                rows_R = self._rows(indices, found["mask"])
+                states_RKD[rows_R] = _states(model, found, precision, layers).to(keep_on)
+            return states_RKD
+
+        if shared is None:
+            self._states_RKD = compute()
+        else:
+            key = _key(data, model, precision, batch, layers)
+            self._states_RKD = shared.fetch(key, size, compute).to(keep_on)
+
+    @property
+    def data(self) -> Dataset:
+        """The examples themselves."""
+        return self._data
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -105,6 +132,61 @@ def _lengths(data: Dataset) -> npt.NDArray[np.int64]:
     """Return every example's number of real tokens."""
     portions = in_portions(np.arange(len(data)), _PORTION)
     return np.concatenate([data.batch(indices)["mask"].sum(1).numpy() for indices in portions])
+
+
+def _key(
+    data: Dataset, model: TransferModel, precision: Precision, batch: int, layers: Layers
+) -> dict[str, Any]:
+    """Return what decides the states, to the last bit."""
+    return {
+        "inputs": _digest_of_inputs(data),
+        "backbone": _digest_of_backbone(model.backbone),
+        "shape": asdict(model.backbone.shape),
+        "layers": layers,
+        "batch": batch,
+        "precision": precision.kind,
+        "machine": _machine(precision.device),
+    }
+
+
+def _machine(device: torch.device) -> list[Any]:
+    """Return what else has a say in the last bits of a product."""
+    if device.type == "cuda":
+        own: list[Any] = [torch.cuda.get_device_name(device)]
+    else:
+        own = [torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()]
+    return [torch.__version__, device.type, torch.get_float32_matmul_precision(), *own]
+
+
+def _digest_of_inputs(data: Dataset) -> str:
+    """Return a digest of what a pass sees of all examples, in their order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for indices in in_portions(np.arange(len(data)), _PORTION):
+        found = data.batch(indices)
+        for name in ("tokens", "mask", "segment"):
+            if name in found:
+                digest.update(_bytes(name, found[name]))
+    return digest.hexdigest()
+
+
+def _digest_of_backbone(backbone: nn.Module) -> str:
+    """Return a digest of all weights, of the modules that hold them and of their source code."""
+    digest = hashlib.blake2b(repr(backbone).encode(), digest_size=16)
+    for name, tensor in itertools.chain(backbone.named_parameters(), backbone.named_buffers()):
+        digest.update(_bytes(name, tensor))
+    # The code may be a user's, who is at work on it.
+    modules = {type(module).__module__ for module in backbone.modules()}
+    for name in sorted(modules):
+        source = getattr(sys.modules.get(name), "__file__", None)
+        if source is not None and not name.startswith("torch."):
+            digest.update(Path(source).read_bytes())
+    return digest.hexdigest()
+
+
+def _bytes(name: str, tensor: Tensor) -> bytes:
+    """Return a tensor's content, with all that tells it from others of the same content."""
+    flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + flat.numpy().tobytes()
 
 
 def _states(model: TransferModel, batch: Batch, precision: Precision, layers: Layers) -> Tensor:

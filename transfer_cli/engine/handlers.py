@@ -26,11 +26,10 @@ from transfer_cli.errors import ConfigError, DivergedError, StoppedError, neares
 from transfer_cli.lengths import Length
 from transfer_cli.runs.curves import Curves, event_files
 from transfer_cli.runs.directory import RunDirectory, flush, writing
-from transfer_cli.runs.records import MetricsFile, cut
+from transfer_cli.runs.records import HIGHER_IS_BETTER, MetricsFile, cut
 
 log = logging.getLogger(__name__)
 
-HIGHER_IS_BETTER = ("accuracy", "macro_f1")
 SECONDS_BETWEEN_LINES = 10
 SECONDS_BETWEEN_DRAWINGS = 0.2
 """Of the bar: to show a loss is to wait for the device that computes it."""

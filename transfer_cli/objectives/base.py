@@ -86,6 +86,23 @@ class Sample:
     said: list[int] | str
 
 
+@dataclass(frozen=True)
+class Outcomes:
+    """What became of each example of a batch, in the batch's order; each `[B]`.
+
+    Args:
+        loss: Summed over its targets, in nats.
+        targets: How many it has.
+        predicted: The number of the label that was predicted; none where labels are not predicted.
+        probability: What the model gave to that label; none likewise.
+    """
+
+    loss: Tensor
+    targets: Tensor
+    predicted: Tensor | None = None
+    probability: Tensor | None = None
+
+
 class Encoding:
     """The hidden states of one batch, computed on first use and shared by all objectives on it.
 
@@ -174,6 +191,14 @@ class Objective(ABC):
     def tallies(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return what an evaluation adds up over batches and processes, "loss" among it."""
         return self.loss_sums(model, batch, encoded)
+
+    def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes | None:
+        """Return what became of each example; their losses add up to the "loss" of `tallies`.
+
+        Returns:
+            None, unless an objective says more: then nothing is known of single examples.
+        """
+        return None
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
         """Return counts that a single number cannot hold, by name, from summed tallies."""

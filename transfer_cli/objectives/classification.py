@@ -15,7 +15,7 @@ from transfer_cli.errors import CheckpointError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, SequenceHead
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, Sample, TextFacts
+from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample, TextFacts
 
 TABLE = "backbone.token_embedding.weight"
 NEW_ROWS = "backbone.new_rows.delta"
@@ -119,6 +119,16 @@ class Classification(Objective):
             "loss": F.cross_entropy(logits_BC, label_B, reduction="sum"),
             "confusion": cells.view(classes, classes),
         }
+
+    def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes:
+        """Return each text's cross-entropy, its predicted label and how sure the model was."""
+        logits_BC, label_B = self.class_logits(model, batch, encoded), batch["label"]
+        return Outcomes(
+            loss=F.cross_entropy(logits_BC, label_B, reduction="none"),
+            targets=torch.ones_like(label_B),
+            predicted=logits_BC.argmax(1),
+            probability=logits_BC.softmax(1).amax(1),
+        )
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
         """Return the confusion counts: rows are labels, columns predictions."""

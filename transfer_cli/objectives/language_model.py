@@ -6,13 +6,14 @@ Legend: B batch, T positions, N targets, D width, V vocabulary.
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch, rows_with_target
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, Sample
+from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample
 
 HEAD = "lm"
 
@@ -40,6 +41,19 @@ class LanguageModel(Objective):
             batch["target"].flatten().index_select(0, rows_N),
         )
         return {"loss": loss}
+
+    def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes:
+        """Return each text's summed cross-entropy and its number of targets."""
+        table_VD = model.backbone.token_embedding.weight
+        has_target_BT = batch["target"] != IGNORE
+        losses = []
+        # One at a time: never are there more logits than those of one text.
+        for top_TD, target_T, has_T in zip(
+            encoded.top, batch["target"], has_target_BT, strict=True
+        ):
+            logits_NV = model.heads[HEAD](top_TD[has_T], table_VD).float()
+            losses.append(F.cross_entropy(logits_NV, target_T[has_T], reduction="sum"))
+        return Outcomes(torch.stack(losses), has_target_BT.sum(1))
 
     def predicts(self, batch: Batch) -> Tensor:
         """Return `[B, T]`, True where the model's prediction means something: at the targets."""

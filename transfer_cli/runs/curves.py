@@ -5,10 +5,13 @@ traceback and the run goes on. Here the write that fails is the one that says so
 """
 
 import socket
+import struct
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 from torch.utils.tensorboard import summary
 
@@ -18,6 +21,9 @@ _VERSION = "brain.Event:2"
 
 
 _PREFIX = "events.out.tfevents."
+
+_RGBA = 4
+"""As TensorBoard's protocol counts the colours of a pixel."""
 
 
 class Curves:
@@ -50,6 +56,29 @@ class Curves:
     def add_text(self, name: str, text: str, step: int) -> None:
         """Show a text, in Markdown."""
         self._write(Event(step=step, summary=summary.text(name, text)))
+
+    def add_hparams(
+        self, hparams: Mapping[str, str | float], measures: Mapping[str, float], step: int
+    ) -> None:
+        """List a run on the HParams page: a line with its hyper-parameters and final measures.
+
+        The measures are curves of one point, `hparam/NAME`, in this very folder. The library's
+        `SummaryWriter` would make a folder of its own for them, which is shown as another run.
+        """
+        shown = {f"hparam/{name}": value for name, value in measures.items()}
+        for part in summary.hparams(dict(hparams), shown):
+            self._write(Event(step=step, summary=part))
+        for tag, value in shown.items():
+            self.add_scalar(tag, value, step)
+
+    def add_image(self, name: str, png: bytes, step: int) -> None:
+        """Show a picture, given as the content of a PNG file."""
+        # Its header begins with both sizes, 4 bytes each, behind 16 bytes that all PNGs have.
+        width, height = struct.unpack(">II", png[16:24])
+        image = Summary.Image(
+            encoded_image_string=png, width=width, height=height, colorspace=_RGBA
+        )
+        self._write(Event(step=step, summary=Summary(value=[Summary.Value(tag=name, image=image)])))
 
     def close(self) -> None:
         """Close the file."""

@@ -14,8 +14,8 @@ RUN/
   .lock             held by the command that writes here
 ```
 
-Nothing in `results.json` and `metrics.jsonl` depends on the clock: a run that was stopped or killed
-and resumed has the same ones, to the last bit, as a run that was not.
+Nothing in `results.json`, `metrics.jsonl` and `items.jsonl` depends on the clock: a run that was
+stopped or killed and resumed has the same ones, to the last bit, as a run that was not.
 """
 
 import errno

@@ -50,6 +50,7 @@ def check_objective(objective: Objective, facts: Facts, batch: Batch) -> None:
     sums_add_up_over_halves(case)
     padding_never_contributes(case)
     declared_modules_learn(case)
+    outcomes_add_up(case)
 
 
 def make_case(objective: Objective, facts: Facts, batch: Batch) -> Case:
@@ -151,6 +152,22 @@ def declared_modules_learn(case: Case) -> None:
         moved = parameter.grad is not None and bool((parameter.grad != 0).any())
         _claim(moved, f"heads.{name} gets no gradient")
     case.model.zero_grad()
+
+
+def outcomes_add_up(case: Case) -> None:
+    """Claim: what became of single examples, where that is known, adds up to tallies and counts."""
+    batch = _prepared(case, case.batch)
+    encoded = Encoding(case.model, batch)
+    found = case.objective.outcomes(case.model, batch, encoded)
+    if found is None:
+        return
+    for name, value in vars(found).items():
+        shaped = value is None or value.shape == (size(batch),)
+        _claim(shaped, f"outcomes has no {name} for each example")
+    total = case.objective.tallies(case.model, batch, encoded)["loss"]
+    _close(found.loss.sum(), total.sum(), "outcomes: the losses do not add up to that of tallies")
+    targets, counts = int(found.targets.sum()), case.objective.counts(batch)
+    _claim(targets in counts.values(), f"outcomes has {targets} targets, and counts are {counts}")
 
 
 def _prepared(case: Case, batch: Batch) -> Batch:

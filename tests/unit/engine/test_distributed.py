@@ -8,8 +8,10 @@ from torch.testing import assert_close
 from tests import several, tiny
 from transfer_cli.data.steps import Order, in_portions, rounds, share
 from transfer_cli.engine import distributed
+from transfer_cli.engine.evaluate import EachExample, evaluate
 from transfer_cli.engine.parallel import whole
 from transfer_cli.engine.sharded import shard
+from transfer_cli.engine.split import Split
 from transfer_cli.engine.step import Loss
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -88,6 +90,25 @@ def measured():
     return found
 
 
+def noted(case, *, sharded=False):
+    """Return what became of each example, of which there may be fewer than processes."""
+    objective, data, changes, _ = CASES[case]
+    objective, data = objective(), data()
+    model = tiny.model(objective, **changes)
+    tiny.lively(model)
+    if sharded:
+        shard(model, torch.device("cpu"))
+    found = []
+    for order in (None, torch.arange(2).numpy()):
+        each, split = EachExample(), Split("test", data, order=order)
+        evaluate(model, objective, split, batch=1, precision=tiny.FP32, each=each)
+        found += [
+            [one.index, one.loss, one.targets, one.predicted or 0, one.probability]
+            for one in each.gathered()
+        ]
+    return found
+
+
 def exchanges():
     """Return how often gradients stay with a process in one step of four micro-batches."""
     kept, no_sync = [], DistributedDataParallel.no_sync
@@ -111,6 +132,10 @@ def everything():
     return {
         **{case: trained(case) for case in CASES},
         **{f"{case}, sharded": trained(case, sharded=distributed.count() > 1) for case in SHARDED},
+        "noted": [noted(case) for case in ("mlm", "classification")],
+        "noted, sharded": [
+            noted(case, sharded=distributed.count() > 1) for case in ("mlm", "classification")
+        ],
         "streams": two_streams(),
         "measures": measured(),
         "exchanges": exchanges(),
@@ -125,7 +150,11 @@ def everything():
 
 def a_part_of_it():
     """Return what three processes do, some of which have nothing to do in every third step."""
-    return {"classification": trained("classification"), "measures": measured()}
+    return {
+        "classification": trained("classification"),
+        "measures": measured(),
+        "noted": [noted(case) for case in ("mlm", "classification")],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +214,15 @@ def test_every_example_is_measured_once(alone, together, three):
         assert found["measures"].keys() == alone["measures"].keys()
         for size, measures in found["measures"].items():
             assert measures == pytest.approx(alone["measures"][size], abs=1e-9)
+
+
+def test_every_example_is_noted_once_by_all_processes(alone, together, three):
+    for found in [*together, *three]:
+        for kind in ("noted", "noted, sharded"):
+            for one, other in zip(alone[kind], found.get(kind, alone[kind]), strict=True):
+                assert [row[0] for row in one] == [row[0] for row in other]
+                for mine, theirs in zip(one, other, strict=True):
+                    assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-5)
 
 
 def test_gradients_are_exchanged_once_a_step(together):

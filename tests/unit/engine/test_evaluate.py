@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
-from transfer_cli.engine.evaluate import evaluate, logits, portions, samples
+from transfer_cli.engine.evaluate import EachExample, evaluate, logits, portions, samples
 from transfer_cli.engine.split import Split
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.objectives.base import Encoding, TextFacts
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.source_distillation import SourceDistillation
 
 CASES = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),
@@ -114,6 +115,77 @@ def test_dropout_is_off_in_an_evaluation():
     data = tiny.Questions(examples=20)
 
     assert tiny.measures(model, objective, data) == tiny.measures(model, objective, data)
+
+
+def noted(model, objective, data, batch=16, order=None):
+    each = EachExample()
+    split = Split("test", data, order=order)
+    scores = evaluate(model, objective, split, batch=batch, precision=tiny.FP32, each=each)
+    return scores, each.gathered()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_single_examples_are_noted_once_and_change_no_measure(case):
+    model, objective, data = at_work(case)
+    order = np.random.default_rng(0).permutation(len(data))
+
+    scores, outcomes = noted(model, objective, data, order=order)
+
+    plain = evaluate(
+        model, objective, Split("test", data, order=order), batch=16, precision=tiny.FP32
+    )
+    assert (scores.measures, scores.tables) == (plain.measures, plain.tables)
+    assert [each.index for each in outcomes] == list(range(len(data)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_single_losses_add_up_to_the_measure(case):
+    model, objective, data = at_work(case)
+
+    scores, outcomes = noted(model, objective, data)
+
+    total, targets = (sum(getattr(each, name) for each in outcomes) for name in ("loss", "targets"))
+    assert total / targets == pytest.approx(scores.measures["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("batch", [1, 7, 200])
+def test_single_examples_do_not_depend_on_the_batch_size(case, batch):
+    model, objective, data = at_work(case)
+
+    expected, found = (noted(model, objective, data, batch=size)[1] for size in (32, batch))
+
+    for one, other in zip(expected, found, strict=True):
+        assert (one.index, one.targets, one.predicted) == (
+            other.index, other.targets, other.predicted,
+        )  # fmt: skip
+        assert one.loss == pytest.approx(other.loss, rel=1e-4, abs=1e-5)
+        assert one.probability == pytest.approx(other.probability, rel=1e-4)
+
+
+def test_the_share_of_wrong_examples_is_the_error_rate():
+    model, objective, data = at_work("classification")
+
+    scores, outcomes = noted(model, objective, data)
+
+    wrong = sum(each.predicted != data.labels[each.index] for each in outcomes)
+    assert 100 * wrong / len(data) == pytest.approx(scores.measures["error_rate"])
+    assert 0 < wrong < len(data)
+    for each in outcomes:
+        right = each.predicted == data.labels[each.index]
+        assert 1 / 3 < each.probability <= 1
+        assert not right or each.probability == pytest.approx(math.exp(-each.loss), rel=1e-4)
+
+
+def test_an_objective_that_says_nothing_of_examples_leaves_nothing():
+    objective = SourceDistillation(CausalLM())
+    model = tiny.model(objective)
+    objective.start(model, {name for name, _ in model.named_parameters()})
+
+    scores, outcomes = noted(model, objective, tiny.blocks())
+
+    assert outcomes == []
+    assert scores.measures["loss"] == pytest.approx(0, abs=1e-6)
 
 
 def test_confusion_counts_come_with_the_measures():

@@ -40,7 +40,17 @@ def test_jobs_come_in_the_order_of_their_numbers(sweep):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"number": 0}', json.dumps({"number": 1, "overrides": 5})]
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"overrides": []}',
+        json.dumps({"number": 1, "overrides": 5}),
+        json.dumps({"number": "1", "overrides": []}),
+        json.dumps({"number": 1, "outcome": []}),
+        json.dumps({"number": 1, "seconds": "long"}),
+    ],
 )
 def test_a_damaged_file_of_a_job_is_passed_over(sweep, content):
     sweep.write_job(JobWord(0, ("seed=0",)))

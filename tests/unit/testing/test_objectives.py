@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,24 @@ class NamesTermsDifferently(Classification):
         return {"class": 1.0}
 
 
+class NotesHalfOfItsLoss(Classification):
+    def outcomes(self, model, batch, encoded):
+        found = super().outcomes(model, batch, encoded)
+        return replace(found, loss=found.loss / 2)
+
+
+class NotesTokensAsTargets(CausalLM):
+    def outcomes(self, model, batch, encoded):
+        found = super().outcomes(model, batch, encoded)
+        return replace(found, targets=batch["mask"].sum(1) + 1)
+
+
+class NotesOneForAll(Classification):
+    def outcomes(self, model, batch, encoded):
+        found = super().outcomes(model, batch, encoded)
+        return replace(found, probability=found.probability.mean())
+
+
 class DeclaresAnIdleModule(Classification):
     def modules(self, backbone):
         return {**super().modules(backbone), "idle": torch.nn.Linear(16, 2)}
@@ -66,6 +86,9 @@ class DeclaresAnIdleModule(Classification):
         (ChangesItsInput(), "changes the batch that it is given"),
         (LooksAtItsCompany(), "differently when it is alone"),
         (NamesTermsDifferently(), "counts names"),
+        (NotesHalfOfItsLoss(), "do not add up to that of tallies"),
+        (NotesTokensAsTargets(), "targets, and counts are"),
+        (NotesOneForAll(), "no probability for each example"),
         (DeclaresAnIdleModule(), r"heads\.idle\.weight gets no gradient"),
     ],
     ids=lambda value: type(value).__name__,

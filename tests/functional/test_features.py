@@ -1,0 +1,112 @@
+"""States of a frozen backbone, shared by runs through the cache."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.functional
+
+SAME = ("metrics.jsonl", "results.json", "items.jsonl", "model/weights.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Have a cache of this test's own."""
+    monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "features"
+
+
+@pytest.fixture
+def frozen(transfer, adapting):
+    """Return how to fine-tune with a frozen backbone; gives what the command said."""
+
+    def call(name, *more):
+        words = adapting("frozen", "schedule=constant", *more)
+        ended = transfer("finetune", *words, f"run.dir={name}")
+        assert ended.code == 0, ended.err
+        return ended.err
+
+    return call
+
+
+def entries(cache):
+    return [path for path in cache.iterdir() if not path.name.startswith(".")]
+
+
+def assert_same(run, other):
+    for name in SAME:
+        assert Path(run, name).read_bytes() == Path(other, name).read_bytes(), name
+
+
+def test_a_second_run_takes_the_states_of_the_first_and_gives_the_same(frozen, cache, tmp_path):
+    first, second = frozen("first"), frozen("second")
+    shutil.rmtree(cache)
+    (tmp_path / "cache" / "features").write_text("no folder")
+    alone = frozen("alone")
+
+    assert "features: kept for further runs" in first
+    assert "features: taken from the cache" in second
+    assert "features: in this run's memory alone" in alone
+    assert alone.count("cannot be kept") == 1
+    assert_same("second", "first")
+    assert_same("alone", "first")
+
+
+def test_another_head_and_rate_find_the_same_states(frozen, cache):
+    frozen("first")
+
+    said = frozen("second", "optimizer.lr=0.1", "objective.hidden=[8]")
+
+    assert "features: taken from the cache" in said
+    assert len(entries(cache)) == 2  # training and validation
+
+
+def test_a_damaged_entry_is_computed_again(frozen, cache):
+    frozen("first")
+    for entry in entries(cache):
+        content = bytearray((entry / "states.bin").read_bytes())
+        content[len(content) // 2] ^= 1
+        (entry / "states.bin").write_bytes(content)
+
+    said = frozen("second")
+
+    assert said.count("damaged and are computed again") == 2
+    assert "features: kept for further runs" in said
+    assert_same("second", "first")
+
+
+def test_without_cached_features_nothing_is_kept(frozen, cache):
+    said = frozen("first", "loop.cache_features=false")
+
+    assert "features:" not in said
+    assert not cache.exists()
+
+
+@pytest.mark.multiprocess
+def test_two_processes_of_a_run_and_two_runs_at_once_share_the_states(
+    shell, transfer, adapting, cache
+):
+    assert os.environ["TRANSFER_CACHE"] == str(cache.parent)
+    chosen = ("schedule=constant", "loop.bucket=true", "objective.dropout=0")
+    words = ("finetune", *adapting("frozen", *chosen))
+    both = [shell(*words, f"run.dir={name}") for name in ("one", "other")]
+    said = [process.communicate(timeout=240)[1] for process in both]
+
+    assert [process.returncode for process in both] == [0, 0], said
+    assert "features: kept for further runs" in said[0] + said[1]
+    assert_same("one", "other")
+    assert len(entries(cache)) == 2
+
+    together = shell(*words, "run.dir=two", "devices=2")
+    _, err = together.communicate(timeout=240)
+    assert together.returncode == 0, err
+    assert "features: taken from the cache" in err
+    assert len(entries(cache)) == 2
+    measures = [
+        json.loads(Path(name, "results.json").read_text())["measures"]["validation"]
+        for name in ("one", "two")
+    ]
+    assert measures[1] == pytest.approx(measures[0], rel=1e-4)
