@@ -28,6 +28,7 @@ class Run:
         sweep: The folder of the sweep that it is a job of.
         number: Its number there.
         overrides: What tells it from the other jobs of the sweep.
+        typed: The keys and groups that were given on the command line.
     """
 
     path: Path
@@ -42,6 +43,12 @@ class Run:
     sweep: Path | None = None
     number: int | None = None
     overrides: tuple[str, ...] = ()
+    typed: frozenset[str] = frozenset()
+
+    @property
+    def seed(self) -> Any:
+        """The seed; none where it is not known."""
+        return self.settings.get("seed")
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,8 @@ class Comparison:
         p: How likely a difference of this size is where there is none.
         test: What was computed: `McNemar` (McNemar 1947, exact), or `bootstrap`.
         items: How many items were compared.
+        baseline: The label of the group that it was compared with.
+        corrected: `p`, corrected for the number of comparisons of the task (Holm 1979).
     """
 
     measure: str
@@ -80,6 +89,8 @@ class Comparison:
     p: float
     test: str
     items: int
+    baseline: str = ""
+    corrected: float | None = None
 
 
 @dataclass(frozen=True)
@@ -137,11 +148,14 @@ class Task:
         name: For a heading: `finetune on trec6`.
         groups: Best first.
         varying: Keys in which the groups differ, the seed aside.
-        measure: What they are sorted by: `test/error_rate`.
+        measure: By what the best is told, and the differences: `test/error_rate`.
         lower_is_better: Which end of it is good.
-        baseline: The label of the group that the others are compared with.
+        baseline: The label of the group that the others are compared with; what was asked for,
+            where that fits several groups.
         labels: The class names; empty for language models.
         errors: What most runs get wrong, the worst first.
+        sort: What the groups are sorted by: the measure, or seconds, trained or memory.
+        notes: What a reader must know, a line each: why groups are not compared, for example.
     """
 
     name: str
@@ -152,6 +166,8 @@ class Task:
     baseline: str | None = None
     labels: tuple[str, ...] = ()
     errors: tuple[SharedError, ...] = ()
+    sort: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def runs(self) -> tuple[Run, ...]:

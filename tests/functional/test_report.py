@@ -1,0 +1,350 @@
+"""`transfer report` as people type it."""
+
+import csv
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from tests.fake_runs import labelled, write_run, write_sweep
+from transfer_cli.cli import main
+from transfer_cli.config.locate import conf_dir
+from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.sweep import JobWord, SweepDirectory
+
+pytestmark = pytest.mark.functional
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07<script>alert(1)</script>|`[x](http://evil)\u202e=1+1"
+
+
+@pytest.fixture
+def six(tmp_path):
+    """Return a folder of six runs: two schemes, three seeds each."""
+    for seed in range(3):
+        for name, wrong in (("full", 3 + seed), ("lora", 9 + seed)):
+            typed = (f"adaptation={name}", f"seed={seed}")
+            path = tmp_path / "runs" / f"{name}-{seed}"
+            write_run(path, seed=seed, adaptation=name, wrong=range(wrong), typed=typed)
+    return tmp_path / "runs"
+
+
+def test_a_table_says_what_is_best_and_how_sure_that_is(transfer, six):
+    done = transfer("report", "runs")
+
+    lines = done.out.splitlines()
+    assert (done.code, done.err) == (0, "")
+    assert lines[0] == (
+        "finetune on sample_questions: 6 runs in 2 groups, sorted by test/error_rate"
+    )
+    head, best, other = lines[1:4]
+    assert head.split() == [
+        "group", "test/error_rate", "difference", "p", "trained", "seconds", "memory", "runs",
+    ]  # fmt: skip
+    assert best.startswith("* adaptation=full")
+    assert "10.00 ± 2.50" in best
+    assert "baseline" in best
+    assert other.startswith("  adaptation=lora")
+    assert "25.00 ± 2.50" in other
+    assert "+15.00 [" in other
+    assert "80" in other
+    assert "3.00 MiB" in other or "3 MiB" in other
+    assert "McNemar" not in done.out
+    assert "bootstrap over items and seeds, paired on the same 40 items" in done.out
+    assert "question 0 ?" in done.out
+
+
+def test_the_table_of_a_pipe_has_no_colour_and_is_never_cut(transfer, six):
+    write_run(six / "long", objective__pooling="x" * 55, seed=1)
+
+    out = transfer("report", "runs").out
+
+    assert "\x1b" not in out
+    assert "x" * 55 in out
+
+
+def test_two_single_runs_are_compared_by_mcnemars_test(transfer, six):
+    out = transfer("report", "runs/full-0", "runs/lora-0").out
+
+    assert "McNemar's exact test" in out
+    assert "0.031" in out  # six items that one run alone gets right
+
+
+def test_the_same_as_csv_markdown_and_json(transfer, six):
+    files = ("--csv", "out.csv", "--markdown", "out.md", "--json", "out.json")
+
+    done = transfer("report", "runs", *files)
+
+    folder = six.parent
+    full, lora = csv.DictReader(io.StringIO((folder / "out.csv").read_text()))
+    assert (full["group"], full["best"], full["baseline"]) == ("adaptation=full", "true", "true")
+    assert float(lora["test/error_rate"]) == 25.0
+    assert float(lora["test/error_rate deviation"]) == 2.5
+    assert float(lora["against difference"]) == 15.0
+    assert (lora["setting adaptation"], lora["seeds"], lora["trained"]) == ("lora", "0 1 2", "80")
+    table = [line for line in (folder / "out.md").read_text().splitlines() if line[:1] == "|"]
+    assert table[2].startswith("| **`adaptation=full`** \\* | 10.00 ± 2.50 | baseline |")
+    assert len({line.count(" | ") for line in table}) == 1
+    found = json.loads((folder / "out.json").read_text())
+    assert found["tasks"][0]["groups"][0]["runs"][0]["settings"]["seed"] == 0
+    assert "test/error_rate" in done.out
+    assert done.err.count("\n") == 3
+
+
+def test_a_dash_writes_to_standard_output_alone(transfer, six):
+    out = transfer("report", "runs", "--json", "-").out
+
+    assert json.loads(out)["tasks"][0]["name"] == "finetune on sample_questions"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_html_is_written_where_the_charting_library_is_installed(transfer, six):
+    pytest.importorskip("plotly")
+
+    assert transfer("report", "runs", "--html", "page.html").code == 0
+    assert "finetune on sample_questions" in (six.parent / "page.html").read_text()
+
+
+def test_html_without_the_charting_library_is_one_line_and_writes_nothing(
+    transfer, six, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+
+    done = transfer("report", "runs", "--html", "page.html", "--csv", "out.csv")
+
+    assert (done.code, done.out) == (2, "")
+    assert "pip install 'transfer-cli[report]'" in done.err
+    assert done.err.count("\n") == 1
+    assert not (six.parent / "out.csv").exists()
+
+
+def test_failed_runs_are_listed_with_their_reasons(transfer, six):
+    write_run(six / "bad", status="failed", reason="out of memory", typed=("adaptation=full",))
+    write_run(six / "odd", failed="no better than HUM", seed=7, typed=("adaptation=full",))
+
+    out = transfer("report", "runs").out
+
+    assert "4 of 5 (1 failed)" in out
+    assert "failed: out of memory" in out
+    assert "† no better than HUM" in out
+    assert "† counts runs that learnt next to nothing" in out
+
+
+def test_tasks_are_apart_and_said_so(transfer, six):
+    write_run(six / "other", data__world=9)
+    write_run(six / "pretrained", command="pretrain")
+
+    out = transfer("report", "runs").out
+
+    assert out.count("sorted by") == 1
+    assert "finetune on sample_questions (data.world=9): 1 run in 1 group" in out
+    assert "pretrain on sample_questions: 1 run in 1 group" in out
+    assert out.startswith("3 tasks, each by itself")
+
+
+def test_a_broken_run_among_good_ones_is_said(transfer, six):
+    (six / "lora-1" / "results.json").write_text("{")
+
+    done = transfer("report", "runs")
+
+    assert done.code == 0
+    assert "not shown: runs/lora-1 cannot be read: results.json: line 1 is not JSON" in done.out
+
+
+def test_a_run_that_is_still_being_written_is_one_line_alone_and_a_row_among_others(transfer, six):
+    run = RunDirectory(write_run(six / "new", seed=5, status="running", typed=("adaptation=full",)))
+    run.lock("run.dir")
+
+    alone, among = transfer("report", "runs/new"), transfer("report", "runs")
+    run.unlock()
+    killed = transfer("report", "runs/new")
+
+    assert (alone.code, alone.out, alone.err.count("\n")) == (2, "", 1)
+    assert "nothing to report yet: runs/new is still being written" in alone.err
+    assert "3 of 4 (1 running)" in among.out
+    assert "stopped: ended without a word" in killed.out
+
+
+def test_a_running_sweep_says_where_it_stands(transfer, tmp_path):
+    sweep = write_sweep(
+        tmp_path / "sweep",
+        JobWord(0, ("seed=0",), outcome="done", seconds=60.0),
+        JobWord(1, ("seed=1",), outcome="running"),
+        JobWord(2, ("seed=2",)),
+        JobWord(3, ("seed=3",), outcome="failed", reason="no memory"),
+    )
+    write_run(tmp_path / "sweep" / "0")
+
+    with SweepDirectory(sweep.path).claim(1):
+        out = transfer("report", "sweep").out
+    killed = transfer("report", "sweep").out
+
+    assert out.startswith("sweep sweep: 1 done, 1 running, 1 left, 1 failed; about ")
+    assert "    3                   seed=3  failed: no memory" in out
+    assert "job 3" not in out
+    assert "finetune on sample_questions: 3 runs in 1 group" in out
+    assert "0 running, 2 left, 1 failed, and nobody is at work on it" in killed
+
+
+def test_a_sweep_of_which_nothing_came_is_reported_too(transfer, tmp_path):
+    write_sweep(tmp_path / "sweep", JobWord(0, ("a=1",), outcome="failed", reason="no such key"))
+
+    done = transfer("report", "sweep")
+
+    assert done.code == 0
+    assert "job 0   a=1  failed: no such key" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "name runs, sweeps or folders"),
+        (("nowhere",), "there is no folder nowhere"),
+        (("run",), "Did you mean 'runs'?"),
+        (("empty",), "nothing to report: empty holds no runs"),
+        (("runs/full-0/results.json",), "is a file"),
+        (("runs", "--sort", "test/eror_rate"), "Did you mean 'test/error_rate'?"),
+        (("runs", "--baseline", "adaptation=ful"), "Did you mean 'full'?"),
+        (("runs", "--sort"), "--sort: expected one argument"),
+        (("runs", "--tabel"), "--tabel"),
+        (("runs", "--csv", "empty"), "empty is a folder"),
+        (("runs", "--csv", "no/where.csv"), "there is no folder no"),
+        (("runs", "--json", "runs/full-0/results.json"), "is part of a run"),
+        (("runs", "--json", "runs/full-0/timing.json"), "is part of a run"),
+        (("runs", "--csv", "runs/full-0/config.yaml"), "is part of a run"),
+        (("runs", "--json", "-", "--csv", "-"), "only one of them"),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(transfer, six, words, message):
+    (six.parent / "empty").mkdir()
+    before = {path: path.read_bytes() for path in six.parent.rglob("*") if path.is_file()}
+
+    done = transfer("report", *words)
+
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert before == {path: path.read_bytes() for path in six.parent.rglob("*") if path.is_file()}
+
+
+def test_a_report_may_lie_beside_the_runs_it_is_of_and_be_made_again(transfer, six):
+    for _ in range(2):
+        done = transfer("report", "runs/full-0", "--json", "runs/full-0/report.json",
+                        "--markdown", "runs/full-0/notes.md")  # fmt: skip
+        assert done.code == 0
+    assert transfer("report", "runs").code == 0
+
+
+def test_a_hostile_run_is_shown_as_text(transfer, tmp_path):
+    for name in ("a", "b"):
+        write_run(
+            tmp_path / "runs" / name, wrong=[0], failed=HOSTILE, adaptation=name,
+            objective__pooling=HOSTILE + name, typed=(f"objective.pooling={HOSTILE}",),
+            items=[
+                type(item)(**{**vars(item), "text": HOSTILE, "predicted": HOSTILE})
+                for item in labelled([0])
+            ],
+        )  # fmt: skip
+    write_run(tmp_path / "runs" / "c", status="failed", reason=HOSTILE)
+
+    done = transfer(
+        "report", "runs", "--csv", "out.csv", "--markdown", "out.md", "--json", "o.json"
+    )
+
+    assert done.code == 0
+    for text in (done.out, (tmp_path / "out.csv").read_text(), (tmp_path / "out.md").read_text()):
+        assert all(each.isprintable() or each == "\n" for each in text)
+    markdown = (tmp_path / "out.md").read_text()
+    assert "](http" not in markdown.replace("\\](http", "")
+    rows = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+
+
+def test_a_terminal_gets_colours_and_a_narrow_one_fewer_columns(six):
+    wide, narrow = (_on_terminal(six.parent, columns) for columns in (200, 74))
+
+    assert "\x1b[" in wide
+    assert "trained" in wide
+    assert "not shown here, for want of room: memory, trained, seconds" in " ".join(narrow.split())
+    assert all(len(line) <= 74 for line in _plain(narrow).splitlines()[1:4])
+
+
+def test_no_color_is_heard(six):
+    assert "\x1b" not in _on_terminal(six.parent, 200, NO_COLOR="1")
+
+
+def _on_terminal(folder, columns, **environment):
+    """Return what a terminal so wide would be sent."""
+    ours, theirs = pty.openpty()
+    project = str(conf_dir().parent)
+    kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    kept |= {"COLUMNS": str(columns), "TERM": "xterm-256color", "PYTHONPATH": project}
+    words = [sys.executable, "-m", "transfer_cli", "report", "runs"]
+    with subprocess.Popen(words, cwd=folder, stdout=theirs, env=kept | environment) as process:
+        os.close(theirs)
+        parts = []
+        while part := _read(ours):
+            parts.append(part)
+    os.close(ours)
+    assert process.returncode == 0
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def _read(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # Linux says so that the other end is closed
+        return b""
+
+
+def _plain(text):
+    import re
+
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def test_reporting_never_imports_torch(six):
+    code = (
+        "import sys; from transfer_cli.cli import main; code = main(['report', 'runs']); "
+        "code = code or main(['diff', 'runs/full-0', 'runs/lora-0']); "
+        "sys.exit(code or any(name in sys.modules for name in ('torch', 'hydra', 'omegaconf')))"
+    )
+    project = str(conf_dir().parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=six.parent, env={**os.environ, "PYTHONPATH": project},
+        capture_output=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_runs_that_really_ran_are_reported(transfer, pretrained, finetuned):
+    done = transfer("report", str(pretrained), str(finetuned))
+
+    assert done.code == 0
+    assert "pretrain on sample_text: 1 run" in done.out
+    assert "finetune on sample_questions: 1 run" in done.out
+    assert "test/error_rate" in done.out
+    assert "test/word_perplexity" in done.out
+
+
+def test_a_reader_that_goes_away_is_no_error(six):
+    reading, writing = os.pipe()
+    os.close(reading)
+    project = str(conf_dir().parent)
+    done = subprocess.run(
+        [sys.executable, "-m", "transfer_cli", "report", "runs"], cwd=six.parent, stdout=writing,
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": project}, check=False,
+    )  # fmt: skip
+    os.close(writing)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_help_says_how_it_is_typed(capsys):
+    assert main(["report", "--help"]) == 0
+    assert "--baseline" in capsys.readouterr().out

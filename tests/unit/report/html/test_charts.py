@@ -1,0 +1,151 @@
+"""What the charts of a page show, before anybody draws them."""
+
+import math
+
+import pytest
+
+from tests import reports
+from transfer_cli.report import words
+from transfer_cli.report.html.charts import COLOURS, dash, symbol
+from transfer_cli.report.html.cost_charts import label_chart, size_chart
+from transfer_cli.report.html.curves import read_curves
+from transfer_cli.report.html.learning_charts import training_chart, validation_chart
+from transfer_cli.report.html.search_chart import axis_of, search_chart
+
+
+def shown(report):
+    (task,) = report.tasks
+    curves = {run.name: read_curves(run.path / "metrics.jsonl", 400) for run in task.runs}
+    return task, words.group_names(task), curves
+
+
+def traces(chart, role, view=0):
+    return [each for each in chart.views[view].traces if each["meta"]["role"] == role]
+
+
+def test_groups_that_share_a_colour_differ_in_dash_or_marker():
+    looks = [(place % COLOURS, dash(place), symbol(place)) for place in range(40)]
+
+    assert len(set(looks)) == len(looks)
+
+
+def test_each_group_has_a_mean_and_its_seeds(tmp_path):
+    task, names, curves = shown(reports.sweep_of_schemes(tmp_path))
+
+    chart = validation_chart(task, names, curves)
+
+    assert [view.name for view in chart.views] == [
+        "validation error rate", "validation loss", "validation accuracy",
+    ]  # fmt: skip
+    means = traces(chart, "mean")
+    assert [each["name"] for each in means] == list(names)
+    assert len(traces(chart, "seed")) == 9
+    first = [curves[run.name].of("error_rate") for run in task.groups[0].runs]
+    end = sum(curve[-1][1] for curve in first) / 3
+    assert means[0]["y"][-1] == pytest.approx(end, rel=1e-4)
+
+
+def test_the_mean_leaves_a_run_out_that_broke_off(tmp_path):
+    task, names, curves = shown(reports.sweep_of_schemes(tmp_path))
+    place = next(
+        at for at, group in enumerate(task.groups)
+        if any(run.status == "failed" for run in group.runs)
+    )  # fmt: skip
+    (failed,) = [run for run in task.groups[place].runs if run.status == "failed"]
+    short = {**curves, failed.name: read_curves(failed.path / "nothing", 400)}
+
+    whole = traces(training_chart(task, names, curves), "mean")
+    without = traces(training_chart(task, names, short), "mean")
+
+    assert whole[place]["y"] == without[place]["y"]
+
+
+def test_perplexities_that_fall_a_long_way_have_a_logarithmic_axis(tmp_path):
+    task, names, curves = shown(reports.language_models(tmp_path))
+
+    perplexity, loss, *_ = validation_chart(task, names, curves).views
+
+    assert perplexity.name == "validation word perplexity"
+    assert perplexity.layout["yaxis"]["type"] == "log"
+    assert "type" not in loss.layout["yaxis"]
+
+
+def test_the_front_holds_what_no_smaller_group_beats(tmp_path):
+    task, names, _ = shown(reports.sweep_of_schemes(tmp_path))
+
+    chart = size_chart(task, names)
+
+    (front,) = traces(chart, "quiet")
+    means = {group.trained: [] for group in task.groups}
+    for group in task.groups:
+        means[group.trained].append(group.measures[task.measure].mean)
+    wanted, best = [], math.inf
+    for trained in sorted(means):
+        if min(means[trained]) < best:
+            best = min(means[trained])
+            wanted.append(trained)
+    assert front["x"] == wanted
+    assert len(chart.rows) == 9
+
+
+def test_groups_that_all_train_as_much_are_not_drawn_against_it(tmp_path):
+    task, names, _ = shown(reports.single(tmp_path))
+
+    assert size_chart(task, names) is None
+
+
+def test_all_labels_stand_to_the_right_of_every_number(tmp_path):
+    task, _, _ = shown(reports.few_labels(tmp_path))
+
+    chart = label_chart(task)
+
+    lines = traces(chart, "points")
+    assert {each["name"] for each in lines} == {"full", "lora", "frozen"}
+    for each in lines:
+        assert each["x"] == [100, 500, 2000, 4000]
+        assert each["text"][-1] == "all"
+    axis = chart.views[0].layout["xaxis"]
+    assert axis["ticktext"] == ["100", "500", "2,000", "all"]
+
+
+def test_a_search_has_an_axis_for_each_setting_and_one_for_the_result(tmp_path):
+    task, names, _ = shown(reports.search(tmp_path, trials=24))
+
+    chart = search_chart(task, names)
+
+    layout = chart.views[0].layout
+    assert layout["xaxis"]["ticktext"] == [
+        "adaptation", "lr", "weight_decay", "batch", "schedule", "test error rate (%)",
+    ]  # fmt: skip
+    lines = sum(each["x"].count(None) for each in traces(chart, "trial"))
+    assert lines == 24
+    for each in traces(chart, "trial"):
+        assert all(place is None or 0 <= place <= 1 for place in each["y"])
+    best = min(group.measures[task.measure].mean for group in task.groups)
+    assert f"{best:.2f}" in chart.description
+
+
+def test_few_trials_are_no_search(tmp_path):
+    task, names, _ = shown(reports.search(tmp_path, trials=7))
+
+    assert search_chart(task, names) is None
+
+
+def test_numbers_far_apart_are_spread_by_their_logarithm():
+    axis = axis_of("optimizer.lr", "lr", [1e-5, 1e-4, 1e-3])
+
+    assert axis.places == pytest.approx([0, 0.5, 1])
+    assert [words for _, words in axis.ticks] == ["1e-05", "0.0001", "0.001"]
+
+
+def test_what_is_no_number_has_a_place_for_each_value():
+    axis = axis_of("loop.clip", "clip", [None, 1.0, None, True])
+
+    assert axis.places[0] == axis.places[2]
+    assert len({*axis.places}) == 3
+
+
+def test_numbers_among_words_stand_by_size():
+    axis = axis_of("data.labelled", "labelled", [None, 2000, 100])
+
+    assert [words for _, words in axis.ticks] == ["100", "2000", "all"]

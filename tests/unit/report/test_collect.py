@@ -1,0 +1,274 @@
+"""Tests of finding runs and reading them."""
+
+import fcntl
+import json
+import os
+
+import pytest
+
+from tests.fake_runs import write_run, write_sweep
+from transfer_cli.errors import ConfigError
+from transfer_cli.report import collect as collecting
+from transfer_cli.report.collect import collect
+from transfer_cli.report.model import FAILED, FINISHED, LEFT, PRUNED, RUNNING, STOPPED
+from transfer_cli.runs.sweep import JobWord
+
+
+def names(found):
+    return [run.name for run in found.runs]
+
+
+# --- finding
+
+
+def test_runs_are_found_at_any_depth_and_each_once(tmp_path):
+    write_run(tmp_path / "a" / "10")
+    write_run(tmp_path / "a" / "2")
+    write_run(tmp_path / "b" / "deep" / "er")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+
+    found = collect([tmp_path, tmp_path / "a" / "2", tmp_path / "a"])
+
+    assert names(found) == ["a/2", "a/10", "b/deep/er"]
+    assert found.problems == []
+
+
+def test_a_single_run_is_called_by_its_folder(tmp_path):
+    assert names(collect([write_run(tmp_path / "first")])) == ["first"]
+
+
+def test_folders_inside_of_a_run_and_hidden_ones_are_not_looked_into(tmp_path):
+    run = write_run(tmp_path / "run")
+    write_run(run / "checkpoints" / "inner")
+    write_run(tmp_path / ".trash" / "old")
+
+    assert names(collect([tmp_path])) == ["run"]
+
+
+def test_a_circle_of_links_ends(tmp_path):
+    write_run(tmp_path / "run")
+    (tmp_path / "again").symlink_to(tmp_path)
+
+    assert len(collect([tmp_path]).runs) == 1
+
+
+def test_very_many_folders_are_not_all_looked_into(tmp_path, monkeypatch):
+    monkeypatch.setattr(collecting, "MOST_FOLDERS", 5)
+    write_run(tmp_path / "0")
+    for number in range(1, 20):
+        (tmp_path / str(number)).mkdir()
+
+    found = collect([tmp_path])
+
+    assert len(found.runs) == 1
+    assert "more than 5 folders" in found.problems[0]
+
+
+def test_a_path_that_is_not_there_is_named_with_what_may_be_meant(tmp_path):
+    write_run(tmp_path / "first")
+
+    with pytest.raises(ConfigError, match=r"no folder .*frist\. Did you mean 'first'\?"):
+        collect([tmp_path / "frist"])
+
+
+def test_a_file_is_no_run(tmp_path):
+    run = write_run(tmp_path / "run")
+
+    with pytest.raises(ConfigError, match=r"is a file; name the run directory"):
+        collect([run / "results.json"])
+
+
+def test_a_folder_without_runs_is_refused_alone_and_noted_beside_runs(tmp_path):
+    (tmp_path / "empty").mkdir()
+    run = write_run(tmp_path / "run")
+
+    with pytest.raises(ConfigError, match=r"empty holds no runs"):
+        collect([tmp_path / "empty"])
+    found = collect([run, tmp_path / "empty"])
+
+    assert len(found.runs) == 1
+    assert "empty holds no runs" in found.problems[0]
+
+
+# --- reading
+
+
+def test_a_finished_run_is_read_whole(tmp_path):
+    path = write_run(tmp_path / "run", seed=3, adaptation="lora", wrong=range(4))
+
+    (run,) = collect([path]).runs
+
+    assert (run.command, run.status, run.reason, run.seed) == ("finetune", FINISHED, None, 3)
+    assert run.settings["adaptation"] == "lora"
+    assert run.settings["optimizer.lr"] == 0.001
+    assert run.results["measures"]["test"]["error_rate"] == 10.0
+    assert run.timing["seconds"] == 13.0
+    assert run.environment["versions"]["torch"] == "2.13.0"
+    assert run.typed == {"adaptation", "seed"}
+
+
+def test_a_run_that_learnt_nothing_is_finished_with_a_reason(tmp_path):
+    (run,) = collect([write_run(tmp_path / "run", failed="no better than HUM")]).runs
+
+    assert (run.status, run.reason) == (FINISHED, "no better than HUM")
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_a_run_says_why_it_ended(tmp_path, status):
+    (run,) = collect([write_run(tmp_path / "run", status=status, reason="so")]).runs
+
+    assert (run.status, run.reason, run.results) == (status, "so", {})
+
+
+def test_a_run_at_work_holds_its_lock_and_a_killed_one_does_not(tmp_path):
+    path = write_run(tmp_path / "run", status="running")
+    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+
+    (at_work,) = collect([path]).runs
+    os.close(handle)
+    (killed,) = collect([path]).runs
+
+    assert (at_work.status, at_work.reason) == (RUNNING, None)
+    assert killed.status == STOPPED
+    assert "killed" in killed.reason
+
+
+def test_a_run_of_an_early_version_is_read_without_the_files_it_has_not(tmp_path):
+    path = write_run(tmp_path / "run")
+    results = json.loads((path / "results.json").read_text())
+    results["presets"] = {"adaptation": "full"}
+    (path / "results.json").write_text(json.dumps(results))
+    for name in ("presets", "status", "environment", "timing"):
+        (path / f"{name}.json").unlink()
+    (path / "overrides.txt").unlink()
+    (path / "items.jsonl").unlink()
+
+    (run,) = collect([path]).runs
+
+    assert (run.status, run.command) == (FINISHED, "finetune")
+    assert run.settings["adaptation"] == "full"
+
+
+def test_a_run_that_has_hardly_begun_is_no_problem(tmp_path):
+    path = write_run(tmp_path / "run", status="running")
+    for name in ("presets.json", "environment.json", "overrides.txt", "status.json"):
+        (path / name).unlink()
+
+    assert collect([path]).runs[0].status == STOPPED
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.yaml", b"a: [1"),
+        ("config.yaml", b"a: \0"),
+        ("config.yaml", b"a: 1\n" * 400_000),
+        ("results.json", b"{"),
+        ("results.json", b"[1]"),
+        ("results.json", b'{"a":' * 2000),
+        ("status.json", b"\xff\xfe"),
+        ("presets.json", b'{"a": 1' + b"0" * 5000 + b"}"),
+        ("timing.json", b" " * (17 * 2**20)),
+        ("environment.json", b'{"a": 1, "a": 2}'),
+        ("overrides.txt", b"\0"),
+    ],
+    ids=range(11),
+)
+def test_a_broken_run_is_named_and_the_others_are_shown(tmp_path, name, content):
+    write_run(tmp_path / "good")
+    bad = write_run(tmp_path / "bad")
+    (bad / name).write_bytes(content)
+
+    found = collect([tmp_path])
+
+    assert names(found) == ["good"]
+    (problem,) = found.problems
+    assert f"{bad} cannot be read: {name}: " in problem
+    with pytest.raises(ConfigError, match=r"nothing to report: .*bad cannot be read"):
+        collect([bad])
+
+
+def test_a_finished_run_without_results_is_broken(tmp_path):
+    path = write_run(tmp_path / "run")
+    (path / "results.json").unlink()
+
+    with pytest.raises(ConfigError, match=r"results\.json: No such file"):
+        collect([path])
+
+
+def test_nobody_waits_for_a_pipe(tmp_path):
+    path = write_run(tmp_path / "run", status="running")
+    for name in (".lock", "status.json", "timing.json"):
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+
+    with pytest.raises(ConfigError, match=r"a pipe"):
+        collect([path])
+
+
+@pytest.mark.parametrize("content", ['{"status": 3}', '{"status": ["running"]}', '{"reason": {}}'])
+def test_a_status_of_another_kind_is_none(tmp_path, content):
+    path = write_run(tmp_path / "run", status="running")
+    (path / "status.json").write_text(content)
+
+    assert collect([path]).runs[0].status == STOPPED
+
+
+# --- sweeps
+
+
+def test_a_sweep_gives_its_runs_and_the_jobs_that_have_none(tmp_path):
+    overrides = [
+        (f"adaptation={name}", "seed=0") for name in ("full", "lora", "nonsense", "frozen")
+    ]
+    write_sweep(
+        tmp_path / "sweep",
+        JobWord(0, overrides[0], outcome="done", seconds=5.0),
+        JobWord(1, overrides[1], outcome="pruned", reason="worse than the median"),
+        JobWord(2, overrides[2], outcome="failed", reason="no such preset"),
+        JobWord(3, overrides[3]),
+    )
+    write_run(tmp_path / "sweep" / "0")
+    write_run(tmp_path / "sweep" / "1", adaptation="lora", status="stopped")
+
+    found = collect([tmp_path / "sweep"])
+
+    runs = sorted(found.runs, key=lambda run: run.number)
+    assert [(run.number, run.status, run.reason) for run in runs] == [
+        (0, FINISHED, None),
+        (1, PRUNED, "worse than the median"),
+        (2, FAILED, "no such preset"),
+        (3, LEFT, None),
+    ]
+    assert runs[2].settings["adaptation"] == "nonsense"
+    assert runs[0].overrides == ("adaptation=full", "seed=0")
+    (standing,) = found.standings
+    assert (standing.done, standing.pruned, standing.left) == (1, 1, 1)
+
+
+def test_a_job_named_by_itself_is_still_known_as_one(tmp_path):
+    write_sweep(tmp_path / "sweep", JobWord(0, ("seed=0",), outcome="done"))
+    write_run(tmp_path / "sweep" / "0")
+
+    (run,) = collect([tmp_path / "sweep" / "0"]).runs
+
+    assert (run.number, run.overrides) == (0, ("seed=0",))
+
+
+def test_a_job_whose_directory_is_gone_is_a_problem(tmp_path):
+    write_sweep(tmp_path / "sweep", JobWord(0, ("seed=0",), outcome="done"))
+
+    found = collect([tmp_path / "sweep"])
+
+    assert "0 is gone, though the job was done" in found.problems[0]
+
+
+def test_a_broken_sweep_is_named_and_its_runs_are_shown(tmp_path):
+    write_run(tmp_path / "sweep" / "0")
+    (tmp_path / "sweep" / "sweep.json").write_text("{")
+
+    found = collect([tmp_path / "sweep"])
+
+    assert len(found.runs) == 1
+    assert "sweep.json: line 1 is not JSON" in found.problems[0]

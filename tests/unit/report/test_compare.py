@@ -1,0 +1,405 @@
+"""Tests of tasks, groups, the best and the baseline."""
+
+import json
+import math
+
+import pytest
+
+from tests.fake_runs import ITEMS, blocks, labelled, write_run, write_sweep
+from transfer_cli.errors import ConfigError
+from transfer_cli.report.collect import collect
+from transfer_cli.report.compare import Asked, measures_of, spread, tasks
+from transfer_cli.report.statistics import mcnemar
+from transfer_cli.runs.items import write_items
+from transfer_cli.runs.sweep import JobWord
+
+FULL, LORA = ("adaptation=full",), ("adaptation=lora",)
+
+
+def report(folder, **asked):
+    return tasks(collect([folder]).runs, Asked(**asked))
+
+
+def only(folder, **asked):
+    (task,) = report(folder, **asked)
+    return task
+
+
+def three_seeds(folder):
+    """Write six runs: full is wrong on 4 to 6 of 40 items, lora on 10 to 12, those among them."""
+    for seed in range(3):
+        write_run(folder / f"full-{seed}", seed=seed, wrong=range(4 + seed), typed=FULL)
+        write_run(
+            folder / f"lora-{seed}",
+            seed=seed,
+            adaptation="lora",
+            wrong=range(10 + seed),
+            typed=LORA,
+        )
+    return folder
+
+
+# --- groups
+
+
+def test_seeds_are_one_group_with_mean_and_deviation(tmp_path):
+    task = only(three_seeds(tmp_path))
+
+    full, lora = task.groups
+    assert [group.label for group in task.groups] == ["adaptation=full", "adaptation=lora"]
+    assert task.varying == ("adaptation",)
+    assert full.measures["test/error_rate"].values == (10.0, 12.5, 15.0)
+    assert full.measures["test/error_rate"].mean == pytest.approx(12.5)
+    assert full.measures["test/error_rate"].deviation == pytest.approx(2.5)
+    assert (full.trained, lora.trained) == (1000, 80)
+    assert full.seconds.mean == pytest.approx(11.0)
+    assert full.memory.mean == 3 * 2**20
+    assert task.labels == ("city", "person")
+    assert task.name == "finetune on sample_questions"
+
+
+def test_the_best_comes_first_and_is_marked(tmp_path):
+    task = only(three_seeds(tmp_path))
+
+    assert [group.is_best for group in task.groups] == [True, False]
+    assert task.lower_is_better
+
+
+def test_of_an_accuracy_more_is_better(tmp_path):
+    task = only(three_seeds(tmp_path), sort="accuracy")
+
+    assert task.measure == task.sort == "test/accuracy"
+    assert not task.lower_is_better
+    assert [group.label for group in task.groups] == ["adaptation=full", "adaptation=lora"]
+    assert task.groups[1].against.difference == pytest.approx(-0.15)
+
+
+def test_costs_sort_and_the_measure_still_says_what_is_best(tmp_path):
+    task = only(three_seeds(tmp_path), sort="trained")
+
+    assert [group.label for group in task.groups] == ["adaptation=lora", "adaptation=full"]
+    assert [group.is_best for group in task.groups] == [False, True]
+    assert (task.sort, task.measure) == ("trained", "test/error_rate")
+
+
+def test_an_unknown_measure_is_refused_with_the_nearest(tmp_path):
+    three_seeds(tmp_path)
+
+    with pytest.raises(ConfigError, match=r"--sort test/eror_rate: .*mean 'test/error_rate'\?"):
+        report(tmp_path, sort="test/eror_rate")
+
+
+def test_few_labels_are_settings_of_one_task_and_paths_are_none(tmp_path):
+    for place, count in enumerate((100, None)):
+        write_run(
+            tmp_path / str(place), data__labelled=count, data_dir=f"/data/{place}", device="cpu"
+        )
+
+    task = only(tmp_path)
+
+    assert task.varying == ("data.labelled",)
+    assert {group.label for group in task.groups} == {"data.labelled=100", "data.labelled=null"}
+
+
+def test_runs_of_other_commands_data_or_labels_are_apart(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", data__world=7)
+    write_run(tmp_path / "c", command="pretrain")
+    other = write_run(tmp_path / "d")
+    results = json.loads((other / "results.json").read_text())
+    (other / "results.json").write_text(json.dumps(results | {"labels": ["x", "y", "z"]}))
+
+    found = report(tmp_path)
+
+    assert len(found) == 4
+    assert len({task.name for task in found}) == 4
+    assert all(task.baseline is None and not task.groups[0].is_best for task in found)
+
+
+def test_a_run_that_did_not_end_is_in_its_group_and_counts_for_nothing(tmp_path):
+    three_seeds(tmp_path)
+    write_run(tmp_path / "broken", seed=9, status="failed", reason="out of memory", typed=FULL)
+
+    full, _ = only(tmp_path).groups
+
+    assert [run.status for run in full.runs] == ["finished"] * 3 + ["failed"]
+    assert len(full.measures["test/error_rate"].values) == 3
+
+
+def test_runs_that_are_all_unfinished_make_a_table_without_numbers(tmp_path):
+    write_run(tmp_path / "a", status="failed", reason="so")
+    write_run(tmp_path / "b", status="stopped", adaptation="lora")
+
+    task = only(tmp_path)
+
+    assert (task.measure, task.baseline) == ("", None)
+    assert [group.measures for group in task.groups] == [{}, {}]
+
+
+def test_a_job_without_a_directory_joins_the_group_of_its_twin(tmp_path):
+    words = [
+        ("adaptation=full", "seed=0"),
+        ("adaptation=full", "seed=1"),
+        ("adaptation=x", "seed=0"),
+    ]
+    write_sweep(
+        tmp_path / "sweep",
+        JobWord(0, words[0], outcome="done"),
+        JobWord(1, words[1], outcome="failed", reason="no memory"),
+        JobWord(2, words[2], outcome="failed", reason="no such preset"),
+        JobWord(3, ("adaptation=frozen", "seed=0")),
+    )
+    write_run(tmp_path / "sweep" / "0")
+
+    full, other = only(tmp_path).groups
+
+    assert [(run.number, run.status, run.seed) for run in full.runs] == [
+        (0, "finished", 0), (1, "failed", 1),
+    ]  # fmt: skip
+    assert (other.label, other.runs[0].reason) == ("adaptation=x", "no such preset")
+
+
+def test_measures_of_another_kind_are_passed_over(tmp_path):
+    results = {
+        "measures": {
+            "test": {"error_rate": "low", "loss": True, "x": math.nan, "accuracy": 1},
+            "x": 3,
+        }
+    }
+    write_run(tmp_path / "run", results=results)
+
+    (run,) = collect([tmp_path]).runs
+
+    assert measures_of(run) == {"test/accuracy": 1.0}
+
+
+def test_a_spread_over_numbers_that_are_not_finite_has_no_deviation():
+    assert spread([math.inf, 1.0]).deviation is None
+    assert spread([1.0, None]).values == (1.0,)
+    assert spread([]) is None
+
+
+# --- the baseline
+
+
+def test_full_fine_tuning_is_the_baseline_even_where_it_is_not_the_best(tmp_path):
+    write_run(tmp_path / "full", wrong=range(9), typed=FULL)
+    write_run(tmp_path / "lora", adaptation="lora", wrong=range(1), typed=LORA)
+
+    task = only(tmp_path)
+
+    assert task.baseline == "adaptation=full"
+    assert task.groups[0].label == "adaptation=lora"
+    found = task.groups[0].against
+    assert (found.difference, found.test, found.items) == (-20.0, "McNemar", ITEMS)
+    assert found.p == mcnemar(8, 0)
+    assert found.low < -20 < found.high < 0
+    assert found.corrected is None
+    assert task.groups[1].against is None
+
+
+def test_without_full_fine_tuning_the_best_is_the_baseline(tmp_path):
+    for rate in (0.1, 0.2, 0.3):
+        write_run(tmp_path / str(rate), wrong=range(int(rate * 20)), optimizer__lr=rate)
+
+    task = only(tmp_path)
+
+    assert task.baseline == "optimizer.lr=0.1"
+    assert [group.against is None for group in task.groups] == [True, False, False]
+    assert all(group.against.corrected >= group.against.p for group in task.groups[1:])
+
+
+def test_groups_of_seeds_are_compared_by_a_bootstrap(tmp_path):
+    found = only(three_seeds(tmp_path)).groups[1].against
+
+    assert found.test == "bootstrap"
+    assert found.measure == "test/error_rate"
+    assert found.difference == pytest.approx(15.0)
+    assert 0 < found.low < 15 < found.high
+    assert found.p < 0.05
+    assert found.baseline == "adaptation=full"
+
+
+def test_a_baseline_is_found_by_its_words(tmp_path):
+    three_seeds(tmp_path)
+
+    task = only(tmp_path, baseline="adaptation=lora optimizer.lr=1e-3")
+
+    assert task.baseline == "adaptation=lora"
+    assert task.groups[0].against.difference == pytest.approx(-15.0)
+
+
+def test_of_several_baselines_each_group_has_that_with_its_other_settings(tmp_path):
+    for rate in (0.1, 0.2):
+        for name, wrong in (("full", 4), ("lora", 8)):
+            path = tmp_path / f"{name}-{rate}"
+            typed = (f"adaptation={name}", f"optimizer.lr={rate}")
+            count = round(wrong * 10 * rate)
+            write_run(path, adaptation=name, optimizer__lr=rate, wrong=range(count), typed=typed)
+
+    task = only(tmp_path, baseline="adaptation=full")
+
+    assert task.baseline == "adaptation=full"
+    against = {g.label: g.against and g.against.baseline for g in task.groups}
+    assert against == {
+        "adaptation=full optimizer.lr=0.1": None,
+        "adaptation=full optimizer.lr=0.2": None,
+        "adaptation=lora optimizer.lr=0.1": "adaptation=full optimizer.lr=0.1",
+        "adaptation=lora optimizer.lr=0.2": "adaptation=full optimizer.lr=0.2",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("adaptaton=full", r"no setting 'adaptaton'\. Did you mean 'adaptation'\?"),
+        ("adaptation=ful", r"no run has adaptation=ful\. Did you mean 'full'\?"),
+        ("full", r"expected KEY=VALUE"),
+        ("", r"expected KEY=VALUE"),
+        ("'", r"No closing quotation"),
+        ("seed=1", r"no setting 'seed'"),
+        ("adaptation=lora optimizer.lr=7", r"no run has optimizer\.lr=7"),
+    ],
+)
+def test_a_baseline_that_is_not_there_is_one_line(tmp_path, words, message):
+    three_seeds(tmp_path)
+
+    with pytest.raises(ConfigError, match=message):
+        report(tmp_path, baseline=words)
+
+
+# --- what cannot be compared
+
+
+def test_without_items_there_is_no_test_and_the_reason_is_said(tmp_path):
+    three_seeds(tmp_path)
+    (tmp_path / "lora-1" / "items.jsonl").unlink()
+
+    task = only(tmp_path)
+
+    assert task.groups[1].against is None
+    assert any("without items.jsonl" in note for note in task.notes)
+
+
+def test_other_items_are_not_compared(tmp_path):
+    write_run(tmp_path / "a", typed=FULL)
+    write_run(tmp_path / "b", adaptation="lora", items=labelled((), count=30))
+
+    task = only(tmp_path)
+
+    assert task.groups[1].against is None or task.groups[0].against is None
+    assert any("not judged on the same items" in note for note in task.notes)
+
+
+def test_items_drawn_by_the_seed_are_compared_seed_by_seed(tmp_path):
+    for seed in range(3):
+        for name, wrong in (("full", 4), ("lora", 12)):
+            write_run(
+                tmp_path / f"{name}-{seed}", seed=seed, adaptation=name, wrong=range(wrong),
+                items=labelled(range(wrong), count=ITEMS + seed),
+            )  # fmt: skip
+
+    found = only(tmp_path).groups[1].against
+
+    assert found.test == "bootstrap"
+    assert found.items == 3 * ITEMS + 3
+    assert found.difference > 15
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}\n",
+        "nonsense\n",
+        '{"split": "test"}\n',
+        "[" * 9000,
+        '{"split": "test", "label": 1e999}\n',
+        "\n",
+    ],
+)
+def test_damaged_items_are_said_to_be(tmp_path, content):
+    three_seeds(tmp_path)
+    (tmp_path / "full-1" / "items.jsonl").write_text(content)
+
+    assert any("items.jsonl: line 1" in note for note in only(tmp_path).notes)
+
+
+def test_losses_that_are_not_finite_are_not_compared(tmp_path):
+    for name in ("full", "lora"):
+        write_run(tmp_path / name, adaptation=name)
+    path = tmp_path / "lora" / "items.jsonl"
+    path.write_text(path.read_text().replace("0.25", "NaN", 1))
+
+    task = only(tmp_path, sort="loss")
+
+    assert any("losses are not finite" in note for note in task.notes)
+
+
+def test_language_models_are_compared_by_the_perplexity_of_their_blocks(tmp_path):
+    losses = {"small": [25.0, 31.0, 28.0, 30.0], "large": [20.0, 26.0, 24.0, 25.0]}
+    for name, nats in losses.items():
+        mean = sum(nats) / 40
+        measures = {"loss": mean, "word_perplexity": math.exp(sum(nats) / 20)}
+        results = {"measures": {"test": measures}, "labels": [], "parameters": {"trainable": 5}}
+        write_run(
+            tmp_path / name, command="pretrain", model__width=len(name) * nats[0],
+            results=results, items=blocks(nats),
+            objective___target_="transfer_cli.objectives.causal_lm.CausalLM",
+        )  # fmt: skip
+
+    task = only(tmp_path)
+
+    best, other = task.groups
+    assert task.measure == "test/word_perplexity"
+    expected = math.exp(114 / 20) - math.exp(95 / 20)
+    assert other.against.difference == pytest.approx(expected)
+    assert other.against.low < expected < other.against.high
+    assert (other.against.test, other.against.items) == ("bootstrap", 4)
+    assert task.errors == ()
+    assert best.is_best
+
+
+def test_a_measure_that_is_no_sum_over_items_is_compared_by_the_error_rate(tmp_path):
+    for name in ("full", "lora"):
+        path = write_run(tmp_path / name, adaptation=name, wrong=range(len(name)))
+        results = json.loads((path / "results.json").read_text())
+        results["measures"]["test"]["macro_f1"] = 0.5 + (name == "lora") / 4
+        (path / "results.json").write_text(json.dumps(results))
+
+    task = only(tmp_path, sort="macro_f1")
+
+    assert [group.is_best for group in task.groups] == [True, False]
+    assert task.groups[0].against.measure == "test/error_rate"
+    assert any("test/error_rate" in note for note in task.notes)
+
+
+def test_runs_of_one_seed_are_told_from_runs_of_several(tmp_path):
+    for place in range(2):
+        write_run(tmp_path / str(place), seed=4)
+
+    assert any("same seed" in note for note in only(tmp_path).notes)
+
+
+# --- what most get wrong
+
+
+def test_errors_that_most_runs_share_come_with_what_was_said(tmp_path):
+    write_run(tmp_path / "a", wrong=[3, 7], seed=0)
+    write_run(tmp_path / "b", wrong=[3, 7], seed=1)
+    write_run(tmp_path / "c", wrong=[3, 9], seed=2)
+
+    errors = only(tmp_path).errors
+
+    assert [(each.text, each.wrong, each.runs) for each in errors] == [
+        ("question 3 ?", 3, 3), ("question 7 ?", 2, 3),
+    ]  # fmt: skip
+    assert errors[1].label == "person"
+    assert errors[1].predicted == {"city": 2, "person": 1}
+
+
+def test_items_of_the_other_split_do_not_count(tmp_path):
+    path = write_run(tmp_path / "a", wrong=[1])
+    both = [*labelled(range(5), split="validation"), *labelled([1])]
+    write_items(path / "items.jsonl", both)
+
+    assert [each.text for each in only(tmp_path).errors] == ["question 1 ?"]

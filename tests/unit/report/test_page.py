@@ -1,0 +1,361 @@
+"""The page of a report, as text: what is on it, and what a hostile run cannot put there."""
+
+import base64
+import hashlib
+import json
+import math
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import reports
+from transfer_cli.errors import ConfigError
+from transfer_cli.report.model import (
+    Comparison,
+    Group,
+    Report,
+    Run,
+    SharedError,
+    Spread,
+    Standing,
+    Task,
+)  # fmt: skip
+from transfer_cli.report.page import page
+
+pytest.importorskip("plotly", reason="the page's charts need plotly")
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x00\ud800"
+VOID = {"meta", "link", "br"}
+
+
+class Outline(HTMLParser):
+    """Tags, their attributes, and the text in each kind of element."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.mismatched, self.scripts = [], [], [], []
+        self.words = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, name, attributes):
+        self.tags.append((name, dict(attributes)))
+        if name not in VOID:
+            self.open.append(name)
+        if name == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, name):
+        if not self.open or self.open.pop() != name:
+            self.mismatched.append(name)
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        elif self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    def all(self, name, **wanted):
+        wanted = {key.rstrip("_").replace("_", "-"): value for key, value in wanted.items()}
+        return [
+            found for tag, found in self.tags if tag == name and wanted.items() <= found.items()
+        ]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    return reports.sweep_of_schemes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        reports.sweep_of_schemes,
+        reports.few_labels,
+        reports.search,
+        reports.single,
+        reports.language_models,
+        reports.without_results,
+    ],
+    ids=lambda make: make.__name__,
+)
+def test_every_report_is_a_whole_document(make, tmp_path):
+    outline = Outline(page(make(tmp_path)))
+
+    assert outline.mismatched == []
+    assert outline.open == []
+    ids = [found["id"] for _, found in outline.tags if "id" in found]
+    assert len(ids) == len(set(ids))
+    for link in outline.all("a"):
+        assert link["href"].removeprefix("#") in ids
+
+
+def test_a_report_without_runs_says_so():
+    outline = Outline(page(reports.nothing()))
+
+    assert "There is no run here." in outline.text
+    assert not outline.all("figure")
+
+
+def test_nothing_on_the_page_names_another_address(sweep):
+    for name, found in Outline(page(sweep)).tags:
+        for attribute in (
+            "src",
+            "href",
+            "action",
+            "data",
+            "poster",
+            "srcset",
+            "ping",
+            "background",
+        ):
+            target = found.get(attribute, "#")
+            assert target.startswith(("#", "data:")), (name, found)
+
+
+def test_the_policy_allows_no_request_and_no_script_but_the_pages_own(sweep):
+    outline = Outline(page(sweep))
+
+    (meta,) = outline.all("meta", http_equiv="Content-Security-Policy")
+    rules = dict(rule.strip().split(" ", 1) for rule in meta["content"].split(";"))
+    assert rules["default-src"] == "'none'"
+    assert "connect-src" not in rules
+    assert "unsafe" not in rules["script-src"]
+    own = outline.scripts[-1]
+    hashed = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    assert f"'sha256-{hashed}'" in rules["script-src"]
+    runs = [found for name, found in outline.tags if name == "script" and "type" not in found]
+    assert len(runs) == 1
+
+
+def test_a_hostile_text_is_shown_and_never_obeyed(tmp_path):
+    report = reports.sweep_of_schemes(tmp_path)
+    (task,) = report.tasks
+    bad = SharedError(HOSTILE, HOSTILE, {HOSTILE: 3}, 3, 3)
+    groups = tuple(
+        replace(
+            group,
+            label=f"{HOSTILE}{at}",
+            settings={"adaptation": f"{HOSTILE}{at}", "optimizer.lr": 1.0 + at},
+            runs=tuple(
+                replace(run, reason=HOSTILE, environment={HOSTILE: HOSTILE}) for run in group.runs
+            ),
+        )
+        for at, group in enumerate(task.groups)
+    )
+    labels = tuple(f"{HOSTILE}{at}" for at in range(6))
+    hostile = replace(
+        task, name=HOSTILE, groups=groups, labels=labels, errors=(bad,), notes=(HOSTILE,)
+    )
+    standing = replace(report.standings[0], command=HOSTILE, failed=((1, HOSTILE, HOSTILE),))
+
+    made = page(Report((hostile,), (standing,), (HOSTILE,), HOSTILE))
+
+    made.encode("utf-8")
+    clean = Outline(page(report))
+    found = Outline(made)
+    assert found.mismatched == []
+    assert not found.all("img")
+    assert len(found.scripts) == len(clean.scripts)
+    assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in found.text
+    for forbidden in ("\u202e", "\x00"):
+        assert forbidden not in made
+    for name, attributes in found.tags:
+        assert not [key for key in attributes if key.startswith("on")], name
+    for block in found.scripts:
+        if block.startswith(("[", "{")):
+            assert "<" not in block
+            # Plotly reads tags in what it writes.
+            assert "<img" not in "".join(texts_for_plotly(json.loads(block)))
+
+
+def texts_for_plotly(value):
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key in ("labels", "words"):
+                continue  # of a confusion table, which Plotly does not draw
+            yield from texts_for_plotly(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from texts_for_plotly(each)
+    elif isinstance(value, str):
+        yield value
+
+
+def test_the_best_is_said_in_a_sentence_and_marked_by_a_sign(sweep):
+    made = page(sweep)
+
+    outline = Outline(made)
+    best = sweep.tasks[0].groups[0]
+    mean = best.measures["test/error_rate"].mean
+    assert f"{mean:.2f} ± " in outline.text
+    assert re.search(
+        r"Best: full, lr=0.001 with a test error rate of .* points below", outline.text
+    )
+    (row,) = re.findall(r'<tr class="best">.*?</tr>', made)
+    assert "★" in row
+
+
+def test_failed_runs_stand_there_with_their_reason(sweep):
+    text = Outline(page(sweep)).text
+
+    assert "full-0.003-1 failed the loss is not finite at step 120" in text
+    assert "25 done, 1 running, 1 failed" in text
+    assert "adaptation=full optimizer.lr=0.003 seed=1 loss is not finite" in text
+
+
+def test_every_chart_has_words_and_a_table_of_its_numbers(tmp_path):
+    report = reports.few_labels(tmp_path)
+
+    made = page(report)
+
+    figures = re.findall(r'<figure class="chart".*?</figure>', made, re.S)
+    assert [re.search(r'id="t1-(\w+)"', each)[1] for each in figures] == [
+        "validation", "training", "size", "labels", "search",
+    ]  # fmt: skip
+    for each in figures:
+        assert re.search(r'role="img" aria-label="[^"]{40,}"', each)
+        assert re.search(r"<figcaption><h4>.+?</h4><p>.{30,}?</p>", each)
+        assert "<summary>Numbers</summary>" in each
+
+
+def test_all_labelled_examples_are_called_all(tmp_path):
+    made = page(reports.few_labels(tmp_path))
+
+    assert "labelled=all" in made
+    assert "null" not in Outline(made).text
+
+
+def test_language_models_have_neither_confusion_nor_shared_errors(tmp_path):
+    text = Outline(page(reports.language_models(tmp_path))).text
+
+    assert "test word perplexity" in text
+    assert "test bits per byte" in text
+    assert "Confusion" not in text
+    assert "Shared errors" not in text
+
+
+def test_runs_without_results_still_have_curves_and_reasons(tmp_path):
+    outline = Outline(page(reports.without_results(tmp_path)))
+
+    assert "No run has a result yet (1 failed, 1 running)." in outline.text
+    assert "init_from: there is no folder runs/lm" in outline.text
+    assert "config.yaml: line 3 is not YAML" in outline.text
+    assert outline.all("figure", id="t1-training")
+
+
+def test_tasks_that_cannot_be_compared_stand_apart(tmp_path):
+    one, other = reports.sweep_of_schemes(tmp_path / "a"), reports.language_models(tmp_path / "b")
+
+    outline = Outline(page(Report((*one.tasks, *other.tasks), created=reports.CREATED)))
+
+    assert {found["id"] for found in outline.all("section", class_="task")} == {"t1", "t2"}
+    assert "2 tasks" in outline.text
+    assert outline.all("a", href="#t2")
+
+
+def test_a_damaged_confusion_table_is_passed_over(tmp_path):
+    report = reports.single(tmp_path)
+    (task,) = report.tasks
+    (run,) = task.runs
+    for damaged in ([[1, 2]], "none", [["1"] * 6] * 6, [[-1] * 6] * 6, None):
+        broken = replace(run, results={**run.results, "tables": {"test": {"confusion": damaged}}})
+        group = replace(task.groups[0], runs=(broken,))
+
+        made = page(replace(report, tasks=(replace(task, groups=(group,)),)))
+
+        assert "Confusion" not in Outline(made).text
+
+
+def test_without_plotly_the_message_names_the_extra(sweep, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+
+    with pytest.raises(ConfigError, match=re.escape("pip install 'transfer-cli[report]'")):
+        page(sweep)
+
+
+def test_the_same_report_is_the_same_page(sweep):
+    assert page(sweep) == page(sweep)
+
+
+def test_runs_that_learnt_nothing_are_marked(tmp_path):
+    report = reports.single(tmp_path)
+    (task,) = report.tasks
+    weak = replace(task.runs[0], reason="training accuracy is that of guessing")
+    group = replace(task.groups[0], runs=(weak,))
+
+    text = Outline(page(replace(report, tasks=(replace(task, groups=(group,)),)))).text
+
+    assert "† counts runs that learnt next to nothing" in text
+    assert "training accuracy is that of guessing" in text
+
+
+def test_without_items_the_difference_of_means_stands_alone(sweep):
+    (task,) = sweep.tasks
+    groups = tuple(replace(group, against=None) for group in task.groups)
+    first, last = (task.groups[at].measures["test/error_rate"].mean for at in (0, -1))
+
+    made = page(replace(sweep, tasks=(replace(task, groups=groups),)))
+
+    (row,) = re.findall(r'<tr class="best">.*?</tr>', made)
+    assert f"\N{MINUS SIGN}{last - first:.2f}" in row
+    assert "95 % interval " not in re.search(r'<p class="lead">.*?</p>', made)[0]
+
+
+NUMBERS = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.sampled_from([0.0, -1.0, 1e-300, 1e300, math.nan, math.inf, -math.inf]),
+)
+COUNTS = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))
+SETTINGS = st.one_of(NUMBERS, COUNTS, st.booleans(), st.text(max_size=9), st.just([1, None]))
+
+
+def spread_of(values):
+    deviation = values[1] if len(values) > 1 else None
+    return Spread(tuple(values), values[0], deviation)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_fuzz_numbers_of_groups(data):
+    spreads = st.lists(NUMBERS, min_size=1, max_size=2).map(spread_of)
+    run = Run(Path("nowhere"), "run", "finetune", "finished")
+    compared = Comparison("test/loss", *data.draw(st.tuples(*[NUMBERS] * 4)), "bootstrap", 5)
+    groups = tuple(
+        Group(
+            f"group {at}",
+            {
+                "data.labelled": data.draw(SETTINGS),
+                "optimizer.lr": data.draw(SETTINGS),
+                "seed": at,
+            },
+            (replace(run, name=f"run {at}"),),
+            {"test/loss": data.draw(spreads)} if data.draw(st.booleans()) else {},
+            trained=data.draw(COUNTS),
+            seconds=data.draw(spreads),
+            memory=data.draw(spreads),
+            against=compared if at % 2 else None,
+        )
+        for at in range(9)
+    )
+    task = Task(
+        "task", groups, ("data.labelled", "optimizer.lr", "seed"), "test/loss", True, "group 0"
+    )
+    standing = Standing(Path("sweep"), "words", 1, 0, 1, seconds_left=data.draw(NUMBERS))
+
+    outline = Outline(page(Report((task,), (standing,))))
+
+    assert outline.mismatched == []
+    for block in outline.scripts:
+        if block.startswith(("[", "{")):
+            json.loads(block, parse_constant=pytest.fail)

@@ -1,0 +1,117 @@
+"""`transfer diff`: in what two runs differ."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.report import words
+from transfer_cli.report.collect import check_there, read_run
+from transfer_cli.report.difference import Difference, Row, difference, number
+from transfer_cli.report.files import plain_json
+from transfer_cli.report.model import FINISHED, Run
+from transfer_cli.report.statistics import CONFIDENCE
+from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.safe_files import UnreadableError
+from transfer_cli.terminal import BLANK, Block, Column, Entry, Line, Page, Piece, Style, Table, show
+
+_MOST_MEASURES = 40
+"""Measures that are shown: a task of 50 labels has an accuracy for each."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def diff(words: list[str]) -> None:
+    """Print in what the second of two runs differs from the first, as tables or as JSON.
+
+    Raises:
+        ConfigError: There are not two runs.
+        CheckpointError: One of them cannot be read.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("paths", nargs="*")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--debug", action="store_true")
+    asked = parser.parse_intermixed_args(words)
+    if len(asked.paths) != 2:
+        raise ConfigError(
+            f"name two runs, got {len(asked.paths)}: transfer diff RUN_A RUN_B; "
+            "transfer report compares more"
+        )
+    ours, theirs = (_run(Path(path).expanduser()) for path in asked.paths)
+    found = difference(ours, theirs)
+    if asked.json:
+        content = {"a": ours.path, "b": theirs.path, "difference": found}
+        print(plain_json(content), end="")
+    else:
+        show(Page(*_blocks(ours, theirs, found)))
+
+
+def _run(path: Path) -> Run:
+    check_there(path)
+    if not RunDirectory.holds_run(path):
+        raise CheckpointError(f"{path} is no run directory: it holds no config.yaml")
+    try:
+        return read_run(path)
+    except UnreadableError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _blocks(ours: Run, theirs: Run, found: Difference) -> Iterator[Block]:
+    for name, run in (("a", ours), ("b", theirs)):
+        state = run.status if run.reason is None else f"{run.status}: {run.reason}"
+        style: Style = "" if run.status == FINISHED and run.reason is None else "bad"
+        place = Piece(str(run.path), "name")
+        yield Line(f"{name}  ", place, f"  {run.command}, ", Piece(state, style))
+    parts = (
+        ("config", found.config),
+        ("data", found.data),
+        ("environment", found.environment),
+        ("measures", found.measures[:_MOST_MEASURES]),
+        ("costs", found.costs),
+    )
+    for title, rows in parts:
+        yield BLANK
+        if rows:
+            yield _table(title, rows)
+        else:
+            alike = "nothing is known" if title in ("measures", "costs") else "no difference"
+            yield Line(Piece(title, "heading"), f": {alike}")
+    yield BLANK
+    yield from _tests(found)
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    are_numbers = any(row.change is not None for row in rows)
+    columns = [Column(title), Column("a", right=are_numbers), Column("b", right=are_numbers)]
+    cells: list[list[Piece | str]] = []
+    for row in rows:
+        cells.append([Piece(row.name, "name"), row.ours, row.theirs])
+    if are_numbers:
+        columns.append(Column("b - a", right=True))
+        for row, line in zip(rows, cells, strict=True):
+            sign = "+" if row.change and row.change > 0 else ""
+            line.append("" if row.change is None else f"{sign}{number(row.change)}")
+    return Table(columns, cells)
+
+
+def _tests(found: Difference) -> Iterator[Block]:
+    for test in found.tests:
+        ends = [
+            words.signed(end, test.difference) for end in (test.low, test.high) if end is not None
+        ]
+        yield Entry(
+            [Piece(f"{test.measure}  ", "heading")],
+            [
+                f"b - a {words.signed(test.difference, test.difference)}, {CONFIDENCE} % interval "
+                f"[{', '.join(ends)}], p {words.probability(test.p)} by {test.test} "
+                f"on {test.items:,} items"
+            ],
+            28,
+        )
+    for note in found.notes:
+        yield Line(Piece(note, "note"))

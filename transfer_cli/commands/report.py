@@ -1,0 +1,138 @@
+"""`transfer report`: runs and sweeps side by side, as a table, as files, as a page."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import NoReturn
+
+from transfer_cli.errors import ConfigError
+from transfer_cli.report.collect import Found, collect
+from transfer_cli.report.compare import Asked, tasks
+from transfer_cli.report.files import as_csv, as_json, as_markdown
+from transfer_cli.report.model import RUNNING, Report
+from transfer_cli.report.tables import as_page
+from transfer_cli.runs.directory import RunDirectory, write_text
+from transfer_cli.runs.sweep import SweepDirectory
+from transfer_cli.terminal import Line, is_colourful, say, show
+
+STDOUT = "-"
+
+_DEEPEST = 3
+"""Folders from a file of a run, such as of a checkpoint, up to the run directory."""
+
+FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
+    "csv": (as_csv, ".csv"),
+    "markdown": (as_markdown, ".md"),
+    "json": (as_json, ".json"),
+    "html": (lambda report: _html(report), ".html"),
+}
+"""What a report can be written as, and how such a file ends."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def report(words: list[str]) -> None:
+    """Print a table of the runs at the paths among `words`, and write the files asked for.
+
+    Raises:
+        ConfigError: There is nothing to report, or nowhere to write it.
+    """
+    asked = _parser().parse_intermixed_args(words)
+    if not asked.paths:
+        raise ConfigError(
+            "name runs, sweeps or folders that hold them, such as: transfer report runs/finetune"
+        )
+    targets = {name: getattr(asked, name) for name in FORMATS if getattr(asked, name) is not None}
+    check_targets(targets)
+    found = collect([Path(path).expanduser() for path in asked.paths])
+    _check_ended(found)
+    made = Report(
+        tasks=tasks(found.runs, Asked(asked.sort, asked.baseline)),
+        standings=tuple(found.standings),
+        problems=tuple(found.problems),
+        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+    )
+    written = {name: FORMATS[name][0](made) for name in targets}
+    if STDOUT not in targets.values():
+        show(as_page(made, _width()))
+    for name, text in written.items():
+        if targets[name] == STDOUT:
+            sys.stdout.write(text)
+        else:
+            write_text(Path(targets[name]).expanduser(), text)
+            say(Line(f"{name}: {targets[name]}"))
+
+
+def _check_ended(found: Found) -> None:
+    """Refuse runs of which none has ended; of a sweep there is always something to say.
+
+    Raises:
+        ConfigError: All are at work.
+    """
+    if not found.standings and all(run.status == RUNNING for run in found.runs):
+        first = found.runs[0]
+        raise ConfigError(
+            f"nothing to report yet: {first.path} is still being written; it has results when it "
+            f"has ended, and curves until then: tensorboard --logdir {first.path}"
+        )
+
+
+def check_targets(targets: Mapping[str, str]) -> None:
+    """Refuse files that a report must not write, before anything else is done.
+
+    Raises:
+        ConfigError: One cannot be written, or is part of a run.
+    """
+    if list(targets.values()).count(STDOUT) > 1:
+        raise ConfigError("only one of them can go to standard output; name a file for the others")
+    for name, target in targets.items():
+        path = Path(target).expanduser()
+        if target == STDOUT:
+            continue
+        if path.is_dir():
+            raise ConfigError(f"--{name}: {path} is a folder; name a file in it")
+        if not path.parent.is_dir():
+            raise ConfigError(f"--{name}: there is no folder {path.parent}; make it first")
+        if _is_of_a_run(path, FORMATS[name][1]):
+            raise ConfigError(f"--{name}: {path} is part of a run; choose another file")
+
+
+def _is_of_a_run(path: Path, ending: str) -> bool:
+    """Return whether a file is, or is called like, one that a run or a sweep writes."""
+    folders = path.resolve().parents[:_DEEPEST]
+    if not any(_is_of_ours(folder) for folder in folders):
+        return False
+    # None of theirs is called `report...`, or ends as a page or a table does.
+    return path.suffix != ending or (ending == ".json" and not path.name.startswith("report"))
+
+
+def _is_of_ours(folder: Path) -> bool:
+    is_run = RunDirectory.holds_run(folder) and RunDirectory(folder).status.is_file()
+    return is_run or SweepDirectory.is_at(folder)
+
+
+def _width() -> int | None:
+    """Return the columns of the terminal; None where the table goes elsewhere."""
+    return shutil.get_terminal_size().columns if is_colourful(sys.stdout) else None
+
+
+def _html(report: Report) -> str:
+    # Only here: it brings the charting library along.
+    from transfer_cli.report.page import page
+
+    return page(report)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("paths", nargs="*")
+    for flag in ("--sort", "--baseline", "--csv", "--markdown", "--json", "--html"):
+        parser.add_argument(flag)
+    parser.add_argument("--debug", action="store_true")
+    return parser

@@ -1,0 +1,234 @@
+"""From runs to tables: tasks apart, seeds together, the best first, each against a baseline."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.report import grouping
+from transfer_cli.report.baseline import Against, Words, check_words, parse_words
+from transfer_cli.report.model import FINISHED, Group, Run, Spread, Task
+from transfer_cli.report.outcomes import OutcomeReader, Outcomes, shared_errors
+from transfer_cli.report.varying import labels, varying
+from transfer_cli.runs.records import HIGHER_IS_BETTER
+
+SECONDS, TRAINED, MEMORY = "seconds", "trained", "memory"
+COSTS = (SECONDS, TRAINED, MEMORY)
+"""What a table can be sorted by beside measures; of all of them less is better."""
+
+_FAVOURITES = (
+    "error_rate", "word_perplexity", "token_perplexity", "masked_token_perplexity", "loss",
+)  # fmt: skip
+_SPLITS = ("test", "validation")
+_MOST_NAMED = 12
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a report.
+
+    Args:
+        sort: What to sort by: a measure, or one of `COSTS`; None: the measure that suits a task.
+        baseline: Settings of the group that others are compared with: `adaptation=full`, or
+            several with spaces between; None: that one where there is one, else the best group.
+    """
+
+    sort: str | None = None
+    baseline: str | None = None
+
+
+def tasks(runs: Sequence[Run], asked: Asked) -> tuple[Task, ...]:
+    """Return the runs task by task.
+
+    Raises:
+        ConfigError: No run has what is to be sorted by, or no group is such a baseline.
+    """
+    apart = grouping.by_task(runs)
+    grouped = [_groups(members) for members in apart]
+    _check_sort(grouped, asked.sort)
+    words = parse_words(asked.baseline)
+    check_words(words, [group for groups in grouped for group in groups])
+    reader = OutcomeReader()
+    return tuple(
+        _task(name, groups, asked.sort, words, reader)
+        for name, groups in zip(grouping.names(apart), grouped, strict=True)
+    )
+
+
+def lower_is_better(measure: str) -> bool:
+    """Return which end of a measure is the good one."""
+    return not set(measure.split("/")) & set(HIGHER_IS_BETTER)
+
+
+def measures_of(run: Run) -> dict[str, float]:
+    """Return what a finished run measured, by `split/measure`; what is no number is left out."""
+    splits = run.results.get("measures")
+    return {
+        f"{split}/{name}": float(value)
+        for split, found in (splits.items() if isinstance(splits, dict) else ())
+        for name, value in (found.items() if isinstance(found, dict) else ())
+        if _is_number(value)
+    }
+
+
+def trained(run: Run) -> int | None:
+    """Return how many parameters were ever trained; none where that is not known."""
+    found = run.results.get("parameters")
+    value = found.get("trainable") if isinstance(found, dict) else None
+    return value if isinstance(value, int) else None
+
+
+def spread(values: Iterable[Any]) -> Spread | None:
+    """Return the spread of the numbers among some values; None where there is none."""
+    known = tuple(float(each) for each in values if _is_number(each))
+    if not known:
+        return None
+    mean = math.fsum(known) / len(known) if all(map(math.isfinite, known)) else sum(known)
+    deviation = None
+    if len(known) > 1 and math.isfinite(mean):
+        deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in known) / (len(known) - 1))
+    return Spread(known, mean, deviation)
+
+
+def _is_number(value: Any) -> bool:
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_one and not math.isnan(value)
+
+
+# --- groups ------------------------------------------------------------------------------------
+
+
+def _groups(runs: Sequence[Run]) -> list[Group]:
+    parts = grouping.by_settings(runs)
+    settings = [part[0].settings for part in parts]
+    keys = varying(parts)
+    called = labels(keys, settings) if len(parts) > 1 else [_only(parts[0][0])]
+    return [
+        _group(label, {key: known[key] for key in keys if key in known}, part)
+        for label, known, part in zip(called, settings, parts, strict=True)
+    ]
+
+
+def _only(run: Run) -> str:
+    """Return what a group is called that has none beside it."""
+    key = next((key for key in ("adaptation", "model") if key in run.settings), None)
+    return labels([key], [run.settings])[0] if key is not None else run.name
+
+
+def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
+    finished = [run for run in runs if run.status == FINISHED]
+    measured = [measures_of(run) for run in finished]
+    names = dict.fromkeys(name for found in measured for name in found)
+    spreads = {name: spread(found.get(name) for found in measured) for name in names}
+    return Group(
+        label=label,
+        settings=settings,
+        runs=tuple(runs),
+        measures={name: found for name, found in spreads.items() if found is not None},
+        trained=next((n for n in map(trained, finished) if n is not None), None),
+        seconds=spread(run.timing.get("seconds") for run in finished),
+        memory=spread(run.timing.get("peak_memory_bytes") for run in finished),
+    )
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+def _task(
+    name: str,
+    groups: Sequence[Group],
+    sort: str | None,
+    words: Words,
+    reader: OutcomeReader,
+) -> Task:
+    measure = _measure(groups, sort)
+    best_first = _sorted(groups, measure)
+    if len(best_first) > 1:
+        best_first = [_marked(group, best_first[0], measure) for group in best_first]
+    against = Against(best_first, words)
+    compared, reasons = against.compared(measure, reader)
+    runs = [run for group in groups for run in group.runs]
+    by = sort if sort in COSTS else measure
+    return Task(
+        name=name,
+        groups=tuple(_sorted(compared, by)),
+        varying=varying([group.runs for group in groups]),
+        measure=measure,
+        lower_is_better=lower_is_better(measure),
+        baseline=against.name if measure else None,
+        labels=next((found for found in map(grouping.labels_of, runs) if found), ()),
+        errors=shared_errors(_outcomes(runs, measure, reader)),
+        sort=by,
+        notes=(*reasons, *_notes(groups)),
+    )
+
+
+def _measure(groups: Sequence[Group], sort: str | None) -> str:
+    """Return by what groups are judged: what was asked for, else the first favourite there is."""
+    known = dict.fromkeys(name for group in groups for name in group.measures)
+    wanted = [] if sort is None else [sort, *(f"{split}/{sort}" for split in _SPLITS)]
+    favourites = [f"{split}/{name}" for name in _FAVOURITES for split in _SPLITS]
+    return next((each for each in (*wanted, *favourites, *known) if each in known), "")
+
+
+def _value(group: Group, by: str) -> float | None:
+    """Return a group's number to sort by, none where it has none that can be compared."""
+    costs = {SECONDS: group.seconds, MEMORY: group.memory}
+    if by == TRAINED:
+        return group.trained
+    found = costs.get(by, group.measures.get(by))
+    return None if found is None or math.isnan(found.mean) else found.mean
+
+
+def _sorted(groups: Iterable[Group], by: str) -> list[Group]:
+    sign = 1 if lower_is_better(by) else -1
+
+    def place(group: Group) -> tuple[bool, float, str]:
+        value = _value(group, by)
+        return value is None, sign * (value or 0.0), group.label
+
+    return sorted(groups, key=place)
+
+
+def _marked(group: Group, best: Group, measure: str) -> Group:
+    value = _value(group, measure)
+    return replace(group, is_best=value is not None and value == _value(best, measure))
+
+
+def _outcomes(runs: Iterable[Run], measure: str, reader: OutcomeReader) -> list[Outcomes]:
+    split = measure.partition("/")[0]
+    found = [reader.read(run, split) for run in runs if run.status == FINISHED]
+    return [each for each in found if isinstance(each, Outcomes)]
+
+
+def _notes(groups: Iterable[Group]) -> Iterable[str]:
+    """Yield what a reader must know of the runs."""
+    repeated = [
+        group.label
+        for group in groups
+        if max(Counter(str(run.seed) for run in _finished(group)).values(), default=0) > 1
+    ]
+    if repeated:
+        yield (
+            f"{repeated[0]}" + (f" and {len(repeated) - 1} more" if len(repeated) > 1 else "")
+            + ": runs with the same seed; their deviation is not one over seeds"
+        )  # fmt: skip
+
+
+def _finished(group: Group) -> list[Run]:
+    return [run for run in group.runs if run.status == FINISHED]
+
+
+def _check_sort(tasks: Iterable[Sequence[Group]], sort: str | None) -> None:
+    known = dict.fromkeys(name for groups in tasks for each in groups for name in each.measures)
+    if sort is None or sort in COSTS or any(f"{split}/{sort}" in known for split in _SPLITS):
+        return
+    if sort not in known:
+        # Those of single classes would hide the others.
+        some = [*(name for name in known if name.count("/") == 1), *COSTS]
+        raise ConfigError(
+            f"--sort {sort}: nothing finished has that.{nearest(sort, [*some, *known])} "
+            f"There are {', '.join(some[:_MOST_NAMED])}"
+        )

@@ -1,0 +1,177 @@
+"""In what two runs differ: config, data, environment, measures, costs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transfer_cli.report.collect import mapping
+from transfer_cli.report.compare import measures_of, trained
+from transfer_cli.report.comparisons import compare
+from transfer_cli.report.grouping import labels_of
+from transfer_cli.report.model import Comparison, Run
+from transfer_cli.report.outcomes import OutcomeReader
+from transfer_cli.report.varying import canonical, shown_values
+
+MISSING = "-"
+"""What stands for a value that one of the runs does not have."""
+
+_NAMES = ("run", "resume", "data_dir")
+"""Keys that differ between any two runs, and say nothing."""
+
+_TESTED = ("error_rate", "word_perplexity", "token_perplexity", "masked_token_perplexity", "loss")
+_SPLITS = ("test", "validation")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One value of both runs.
+
+    Args:
+        name: What it is.
+        ours: In the first run, as it is shown.
+        theirs: In the second run.
+        change: Second minus first, where both are numbers.
+    """
+
+    name: str
+    ours: str
+    theirs: str
+    change: float | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What tells the second run from the first.
+
+    Args:
+        config: Settings that differ; presets by their group.
+        data: What is known of the data: all of it, where anything differs.
+        environment: Versions and machines that differ.
+        measures: All measures.
+        costs: Parameters, seconds, memory.
+        tests: A paired test on the items of each split, second minus first.
+        notes: Why there is no test, a line each.
+    """
+
+    config: tuple[Row, ...]
+    data: tuple[Row, ...]
+    environment: tuple[Row, ...]
+    measures: tuple[Row, ...]
+    costs: tuple[Row, ...]
+    tests: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+
+
+def difference(ours: Run, theirs: Run) -> Difference:
+    """Return in what the second run differs from the first."""
+    tests, notes = _tests(ours, theirs)
+    of_data = [_of_data(run) for run in (ours, theirs)]
+    return Difference(
+        config=tuple(_differing(_settings(ours), _settings(theirs))),
+        data=tuple(_differing(*of_data)),
+        environment=tuple(_differing(_environment(ours), _environment(theirs))),
+        measures=tuple(_numbers(measures_of(ours), measures_of(theirs))),
+        costs=tuple(_numbers(_costs(ours), _costs(theirs))),
+        tests=tuple(tests),
+        notes=tuple(notes),
+    )
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Return the config but for the data, whole parts and presets before what is in them."""
+    return {
+        key: run.settings[key]
+        for key in sorted(run.settings, key=lambda key: "." in key)
+        if key.split(".")[0] not in _NAMES and not key.startswith("data.") and key != "data"
+    } | {"command": run.command}
+
+
+def _of_data(run: Run) -> dict[str, Any]:
+    """Return what identifies a run's data, its labels and its sizes as far as they are known."""
+    found = {
+        key: value
+        for key, value in run.settings.items()
+        if key == "data" or key.startswith(("data.", "streams."))
+    }
+    names = labels_of(run)
+    found |= {"labels": ", ".join(names)} if names else {}
+    for split, tables in mapping(run.results.get("tables")).items():
+        confusion = mapping(tables).get("confusion")
+        if isinstance(confusion, list):
+            found[f"{split} examples"] = sum(
+                cell
+                for line in confusion
+                if isinstance(line, list)
+                for cell in line
+                if isinstance(cell, int)
+            )
+    return found
+
+
+def _environment(run: Run) -> dict[str, Any]:
+    """Return versions, machine and devices, flat."""
+    found: dict[str, Any] = {}
+    for name, value in run.environment.items():
+        if isinstance(value, dict):
+            found |= {f"{name} {each}": value[each] for each in value}
+        elif name != "command":
+            found[name] = value
+    return found
+
+
+def _costs(run: Run) -> dict[str, float]:
+    parameters = mapping(run.results.get("parameters"))
+    found = {
+        "parameters": parameters.get("total"),
+        "parameters trained": trained(run),
+        "steps": mapping(run.results.get("seen")).get("steps"),
+        "seconds": run.timing.get("seconds"),
+        "peak memory, bytes": run.timing.get("peak_memory_bytes"),
+        "stored, bytes": run.results.get("stored_bytes"),
+    }
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Row]:
+    for key in dict.fromkeys((*ours, *theirs)):
+        both = [ours.get(key), theirs.get(key)]
+        if (key in ours) == (key in theirs) and canonical(both[0]) == canonical(both[1]):
+            continue
+        shown = shown_values(key, both)
+        yield Row(key, shown[0] if key in ours else MISSING, shown[1] if key in theirs else MISSING)
+
+
+def _numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Iterator[Row]:
+    for name in dict.fromkeys((*ours, *theirs)):
+        one, other = ours.get(name), theirs.get(name)
+        change = None if one is None or other is None else other - one
+        yield Row(name, number(one), number(other), change)
+
+
+def number(value: float | None) -> str:
+    """Return a number with six digits, whole ones with all."""
+    if value is None:
+        return MISSING
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+
+
+def _tests(ours: Run, theirs: Run) -> tuple[list[Comparison], list[str]]:
+    """Return a paired test of each split on which both were measured, or why there is none."""
+    reader = OutcomeReader()
+    tests, notes = [], []
+    known = [measures_of(run) for run in (ours, theirs)]
+    for split in _SPLITS:
+        named = [f"{split}/{name}" for name in _TESTED]
+        measure = next((each for each in named if each in known[0] and each in known[1]), None)
+        if measure is None:
+            continue
+        found = compare([theirs], [ours], measure, reader)
+        if isinstance(found, Comparison):
+            tests.append(replace(found, baseline=ours.name))
+        else:
+            notes.append(f"no test on the items of {split}: {found}")
+    return tests, notes

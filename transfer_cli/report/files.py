@@ -1,0 +1,138 @@
+"""A report as a file for other programs: CSV, JSON, Markdown."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.report.model import FAILED, FINISHED, Group, Report, Task
+from transfer_cli.report.rows import apart, explanations, is_baseline, rows, unfinished
+from transfer_cli.safe_files import escaped
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that a spreadsheet would compute."""
+
+
+def as_csv(report: Report) -> str:
+    """Return a line for each group, with its numbers in full; not those of single classes."""
+    records = [_record(task, group) for task in report.tasks for group in task.groups]
+    names = dict.fromkeys(name for record in records for name in record)
+    written = io.StringIO()
+    writer = csv.DictWriter(written, list(names), restval="", lineterminator="\n")
+    writer.writerow({name: _cell(name) for name in names})
+    writer.writerows({name: _cell(value) for name, value in each.items()} for each in records)
+    return written.getvalue()
+
+
+def as_json(report: Report) -> str:
+    """Return all of a report."""
+    return plain_json(report)
+
+
+def plain_json(value: Any) -> str:
+    """Return dataclasses, paths and plain values as JSON; a number that is not finite is null."""
+    return json.dumps(_plain(value), indent=2, allow_nan=False) + "\n"
+
+
+def as_markdown(report: Report) -> str:
+    """Return a table for each task, with what must be known of it."""
+    why = apart(report)
+    parts = [] if why is None else [_text(why)]
+    parts += ["\n".join(_markdown(task)) for task in report.tasks]
+    if report.problems:
+        parts.append(
+            "\n".join(["Not shown:", "", *(f"- {_text(each)}" for each in report.problems)])
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _record(task: Task, group: Group) -> dict[str, Any]:
+    settings = {f"setting {key}": group.settings.get(key) for key in task.varying}
+    record: dict[str, Any] = {
+        "task": task.name,
+        "group": group.label,
+        **settings,
+        "runs": len(group.runs),
+        "finished": sum(run.status == FINISHED for run in group.runs),
+        "failed": sum(run.status == FAILED for run in group.runs),
+        "learnt_nothing": sum(
+            run.status == FINISHED and run.reason is not None for run in group.runs
+        ),
+        "seeds": " ".join(str(run.seed) for run in group.runs if run.status == FINISHED),
+        "best": group.is_best,
+        "baseline": is_baseline(group, task),
+        "trained": group.trained,
+    }
+    spreads = {**group.measures, "seconds": group.seconds, "memory_bytes": group.memory}
+    for name, found in spreads.items():
+        if name.count("/") > 1:
+            continue
+        record[name] = found and found.mean
+        record[f"{name} deviation"] = found and found.deviation
+    if group.against is not None:
+        against = {each.name: getattr(group.against, each.name) for each in fields(group.against)}
+        record |= {f"against {name}": value for name, value in against.items()}
+    return record
+
+
+def _cell(value: Any) -> Any:
+    """Return what is written for a value: no text that a spreadsheet would compute."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return value
+    text = escaped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, frozenset | set):
+        return sorted(map(str, value))
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _markdown(task: Task) -> Iterator[str]:
+    found = rows(task)
+    yield f"### {_text(task.name)}"
+    yield ""
+    yield _line(map(_text, found.titles))
+    yield _line(["---", *["---:"] * (len(found.titles) - 1)])
+    for cells, best in zip(found.cells, found.is_best, strict=True):
+        first = _code(cells[0])
+        yield _line([f"**{first}** \\*" if best else first, *map(_text, cells[1:])])
+    remarks = [_text(line) for line in explanations(task)]
+    remarks += [f"{_code(run.name)}: {_text(what)}" for run, what in unfinished(task)]
+    if remarks:
+        yield ""
+        yield from (f"- {line}" for line in remarks)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _code(text: str) -> str:
+    """Return a text as code, which Markdown leaves as it is."""
+    return "`" + " ".join(escaped(text).replace("`", "'").split()).replace("|", "\\|") + "`"
+
+
+def _text(text: str) -> str:
+    """Return a text in which Markdown finds nothing to do."""
+    line = " ".join(escaped(text).split())
+    return "".join(f"\\{each}" if each in "\\`*<>[]|#" else each for each in line)

@@ -1,0 +1,167 @@
+"""Which runs belong together: on one task, and in one group of seeds."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from transfer_cli.report.model import FINISHED, LEFT, Run
+from transfer_cli.report.varying import canonical, identity, plain
+from transfer_cli.safe_files import printable
+
+_USES = ("data.labelled", "data.length")
+"""How data is used: runs that differ in these are judged on the same texts."""
+
+_ANY_FILE = ("table", "text", "table_text")
+"""Presets of data that stand for any file."""
+
+Key = tuple[Any, ...]
+
+
+def by_task(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs apart by command, data, objective and labels; the largest part first.
+
+    Jobs of a sweep that have not begun are left out: nothing is known of them.
+    """
+    parts: dict[Key, list[Run]] = defaultdict(list)
+    for run in _adopted(runs):
+        parts[(run.command, *sorted(_data_of(run).items()), _objective(run))].append(run)
+    apart = [labelled for part in parts.values() for labelled in _by_labels(part)]
+    return sorted(apart, key=len, reverse=True)
+
+
+def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs apart by all but their seeds, which are in order within each part."""
+    parts: dict[frozenset[tuple[str, str]], list[Run]] = defaultdict(list)
+    for run in runs:
+        parts[frozenset(identity(run.settings).items())].append(run)
+    return [sorted(part, key=_order) for part in parts.values()]
+
+
+def labels_of(run: Run) -> tuple[str, ...]:
+    """Return the class names of a run; none of a language model, and before a run has ended."""
+    found = run.results.get("labels")
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
+    """Return what each task is called, no two alike: `finetune on trec6`."""
+    firsts = [runs[0] for runs in tasks]
+    found = [f"{printable(run.command)} on {_data_name(run)}" for run in firsts]
+    further: tuple[Callable[[int], str], ...] = (
+        lambda place: _objective_name(firsts[place]),
+        lambda place: _what_differs(firsts[place], firsts),
+        lambda place: f"{len(_task_labels(tasks[place]))} labels",
+        lambda place: f"number {place + 1}",
+    )
+    for tell in further:
+        same = Counter(found)
+        found = [
+            f"{name} ({tell(place)})" if same[name] > 1 and _tells(tell, place, found) else name
+            for place, name in enumerate(found)
+        ]
+    return found
+
+
+def _tells(tell: Callable[[int], str], place: int, found: Sequence[str]) -> bool:
+    """Return whether tasks of one name are not all told the same."""
+    alike = [other for other, name in enumerate(found) if name == found[place]]
+    return len({tell(other) for other in alike}) > 1
+
+
+def _order(run: Run) -> tuple[int, str, str]:
+    seed = run.seed
+    return (seed if isinstance(seed, int) else 0, str(seed), run.name)
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+def _data_of(run: Run) -> dict[str, str]:
+    """Return what identifies a run's data."""
+    return {
+        key: canonical(value)
+        for key, value in run.settings.items()
+        if key.startswith("data.") and key not in _USES and value is not None
+    }
+
+
+def _objective(run: Run) -> str:
+    return str(run.settings.get("objective._target_", ""))
+
+
+def _by_labels(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return runs apart by their labels; those that have not ended go with the most."""
+    parts: dict[tuple[str, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.status == FINISHED:
+            parts[labels_of(run)].append(run)
+    if len(parts) < 2:
+        return [list(runs)]
+    most = max(parts, key=lambda labels: len(parts[labels]))
+    for run in runs:
+        if run.status != FINISHED:
+            parts[most].append(run)
+    return [*parts.values()]
+
+
+def _task_labels(runs: Sequence[Run]) -> tuple[str, ...]:
+    return next((labels for labels in map(labels_of, runs) if labels), ())
+
+
+def _data_name(run: Run) -> str:
+    preset = run.settings.get("data")
+    source = run.settings.get("data.train")
+    if isinstance(source, list) and source:
+        source = source[0]
+    file = PurePosixPath(source).name if isinstance(source, str) else None
+    if preset is None:
+        kind = str(run.settings.get("data._target_", "unknown data")).rpartition(".")[2]
+        return printable(f"{kind} {file}" if file else kind)
+    return printable(f"{preset} {file}" if file and preset in _ANY_FILE else str(preset))
+
+
+def _objective_name(run: Run) -> str:
+    preset = run.settings.get("objective")
+    return printable(str(preset or _objective(run).rpartition(".")[2]))
+
+
+def _what_differs(run: Run, runs: Sequence[Run]) -> str:
+    """Return the first setting of the data that differs among the runs."""
+    known = [_data_of(each) for each in runs]
+    for key in sorted({key for each in known for key in each}):
+        if len({each.get(key) for each in known}) > 1 and not key.endswith("_target_"):
+            return printable(f"{key}={plain(run.settings.get(key))}")
+    return "data"
+
+
+# --- jobs without a run directory --------------------------------------------------------------
+
+
+def _adopted(runs: Sequence[Run]) -> Iterator[Run]:
+    """Yield the runs that have begun, those that left no directory with settings of siblings.
+
+    A job that failed before it had a directory is known by its overrides alone. All else is as in
+    a job of the same sweep: best of all one that differs in the seed alone.
+    """
+    whole = [run for run in runs if _has_config(run)]
+    for run in runs:
+        if run.status == LEFT:
+            continue
+        if _has_config(run):
+            yield run
+            continue
+        siblings = [each for each in whole if each.sweep == run.sweep]
+        twins = [each for each in siblings if _without_seed(each) == _without_seed(run)]
+        if siblings:
+            settings: Mapping[str, Any] = (twins or siblings)[0].settings
+            yield replace(run, settings={**settings, **run.settings})
+
+
+def _has_config(run: Run) -> bool:
+    return "data._target_" in run.settings
+
+
+def _without_seed(run: Run) -> set[str]:
+    return {word for word in run.overrides if not word.startswith("seed=")}

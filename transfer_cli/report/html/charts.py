@@ -1,0 +1,116 @@
+"""What a chart of a report is: a figure that Plotly draws, and its words and numbers.
+
+Colours are not in here: a trace says which group it shows (`meta.slot`), and the page's script
+gives it a colour that can be told from the others on a light and on a dark ground.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from transfer_cli.report.html.markup import Cell, Column, shown
+from transfer_cli.report.model import Group, Task
+
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+SYMBOLS = (
+    "circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star",
+)  # fmt: skip
+COLOURS = 8
+"""How many the page's style has."""
+
+_LOG_RATIO = 20.0
+_FEW_POWERS = 3
+
+Trace = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """One of the figures that a chart can show.
+
+    Args:
+        name: For the choice between them.
+        traces: What Plotly draws.
+        layout: Where this differs from the style of the page.
+    """
+
+    name: str
+    traces: Sequence[Trace]
+    layout: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart and what stands around it.
+
+    Args:
+        name: Part of its address on the page.
+        title: Its heading.
+        caption: What it shows and how to read it.
+        description: The same for those who cannot see it, with what comes out.
+        views: One at least.
+        columns: Of the table of its numbers; none where the script makes the table from what is
+            visible.
+        rows: Of that table.
+        narrowest: Pixels that it needs to be read; on a smaller screen it scrolls.
+    """
+
+    name: str
+    title: str
+    caption: str
+    description: str
+    views: Sequence[View]
+    columns: Sequence[Column] = ()
+    rows: Sequence[Sequence[Cell | object]] = ()
+    narrowest: int = 0
+
+
+def dash(place: int) -> str:
+    """Return how the line of a group is dashed: groups of one colour differ in it."""
+    return DASHES[(place + place // COLOURS) % len(DASHES)]
+
+
+def symbol(place: int) -> str:
+    """Return the marker of a group."""
+    return SYMBOLS[(place + place // COLOURS) % len(SYMBOLS)]
+
+
+def badness(task: Task, value: float) -> float:
+    """Return a number that is the larger, the worse a value of the task's measure is."""
+    return value if task.lower_is_better else -value
+
+
+def is_measured(task: Task, group: Group) -> bool:
+    """Return whether a group has a value of the task's measure that can be drawn."""
+    return task.measure in group.measures and math.isfinite(group.measures[task.measure].mean)
+
+
+def safe(words: str) -> str:
+    """Return a text that Plotly shows as it is: it would read tags and links in it."""
+    return escape(shown(words), quote=False)
+
+
+def rounded(value: float) -> float:
+    """Return a value with as many digits as a chart can show."""
+    return float(f"{value:.5g}")
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Return whether values are easier to tell apart by their logarithm."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
+
+
+def padded_log(values: Sequence[float]) -> list[float]:
+    """Return the range of a logarithmic axis on which the outermost values have some space."""
+    low, high = math.log10(min(values)), math.log10(max(values))
+    edge = max(0.12 * (high - low), 0.2)
+    return [round(low - edge, 4), round(high + edge, 4)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers around a range: powers of ten, and some between where it is narrow."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    between = (1,) if len(powers) > _FEW_POWERS else (1, 2, 5)
+    return [part * 10.0**power for power in powers for part in between]

@@ -1,0 +1,164 @@
+"""Parallel coordinates of a search: each trial a line through its settings.
+
+Plotly has a chart of that name, which needs WebGL and `eval`. Lines across axes of our own need
+neither, can be printed, and are drawn with as strict a policy as the rest of the page.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transfer_cli.report.html.charts import Chart, Trace, View, badness, is_measured, is_wide, safe
+from transfer_cli.report.html.markup import Column
+from transfer_cli.report.model import Group, Task
+from transfer_cli.report.words import (
+    axis_words,
+    cut,
+    measure_words,
+    number,
+    setting,
+    setting_of,
+    short_keys,
+)
+
+FEWEST_TRIALS = 8
+MOST_AXES = 9
+_BINS = 10
+_FEW_TICKS = 5
+_LONGEST_TITLE = 22
+_AXIS_PIXELS = 100
+_LARGE = 1000
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of parallel coordinates.
+
+    Args:
+        title: Its heading.
+        places: Of each trial, from 0 at the bottom to 1.
+        ticks: Pairs of place and what is written there.
+    """
+
+    title: str
+    places: Sequence[float]
+    ticks: Sequence[tuple[float, str]]
+
+
+def search_chart(task: Task, names: Sequence[str]) -> Chart | None:
+    """Return each group as a line across its settings; none where few of them vary."""
+    trials = [
+        (group, name, group.measures[task.measure].mean)
+        for group, name in zip(task.groups, names, strict=True)
+        if is_measured(task, group)
+    ]
+    keys = [
+        key for key in task.varying if len({repr(g.settings.get(key)) for g, _, _ in trials}) > 1
+    ]
+    if len(keys) < 2 or len(trials) < FEWEST_TRIALS:
+        return None
+    trials.sort(key=lambda trial: badness(task, trial[2]))
+    shown_keys = keys[: MOST_AXES - 1]
+    short = short_keys(keys)
+    axes = [
+        axis_of(key, short[key], [group.settings.get(key) for group, _, _ in trials])
+        for key in shown_keys
+    ]
+    axes.append(number_axis(axis_words(task.measure), [value for _, _, value in trials]))
+    words = measure_words(task.measure)
+    left_out = "" if shown_keys == keys else f" Shown are the first {len(shown_keys)} keys."
+    return Chart(
+        "search",
+        "From settings to results",
+        f"Each line is a group, from left to right through its settings to its {words}. The "
+        f"better it is, the stronger its colour.{left_out}",
+        f"Parallel coordinates of {len(trials)} trials over {', '.join(shown_keys)}. The best is "
+        f"{trials[0][1]} with a {words} of {number(trials[0][2])}.",
+        [View(words, [*_binned(axes, trials)], _parallel_layout(axes))],
+        [Column("trial"), *(Column(key) for key in keys),
+         Column(axis_words(task.measure), is_number=True)],
+        [(place, *(setting_of(key, group.settings.get(key)) for key in keys), number(value))
+         for place, (group, _, value) in enumerate(trials, start=1)],
+        narrowest=_AXIS_PIXELS * len(axes),
+    )  # fmt: skip
+
+
+def axis_of(key: str, title: str, values: Sequence[Any]) -> Axis:
+    """Return the axis of a key: of numbers where all values are, with a step a value otherwise."""
+    if all(_is_number(each) for each in values):
+        return number_axis(title, [float(each) for each in values])
+    # Numbers first, by size; then words.
+    ordered = sorted(values, key=lambda each: (0, each, "") if _is_number(each)
+                     else (1, 0, setting(each)))  # fmt: skip
+    kinds = list(dict.fromkeys(setting_of(key, each) for each in ordered))
+    places = {kind: (at + 0.5) / len(kinds) for at, kind in enumerate(kinds)}
+    ticks = [(place, cut(kind, 16)) for kind, place in places.items()]
+    return Axis(title, [places[setting_of(key, each)] for each in values], ticks)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)
+
+
+def number_axis(title: str, values: Sequence[float]) -> Axis:
+    """Return an axis that is logarithmic where the values are far apart, and linear otherwise."""
+    is_log = is_wide(values)
+    scaled = [math.log10(each) if is_log else each for each in values]
+    low, high = min(scaled), max(scaled)
+    width = (high - low) or 1.0
+    places = [(each - low) / width for each in scaled]
+    distinct = dict(sorted(zip(places, values, strict=True)))
+    if len(distinct) <= _FEW_TICKS:
+        return Axis(title, places, [(at, setting(value)) for at, value in distinct.items()])
+    marks = [low + width * part / 4 for part in range(5)]
+    ticks = [((mark - low) / width, _tick(10**mark if is_log else mark)) for mark in marks]
+    return Axis(title, places, ticks)
+
+
+def _tick(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.3g}"
+
+
+def _binned(axes: Sequence[Axis], trials: Sequence[tuple[Group, str, float]]) -> Iterable[Trace]:
+    """Yield the trials as a few traces, the worst first so that the best lie on top."""
+    size = math.ceil(len(trials) / _BINS)
+    for begin in reversed(range(0, len(trials), size)):
+        part = range(begin, min(begin + size, len(trials)))
+        x: list[int | None] = []
+        y: list[float | None] = []
+        labels: list[str] = []
+        for trial in part:
+            _, name, value = trials[trial]
+            x += [*range(len(axes)), None]
+            y += [*(round(axis.places[trial], 4) for axis in axes), None]
+            labels += [f"{safe(name)}<br>{safe(axes[-1].title)}: {number(value)}"] * (len(axes) + 1)
+        yield {
+            "type": "scatter", "mode": "lines", "x": x, "y": y, "text": labels,
+            "hovertemplate": "%{text}<extra></extra>",
+            "line": {"width": 2.5 if begin == 0 else 1.5},
+            "meta": {"ramp": round(begin / max(1, len(trials) - size), 3), "role": "trial"},
+        }  # fmt: skip
+
+
+def _parallel_layout(axes: Sequence[Axis]) -> dict[str, Any]:
+    places = range(len(axes))
+    return {
+        "xaxis": {
+            "tickvals": list(places), "tickangle": 0, "side": "top",
+            "range": [-0.35, len(axes) - 0.45],
+            "ticktext": [safe(cut(axis.title, _LONGEST_TITLE)) for axis in axes],
+            "showgrid": False, "zeroline": False, "fixedrange": True, "showline": False,
+        },
+        "yaxis": {"visible": False, "range": [-0.05, 1.05], "fixedrange": True},
+        "shapes": [{"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "layer": "below"}
+                   for at in places],
+        "annotations": [
+            {"x": at, "y": place, "text": safe(words), "showarrow": False, "xanchor": "left",
+             "xshift": 4}
+            for at, axis in zip(places, axes, strict=True) for place, words in axis.ticks
+        ],
+        "margin": {"t": 48, "b": 16, "l": 8, "r": 16},
+    }  # fmt: skip

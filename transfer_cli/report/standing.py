@@ -1,0 +1,79 @@
+"""Where a sweep stands: what is done, at work and left, and how long it will take."""
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from transfer_cli.report.model import Standing
+from transfer_cli.runs.sweep import (
+    DONE,
+    FAILED,
+    PRUNED,
+    RUNNING,
+    JobWord,
+    Request,
+    SweepDirectory,
+)
+
+_LARGEST = 1e9
+"""Of trials and of seconds: what is more is none of ours."""
+
+
+def standing(sweep: SweepDirectory, request: Request, jobs: Sequence[JobWord]) -> Standing:
+    """Return where a sweep stands.
+
+    Args:
+        sweep: Its folder.
+        request: What it was asked for.
+        jobs: What is known of its jobs.
+    """
+    counts = Counter(job.outcome for job in jobs)
+    # The trials of a search become known as they begin.
+    total = max(len(jobs), int(_number(request.trials) or 0))
+    left = total - sum(counts[outcome] for outcome in (DONE, FAILED, PRUNED, RUNNING))
+    return Standing(
+        path=sweep.path,
+        command=f"transfer {request.command} -m {shlex.join(request.words)}",
+        done=counts[DONE],
+        running=counts[RUNNING],
+        left=left,
+        failed=tuple(
+            (job.number, " ".join(job.overrides), str(job.reason or "no reason is known"))
+            for job in jobs
+            if job.outcome == FAILED
+        ),
+        pruned=counts[PRUNED],
+        seconds_left=_seconds_left(sweep, jobs, left),
+    )
+
+
+def _seconds_left(sweep: SweepDirectory, jobs: Sequence[JobWord], left: int) -> float | None:
+    """Guess when all is done, if as many jobs run side by side as now and take as long as before.
+
+    Where none is at work, it is how long they take one after another.
+    """
+    took = [_number(job.seconds) for job in jobs if job.outcome == DONE]
+    known = [seconds for seconds in took if seconds is not None]
+    running = [job for job in jobs if job.outcome == RUNNING]
+    if not known or not (left or running):
+        return None
+    each = sum(known) / len(known)
+    rests = [max(0.0, each - _age(sweep, job)) for job in running]
+    together = (sum(rests) + left * each) / max(1, len(running))
+    return max([together, *rests])
+
+
+def _age(sweep: SweepDirectory, job: JobWord) -> float:
+    """Return for how many seconds a job has been running: its file was written when it began."""
+    try:
+        return max(0.0, time.time() - (sweep.path / f"job-{job.number}.json").stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
+def _number(value: Any) -> float | None:
+    """Return a number that stands in a file which anybody may have written."""
+    known = isinstance(value, int | float) and 0 <= value < _LARGEST
+    return float(value) if known else None

@@ -1,0 +1,205 @@
+"""Numbers, settings and names of measures as people read them."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transfer_cli.report.model import Group, Spread, Task
+
+PERCENT = ("error_rate",)
+"""Measures that are in percent."""
+
+NOTHING = "\N{EN DASH}"
+"""What stands where there is nothing to say."""
+
+_SHORT = 28
+_MOST_DECIMALS = 4
+_NOISE = 1e-6
+_HUGE = 1e9
+MOST_NAMED = 5
+"""Of keys that vary: with more, a group's name and the columns of a table become too long."""
+_MINUS = "\N{MINUS SIGN}"
+
+
+def measure_words(measure: str) -> str:
+    """Return `test/error_rate` as "test error rate"."""
+    return measure.replace("/", " ", 1).replace("_", " ")
+
+
+def axis_words(measure: str) -> str:
+    """Return the name of a measure with its unit."""
+    return measure_words(measure) + (" (%)" if unit(measure) else "")
+
+
+def unit(measure: str) -> str:
+    """Return what follows a number of this measure."""
+    return " %" if measure.rpartition("/")[2] in PERCENT else ""
+
+
+def number(value: float, like: float | None = None) -> str:
+    """Return a number with three or four digits.
+
+    Args:
+        value: The number.
+        like: With as many decimals as this number has.
+    """
+    if not math.isfinite(value) or abs(value) >= _HUGE:
+        return f"{value:.4g}".replace("-", _MINUS)
+    digits = f"{value:,.{_decimals(value if like is None else like)}f}"
+    return digits.replace("-", _MINUS)
+
+
+def _decimals(value: float) -> int:
+    size = abs(value)
+    if not size >= 0 or size >= 1:  # what is no number too
+        return 2 if size < 100 else 1 if size < 1000 else 0
+    return 2 if size == 0 else min(9, max(4, 2 - math.floor(math.log10(size))))
+
+
+def difference(value: float, like: float, measure: str) -> str:
+    """Return the size of a difference between two numbers of a measure, one of them `like`."""
+    return number(abs(value), like) + (" points" if unit(measure) else "")
+
+
+def spread(found: Spread) -> str:
+    """Return a mean, with its deviation where there is one."""
+    if found.deviation is None:
+        return number(found.mean)
+    if not math.isfinite(found.mean) or max(abs(found.mean), found.deviation) >= _HUGE:
+        return f"{number(found.mean)} ± {number(found.deviation)}"
+    decimals = _decimals(found.mean)
+    if found.deviation > _NOISE * abs(found.mean):
+        # As many as the first digit of the deviation needs.
+        decimals = max(decimals, min(_MOST_DECIMALS, -math.floor(math.log10(found.deviation))))
+    return f"{found.mean:,.{decimals}f} ± {found.deviation:,.{decimals}f}".replace("-", _MINUS)
+
+
+def signed(value: float, like: float) -> str:
+    """Return a difference between numbers with as many decimals as `like`."""
+    return f"+{number(value, like)}" if value > 0 else number(value, like)
+
+
+def probability(p: float) -> str:
+    """Return how likely something is."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def count(value: float) -> str:
+    """Return a large count with three digits: 1.87 M."""
+    for size, sign in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if value >= size:
+            return (
+                f"{value / size:.3g}{sign}" if value < 999.5 * size else f"{value / size:.0f}{sign}"
+            )
+    return f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time that something took."""
+    if not math.isfinite(seconds):
+        return str(seconds)
+    if seconds < 60:
+        return f"{seconds:.3g} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
+
+
+def size(amount: float) -> str:
+    """Return an amount of memory in bytes."""
+    for unit_bytes, sign in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if amount >= unit_bytes:
+            return f"{amount / unit_bytes:.3g} {sign}"
+    return f"{amount:.0f} B"
+
+
+def setting(value: Any) -> str:
+    """Return a value of a config as it would be typed."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {setting(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(setting, value)) + "]"
+    return str(value)
+
+
+def setting_of(key: str, value: Any) -> str:
+    """Return the value of a key; to keep no number of labelled examples is to keep all."""
+    return "all" if value is None and is_labelled(key) else setting(value)
+
+
+def is_labelled(key: str) -> bool:
+    """Return whether a key says how many labelled examples are kept."""
+    return key.rpartition(".")[2] == "labelled"
+
+
+def several(amount: int, one: str, many: str | None = None) -> str:
+    """Return "1 run", "2 runs"."""
+    return f"{amount:,} {one if amount == 1 else many or f'{one}s'}"
+
+
+def counts(amounts: Mapping[str, int]) -> str:
+    """Return "1 failed, 25 finished"."""
+    return ", ".join(f"{amount:,} {name}" for name, amount in sorted(amounts.items()))
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each key, or the whole key where two have the same last part."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
+
+
+def group_names(task: Task) -> tuple[str, ...]:
+    """Return a short and different name for each group of a task.
+
+    Where many keys vary, a name holds what is out of the ordinary; the page has the rest elsewhere.
+    """
+    short = short_keys(task.varying)
+    usual = _usual(task) if len(task.varying) > MOST_NAMED else {}
+    names = [_name(group, short, usual) for group in task.groups]
+    if len(set(names)) < len(names):
+        names = [f"{name} #{place}" if names.count(name) > 1 else name
+                 for place, name in enumerate(names, start=1)]  # fmt: skip
+    return tuple(names)
+
+
+def _usual(task: Task) -> dict[str, str]:
+    """Return the commonest value of each key, as it is written."""
+    found = {
+        key: Counter(setting_of(key, group.settings.get(key)) for group in task.groups)
+        for key in task.varying
+    }
+    return {key: values.most_common(1)[0][0] for key, values in found.items() if values}
+
+
+def _name(group: Group, short: Mapping[str, str], usual: Mapping[str, str]) -> str:
+    parts = []
+    for key, value in group.settings.items():
+        if usual.get(key) == setting_of(key, value):
+            continue
+        is_preset = isinstance(value, str) and "." not in key
+        shown = setting_of(key, value)
+        parts.append(shown if is_preset else f"{short.get(key, key)}={shown}")
+    return ", ".join(parts) or ("the usual settings" if usual else _only_name(group))
+
+
+def _only_name(group: Group) -> str:
+    return group.runs[0].name if group.runs else NOTHING
+
+
+def cut(name: str, most: int = _SHORT) -> str:
+    """Return a name that fits beside a point."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
