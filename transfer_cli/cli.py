@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import transfer_cli
+from transfer_cli import terminal
 from transfer_cli.config import commands
 from transfer_cli.config.commands import Command
 from transfer_cli.errors import (
@@ -28,6 +29,7 @@ from transfer_cli.errors import (
     EXIT_USER,
     ConfigError,
     PeerError,
+    StoppedError,
     SweepError,
     TransferError,
     nearest,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from transfer_cli.config.flags import Request
-    from transfer_cli.config.launch import Job, Jobs
+    from transfer_cli.sweep.jobs import Job, Jobs
 
 log = logging.getLogger(__name__)
 
@@ -64,23 +66,25 @@ def main(argv: list[str] | None = None) -> int:
             return _dispatch(words)
         except KeyboardInterrupt as error:
             # A run that was training says where it stopped and how to go on.
-            _say(f"{name}: {str(error) or 'interrupted'}")
+            _leave_word(words, error)
+            terminal.say(terminal.error(name, str(error) or "interrupted"))
             return EXIT_INTERRUPTED
         except BrokenPipeError:
             # The reader of our output has seen enough. Python must not flush into the pipe again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_DONE
         except Exception as error:
+            _leave_word(words, error)
             return _fail(name, error, debug=debug)
 
 
 def _dispatch(words: list[str]) -> int:
     if not words:
-        _say(commands.overview())
+        terminal.say(commands.overview())
         return EXIT_USER
     first, rest = words[0], words[1:]
     if first in ("--help", "-h", "help"):
-        _print(commands.overview())
+        terminal.show(commands.overview())
     elif first == "--version":
         _print(f"transfer {transfer_cli.__version__}")
     elif first in ("--shell-completion", "-sc"):
@@ -101,8 +105,10 @@ def _run_about(name: str, command: Command, known: Mapping[str, Command], words:
     """Run `plan COMMAND ...` and its like: another command's words, with something else done."""
     first, rest = (words[0] if words else ""), words[1:]
     if first in ("--help", "-h"):
-        _print(f"{command.text}\n\n{command.summary}")
+        terminal.show(commands.about(command))
     elif first in known:
+        if name == "lr-find" and _makes_sweep(rest):
+            raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
         # A sweep of these leaves nothing behind, not even Hydra's list of it.
         with tempfile.TemporaryDirectory() as folder:
             _run(first, known[first], [*rest, f"hydra.sweep.dir={folder}"])
@@ -112,11 +118,17 @@ def _run_about(name: str, command: Command, known: Mapping[str, Command], words:
         raise ConfigError(f"{name}: of which command?{close} Type {forms}, then its overrides")
 
 
+def _makes_sweep(words: list[str]) -> bool:
+    from transfer_cli.config import flags
+
+    return flags.parse(words).multirun
+
+
 def _run(name: str, command: Command, words: list[str]) -> None:
     if command.composes:
         _run_composed(name, command, words)
     elif words[:1] in (["--help"], ["-h"]):
-        _print(f"{command.text}\n\n{command.summary}")
+        terminal.show(commands.about(command))
     elif name == "completion":
         _print_completion_script(words)
     else:
@@ -162,11 +174,12 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
     _trust_plugins(request)
     _load("transfer_cli.config.describe")  # and Hydra with it
     from transfer_cli.config import bounded_yaml, describe, launch
+    from transfer_cli.sweep.jobs import Jobs
 
     if request.config_dir is not None:
         bounded_yaml.check_folder(request.config_dir)
     if request.asks_help:
-        _print(describe.command_help(name, command, request))
+        terminal.show(describe.command_help(name, command, request))
         return
 
     if request.multirun and _process_number() is not None:
@@ -181,12 +194,13 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         with _console_log():
             _perform(name, command, request, config)
 
-    jobs = launch.Jobs(name, task, request.multirun, announce=_announce, report=_report)
-    launch.launch(request, jobs)
-    if request.looks_only:
-        return
-    if request.multirun:
-        _summarise(jobs)
+    jobs = Jobs(
+        name, task, request, announce=_announce, report=_report, makes_runs=command.makes_runs
+    )
+    if request.multirun and not request.looks_only:
+        _sweep(jobs)
+    else:
+        launch.launch(name, request, jobs.run)
     if jobs.stopped is not None:
         raise jobs.stopped
     _raise_failures(jobs)
@@ -228,36 +242,56 @@ def _announce(job: "Job") -> None:
 
 
 def _report(job: "Job") -> str:
-    if job.error is None:
-        return ""
-    line, _ = cause_and_cure(job.error)
-    if line is None:
-        _say("".join(traceback.format_exception(job.error)).rstrip())
-    reason = line or _name(job.error)
-    _say(f"job {job.number} failed: {reason}")
+    reason = job.reason or ""
+    if job.error is not None:
+        line, _ = cause_and_cure(job.error)
+        if line is None:
+            _say("".join(traceback.format_exception(job.error)).rstrip())
+        reason = line or _name(job.error)
+    terminal.say(terminal.error(f"job {job.number} failed", reason))
     return reason
 
 
-def _summarise(jobs: "Jobs") -> None:
-    common = set.intersection(*(set(job.overrides) for job in jobs.done))
-    if len(jobs.done) == 1:
-        common = set()
-    lines = []
-    for job in jobs.done:
-        ending = "done"
-        if job.error is not None:
-            ending = f"failed: {cause_and_cure(job.error)[0] or _name(job.error)}"
-        own = " ".join(word for word in job.overrides if word not in common) or "(as it is)"
+def _sweep(jobs: "Jobs") -> None:
+    """Run the jobs of a sweep, and say what became of each, also where somebody ended it."""
+    from transfer_cli.config import launch
+    from transfer_cli.sweep import plugins
+    from transfer_cli.sweep.folder import settings_of
+
+    plugins.register(jobs)
+    settings = settings_of(jobs)
+    try:
+        launch.launch(jobs.command, jobs.request, jobs.run, settings)
+    except (KeyboardInterrupt, StoppedError):
+        if jobs.done:
+            _end_sweep(jobs, settings)
+        raise
+    _end_sweep(jobs, settings)
+
+
+def _end_sweep(jobs: "Jobs", settings: Mapping[str, str]) -> None:
+    """Say what became of each job of a sweep, wherever it ran."""
+    from transfer_cli.sweep.folder import folder_of
+    from transfer_cli.sweep.jobs import shared
+
+    if jobs.makes_runs or not jobs.done:
+        jobs.read_copies(folder_of(jobs.request, settings))
+    common, lines = shared([job.words for job in jobs.done]), []
+    for job in sorted(jobs.done, key=lambda job: job.number):
+        ending = f"{job.outcome}: {job.reason}" if job.reason else job.outcome
+        own = " ".join(word for word in job.words if word not in common) or "(as it is)"
         lines.append(f"  {job.number}  {own}  {ending}")
     _print("\n".join([f"sweep {jobs.sweep_dir}", *lines]))
+    if jobs.makes_runs:
+        _print(f"compare: transfer report {jobs.sweep_dir}")
 
 
 def _raise_failures(jobs: "Jobs") -> None:
-    failed = [job.error for job in jobs.done if job.error is not None]
-    if failed and jobs.multirun:
+    failed = [job for job in jobs.done if job.outcome == "failed"]
+    if failed and jobs.request.multirun:
         raise SweepError(f"{len(failed)} of {len(jobs.done)} jobs failed")
-    if failed:
-        raise failed[0]
+    if failed and failed[0].error is not None:
+        raise failed[0].error
 
 
 # --- completion --------------------------------------------------------------------------------
@@ -305,8 +339,19 @@ def _fail(name: str, error: Exception, *, debug: bool) -> int:
     if line is None or debug:
         _say("".join(traceback.format_exception(error)).rstrip())
     if line is not None:
-        _say(f"{name}: {line}")
+        terminal.say(terminal.error(name, line))
     return code
+
+
+def _leave_word(words: list[str], error: BaseException) -> None:
+    """Write why a job of a sweep failed or was stopped where the sweep looks for it."""
+    if "--job" not in words[:-1] or isinstance(error, PeerError):
+        return
+    with contextlib.suppress(OSError):
+        reason = str(error) or "interrupted"
+        if isinstance(error, Exception):
+            reason = cause_and_cure(error)[0] or _name(error)
+        Path(words[words.index("--job") + 1]).write_text(reason, encoding="utf-8")
 
 
 def cause_and_cure(error: Exception) -> tuple[str | None, int]:
@@ -362,7 +407,8 @@ class _Format(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = escaped(super().format(record))
         if record.levelno >= logging.WARNING:
-            return f"{record.levelname.lower()}: {text}"
+            word = f"{record.levelname.lower()}:"
+            return f"{terminal.paint(word, 'warning', sys.stderr)} {text}"
         return text
 
 

@@ -18,7 +18,7 @@ from transfer_cli.adaptation.plans import (
 )
 from transfer_cli.commands.compose import options_of
 from transfer_cli.config import commands, launch
-from transfer_cli.config.build import build
+from transfer_cli.config.build import build, check_options
 from transfer_cli.config.check import check
 from transfer_cli.config.describe import description, options
 from transfer_cli.config.flags import Request
@@ -27,7 +27,8 @@ from transfer_cli.objectives.base import Objective
 from transfer_cli.optim.layer_scale import Geometric, Uniform
 
 FILES = sorted(conf_dir().rglob("*.yaml"))
-OPTIONS = [option for option in options() if option.group != "experiment"]
+OPTIONS = [option for option in options() if option.group not in ("experiment", "sweep")]
+SWEEPS = [option.name for option in options() if option.group == "sweep"]
 EXPERIMENTS = [option.name for option in options() if option.group == "experiment"]
 COMPOSING = [name for name, command in commands.ALL.items() if command.composes]
 
@@ -262,3 +263,30 @@ def test_the_default_model_has_about_fifty_million_parameters_and_heads_of_64():
     assert model.width == 64 * model.heads
     assert model.residual == "pre"
     assert 45e6 < total < 55e6
+
+
+@pytest.mark.parametrize("preset", SWEEPS)
+def test_a_sweep_composes_and_sweeps_keys_that_there_are(preset):
+    config = composed("finetune", f"sweep={preset}")
+    check(config, "finetune")
+
+    file = conf_dir() / "sweep" / f"{preset}.yaml"
+    swept = OmegaConf.load(file).hydra.sweeper.params
+    assert swept
+    for key in swept:
+        assert OmegaConf.select(config, key, default="none") != "none", key
+
+
+LOOKED_INTO = [
+    option
+    for option in OPTIONS
+    if option.group in ("model", "tokenizer", "data", "optimizer", "schedule", "adaptation")
+]
+
+
+@pytest.mark.parametrize("command", ["pretrain", "finetune"])
+@pytest.mark.parametrize("option", LOOKED_INTO, ids=lambda each: f"{each.group}-{each.name}")
+def test_no_part_has_options_that_its_class_lacks(command, option):
+    config = composed(command, f"{option.group}={option.name}")
+
+    check_options(config[option.group], option.group)

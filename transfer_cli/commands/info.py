@@ -9,6 +9,7 @@ from transfer_cli.commands.datasets import cache_folder, data_folder
 from transfer_cli.commands.environment import environment
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, show
 
 FLAGS = ("--json", "--debug")
 DEFAULT_DATA_DIR = "~/.cache/transfer"
@@ -26,7 +27,10 @@ def info(words: list[str]) -> None:
         if word not in FLAGS:
             raise ConfigError(f"{word}: no such flag.{nearest(word, FLAGS)}")
     facts = {**environment(), "folders": _folders()}
-    print(json.dumps(facts, indent=2) if "--json" in words else _as_text(facts))
+    if "--json" in words:
+        print(json.dumps(facts, indent=2))
+    else:
+        show(_page(facts))
 
 
 def _folders() -> list[dict[str, Any]]:
@@ -56,18 +60,26 @@ def _size_bytes(folder: Path) -> int | None:
     return total
 
 
-def _as_text(facts: dict[str, Any]) -> str:
-    lines = ["versions"]
-    lines += [f"  {name:<16} {version}" for name, version in facts["versions"].items()]
-    lines += ["", "devices", f"  {'cpu':<16} {facts['threads']} threads"]
-    lines += [f"  {f'cuda:{number}':<16} {name}" for number, name in enumerate(facts["gpus"])]
+def _page(facts: dict[str, Any]) -> Page:
+    blocks: list[Block] = [_title("versions")]
+    blocks += [_entry(name, version) for name, version in facts["versions"].items()]
+    blocks += [BLANK, _title("devices"), _entry("cpu", f"{facts['threads']} threads")]
+    blocks += [_entry(f"cuda:{number}", name) for number, name in enumerate(facts["gpus"])]
     if not facts["gpus"]:
-        lines.append(f"  {'cuda':<16} none: device=auto means cpu")
-    lines += ["", "folders"]
+        blocks.append(_entry("cuda", "none: device=auto means cpu"))
+    blocks += [BLANK, _title("folders")]
     for folder in facts["folders"]:
         size = "not there yet" if folder["size_bytes"] is None else _shown(folder["size_bytes"])
-        lines.append(f"  {folder['name']:<16} {folder['path']}  ({size}; {folder['note']})")
-    return "\n".join(lines)
+        blocks.append(_entry(folder["name"], f"{folder['path']}  ", f"({size}; {folder['note']})"))
+    return Page(*blocks)
+
+
+def _title(text: str) -> Line:
+    return Line(Piece(text, "heading"))
+
+
+def _entry(name: str, text: str, note: str = "") -> Entry:
+    return Entry(["  ", Piece(f"{name:<16}", "name"), " "], [text, Piece(note, "note")], 19)
 
 
 def _shown(size_bytes: float) -> str:

@@ -27,6 +27,10 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.objectives.base import Facts
 from transfer_cli.optim.groups import Rates
+from transfer_cli.terminal import BLANK, Block, Entry, Page, Piece, Pieces, show
+
+_COLUMN = 52
+"""Where groups and their rates stand beside a stage's steps."""
 
 FLOAT = 4
 """Bytes of a number in float32."""
@@ -48,10 +52,10 @@ def plan(config: DictConfig, command: str) -> None:
     if resumed is not None:
         config = config_to_resume(config, resumed, command)
     layout = layout_without_weights(config, command)
-    print(plan_text(config, layout))
-    print(_memory_text(config, layout))
+    show(plan_page(config, layout))
+    show(_fact("memory", _memory_text(config, layout)))
     if config.plan.steps is not None:
-        print(_time_text(config, command))
+        show(_fact("time", _time_text(config, command)))
 
 
 def layout_without_weights(config: DictConfig, command: str) -> Layout:
@@ -99,13 +103,25 @@ def layout_without_weights(config: DictConfig, command: str) -> Layout:
 
 
 def plan_text(config: DictConfig, layout: Layout) -> str:
+    """Return the plan as it stands in the files of a run."""
+    return str(plan_page(config, layout))
+
+
+def plan_page(config: DictConfig, layout: Layout) -> Page:
     """Return the plan: stages with what trains at which rates, and where tensors come from."""
     sizes = layout.sizes
-    lines = [
-        f"{sizes.total_steps:,} steps of {config.loop.batch} sequences, "
-        f"{sizes.steps_per_epoch:,} an epoch, {len(layout.spans)} stage(s)",
-        "",
-        f"{'stage':5}  {'steps':>15}  {'parameters that train':>26}  groups and their rates",
+    steps = f"{sizes.total_steps:,} steps"
+    titles = f"{'stage':5}  {'steps':>15}  {'parameters that train':>26}"
+    blocks: list[Block] = [
+        _below(
+            [
+                Piece(steps, "heading"),
+                f" of {config.loop.batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
+                f"{len(layout.spans)} stage(s)",
+            ]
+        ),
+        BLANK,
+        Entry([Piece(titles, "heading")], [Piece("groups and their rates", "heading")], _COLUMN),
     ]
     parameters = {name: p.numel() for name, p in layout.model.named_parameters()}
     total = sum(parameters.values())
@@ -114,16 +130,24 @@ def plan_text(config: DictConfig, layout: Layout) -> str:
         steps = f"{span.begin + 1:,}-{span.end:,}"
         share = f"{moving:,} ({100 * moving / total:.2f} %)"
         until = f", or {span.patience} validations without a better one" if span.patience else ""
-        for row, text in enumerate(_rates(config, layout, span)):
-            head = f"{number + 1:5}  {steps:>15}  {share:>26}" if row == 0 else " " * 50
-            lines.append(f"{head}  {text}{until if row == 0 else ''}")
-    lines.append("")
-    lines += _tensors(layout)
-    return "\n".join(lines)
+        for row, (groups, rates) in enumerate(_rates(config, layout, span)):
+            head = f"{number + 1:5}  {steps:>15}  {share:>26}" if row == 0 else ""
+            text: Pieces = [Piece(f"{groups}:", "name"), f" {rates}", until if row == 0 else ""]
+            blocks.append(Entry([head], text, _COLUMN))
+    return Page(*blocks, BLANK, *_tensors(layout))
 
 
-def _rates(config: DictConfig, layout: Layout, span: Span) -> list[str]:
-    """Return a line for each run of neighbouring groups that train at the same rates."""
+def _below(text: Pieces) -> Entry:
+    """Return a line of text that goes on below itself, a little to the right."""
+    return Entry([], text, 0)
+
+
+def _fact(name: str, text: str) -> Entry:
+    return Entry([Piece(f"{name}: ", "heading")], [text], len(name) + 2)
+
+
+def _rates(config: DictConfig, layout: Layout, span: Span) -> list[tuple[str, str]]:
+    """Return each run of neighbouring groups that train at the same rates, and those rates."""
     chosen = compose.adaptation(config)
     rates = Rates(
         compose.base_rate(config),
@@ -161,24 +185,25 @@ def _rates(config: DictConfig, layout: Layout, span: Span) -> list[str]:
         else:
             found.append(([group], text))
     return [
-        f"{groups[0].name}{f' ... {groups[-1].name}' if len(groups) > 1 else ''}: {text}"
+        (groups[0].name + (f" ... {groups[-1].name}" if len(groups) > 1 else ""), text)
         for groups, text in found
         if text
     ]
 
 
-def _tensors(layout: Layout) -> list[str]:
+def _tensors(layout: Layout) -> list[Block]:
     report = layout.report
     if report is None:
-        return ["tensors: all new"]
+        return [_fact("tensors", "all new")]
     parameters = [name for name, _ in layout.model.named_parameters()]
     new = [name for name in parameters if name not in layout.inherited]
-    lines = [f"tensors: {len(layout.inherited)} from the checkpoint"]
+    blocks: list[Block] = [_fact("tensors", f"{len(layout.inherited)} from the checkpoint")]
     for what, names in (("new", new), ("dropped", list(report.dropped))):
         if names:
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            lines.append(f"  {what}: {shown}")
-    return lines
+            head = f"  {what}: "
+            blocks.append(Entry([Piece(head, "name")], [shown], len(head)))
+    return blocks
 
 
 def _memory_text(config: DictConfig, layout: Layout) -> str:
@@ -208,7 +233,7 @@ def _memory_text(config: DictConfig, layout: Layout) -> str:
     listed = ", ".join(
         f"{name} {FLOAT * count / 2**20:,.0f} MiB" for name, count in parts.items() if count
     )
-    return f"memory: about {FLOAT * sum(parts.values()) / 2**20:,.0f} MiB in float32 ({listed})"
+    return f"about {FLOAT * sum(parts.values()) / 2**20:,.0f} MiB in float32 ({listed})"
 
 
 def _lowest_that_trains(layout: Layout) -> int:
@@ -242,7 +267,7 @@ def _time_text(config: DictConfig, command: str) -> str:
     # The first step warms up; with one step alone there is nothing else.
     mean = sum(seconds[1:] or seconds) / max(1, len(seconds) - 1)
     return (
-        f"time: {mean:.3g} s a step in the first stage, measured over {steps} steps on "
+        f"{mean:.3g} s a step in the first stage, measured over {steps} steps on "
         f"{parts.precision.device}; {mean * parts.total_steps:,.0f} s for all "
         f"{parts.total_steps:,}, evaluations not counted"
     )

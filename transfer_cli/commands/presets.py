@@ -9,6 +9,7 @@ from typing import NoReturn
 from transfer_cli.config.bounded_yaml import check_folder
 from transfer_cli.config.describe import PACKAGED, Option, options
 from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, Style, show
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,7 +35,10 @@ def presets(words: list[str]) -> None:
     if folder is not None:
         check_folder(folder)
     found = _of_groups(options(folder), asked.groups)
-    print(_as_json(found) if asked.json else _as_text(found))
+    if asked.json:
+        print(_as_json(found))
+    else:
+        show(_page(found))
 
 
 def _of_groups(found: list[Option], groups: list[str]) -> list[Option]:
@@ -53,16 +57,22 @@ def _of_groups(found: list[Option], groups: list[str]) -> list[Option]:
     ]
 
 
-def _as_text(found: list[Option]) -> str:
-    width = max((len(option.name) for option in found), default=0)
-    blocks = []
+def _page(found: list[Option]) -> Page:
+    column = 4 + max((len(option.name) for option in found), default=0)
+    blocks: list[Block] = []
     for group, members in groupby(found, key=lambda option: option.group):
-        lines = [f"{group}="]
-        for option in members:
-            note = "" if option.origin == PACKAGED else f"  ({_origin(option)})"
-            lines.append(f"  {option.name:<{width}}  {option.line}{note}")
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+        blocks += [BLANK] if blocks else []
+        blocks.append(Line(Piece(f"{group}=", "heading")))
+        blocks += [_entry(option, column) for option in members]
+    return Page(*blocks)
+
+
+def _entry(option: Option, column: int) -> Entry:
+    if option.origin == PACKAGED:
+        return Entry(["  ", Piece(option.name, "name")], [option.line], column)
+    note = Piece(f"({_origin(option)})", "note")
+    style: Style = "note" if option.shadowed else "own"
+    return Entry(["  ", Piece(option.name, style)], [f"{option.line}  ", note], column)
 
 
 def _origin(option: Option) -> str:

@@ -24,7 +24,6 @@ _NOT_THE_RUNS = ("sweep.", "plan.", "lr_find.")
 """Beginnings of keys that a run itself ignores."""
 
 
-
 def find_run(config: DictConfig) -> RunDirectory | None:
     """Return the run that `resume` says to go on with; None where a new one begins.
 

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from transfer_cli.commands.parts import Parts
+from transfer_cli.terminal import Block, Entry, Line, Page, Piece, show
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +40,35 @@ def say_start(command: str, run: Path, parts: Parts, config: DictConfig) -> None
 def say_results(command: str, run: Path, results: Mapping[str, Any], seconds: float) -> None:
     """Print the final measures to standard output, and where to go from here."""
     steps = results["seen"]["steps"]
-    print(f"done: {steps:,} steps in {seconds:,.0f} s; the best weights, of step", end=" ")
-    print(f"{results['best_step']:,}, score:")
+    blocks: list[Block] = [
+        Line(
+            Piece("done:", "good"),
+            f" {steps:,} steps in {seconds:,.0f} s; the best weights, of step "
+            f"{results['best_step']:,}, score:",
+        )
+    ]
     for split, measures in results["measures"].items():
         shown = {k: v for k, v in measures.items() if "/" not in k}
-        print(f"  {split:10s} " + "  ".join(f"{name} {value:.4g}" for name, value in shown.items()))
+        values = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        blocks.append(_entry(split, values))
     if results["forgetting"] is not None:
         before, after = results["forgetting"]["before"], results["forgetting"]["after"]
         for name in (n for n in before if n != "loss"):
-            print(f"  {'source':10s} {name} {before[name]:.4g} before, {after[name]:.4g} after")
-    print(f"  {'files':10s} {run}")
-    print(f"  {'curves':10s} tensorboard --logdir {run}")
+            text = f"{name} {before[name]:.4g} before, {after[name]:.4g} after"
+            blocks.append(_entry("source", text))
+    blocks.append(_command("files", str(run)))
+    blocks.append(_command("curves", f"tensorboard --logdir {run}"))
     if command == "pretrain":
-        print(f"  {'next':10s} transfer finetune init_from={run}")
+        blocks.append(_command("next", f"transfer finetune init_from={run}"))
     else:
-        print(f"  {'next':10s} transfer predict run={run} input=FILE")
+        blocks.append(_command("next", f"transfer predict run={run} input=FILE"))
+    show(Page(*blocks))
+
+
+def _entry(name: str, text: str) -> Entry:
+    return Entry(["  ", Piece(f"{name:10s}", "name"), " "], [text], 13)
+
+
+def _command(name: str, text: str) -> Line:
+    """Return a line that is never broken: what stands there is to be copied."""
+    return Line("  ", Piece(f"{name:10s}", "name"), f" {text}")

@@ -83,6 +83,25 @@ def build(
     return made
 
 
+def check_options(node: Any, key: str = "") -> None:
+    """Refuse options that the classes named in a config, at any depth, do not have.
+
+    Nothing is built: what else is wrong shows when it is.
+
+    Raises:
+        ConfigError: The message starts with the key at fault.
+    """
+    plain = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
+    if not isinstance(plain, Mapping):
+        return
+    options = [str(name) for name in plain if name != TARGET]
+    if TARGET in plain:
+        maker = _find(plain[TARGET], key)
+        _refuse_unknown(options, _parameters(maker), key, maker=maker, hidden=())
+    for name in options:
+        check_options(plain[name], f"{key}.{name}" if key else name)
+
+
 def _plain(node: Any, key: str) -> Any:
     """Return `node` with interpolations filled in, as dicts, lists and plain values."""
     if not OmegaConf.is_config(node):
@@ -220,19 +239,11 @@ def _check_names(
     extra: Mapping[str, Any],
 ) -> None:
     """Refuse arguments that the constructor does not have, and a lack of those that it needs."""
-    by_keyword = {
-        name
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
-    takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    by_keyword = _by_keyword(parameters)
     for name in arguments:
         if name in extra:
             raise ConfigError(f"{key}.{name}: is filled in when the run starts; leave it out")
-        if name not in by_keyword and not (takes_any and str(name).isidentifier()):
-            close = nearest(str(name), sorted(by_keyword - set(extra)))
-            hint = close or _list_of(by_keyword - set(extra))
-            raise ConfigError(f"{key}.{name}: {maker.__name__} has no option {name!r}.{hint}")
+    _refuse_unknown(arguments, parameters, key, maker=maker, hidden=extra)
     missing = [
         name
         for name in by_keyword - set(arguments) - set(extra)
@@ -243,6 +254,29 @@ def _check_names(
         names = " and ".join(repr(name) for name in sorted(missing))
         cure = " ".join(f"{key}.{name}=VALUE" for name in sorted(missing))
         raise ConfigError(f"{key}: {maker.__name__} needs {names}. Add {cure}")
+
+
+def _by_keyword(parameters: Mapping[str, inspect.Parameter]) -> set[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name for name, parameter in parameters.items() if parameter.kind in kinds}
+
+
+def _refuse_unknown(
+    arguments: Iterable[str],
+    parameters: Mapping[str, inspect.Parameter],
+    key: str,
+    *,
+    maker: type,
+    hidden: Collection[str],
+) -> None:
+    """Refuse arguments that the constructor does not have; name the others, but for `hidden`."""
+    by_keyword = _by_keyword(parameters)
+    takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in arguments:
+        if name not in by_keyword and not (takes_any and str(name).isidentifier()):
+            close = nearest(str(name), sorted(by_keyword - set(hidden)))
+            hint = close or _list_of(by_keyword - set(hidden))
+            raise ConfigError(f"{key}.{name}: {maker.__name__} has no option {name!r}.{hint}")
 
 
 def _list_of(options: Collection[str]) -> str:

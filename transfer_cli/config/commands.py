@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Prose
+
 
 @dataclass(frozen=True)
 class Command:
@@ -214,22 +216,43 @@ LR_FOUND = {
 REPORT = Command(
     summary="compare runs and sweeps: a table, CSV, Markdown, a page with charts",
     text="""\
-transfer report RUN_OR_SWEEP ... [--sort KEY] [--baseline WORDS] [--csv FILE] [--markdown FILE]
-                                 [--json FILE] [--html FILE]""",
+transfer report PATH ... [--sort KEY] [--baseline WORDS] [--csv FILE] [--markdown FILE]
+                         [--json FILE] [--html FILE]
+
+Reads runs, sweeps, and folders that hold any of them. Runs that differ in the seed alone are one
+row, with mean and standard deviation; the best is marked; each row is compared with a baseline on
+the same test items (McNemar's test for single runs, a bootstrap over items and seeds for groups).
+The baseline is `adaptation=full`, else the best row, or what `--baseline` says:
+`--baseline "adaptation=full optimizer.lr=1e-3"`. `--sort` takes a measure (`test/error_rate`),
+seconds, trained or memory. A FILE of `-` is standard output. Of a sweep at work it says what is
+done, running and left, and how long that takes.
+
+  transfer report runs/finetune
+  transfer report SWEEP --baseline adaptation=full --html report.html""",
     function=f"{_MODULES}.report.report",
     composes=False,
 )
 
 DIFF = Command(
     summary="show in what two runs differ: config, data, environment, measures",
-    text="transfer diff RUN_A RUN_B [--json]",
+    text="""\
+transfer diff RUN_A RUN_B [--json]
+
+Shows settings, data, versions, measures and costs that differ, and a paired test of both runs on
+the same items (b - a).""",
     function=f"{_MODULES}.diff.diff",
     composes=False,
 )
 
 INIT = Command(
     summary="start a folder of your own configs, with commented copies to edit",
-    text="transfer init DIR",
+    text="""\
+transfer init DIR [--from GROUP=OPTION ...]
+
+Makes DIR, a folder of your own configs: commented copies of ours, one for each of the groups that
+people change most, and a README.md that says how to use them. With `--from` it holds copies of the
+named options instead, as `my_OPTION`. `--config-dir DIR` then offers them to any command, and
+`transfer presets --config-dir DIR` marks them.""",
     function=f"{_MODULES}.init.init",
     composes=False,
 )
@@ -273,24 +296,31 @@ ALL: dict[str, Command] = {
 }
 
 
-def overview() -> str:
+def overview() -> Page:
     """Return the help text of `transfer` itself."""
-    lines = [f"  {name:<11} {command.summary}" for name, command in ALL.items()]
-    return "\n".join(
-        [
-            "Pretrain Transformer language models and adapt them to tasks.",
-            "",
-            "usage: transfer COMMAND [KEY=VALUE ...] [FLAGS]",
-            "",
-            *lines,
-            "",
-            "transfer COMMAND --help   what a command does, what can be chosen, examples",
-            "transfer --version        the version",
-            "TRANSFER_DATA             where data sets lie or are fetched to (~/.cache/transfer)",
-            "TRANSFER_DEBUG=1          tracebacks for every error (so does --debug)",
-            "",
-            "Try it, offline, in about a minute:",
-            "  transfer pretrain experiment=sample/pretrain run.dir=runs/first",
-            "  transfer finetune experiment=sample/finetune init_from=runs/first",
-        ]
+    listed = [_entry(f"  {name}", command.summary, 14) for name, command in ALL.items()]
+    return Page(
+        Prose("Pretrain Transformer language models and adapt them to tasks."),
+        BLANK,
+        Line(Piece("usage:", "heading"), " transfer COMMAND [KEY=VALUE ...] [FLAGS]"),
+        BLANK,
+        *listed,
+        BLANK,
+        _entry("transfer COMMAND --help", "what a command does, what can be chosen, examples"),
+        _entry("transfer --version", "the version"),
+        _entry("TRANSFER_DATA", "where data sets lie or are fetched to (~/.cache/transfer)"),
+        _entry("TRANSFER_DEBUG=1", "tracebacks for every error (so does --debug)"),
+        BLANK,
+        Line(Piece("Try it, offline, in about a minute:", "heading")),
+        Line("  transfer pretrain experiment=sample/pretrain run.dir=runs/first"),
+        Line("  transfer finetune experiment=sample/finetune init_from=runs/first"),
     )
+
+
+def about(command: Command) -> Page:
+    """Return the help text of a command that composes no config."""
+    return Page(Prose(command.text), BLANK, Line(command.summary))
+
+
+def _entry(head: str, text: str, column: int = 26) -> Entry:
+    return Entry([Piece(head, "name")], [text], column)

@@ -8,7 +8,6 @@ import ast
 import inspect
 import itertools
 import re
-import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,8 +19,13 @@ from transfer_cli.config import schema
 from transfer_cli.config.commands import Command
 from transfer_cli.config.flags import Request
 from transfer_cli.config.locate import conf_dir
+from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, Pieces, Prose, Style
 
 WIDTH = 100
+"""Of the help text in a pipe; on a terminal it is no wider either."""
+
+COLUMN = 34
+"""Where meanings stand beside what they are the meaning of."""
 
 PACKAGED = "packaged"
 OWN = "yours"
@@ -94,19 +98,27 @@ def _options_in(folder: Path, origin: str) -> Iterator[Option]:
 # --- the help text of a command ----------------------------------------------------------------
 
 
-def command_help(name: str, command: Command, request: Request) -> str:
-    """Return the text of `transfer NAME --help`."""
+def command_help(name: str, command: Command, request: Request) -> Page:
+    """Return what `transfer NAME --help` shows."""
     config = _composed(name, request)
-    parts = [
-        f"transfer {name}: {command.summary}",
-        command.text,
-        f"usage: transfer {name} [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]",
-        *_groups_text(name, command, request),
-        _keys_text(name, command, config),
-        _examples_text(command),
-        _flags_text(name),
+    parts: list[list[Block]] = [
+        [Line(Piece(f"transfer {name}", "heading"), f": {command.summary}")],
+        [Prose(command.text)],
+        [_usage(f"transfer {name} [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]")],
+        _groups(name, command, request),
+        _keys(name, command, config),
+        _examples(command),
+        _flags(name),
+        [Line(Piece("Every key: ", "heading"), Piece(f"transfer {name} --cfg job", "name"))],
     ]
-    return "\n\n".join(part for part in parts if part)
+    blocks: list[Block] = []
+    for part in filter(None, parts):
+        blocks += [BLANK, *part] if blocks else part
+    return Page(*blocks)
+
+
+def _usage(words: str) -> Line:
+    return Line(Piece("usage:", "heading"), f" {words}")
 
 
 def _composed(name: str, request: Request) -> DictConfig:
@@ -119,9 +131,9 @@ def _composed(name: str, request: Request) -> DictConfig:
         return launch.compose(name, Request())
 
 
-def _groups_text(name: str, command: Command, request: Request) -> list[str]:
+def _groups(name: str, command: Command, request: Request) -> list[Block]:
     chosen = _chosen(name)
-    lines = []
+    blocks: list[Block] = []
     for group in _groups_of(chosen, request):
         listed = [
             option
@@ -132,14 +144,17 @@ def _groups_text(name: str, command: Command, request: Request) -> list[str]:
         ]
         if not listed:
             continue
-        nothing = "   (nothing by default)" if chosen.get(group, "") is None else ""
-        lines.append(f"  {group}={nothing}")
+        nothing = "(nothing by default)" if chosen.get(group, "") is None else ""
+        title = f"  {group}=   "
+        blocks.append(Entry([Piece(title, "heading")], [Piece(nothing, "note")], len(title)))
         for option in listed:
             mark = "*" if chosen.get(group) == option.name else " "
-            lines += _entry(f"  {mark} {option.name}", option.line)
-    if not lines:
+            style: Style = "name" if option.origin == PACKAGED else "own"
+            head: Pieces = ["  ", Piece(mark, "mark"), " ", Piece(option.name, style)]
+            blocks.append(_entry(head, option.line))
+    if not blocks:
         return []
-    return ["\n".join(["What can be chosen (* is the default):", *lines])]
+    return [_title("What can be chosen (* is the default):"), *blocks]
 
 
 def _chosen(name: str) -> dict[str, str | None]:
@@ -180,13 +195,16 @@ def _groups_of(chosen: dict[str, str | None], request: Request) -> list[str]:
     return ordered
 
 
-def _keys_text(name: str, command: Command, config: DictConfig) -> str:
+def _keys(name: str, command: Command, config: DictConfig) -> list[Block]:
     meanings = key_help(name)
-    lines = ["What is changed most (with the value it has now):"]
-    for key in command.keys:
-        value = _value_text(config, key)
-        lines += _entry(f"  {key}={value}", meanings.get(key, ""))
-    return "\n".join(lines)
+    entries = [
+        _entry(
+            ["  ", Piece(key, "name"), f"={_value_text(config, key)}"],
+            meanings.get(key, ""),
+        )
+        for key in command.keys
+    ]
+    return [_title("What is changed most (with the value it has now):"), *entries]
 
 
 def _value_text(config: DictConfig, key: str) -> str:
@@ -198,39 +216,35 @@ def _value_text(config: DictConfig, key: str) -> str:
     return "null" if value is None else str(value)
 
 
-def _entry(head: str, text: str) -> list[str]:
+def _title(text: str) -> Entry:
+    return Entry([], [Piece(text, "heading")], 0)
+
+
+def _entry(head: Pieces, text: str) -> Entry:
     """Return `head` and `text` in two columns."""
-    column = 34
-    room = max(20, WIDTH - column)
-    wrapped = textwrap.wrap(text, room) or [""]
-    if len(head) >= column:
-        return [head, *(" " * column + line for line in wrapped)]
-    first = f"{head:<{column}}{wrapped[0]}".rstrip()
-    return [first, *(" " * column + line for line in wrapped[1:])]
+    return Entry(head, [text], COLUMN, WIDTH)
 
 
-def _examples_text(command: Command) -> str:
-    lines = ["Examples:"]
+def _examples(command: Command) -> list[Block]:
+    blocks: list[Block] = [_title("Examples:")]
     for line, purpose in command.examples:
-        lines += [f"  # {purpose}", f"  {line}"]
-    return "\n".join(lines)
+        blocks += [Line("  ", Piece(f"# {purpose}", "note")), Line(f"  {line}")]
+    return blocks
 
 
-def _flags_text(name: str) -> str:
+def _flags(name: str) -> list[Block]:
     entries = (
-        ("  --cfg job", "Print the whole config instead of running (with --resolve: filled in)."),
-        ("  --info defaults", "Print which files it was put together from."),
-        ("  --config-dir DIR", "Also search DIR for options of your own."),
-        ("  --config-name NAME", f"Start from DIR/NAME.yaml, whose defaults begin with {name}."),
-        ("  --plugin PACKAGE", "Let configs name classes of a package of your own."),
-        ("  -m", "One run for each value of a,b,c or range(1,4)."),
-        ("  --debug", "Show the traceback of every error."),
-        ("  --hydra-help", "Hydra's own flags."),
+        ("--cfg job", "Print the whole config instead of running (with --resolve: filled in)."),
+        ("--info defaults", "Print which files it was put together from."),
+        ("--config-dir DIR", "Also search DIR for options of your own."),
+        ("--config-name NAME", f"Start from DIR/NAME.yaml, whose defaults begin with {name}."),
+        ("--plugin PACKAGE", "Let configs name classes of a package of your own."),
+        ("-m", "One run for each value of a,b,c or range(1,4)."),
+        ("--debug", "Show the traceback of every error."),
+        ("--hydra-help", "Hydra's own flags."),
     )
-    lines = ["Flags:"]
-    for head, text in entries:
-        lines += _entry(head, text)
-    return "\n".join([*lines, "", f"Every key: transfer {name} --cfg job"])
+    flags = [_entry(["  ", Piece(flag, "name")], text) for flag, text in entries]
+    return [_title("Flags:"), *flags]
 
 
 # --- the meaning of keys -----------------------------------------------------------------------

@@ -167,6 +167,8 @@ def _unknown_key(
     config = _compose_without(key, request, compose)
     parent, name, choices = _first_unknown(key, config)
     where = _where(error)
+    if not name:  # it is there with what the command has by default
+        return f"{key}: no such key with every option that is swept; leave it out, or the option"
     inside = f" in {parent}" if parent else ""
     close = nearest(name, choices)
     if close or not parent or not choices:

@@ -288,6 +288,22 @@ COMMANDS: dict[str, type] = {
 }
 
 
+SWEEPERS = "hydra_plugins.transfer"
+"""Where Hydra finds our ways to sweep: see `sweep.plugins`."""
+
+
+@dataclass
+class SearchConfig:
+    """The sweeper that searches ranges of values by Optuna; `sweep.*` has its settings.
+
+    Args:
+        params: Overrides beyond those that are typed, which win.
+    """
+
+    _target_: str = f"{SWEEPERS}.Search"
+    params: dict[str, str] | None = None
+
+
 EXTENDS = (
     "loop.steps", "loop.epochs", "loop.evaluate_every", "loop.log_every", "loop.micro_batch",
     "loop.patience", "loop.max_bad_steps", "checkpoint.every", "checkpoint.minutes",
@@ -302,3 +318,4 @@ def register() -> None:
     store = ConfigStore.instance()
     for command, node in COMMANDS.items():
         store.store(group="schema", name=command, node=node)
+    store.store(group="hydra/sweeper", name="search", node=SearchConfig)

@@ -19,7 +19,7 @@ def own(tmp_path):
 
 
 def help_of(name, **request):
-    return command_help(name, commands.ALL[name], Request(**request))
+    return str(command_help(name, commands.ALL[name], Request(**request)))
 
 
 def test_the_description_is_the_first_comment_that_is_no_instruction(tmp_path):

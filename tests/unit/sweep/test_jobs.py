@@ -1,4 +1,5 @@
 import copy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,6 @@ def test_every_job_of_a_sweep_has_a_directory_of_its_own(tmp_path):
     sweep = jobs.sweep_dir
     assert sweep.parent.as_posix() == "runs/sweeps/pretrain"
     assert [config.run.dir for config in configs] == [f"{sweep}/0", f"{sweep}/1"]
-    assert not (tmp_path / sweep / "0").exists()
 
 
 def test_a_sweep_may_have_a_directory_of_the_users():
@@ -154,6 +154,16 @@ def test_only_what_is_missing_runs_again(tmp_path):
     assert len(jobs.done) == 3
 
 
+def test_a_run_that_was_removed_is_run_again():
+    words = ["-m", "seed=1,2", "run.dir=mine"]
+    run(words)
+    shutil.rmtree("mine/0")
+
+    configs, _, _ = run([*words, "resume=auto"])
+
+    assert [config.run.dir for config in configs] == ["mine/0"]
+
+
 def test_a_wider_sweep_runs_what_is_new_under_new_numbers():
     run(["-m", "seed=1,2", "run.dir=mine"])
 
@@ -259,6 +269,11 @@ def test_a_sweep_may_end_with_its_first_failure():
     [
         (["loop.batsh=1,2"], "loop.batsh: no such key in loop. Did you mean 'batch'"),
         (["+loop.batsh=1,2"], "loop.batsh: no such key in loop. Did you mean 'batch'"),
+        (["+optimizer.beta=1,2"], "optimizer.beta: AdamW has no option 'beta'. Did you mean 'beta"),
+        (
+            ["schedule=linear,slanted", "schedule.warmup=3"],
+            "schedule.warmup: no such key with every",
+        ),
         (["loop.batch=1,x"], "loop.batch: expected a whole number"),
         (["model=tiny,tinny"], "model=tinny: no such option"),
         (["loop.clip=interval(0,1)"], "a range is for a search; add sweep=search"),

@@ -1,0 +1,233 @@
+"""`transfer lr-find COMMAND`: a short run over a range of rates, and what it suggests."""
+
+import contextlib
+import csv
+import io
+import itertools
+import re
+import shlex
+import sys
+
+import pytest
+import yaml
+
+from transfer_cli.cli import main
+
+pytestmark = pytest.mark.functional
+
+STEPS = ("lr_find.steps=40", "lr_find.start=1e-5")
+
+SAMPLE = ("data=sample_questions", "device=cpu", "loop.batch=32")
+
+
+@pytest.fixture(scope="module")
+def found(pretrained, tmp_path_factory):
+    """Return the folder of a range test, and what it printed."""
+    folder = tmp_path_factory.mktemp("found") / "rates"
+    words = (*SAMPLE, *STEPS, f"init_from={pretrained}", "adaptation=discriminative")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["lr-find", "finetune", *words, f"run.dir={folder}"]) == 0
+    return folder, out.getvalue()
+
+
+def test_the_folder_holds_the_curve_in_every_form(found, read_json):
+    folder, _ = found
+
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "curve.csv", "curve.png", "settings.yaml", "suggestion.json", "tensorboard",
+    ]  # fmt: skip
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    rows = list(csv.DictReader((folder / "curve.csv").read_text().splitlines()))
+    assert 10 <= len(rows) <= 40
+    rates = [float(row["optimizer.lr"]) for row in rows]
+    assert rates == sorted(rates)
+    assert rates[0] > 1e-5
+    assert rates[-1] <= 1.0
+    assert yaml.safe_load((folder / "settings.yaml").read_text())["lr_find"]["steps"] == 40
+    said = read_json(folder / "suggestion.json")
+    assert said["steps"] == len(rows)
+    assert rates[said["step"] - 1] == said["optimizer.lr"]
+    assert rates[0] < said["optimizer.lr"] < rates[-1]
+
+
+def test_each_layer_group_has_a_suggestion_at_its_own_scale(found, read_json):
+    folder, out = found
+
+    said = read_json(folder / "suggestion.json")
+    rates = list(said["groups"].values())
+    assert list(said["groups"]) == ["embeddings", "block.0", "head.class"]
+    assert rates[-1] == pytest.approx(said["optimizer.lr"])
+    steps = [upper / lower for lower, upper in itertools.pairwise(rates)]
+    assert steps == pytest.approx([1.2, 1.2])
+    for name, rate in said["groups"].items():
+        assert f"  {name}: {rate:.2g}\n" in out
+
+
+def test_tensorboard_has_the_picture_and_the_curve(found):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+
+    folder, _ = found
+    (file,) = (folder / "tensorboard").iterdir()
+    reader, tags, picture = PyRecordReader_New(str(file)), [], b""
+    while True:
+        try:
+            reader.GetNext()
+        except Exception:  # the reader's way to say that there is no more
+            break
+        for value in Event.FromString(reader.record()).summary.value:
+            tags.append(value.tag)
+            if value.HasField("image"):
+                picture = value.image.encoded_image_string
+                assert value.image.width > value.image.height / 2 > 0
+
+    assert picture == (folder / "curve.png").read_bytes()
+    steps = len((folder / "curve.csv").read_text().splitlines()) - 1
+    assert tags.count("lr_find/loss") == tags.count("lr_find/rate") == steps
+
+
+def test_the_curve_is_printed_and_the_line_to_type_next(found, read_json):
+    folder, out = found
+
+    rate = read_json(folder / "suggestion.json")["optimizer.lr"]
+    assert f"suggested: optimizer.lr={rate:.2g}, where the loss fell fastest" in out
+    assert out.count("*") > 20
+    assert len(re.findall(r"-\^-", out)) == 1
+    line = re.search(r"  next +(.*)$", out, re.MULTILINE)[1]
+    assert line.startswith("transfer finetune data=sample_questions")
+    assert line.endswith(f" optimizer.lr={rate:.2g}")
+    assert "lr_find" not in line
+    assert "run.dir" not in line
+
+
+def test_the_line_to_type_next_starts_a_run(found, transfer):
+    line = re.search(r"  next +transfer (.*)$", found[1], re.MULTILINE)[1]
+
+    ended = transfer(*shlex.split(line), "loop.steps=1", "run.dir=run")
+
+    assert ended.code == 0, ended.err
+
+
+def test_a_folder_of_ones_own_configs_stays_in_the_line(transfer, pretrained):
+    transfer("init", "configs", "--from", "schedule=linear")
+
+    ended = transfer("lr-find", "finetune", "--config-dir", "configs", "schedule=my_linear",
+                     *SAMPLE, *STEPS, f"init_from={pretrained}")  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    line = re.search(r"  next +transfer (.*)$", ended.out, re.MULTILINE)[1]
+    assert transfer(*shlex.split(line), "loop.steps=1", "run.dir=run").code == 0
+
+
+def test_folders_are_named_by_time_and_are_no_runs(transfer, tmp_path, pretrained):
+    words = ("lr-find", "finetune", *SAMPLE, *STEPS, f"init_from={pretrained}")
+
+    ended = transfer(*words, "optimizer=sgd", "lr_find.end=10")
+
+    assert ended.code == 0, ended.err
+    (folder,) = (tmp_path / "runs" / "lr-find").iterdir()
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d-finetune-sample_questions-sgd", folder.name
+    )
+    assert not (folder / "config.yaml").exists()
+    again = transfer(*words, f"run.dir={folder}")
+    assert again.code == 2
+    assert again.err.endswith(f"run.dir: {folder} is not empty; choose a new or an empty folder\n")
+
+
+def test_pretraining_has_its_rate_found_too(transfer, tmp_path, tiny, corpus):
+    ended = transfer("lr-find", "pretrain", "data=text", f"data.train={corpus}", *tiny, *STEPS,
+                     "optimizer=muon", "device=cpu", "loop.batch=8", "run.dir=rates")  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "rates" / "curve.png").is_file()
+    assert "next       transfer pretrain data=text" in ended.out
+
+
+def test_a_frozen_backbone_has_one_rate(transfer, read_json, pretrained):
+    ended = transfer("lr-find", "finetune", *SAMPLE, *STEPS, f"init_from={pretrained}",
+                     "adaptation=frozen", "run.dir=rates")  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    assert list(read_json("rates/suggestion.json")["groups"]) == ["head.class"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lr_find.start=1", "lr_find.end=0.1"],
+         "lr_find.start: must be below lr_find.end, got 1 and 0.1"),
+        (["lr_find.start=0"], "lr_find.start: must be a number above 0, got 0.0"),
+        (["lr_find.end=inf"], "lr_find.end: must be a number above 0, got inf"),
+        (["lr_find.start=nan"], "lr_find.start: must be a number above 0, got nan"),
+        (["lr_find.steps=9"], "lr_find.steps: must be at least 10, got 9"),
+        (["devices=2"], "devices: lr-find works in one process; leave devices out"),
+        (["resume=auto", "run.dir=x"],
+         "resume: lr-find begins where a run begins; leave resume out"),
+        (["lr_find.setps=9"], "lr_find.setps: no such key in lr_find. Did you mean 'steps'?"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_before_anything_is_trained(
+    transfer, tmp_path, pretrained, words, message
+):
+    ended = transfer("lr-find", "finetune", *SAMPLE, f"init_from={pretrained}", *words)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"transfer lr-find: {message}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_nothing_is_trained(transfer, tmp_path, pretrained, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    ended = transfer("lr-find", "finetune", *SAMPLE, f"init_from={pretrained}")
+
+    assert ended.code == 2
+    assert ended.err.endswith(
+        "lr-find draws its curve with matplotlib: pip install 'transfer-cli[report]'\n"
+    )
+    assert ended.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lr_find.start=1e-12", "lr_find.end=1e-11"], "no rate can be suggested: between"),
+        (["optimizer=sgd", "lr_find.start=1e9", "lr_find.end=1e30", "loop.clip=null"],
+         "lr_find.start: the loss exploded at step"),
+    ],
+)  # fmt: skip
+def test_a_curve_that_says_nothing_is_one_line_and_leaves_nothing(
+    transfer, tmp_path, pretrained, words, message
+):
+    ended = transfer("lr-find", "finetune", *SAMPLE, f"init_from={pretrained}", *words)
+
+    assert (ended.code, ended.out) == (2, "")
+    last = ended.err.splitlines()[-1]
+    assert last.startswith(f"transfer lr-find: {message}")
+    assert "Traceback" not in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_is_refused(transfer, pretrained):
+    ended = transfer("lr-find", "finetune", *SAMPLE, f"init_from={pretrained}", "seed=0,1", "-m")
+
+    assert ended.code in (2, 5)
+    assert "-m: lr-find tests one run at a time" in ended.err
+
+
+def test_a_full_disk_leaves_nothing(transfer, tmp_path, pretrained, monkeypatch):
+    from transfer_cli.commands import lr_find
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(lr_find, "_write_tensorboard", fail)
+
+    ended = transfer("lr-find", "finetune", *SAMPLE, *STEPS, f"init_from={pretrained}",
+                     "run.dir=rates")  # fmt: skip
+
+    assert ended.code == 2
+    assert "rates cannot be written: No space left on device" in ended.err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []

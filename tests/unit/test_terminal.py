@@ -1,0 +1,272 @@
+import io
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from transfer_cli import terminal
+from transfer_cli.terminal import BLANK, Column, Entry, Line, Page, Piece, Prose, Table
+
+CODES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Screen(io.StringIO):
+    """Takes what a terminal would show."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """Return what is shown on a terminal of so many columns, colour codes included."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def shown(page, columns=80):
+        stream = Screen()
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, "stdout", stream)
+        terminal.show(page)
+        return stream.getvalue()
+
+    return shown
+
+
+def without_colour(text):
+    return CODES.sub("", text)
+
+
+LISTING = Page(
+    Line(Piece("model=", "heading")),
+    Entry(["  ", Piece("tiny", "name")], ["0.8M parameters: for trying things out on a CPU"], 12),
+    Entry(["  ", Piece("a_rather_long_name", "own")], ["what it is"], 12),
+)
+
+RUNS = Table(
+    [Column("run"), Column("overrides"), Column("error", right=True)],
+    [
+        [Piece("0", "name"), "adaptation=full optimizer.lr=0.001 seed=0", Piece("0.05", "good")],
+        ["10", "adaptation=frozen", "0.125"],
+    ],
+)
+
+HOSTILE = "[bold red]x[/] :smile: \x1b[2J\x1b]0;title\x07 \u202eback \\[x]"
+
+
+def test_a_listing_is_plain_in_a_pipe(capsys):
+    terminal.show(LISTING)
+
+    assert capsys.readouterr().out == (
+        "model=\n"
+        "  tiny      0.8M parameters: for trying things out on a CPU\n"
+        "  a_rather_long_namewhat it is\n"
+    )
+
+
+def test_a_listing_is_coloured_on_a_terminal(screen):
+    shown = screen(LISTING)
+
+    assert "\x1b[1mmodel=\x1b[0m" in shown
+    assert "\x1b[36mtiny\x1b[0m" in shown
+    assert without_colour(shown).splitlines()[1] == (
+        "  tiny      0.8M parameters: for trying things out on a CPU"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("NO_COLOR", "1"), ("NO_COLOR", "0"), ("TERM", "dumb")]
+)
+def test_a_terminal_can_be_told_to_be_plain(screen, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+
+    assert screen(LISTING) == f"{LISTING}\n"
+
+
+def test_an_empty_no_color_counts_as_unset(screen, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "")
+
+    assert "\x1b[" in screen(LISTING)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+def test_a_text_goes_on_below_itself_and_loses_no_word(screen, columns):
+    words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+
+    lines = without_colour(screen(Entry(["  name"], [words], 12), columns)).splitlines()
+
+    assert max(map(len, lines)) <= columns
+    assert " ".join(lines).split() == ["name", *words.split()]
+    begins = {len(line) - len(line.lstrip()) for line in lines[1:]}
+    assert begins <= ({12} if columns >= 40 else {4})
+
+
+def test_the_plain_text_of_an_entry_breaks_at_its_width_alone():
+    entry = Entry(["--flag"], ["word " * 40], 10)
+
+    assert len(str(entry).splitlines()) == 1
+    broken = str(Entry(["--flag"], ["word " * 40], 10, 60)).splitlines()
+    assert max(map(len, broken)) <= 60
+    assert all(line.startswith(" " * 10 + "word") for line in broken[1:])
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_prose_flows_where_it_does_not_fit(screen, columns):
+    text = "Takes the words of `transfer finetune` and\nprints what a run would train when.\n\nEnd."
+
+    shown = screen(Prose(text), columns)
+
+    lines = without_colour(shown).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert "\x1b[36m`transfer finetune`\x1b[0m" in shown.replace("\n", " ")
+    assert " ".join(lines).split() == text.split()
+    assert (without_colour(shown) == f"{text}\n") == (columns > 40)
+
+
+def test_a_line_is_never_broken(screen):
+    command = f"transfer finetune {'key=value ' * 20}end"
+
+    assert without_colour(screen(Line(command), 40)) == f"{command}\n"
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def test_a_table_in_a_pipe_is_aligned_and_never_cut():
+    assert str(RUNS).splitlines() == [
+        "run  overrides                                  error",
+        "0    adaptation=full optimizer.lr=0.001 seed=0   0.05",
+        "10   adaptation=frozen                          0.125",
+    ]
+
+
+def test_a_table_on_a_wide_terminal_looks_the_same(screen):
+    assert without_colour(screen(RUNS, 200)) == f"{RUNS}\n"
+
+
+def test_texts_in_a_table_give_way_and_numbers_do_not(screen):
+    lines = without_colour(screen(RUNS, 40)).splitlines()
+
+    assert max(map(len, lines)) <= 40
+    assert lines[:3] == [
+        "run  overrides                     error",
+        "0    adaptation=full                0.05",
+        "     optimizer.lr=0.001 seed=0",
+    ]
+
+
+def test_where_not_even_numbers_fit_each_row_is_a_block(screen):
+    many = Table(
+        [Column("run"), *(Column(f"measure {n}", right=True) for n in range(9))],
+        [[f"run-{row}", *(f"{n}.{row}" for n in range(9))] for row in range(2)],
+    )
+
+    blocks = without_colour(screen(many, 60)).split("\n\n")
+
+    assert len(blocks) == 2
+    assert blocks[1].splitlines()[:2] == ["run        run-1", "measure 0  0.1"]
+
+
+def test_a_table_without_rows_shows_its_titles(screen):
+    empty = Table([Column("run"), Column("error", right=True)], [])
+
+    assert str(empty) == "run  error"
+    assert without_colour(screen(empty)) == "run  error\n"
+
+
+@given(
+    rows=st.lists(st.lists(st.text(max_size=30), min_size=3, max_size=3), max_size=4),
+    columns=st.integers(10, 120),
+)
+def test_no_cell_loses_a_character_however_narrow_the_terminal(rows, columns):
+    table = Table([Column("a"), Column("b"), Column("c", right=True)], rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", "xterm")
+        patch.delenv("NO_COLOR", raising=False)
+        patch.setenv("COLUMNS", str(columns))
+        stream = Screen()
+        terminal._write(table, stream)
+
+    kept = Counter(
+        character
+        for row in rows
+        for cell in row
+        for character in terminal.escaped(" ".join(cell.splitlines()))
+        if not character.isspace()
+    )
+    assert kept <= Counter(str(table))
+    assert kept <= Counter(without_colour(stream.getvalue()))
+
+
+# --- what others wrote -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Line(HOSTILE),
+        Entry([Piece(HOSTILE, "name")], [HOSTILE], 20),
+        Prose(HOSTILE),
+        Table([Column("a"), Column("b")], [[HOSTILE, Piece(HOSTILE, "note")]]),
+    ],
+    ids=lambda block: type(block).__name__,
+)
+def test_nothing_in_a_text_steers_the_terminal_or_is_taken_for_markup(screen, block):
+    shown, plain = screen(block, 1000), str(block)
+
+    for text in (without_colour(shown), plain):
+        assert r"[bold red]x[/] :smile: \x1b[2J\x1b]0;title\x07 \u202eback \[x]" in text
+        assert "\x1b" not in text
+        assert "\x07" not in text
+    assert "\x1b[2J" not in shown
+
+
+def test_wide_characters_are_counted_by_the_room_they_take(screen):
+    rows = [["日本語のテキスト" * 4, "1"], ["short", "22"]]
+    table = Table([Column("text"), Column("n", right=True)], rows)
+
+    lines = without_colour(screen(table, 50)).splitlines()
+
+    assert max(map(cell_len, lines)) <= 50
+    assert lines[1].endswith(" 1")
+
+
+# --- errors and warnings -----------------------------------------------------------------------
+
+
+def test_an_error_names_the_command_in_red_and_stays_one_line(screen):
+    line = terminal.error("transfer plan", "a cause and a cure " * 10)
+
+    assert str(line) == f"transfer plan: {'a cause and a cure ' * 10}".rstrip()
+    assert screen(line, 40).startswith("\x1b[1;31mtransfer plan:\x1b[0m a cause")
+    assert screen(line, 40).count("\n") == 1
+
+
+def test_a_word_is_painted_for_a_terminal_alone(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    assert terminal.paint("warning:", "warning", io.StringIO()) == "warning:"
+    assert terminal.paint("warning:", "warning", Screen()) == "\x1b[1;33mwarning:\x1b[0m"
+
+
+def test_every_style_is_one_that_rich_knows(screen):
+    page = Page(BLANK, *(Line(Piece(style or "none", style)) for style in terminal.STYLES))
+
+    assert screen(page).count("\x1b[0m") == len(terminal.STYLES) - 1
+
+
+def test_rich_is_not_imported_for_what_is_piped():
+    program = (
+        "import sys; from transfer_cli.cli import main; main(['--help']); main(['presets']); "
+        "sys.exit('rich' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+
+    assert done.returncode == 0
