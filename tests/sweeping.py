@@ -1,5 +1,9 @@
 """Sweeps of a command that does next to nothing, in the process of the test."""
 
+from pathlib import Path
+
+from omegaconf import DictConfig
+
 from transfer_cli.config.flags import parse
 from transfer_cli.config.launch import launch
 from transfer_cli.sweep import plugins
@@ -19,6 +23,10 @@ class Recorder:
         error = self.fails(config)
         if error is not None:
             raise error
+        if "run" in config and isinstance(config.run, DictConfig):
+            folder = Path(config.run.dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "status.json").write_text('{"status": "finished"}')
 
 
 def run(words, command="pretrain", fails=lambda config: None):

@@ -84,8 +84,8 @@ def records(run):
 
 
 def results(run):
-    """Return the final measures, to the last byte."""
-    return (Path(run) / "results.json").read_text()
+    """Return the final measures and what became of each example, to the last byte."""
+    return [(Path(run) / name).read_text() for name in ("results.json", "items.jsonl")]
 
 
 def curves(run):
@@ -182,7 +182,7 @@ def test_a_run_that_gave_up_does_not_go_on_training(transfer, stopped, words_of)
     again = transfer("pretrain", "resume=run")
 
     assert resumed.code == 0, resumed.err
-    assert json.loads(results("run"))["seen"]["steps"] == 6
+    assert json.loads(results("run")[0])["seen"]["steps"] == 6
     assert again.code == 2
     assert "loop.patience" in again.err
 
@@ -317,13 +317,15 @@ def test_what_is_no_run_of_ours_is_left_alone_by_auto(transfer, words_of):
 def test_a_sweep_goes_on_where_it_was(transfer, words_of):
     words = words_of("clm", "loop.steps=2", "seed=0,1", "-m", "run.dir=sweep", "resume=auto")
     assert transfer(*words).code == 0
+    before = json.loads(Path("sweep/job-0.json").read_text())
     shutil.rmtree("sweep/1")
 
     ended = transfer(*words)
 
+    # What is done is said to be done, and only what is gone runs again.
     assert ended.code == 0, ended.err
-    assert "sweep/0 is finished" in ended.err
     assert status("sweep/1")["status"] == "finished"
+    assert json.loads(Path("sweep/job-0.json").read_text()) == before
 
 
 def test_a_plan_is_of_the_run_that_auto_would_go_on_with(transfer, words_of):
@@ -379,7 +381,7 @@ def test_best_weights_found_after_the_checkpoint_are_not_the_best_yet(
     resumed = transfer("pretrain", "resume=run")
 
     assert resumed.code == 0, resumed.err
-    assert json.loads(results("run"))["best_step"] == 2
+    assert json.loads(results("run")[0])["best_step"] == 2
     assert weights("run") == Path("early/weights.safetensors").read_bytes()
 
 

@@ -141,8 +141,10 @@ class SweepDirectory:
         try:
             found: dict[str, Any] = read_json(path)
             known = {name: found[name] for name in JobWord.__dataclass_fields__ if name in found}
-            lists = {name: tuple(map(str, found[name])) for name in ("overrides", "words")}
+            lists = {name: tuple(map(str, found.get(name, ()))) for name in ("overrides", "words")}
             job = JobWord(**{**known, **lists})
+            if not _is_plain(job):
+                return None
         except (OSError, UnreadableError, KeyError, TypeError):
             return None
         if job.outcome == RUNNING and not self.is_claimed(job.number):
@@ -181,3 +183,14 @@ class SweepDirectory:
         finally:
             os.close(handle)
         return False
+
+
+def _is_plain(job: JobWord) -> bool:
+    """Return whether the values of a job are of their kinds: a file may be anybody's."""
+    numbers = (job.seconds, job.value)
+    return (
+        type(job.number) is int
+        and job.outcome in (LEFT, RUNNING, DONE, FAILED, STOPPED, PRUNED)
+        and isinstance(job.reason, str | None)
+        and all(number is None or type(number) in (int, float) for number in numbers)
+    )

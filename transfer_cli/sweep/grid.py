@@ -13,10 +13,14 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from transfer_cli.config.build import check_options
 from transfer_cli.config.check import check
 from transfer_cli.errors import ConfigError, TransferError
 from transfer_cli.sweep.jobs import Jobs, shared
 from transfer_cli.sweep.prepared import say_what_changes_the_data
+
+_PARTS = ("model", "tokenizer", "data", "optimizer", "schedule", "adaptation")
+"""Parts whose options are all their classes' own."""
 
 
 class Planner(Sweeper):
@@ -74,6 +78,8 @@ class Planner(Sweeper):
                 del made["hydra"]  # as a command sees it
             try:
                 check(made, self.jobs.command)
+                for part in _added_to(words):
+                    check_options(made[part], part)
             except TransferError as error:
                 own = " ".join(word for word in words if word not in common)
                 where = f" (in the job {own})" if len(all_jobs) > 1 else ""
@@ -113,3 +119,12 @@ class Grid(Planner):
             return
         say_what_changes_the_data(configs)
         self.launch([job.words for job in self.jobs.begin(self.folder, all_jobs)])
+
+
+def _added_to(words: Sequence[str]) -> set[str]:
+    """Return the parts to which `+` adds options, which Hydra lets pass, whatever they are.
+
+    To look at them, what they name has to be imported; so not without need.
+    """
+    added = {word[1:].partition("=")[0].partition(".") for word in words if word.startswith("+")}
+    return {part for part, dot, _ in added if dot and part in _PARTS}

@@ -26,6 +26,7 @@ from transfer_cli.errors import (
     TransferError,
 )
 from transfer_cli.runs import sweep as files
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, RUNNING, STOPPED, SweepDirectory
 
 log = logging.getLogger(__name__)
@@ -140,8 +141,13 @@ class Jobs:
                 following += 1
                 directory.write_job(job)
             found.append(job)
-        self.done += [_as_job(job) for job in found if job.outcome in (DONE, PRUNED)]
-        return [_as_job(job) for job in found if job.outcome not in (DONE, PRUNED)]
+        self.done += [_as_job(job) for job in found if self._is_done(job)]
+        return [_as_job(job) for job in found if not self._is_done(job)]
+
+    def _is_done(self, job: files.JobWord) -> bool:
+        """Return whether nothing is left to do: its run may have been removed since it was."""
+        run = RunDirectory(self.directory.run(job.number))
+        return job.outcome == PRUNED or (job.outcome == DONE and run.read_status() == "finished")
 
     @property
     def directory(self) -> SweepDirectory:
@@ -205,7 +211,7 @@ class Jobs:
                 yield None
                 return
             now = [each for each in directory.jobs() if each.number == job.number]
-            if now and now[0].outcome in (DONE, PRUNED) and self.makes_runs:
+            if now and self.makes_runs and self._is_done(now[0]):
                 self.done.append(_as_job(now[0]))
                 yield None
                 return

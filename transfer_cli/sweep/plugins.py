@@ -13,12 +13,11 @@ from types import ModuleType
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
+from transfer_cli.config.schema import SWEEPERS as PACKAGE
 from transfer_cli.sweep.grid import Grid
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.local import Local
 from transfer_cli.sweep.search import Search
-
-PACKAGE = "hydra_plugins.transfer"
 
 
 @dataclass
@@ -42,18 +41,6 @@ class GridConfig:
     params: dict[str, str] | None = None
 
 
-@dataclass
-class SearchConfig:
-    """The sweeper that searches ranges of values by Optuna; `sweep.*` has its settings.
-
-    Args:
-        params: Overrides beyond those that are typed, which win.
-    """
-
-    _target_: str = f"{PACKAGE}.Search"
-    params: dict[str, str] | None = None
-
-
 def register(jobs: Jobs) -> None:
     """Have Hydra run the jobs of a sweep in our way.
 
@@ -70,7 +57,6 @@ def register(jobs: Jobs) -> None:
     store = ConfigStore.instance()
     store.store(group="hydra/launcher", name="basic", node=LocalConfig)
     store.store(group="hydra/sweeper", name="basic", node=GridConfig)
-    store.store(group="hydra/sweeper", name="search", node=SearchConfig)
 
 
 def _module() -> ModuleType:
