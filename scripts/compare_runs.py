@@ -3,8 +3,9 @@
     python scripts/compare_runs.py RUN OTHER
 
 Compared are the weights in `model/`, in the last and in the best checkpoint, `metrics.jsonl`,
-`items.jsonl`, `results.json`, and the curves as TensorBoard reads them; speeds are left out, since no
-two runs are equally fast. Prints the first difference of each file; exit code 1 when there is one.
+`items.jsonl`, `results.json`, and the curves as TensorBoard reads them; speeds are left out, since
+no two runs are equally fast. Prints the first difference of each file; exit code 1 when there is
+one.
 """
 
 import json

@@ -28,6 +28,7 @@ from transfer_cli.errors import (
 from transfer_cli.runs import sweep as files
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, RUNNING, STOPPED, SweepDirectory
+from transfer_cli.safe_files import UnreadableError
 
 log = logging.getLogger(__name__)
 
@@ -120,13 +121,21 @@ class Jobs:
             )
         if (folder / "config.yaml").exists():
             raise RunError(f"run.dir: {folder} holds a run; choose another folder for the sweep")
-        if not directory.is_at(folder):
-            now = datetime.now().astimezone().isoformat(timespec="seconds")
-            words = typed_words(self.request)
-            directory.write_request(files.Request(self.command, words, now, **of_search))
-        return self.add(jobs)
+        self._write_request(directory, of_search)
+        return self._add(jobs)
 
-    def add(self, jobs: Sequence[Sequence[str]]) -> list[Job]:
+    def _write_request(self, directory: SweepDirectory, of_search: Mapping[str, Any]) -> None:
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        asked = files.Request(self.command, typed_words(self.request), now, **of_search)
+        if directory.is_at(directory.path):
+            try:
+                before = directory.read_request()
+            except UnreadableError as error:
+                raise RunError(f"{directory.path / files.SWEEP} is damaged: {error}") from error
+            asked = replace(before, **of_search)  # of a search that is to have more trials
+        directory.write_request(asked)
+
+    def _add(self, jobs: Sequence[Sequence[str]]) -> list[Job]:
         """Number jobs, those of earlier as they were; return those that are not done."""
         directory = self.directory
         known = {_identity(job.overrides, job.words): job for job in directory.jobs()}
@@ -139,6 +148,12 @@ class Jobs:
             if job is None:
                 job = files.JobWord(following, own, words)
                 following += 1
+                directory.write_job(job)
+            elif set(job.words) != set(words) and job.outcome != RUNNING:
+                # What a resume may change was changed; a run that gets longer is not done.
+                job = replace(job, overrides=own or job.overrides, words=words, outcome=(
+                    job.outcome if _lengths(job.words) == _lengths(words) else LEFT
+                ))  # fmt: skip
                 directory.write_job(job)
             found.append(job)
         self.done += [_as_job(job) for job in found if self._is_done(job)]
@@ -288,6 +303,12 @@ def _identity(overrides: Sequence[str], words: Sequence[str]) -> frozenset[str]:
 def _may_change(word: str) -> bool:
     key = word.partition("=")[0]
     return key in EXTENDS or key.startswith("sweep.")
+
+
+def _lengths(words: Iterable[str]) -> set[str]:
+    """Return the overrides that say how long a run is."""
+    keys = ("loop.steps", "loop.epochs", "loop.patience")
+    return {word for word in words if word.partition("=")[0] in keys}
 
 
 def _as_job(word: files.JobWord) -> Job:

@@ -28,7 +28,7 @@ OUTCOMES = {
 }  # fmt: skip
 """What the exit code of a job means; any other one that it failed."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass

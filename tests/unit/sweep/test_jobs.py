@@ -183,6 +183,29 @@ def test_what_a_resume_may_change_makes_no_new_job():
     configs, _, _ = run(["-m", "seed=1,2", "loop.steps=7", "run.dir=mine", "resume=auto"])
 
     assert [config.run.dir for config in configs] == ["mine/0", "mine/1"]
+    assert [config.loop.steps for config in configs] == [7, 7]
+
+
+def test_runs_that_get_longer_are_not_done():
+    words = ["-m", "seed=1,2", "run.dir=mine", "resume=auto"]
+    run([*words, "loop.steps=5"])
+
+    watched, _, _ = run([*words, "loop.steps=5", "loop.log_every=3"])
+    longer, _, _ = run([*words, "loop.steps=9"])
+    again, _, _ = run([*words, "loop.steps=9"])
+
+    assert (watched, again) == ([], [])
+    assert [(config.run.dir, config.loop.steps) for config in longer] == [
+        ("mine/0", 9), ("mine/1", 9),
+    ]  # fmt: skip
+
+
+def test_a_damaged_sweep_is_not_gone_on_with():
+    run(["-m", "seed=1,2", "run.dir=mine"])
+    Path("mine/sweep.json").write_text("{")
+
+    with pytest.raises(RunError, match=r"mine/sweep\.json is damaged"):
+        run(["-m", "seed=1,2", "run.dir=mine", "resume=auto"])
 
 
 def test_a_swept_length_tells_jobs_apart():

@@ -109,6 +109,7 @@ def test_a_search_goes_on_where_it_was():
     nothing, _ = search("sweep.trials=5", "resume=auto")
 
     assert [len(first), len(more), len(nothing)] == [3, 2, 0]
+    assert SweepDirectory(Path("mine")).read_request().trials == 5
     assert len({config.loop.clip for config in [*first, *more]}) == 5
     assert [config.run.dir for config in more] == ["mine/3", "mine/4"]
 
