@@ -115,7 +115,7 @@ def _run_about(name: str, command: Command, known: Mapping[str, Command], words:
     else:
         close = nearest(first, known)
         forms = " or ".join(f"transfer {name} {each}" for each in known)
-        raise ConfigError(f"{name}: of which command?{close} Type {forms}, then its overrides")
+        raise ConfigError(f"of which command?{close} Type {forms}, then its overrides")
 
 
 def _makes_sweep(words: list[str]) -> bool:
@@ -290,6 +290,12 @@ def _raise_failures(jobs: "Jobs") -> None:
     failed = [job for job in jobs.done if job.outcome == "failed"]
     if failed and jobs.request.multirun:
         raise SweepError(f"{len(failed)} of {len(jobs.done)} jobs failed")
+    stopped = [job for job in jobs.done if job.outcome == "stopped"]
+    if stopped and jobs.request.multirun:
+        raise StoppedError(
+            f"{len(stopped)} of {len(jobs.done)} jobs were stopped; go on with the same command "
+            "and resume=auto"
+        )
     if failed and failed[0].error is not None:
         raise failed[0].error
 

@@ -198,10 +198,10 @@ def test_a_run_that_refers_to_another_can_be_planned_from(transfer, adapting, ad
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "transfer plan: plan: of which command? Type transfer plan finetune or "),
+        ([], "transfer plan: of which command? Type transfer plan finetune or "),
         (["fintune"], "Did you mean 'finetune'? Type transfer plan finetune or transfer plan"),
-        (["evaluate", "run=x"], "plan: of which command?"),
-        (["adaptation=full"], "plan: of which command?"),
+        (["evaluate", "run=x"], "of which command?"),
+        (["adaptation=full"], "of which command?"),
         (["finetune", "adaptation=ful"], "adaptation=ful: no such option. Did you mean 'full'?"),
     ],
 )

@@ -71,7 +71,6 @@ class SideBySide:
         self._stops = stops
         self._running: list[_Running] = []
         self._told: int | None = None
-        self._ended = 0
 
     def run(self, todo: Sequence[Job]) -> None:
         """Run jobs, and come back when all have ended.
@@ -145,7 +144,6 @@ class SideBySide:
             job.reason = None if job.outcome == DONE else _reason(each, code)
             each.stack.close()
             each.reason.unlink(missing_ok=True)
-            self._ended += 1
             if job.outcome == FAILED:
                 self._jobs.report(job)
             self._say_where_it_stands(job, left)

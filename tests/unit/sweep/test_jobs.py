@@ -301,6 +301,7 @@ def test_a_sweep_may_end_with_its_first_failure():
         (["model=tiny,tinny"], "model=tinny: no such option"),
         (["loop.clip=interval(0,1)"], "a range is for a search; add sweep=search"),
         (["loop.log_every=1,0"], "loop.log_every"),
+        (["seed=1,2", "sweep.on_error=go"], "sweep.on_error: 'go' is not one of continue, stop"),
         (["sweep=seedz"], "sweep=seedz: no such option. Did you mean 'seeds'?"),
     ],
 )
