@@ -248,11 +248,11 @@ class Jobs:
             check_environment(settings)
             check(config, self.command)
             self.task(config)
-        except PrunedError as error:
-            job.outcome, job.reason = PRUNED, str(error)
         except Exception as error:
             job.error, job.outcome, job.reason = error, FAILED, str(error)
-            if isinstance(error, TransferError) and error.exit_code in ENDS_SWEEP:
+            if isinstance(error, PrunedError) and self.request.multirun:
+                job.outcome = PRUNED
+            elif isinstance(error, TransferError) and error.exit_code in ENDS_SWEEP:
                 self.stopped, job.outcome = error, STOPPED
             elif self.request.multirun:
                 job.reason = self.report(job)

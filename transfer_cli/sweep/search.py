@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 from hydra.core.override_parser.types import Override
 
-from transfer_cli.errors import ConfigError, RunError, nearest
+from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.runs.directory import RunDirectory, write_json
 from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, STOPPED, STUDY, JobWord
 from transfer_cli.safe_files import UnreadableError, read_json
@@ -217,7 +217,8 @@ class Search(Planner):
         try:
             value = value_at(read_json(path), self._settings.objective)
         except (OSError, UnreadableError) as error:
-            raise RunError(f"{path} cannot be read: {error}") from error
+            log.warning("%s cannot be read, so the trial counts as failed: %s", path, error)
+            return None
         except KeyError as error:
             raise ConfigError(f"sweep.objective: {error.args[0]}") from error
         return value if math.isfinite(value) else None

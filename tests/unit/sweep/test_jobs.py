@@ -277,6 +277,14 @@ def test_a_pruned_job_is_no_failure():
     assert reported == []
 
 
+def test_a_run_by_itself_that_is_pruned_ends_as_such():
+    """The process of a job is one: its sweep knows by the exit code."""
+    _, jobs, _ = run(["run.dir=mine"], fails=lambda config: PrunedError("hopeless"))
+
+    assert isinstance(jobs.done[0].error, PrunedError)
+    assert jobs.done[0].outcome == FAILED
+
+
 def test_a_sweep_may_end_with_its_first_failure():
     configs, _, _ = run(
         ["-m", "seed=1,2,3", "sweep.on_error=stop", "run.dir=mine"],

@@ -2,7 +2,9 @@ import os
 
 import pytest
 
-from transfer_cli.sweep.processes import environment_of, visible_gpus
+from transfer_cli.errors import DivergedError, PrunedError, StoppedError
+from transfer_cli.runs.sweep import DONE, FAILED, PRUNED, STOPPED
+from transfer_cli.sweep.processes import OUTCOMES, environment_of, visible_gpus
 
 
 @pytest.fixture
@@ -53,3 +55,10 @@ def test_workers_share_the_cores(monkeypatch):
     assert environment_of(0, 3, [], 1)["OMP_NUM_THREADS"] == "2"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert environment_of(0, 3, [], 1)["OMP_NUM_THREADS"] == "5"
+
+
+def test_an_exit_code_says_what_became_of_a_job():
+    codes = {0: DONE, PrunedError.exit_code: PRUNED, StoppedError.exit_code: STOPPED, 130: STOPPED}
+
+    assert codes == OUTCOMES
+    assert OUTCOMES.get(DivergedError.exit_code, FAILED) == FAILED
