@@ -278,7 +278,9 @@ def _end_sweep(jobs: "Jobs", settings: Mapping[str, str]) -> None:
         jobs.read_copies(folder_of(jobs.request, settings))
     common, lines = shared([job.words for job in jobs.done]), []
     for job in sorted(jobs.done, key=lambda job: job.number):
-        ending = f"{job.outcome}: {job.reason}" if job.reason else job.outcome
+        ending = job.reason or job.outcome
+        if not ending.startswith(job.outcome):
+            ending = f"{job.outcome}: {ending}"
         own = " ".join(word for word in job.words if word not in common) or "(as it is)"
         lines.append(f"  {job.number}  {own}  {ending}")
     _print("\n".join([f"sweep {jobs.sweep_dir}", *lines]))

@@ -150,7 +150,7 @@ def test_a_sweep_that_is_stopped_goes_on(shell, words, tmp_path):
 
     assert job.returncode == 130, err
     assert "1 jobs not begun; go on with the same command and resume=auto" in err
-    assert [line.split()[2] for line in out.splitlines()[1:3]] == ["stopped:", "stopped:"]
+    assert [line.split()[2] for line in out.splitlines()[1:3]] == ["stopped", "stopped"]
     assert [read(tmp_path / f"sweep/job-{n}.json")["outcome"] for n in range(3)] == [
         "stopped", "stopped", "left",
     ]  # fmt: skip
