@@ -38,7 +38,7 @@ def on_the_sample(words, pretrained, loop):
         return words
     words += ["data=sample_questions", "device=cpu", "loop.steps=2", "loop.log_every=1"]
     if words[0] == "lr-find":
-        return [*words, "lr_find.steps=20"]
+        return [*words, "loop.batch=32", "lr_find.steps=40", "lr_find.start=1e-5"]
     folder = next(word.partition("=")[2] for word in words if word.startswith("run.dir="))
     return [*words, *SMALLER[folder], "sweep.isolate=false", "sweep.workers=1"]
 

@@ -14,6 +14,7 @@ from functools import partial
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from transfer_cli.config import schema
@@ -94,10 +95,13 @@ def _process_settings(argv: list[str]) -> Iterator[None]:
     root = logging.getLogger()
     old_handlers, old_level = list(root.handlers), root.level
     old_argv, old_setting = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    known = HydraConfig.instance()
+    old_config = known.cfg
     sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
     try:
         yield
     finally:
+        known.cfg = old_config  # --cfg leaves what it has shown
         sys.argv = old_argv
         if old_setting is None:
             del os.environ["HYDRA_FULL_ERROR"]

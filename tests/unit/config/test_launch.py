@@ -79,3 +79,12 @@ def test_composing_to_look_leaves_open_values_open():
     config = compose("evaluate", parse([]))
 
     assert OmegaConf.is_missing(config, "run")
+
+
+def test_what_was_looked_at_is_forgotten(capsys):
+    from hydra.core.hydra_config import HydraConfig
+
+    launch("pretrain", parse(["--cfg", "job", "--package", "loop", "loop.batch=7"]), print)
+
+    assert "batch: 7" in capsys.readouterr().out
+    assert not HydraConfig.initialized()

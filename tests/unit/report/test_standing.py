@@ -77,4 +77,5 @@ def test_numbers_of_another_kind_are_not_believed(tmp_path):
 
     found = standing(sweep, sweep.read_request(), SweepDirectory(sweep.path).jobs())
 
-    assert (found.done, found.left, found.seconds_left) == (1, 0, None)
+    # A file of which one value cannot be is no job's at all.
+    assert (found.done, found.left, found.seconds_left) == (0, 0, None)
