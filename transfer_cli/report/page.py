@@ -93,7 +93,7 @@ def page(report: Report) -> str:
 
 def _library() -> str:
     try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # has no types
     except ImportError as error:
         raise ConfigError(
             "the charts of a page need plotly, which is not installed: "
