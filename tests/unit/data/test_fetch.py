@@ -317,7 +317,12 @@ def test_a_tar_is_unpacked(tmp_path):
     assert paths == [tmp_path / "set" / "file"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"not an archive", zip_of(a="x" * 99)[:40]])
+# Named, since a zip holds the time it was made at, and processes must agree on a test's name.
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"not an archive", zip_of(a="x" * 99)[:40]],
+    ids=["empty", "other", "truncated"],
+)
 def test_a_damaged_archive_is_an_error_of_the_user(tmp_path, damage):
     (tmp_path / "set.zip").write_bytes(damage)
 
