@@ -196,7 +196,7 @@ class NewRows(Edit):
         # Two names may stand for one token, which must not be added twice.
         tokens = sorted({special[name] for name in self.tokens})
         table = backbone.token_embedding.weight
-        backbone.new_rows = AddedRows(tokens, backbone.shape.width).to(table)
+        backbone.new_rows = AddedRows(tokens, backbone.shape.embedding_size).to(table)
         return set()
 
 

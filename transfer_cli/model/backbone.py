@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.model.attention import attention_mask
-from transfer_cli.model.block import EPSILON, Activation, Block, Residual
+from transfer_cli.model.block import Activation, Block, Residual
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.new_rows import NewRows
 
 Direction = Literal["auto", "causal", "bidirectional"]
 PositionKind = Literal["learned", "sinusoidal"]
+Pooler = Literal["none", "tanh", "gelu", "relu"]
 
 INITIAL_STD = 0.02
 
@@ -49,6 +50,12 @@ class BackboneShape:
         tie_output: Whether they use the token embedding as their matrix.
         segments: Kinds of segment that have an embedding of their own (BERT has 2); 0 for none.
         output_transform: Whether they see LN(gelu(W h + b)) instead of h (BERT).
+        embedding_width: Size of the embeddings, where it is not `width`: a linear layer then brings
+            them to it (ELECTRA, Clark et al. 2020).
+        epsilon: Added to the variance in every LayerNorm. BERT's 1e-12 is nothing in half
+            precision.
+        pooler: What models of this kind put between the state of the classification token and a
+            classifier: nothing, or a linear layer of `width` with this activation (BERT: tanh).
     """
 
     width: int
@@ -67,6 +74,9 @@ class BackboneShape:
     tie_output: bool = True
     output_transform: bool = False
     segments: int = 0
+    embedding_width: int | None = None
+    epsilon: float = 1e-5
+    pooler: Pooler = "none"
 
     def __post_init__(self) -> None:
         """Raise ValueError where a value cannot work."""
@@ -79,6 +89,14 @@ class BackboneShape:
                 f"the nearest that does is {_nearest_divisor(self.width, self.heads)}"
             )
         _check_size("segments", self.segments, 0, MAX_SIZE)
+        _check_size("embedding_width", self.embedding_size, 1, MAX_SIZE)
+        if self.embedding_size != self.width and self.tie_output and not self.output_transform:
+            raise ValueError(
+                f"embedding_width ({self.embedding_size}) is not width ({self.width}), so tied "
+                "logits need output_transform, which brings states to it"
+            )
+        if not 0 < self.epsilon < 1:
+            raise ValueError(f"epsilon must be in (0, 1), got {self.epsilon}")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -87,6 +105,7 @@ class BackboneShape:
             ("residual", Residual),
             ("position_kind", PositionKind),
             ("direction", Direction),
+            ("pooler", Pooler),
         ):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(
@@ -96,8 +115,14 @@ class BackboneShape:
 
     def least_bytes(self, vocabulary: int) -> int:
         """Return how much memory the largest matrices take in float32."""
-        rows = vocabulary + self.positions + 4 * self.depth * self.width
-        return 4 * self.width * (rows + 2 * self.depth * self.feedforward)
+        embeddings = self.embedding_size * (vocabulary + self.positions)
+        blocks = self.depth * self.width * (4 * self.width + 2 * self.feedforward)
+        return 4 * (embeddings + blocks)
+
+    @property
+    def embedding_size(self) -> int:
+        """The size of an embedding."""
+        return self.width if self.embedding_width is None else self.embedding_width
 
     @property
     def has_embedding_norm(self) -> bool:
@@ -128,17 +153,20 @@ class Backbone(nn.Module):
         self.shape = shape
         self.vocabulary = vocabulary
         self.causal = shape.direction == "causal"
-        self.token_embedding = nn.Embedding(vocabulary, shape.width)
+        size = shape.embedding_size
+        self.token_embedding = nn.Embedding(vocabulary, size)
         self.register_module("new_rows", None)
         if shape.position_kind == "learned":
-            self.position_embedding = nn.Embedding(shape.positions, shape.width)
+            self.position_embedding = nn.Embedding(shape.positions, size)
         else:
-            table = sinusoids(shape.positions, shape.width)
+            table = sinusoids(shape.positions, size)
             self.register_buffer("position_table", table, persistent=False)
         if shape.segments:
-            self.segment_embedding = nn.Embedding(shape.segments, shape.width)
+            self.segment_embedding = nn.Embedding(shape.segments, size)
         if shape.has_embedding_norm:
-            self.embedding_norm = nn.LayerNorm(shape.width, eps=EPSILON)
+            self.embedding_norm = nn.LayerNorm(size, eps=shape.epsilon)
+        if size != shape.width:
+            self.embedding_projection = nn.Linear(size, shape.width)
         self.drop = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(
             Block(
@@ -149,11 +177,12 @@ class Backbone(nn.Module):
                 residual=shape.residual,
                 dropout=shape.dropout,
                 attention_dropout=shape.attention_dropout,
+                epsilon=shape.epsilon,
             )
             for _ in range(shape.depth)
         )
         if shape.residual == "pre":
-            self.final_norm = nn.LayerNorm(shape.width, eps=EPSILON)
+            self.final_norm = nn.LayerNorm(shape.width, eps=shape.epsilon)
         self.initialise()
 
     def initialise(self) -> None:
@@ -233,7 +262,8 @@ class Backbone(nn.Module):
     def embed(self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None = None) -> Tensor:
         """Return the hidden states before the first block, `[B, T, D]`.
 
-        A model with segments takes a missing `segment_BT` for zeros; one without ignores it.
+        A model with segments takes a missing `segment_BT` for zeros; one without ignores it. Of
+        more kinds than it has, the surplus counts as the last.
         """
         # Counting real tokens gives 0, 1, 2, ... on either side of which the padding lies.
         position_BT = (mask_BT.long().cumsum(1) - 1).clamp(min=0)
@@ -244,13 +274,17 @@ class Backbone(nn.Module):
             summed = token_BTD + self.position_embedding(position_BT)
         else:
             # Fixed sinusoids have an RMS of 0.7, fresh embeddings 0.02: bring them level.
-            summed = token_BTD * math.sqrt(self.shape.width) + self.position_table[position_BT]
+            scale = math.sqrt(self.shape.embedding_size)
+            summed = token_BTD * scale + self.position_table[position_BT]
         if self.shape.segments:
             segment_BT = torch.zeros_like(tokens_BT) if segment_BT is None else segment_BT
-            summed = summed + self.segment_embedding(segment_BT)
+            kind_BT = segment_BT.clamp(max=self.shape.segments - 1)
+            summed = summed + self.segment_embedding(kind_BT)
         if self.shape.has_embedding_norm:
             summed = self.embedding_norm(summed)
         dropped: Tensor = self.drop(summed)
+        if self.shape.embedding_size != self.shape.width:
+            dropped = self.embedding_projection(dropped)
         return dropped
 
 

@@ -27,9 +27,6 @@ from transfer_cli.model.dropout import Dropout
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 Residual = Literal["pre", "post", "tutorial"]
 
-EPSILON = 1e-5
-"""Of every LayerNorm; BERT's 1e-12 vanishes in half precision."""
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -70,14 +67,15 @@ class Block(nn.Module):
         residual: Residual,
         dropout: float,
         attention_dropout: float,
+        epsilon: float,
     ) -> None:
         super().__init__()
         self.residual = residual
         self.recomputed = False
         """Whether the backward pass computes the inside again instead of keeping it."""
-        self.attention_norm = nn.LayerNorm(width, eps=EPSILON)
+        self.attention_norm = nn.LayerNorm(width, eps=epsilon)
         self.attention = SelfAttention(width, heads, attention_dropout)
-        self.feed_forward_norm = nn.LayerNorm(width, eps=EPSILON)
+        self.feed_forward_norm = nn.LayerNorm(width, eps=epsilon)
         self.feed_forward = FeedForward(width, inner, activation)
         self.drop = Dropout(dropout)
         self.sites = nn.ModuleDict(

@@ -4,7 +4,7 @@ Legend: B batch, T positions, D width, N rows, V vocabulary, C classes.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -12,11 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.model.backbone import BackboneShape, initialise_plain
-from transfer_cli.model.block import EPSILON
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.vocabulary_loss import summed_cross_entropy
 
 Pooling = Literal["cls_first", "cls_last", "mean", "max", "concat"]
+
+POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu,
+}  # fmt: skip
 
 
 class LanguageModelHead(nn.Module):
@@ -28,12 +31,13 @@ class LanguageModelHead(nn.Module):
 
     def __init__(self, shape: BackboneShape, vocabulary: int) -> None:
         super().__init__()
+        size = shape.embedding_size if shape.tie_output else shape.width
         if shape.output_transform:
-            self.transform = nn.Linear(shape.width, shape.width)
-            self.norm = nn.LayerNorm(shape.width, eps=EPSILON)
+            self.transform = nn.Linear(shape.width, size)
+            self.norm = nn.LayerNorm(size, eps=shape.epsilon)
             initialise_plain(self.transform)
         if not shape.tie_output:
-            self.weight = nn.Parameter(torch.empty(vocabulary, shape.width))
+            self.weight = nn.Parameter(torch.empty(vocabulary, size))
             nn.init.normal_(self.weight, std=0.02)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if shape.output_bias else None
         self.compiled = False
@@ -56,6 +60,26 @@ class LanguageModelHead(nn.Module):
             return hidden_ND
         transformed: Tensor = self.norm(F.gelu(self.transform(hidden_ND)))
         return transformed
+
+
+class Pooler(nn.Module):
+    """A linear layer and an activation between a text's state and its classifier (BERT).
+
+    Args:
+        width: D.
+        activation: tanh, gelu or relu.
+    """
+
+    def __init__(self, width: int, activation: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.activation = POOLER_ACTIVATIONS[activation]
+        initialise_plain(self.linear)
+
+    def forward(self, pooled_BD: Tensor) -> Tensor:
+        """Return `[B, D]`."""
+        activated: Tensor = self.activation(self.linear(pooled_BD))
+        return activated
 
 
 class SequenceHead(nn.Module):
@@ -94,10 +118,20 @@ class SequenceHead(nn.Module):
         self.linear = nn.Linear(sizes[-1], outputs)
         self.apply(initialise_plain)
 
-    def forward(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Return logits `[B, C]`."""
-        pooled = self.hidden(pool(hidden_BTD, mask_BT, self.pooling))
-        logits: Tensor = self.linear(self.drop(self.norm(pooled)))
+    def forward(
+        self, hidden_BTD: Tensor, mask_BT: Tensor, pooler: nn.Module | None = None
+    ) -> Tensor:
+        """Return logits `[B, C]`.
+
+        Args:
+            hidden_BTD: What the model reads of its states.
+            mask_BT: True at real tokens.
+            pooler: What the pooled state passes through first.
+        """
+        pooled = pool(hidden_BTD, mask_BT, self.pooling)
+        if pooler is not None:
+            pooled = pooler(pooled)
+        logits: Tensor = self.linear(self.drop(self.norm(self.hidden(pooled))))
         return logits
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.model.block import EPSILON
+EPSILON = 1e-5
 
 
 class Readout(nn.Module, ABC):

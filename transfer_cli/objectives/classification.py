@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from transfer_cli.batch import Batch, size
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.heads import Pooling, SequenceHead
+from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample, TextFacts
+
+POOLER = "pooler"
+"""The name of the pooler among the heads: all classifications of a run share it."""
 
 TABLE = "backbone.token_embedding.weight"
 NEW_ROWS = "backbone.new_rows.delta"
@@ -28,6 +31,9 @@ class Classification(Objective):
         pooling: How a text becomes one vector (see `model.heads.pool`). auto: the state of the
             classification token, last in a causal and first in a bidirectional model; the mean
             where that token's embedding is frozen, since it may never have occurred in pretraining.
+        pooler: Whether that vector passes through a pooler first, a linear layer with an activation
+            (`model.heads.Pooler`). None: where the model's kind has one and `pooling` is auto or
+            the state of the classification token; not one that stays frozen over a mean.
         dropout: Before every linear layer.
         hidden: Sizes of the layers between the pooled state and the last one.
         batch_norm: Whether every layer begins with one. Howard and Ruder (2018, section 3.3) use it
@@ -41,6 +47,7 @@ class Classification(Objective):
         hidden: tuple[int, ...] = (),
         *,
         batch_norm: bool = False,
+        pooler: bool | None = None,
     ) -> None:
         if pooling != "auto" and pooling not in get_args(Pooling):
             known = ", ".join(("auto", *get_args(Pooling)))
@@ -53,6 +60,7 @@ class Classification(Objective):
         self.dropout = dropout
         self.hidden = hidden
         self.batch_norm = batch_norm
+        self.pooler = pooler
 
     @property
     def head(self) -> str:
@@ -60,7 +68,7 @@ class Classification(Objective):
         return "class" if self.facts.name == "main" else f"class_{self.facts.name}"
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
-        """Return the classification head."""
+        """Return the classification head, and the pooler if there is one."""
         by_direction: Pooling = "cls_last" if backbone.causal else "cls_first"
         pooling = by_direction if self.pooling == "auto" else self.pooling
         head = SequenceHead(
@@ -71,7 +79,15 @@ class Classification(Objective):
             hidden=self.hidden,
             batch_norm=self.batch_norm,
         )
-        return {self.head: head}
+        if not self._has_pooler(backbone, pooling):
+            return {self.head: head}
+        kind = backbone.shape.pooler
+        return {self.head: head, POOLER: Pooler(backbone.shape.width, _activation(kind))}
+
+    def _has_pooler(self, backbone: Backbone, pooling: Pooling) -> bool:
+        if self.pooler is None:
+            return backbone.shape.pooler != "none" and pooling.startswith("cls")
+        return self.pooler
 
     def take_over(self, options: Mapping[str, Any]) -> None:
         """Pool as the head has learnt to, when the choice is ours.
@@ -83,13 +99,22 @@ class Classification(Objective):
             if options["pooling"] not in get_args(Pooling):
                 raise CheckpointError(f"init_from: its head pools by {options['pooling']!r}")
             self.pooling = options["pooling"]
+        if self.pooler is None and "pooler" in options:
+            self.pooler = bool(options["pooler"])
 
     def settle(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Pool by the mean when the choice is ours and the classification token cannot learn."""
         head = model.heads[self.head]
+        has_pooler = POOLER in model.heads
         if self.pooling == "auto" and not self._token_learns(model, trains):
             head.pooling = "mean"  # type: ignore[assignment]
-        return {"pooling": head.pooling}
+            if self.pooler is None:
+                # What a frozen one has learnt to read is another vector.
+                has_pooler &= any(name.startswith(f"heads.{POOLER}.") for name in trains)
+        decided = {"pooling": head.pooling}
+        if POOLER in model.heads:
+            self.pooler = decided["pooler"] = has_pooler
+        return decided
 
     def _token_learns(self, model: TransferModel, trains: Set[str]) -> bool:
         new_rows = model.backbone.new_rows
@@ -102,7 +127,9 @@ class Classification(Objective):
 
     def class_logits(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return the classifier's logits in float32, `[B, C]`."""
-        logits_BC: Tensor = model.heads[self.head](encoded.top, batch["mask"])
+        heads = model.heads
+        pooler = heads[POOLER] if POOLER in heads and self.pooler is not False else None
+        logits_BC: Tensor = heads[self.head](encoded.top, batch["mask"], pooler)
         return logits_BC.float()
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
@@ -166,3 +193,7 @@ class Classification(Objective):
             if all_of:
                 found[f"accuracy/{name}"] = float(hit / all_of)
         return found
+
+
+def _activation(kind: str) -> str:
+    return "tanh" if kind == "none" else kind
