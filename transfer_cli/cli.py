@@ -14,6 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -171,6 +172,8 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         _complete([word for word in words if "=" in word])
         return
     request = flags.parse(words)
+    if command.typed:
+        request = _with_texts(request, command)
     _trust_plugins(request)
     _load("transfer_cli.config.describe")  # and Hydra with it
     from transfer_cli.config import bounded_yaml, describe, launch
@@ -204,6 +207,14 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
     if jobs.stopped is not None:
         raise jobs.stopped
     _raise_failures(jobs)
+
+
+def _with_texts(request: "Request", command: Command) -> "Request":
+    """Let texts of the command line mean what is typed, whatever Hydra would read in them."""
+    from transfer_cli.config.literal import as_overrides
+
+    typed = as_overrides(request.overrides, command.typed, command.lists)
+    return replace(request, overrides=typed)
 
 
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:

@@ -20,8 +20,8 @@ from typing import Any
 
 import measuring
 
-SCRIPTS = ("pretrain", "engine", "growth", "finetune", "prepare", "startup")
-WITH_DATA = ("finetune", "prepare")
+SCRIPTS = ("pretrain", "engine", "growth", "finetune", "predict", "prepare", "startup")
+WITH_DATA = ("finetune", "predict", "prepare")
 """Those that read data sets, and take `--data-dir`."""
 
 

@@ -124,6 +124,18 @@ def test_a_script_measures_steps_of_the_product(tmp_path):
     assert all(figure["wall_s"] > 0 for figure in report["figures"])
 
 
+def test_a_script_says_where_probabilities_are_further_apart_than_rounding(tmp_path):
+    predict = importlib.import_module("predict")
+    for name, share in (("own", 0.25), ("like", 0.250_04), ("unlike", 0.26)):
+        (tmp_path / name).write_text(json.dumps([{"a": share, "b": 1 - share}]))
+    (tmp_path / "others").write_text(json.dumps([{"a": 0.25, "c": 0.75}]))
+
+    assert predict._apart(tmp_path / "own", tmp_path / "like") == pytest.approx(4e-5)
+    for name, problem in (("unlike", "up to 0.01 from ours"), ("others", "other labels")):
+        with pytest.raises(predict.BenchmarkError, match=problem):
+            predict._apart(tmp_path / "own", tmp_path / name)
+
+
 @pytest.mark.slow
 def test_a_script_compares_the_product_with_others(tmp_path):
     found = tmp_path / "found.json"

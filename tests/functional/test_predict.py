@@ -1,10 +1,17 @@
-"""`transfer predict`: a JSON line for each text, in order, as they come."""
+"""`transfer predict`: an answer for each text, in order, as they come."""
 
+import csv
+import io
 import json
+import shutil
 import sys
 from io import BytesIO, TextIOWrapper
 
+import numpy as np
 import pytest
+
+from transfer_cli.cli import main
+from transfer_cli.commands import predict as predicting
 
 pytestmark = pytest.mark.functional
 
@@ -119,6 +126,256 @@ def test_answers_come_before_the_input_ends(shell, finetuned):
     assert (process.returncode, err) == (0, "")
 
 
+# --- batches and windows -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def many():
+    """Return texts of many lengths, no two alike."""
+    drawn = np.random.default_rng(0)
+    words = ["who", "what", "where", "is", "the", "bridge", "of", "Oslo", "built", "?"]
+    return [
+        " ".join([str(number), *drawn.choice(words, size)])
+        for number, size in enumerate(drawn.integers(0, 30, 120))
+    ]
+
+
+def test_neither_the_batch_nor_the_window_changes_an_answer(predict, tmp_path, many, monkeypatch):
+    (tmp_path / "in.txt").write_text("\n".join(many))
+    whole = predict("input=in.txt", "batch=7")
+    monkeypatch.setattr(predicting, "WINDOW_BATCHES", 3)
+    parts = predict("input=in.txt", "batch=5")
+    monkeypatch.setattr(predicting, "WINDOW_BATCHES", 1)
+    alone = predict("input=in.txt", "batch=1")
+
+    for answers in (whole, parts, alone):
+        assert [answer["text"] for answer in answers] == many
+        for answer, other in zip(answers, alone, strict=True):
+            assert answer["probabilities"] == pytest.approx(other["probabilities"], abs=2e-6)
+
+
+def test_what_is_read_is_never_further_ahead_than_a_window(transfer, finetuned, monkeypatch, many):
+    read = written = most_ahead = 0
+
+    class Source(io.BytesIO):
+        def readline(self, size=-1):
+            nonlocal read, most_ahead
+            if read == 3000:
+                return b""
+            most_ahead = max(most_ahead, read - written)
+            read += 1
+            return many[read % len(many)].encode() + b"\n"
+
+    class Sink(io.StringIO):
+        def write(self, text):
+            nonlocal written
+            written += 1
+            return len(text)
+
+    monkeypatch.setattr(sys, "stdin", TextIOWrapper(Source(b"x")))
+    monkeypatch.setattr(sys, "stdout", Sink())
+    monkeypatch.setattr(predicting, "WINDOW_BATCHES", 4)
+
+    ended = transfer("predict", f"run={finetuned}", "device=cpu", "batch=16")
+
+    assert ended.code == 0, ended.err
+    assert (read, written) == (3000, 3000)
+    assert 32 < most_ahead <= 64
+
+
+def test_a_single_line_that_is_typed_is_answered_at_once(shell, finetuned):
+    process = shell("predict", f"run={finetuned}", "device=cpu")
+    process.stdin.write("Who ?\n")
+    process.stdin.flush()
+
+    early = json.loads(process.stdout.readline())["text"]
+    late, err = process.communicate("What ?\n", timeout=120)
+
+    assert early == "Who ?"
+    assert json.loads(late)["text"] == "What ?"
+    assert (process.returncode, err) == (0, "")
+
+
+# --- what is written ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output", "words", "mark"),
+    [("out.csv", [], ","), ("out.tsv", [], "\t"), ("out", ["output_format=csv"], ",")],
+)
+def test_a_table_is_written_where_it_is_asked_for(predict, tmp_path, output, words, mark):
+    (tmp_path / "in.csv").write_text('n,question,more\n1,"Who , then ?",a\n2,Where ?,b\n')
+    answers = predict("input=in.csv", "text=question")
+
+    predict("input=in.csv", "text=question", "keep=true", f"output={output}", *words)
+
+    with (tmp_path / output).open(newline="") as file:
+        header, *rows = csv.reader(file, delimiter=mark)
+    assert header == ["text", "label", *(f"probability/{label}" for label in LABELS), "n", "more"]
+    for row, answer, kept in zip(rows, answers, (["1", "a"], ["2", "b"]), strict=True):
+        assert row[:2] == [answer["text"], answer["label"]]
+        assert list(map(float, row[2:-2])) == list(answer["probabilities"].values())
+        assert row[-2:] == kept
+
+
+def test_pairs_have_a_column_of_their_own(predict, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"a": "Who ?", "b": "He ."}\n')
+
+    predict("input=in.jsonl", "text=a", "pair=b", "output=out.csv")
+
+    header, row = csv.reader((tmp_path / "out.csv").read_text().splitlines())
+    assert header[:3] == ["text", "pair", "label"]
+    assert row[:2] == ["Who ?", "He ."]
+
+
+def test_other_fields_are_kept_in_json_lines(predict, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "Who ?", "n": [1], "x": {"y": null}}\n')
+
+    [answer] = predict("input=in.jsonl", "keep=true")
+
+    assert list(answer) == ["text", "label", "probabilities", "n", "x"]
+    assert (answer["n"], answer["x"]) == ([1], {"y": None})
+
+
+# --- rows that cannot be read ------------------------------------------------------------------
+
+
+def test_rows_that_cannot_be_read_are_told_of_and_left_out(transfer, finetuned, tmp_path):
+    (tmp_path / "in.csv").write_bytes(b'text,n\nWho ?,1\nbad\n"Where\n?",2\n\xff,3\nHow ?,4\n')
+
+    ended = transfer("predict", f"run={finetuned}", "device=cpu", "input=in.csv", "errors=skip")
+
+    assert ended.code == 0
+    texts = [json.loads(line)["text"] for line in ended.out.splitlines()]
+    assert texts == ["Who ?", "Where\n?", "How ?"]
+    first, second, last = ended.err.splitlines()
+    assert "in.csv, line 3: 1 column, but the header in line 1 has 2." in first
+    assert "in.csv, line 6: byte 0xFF" in second
+    assert last.endswith("skipped 2 of 5 rows, which cannot be read")
+
+
+def test_many_bad_rows_are_counted(transfer, finetuned, tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"text": "Who ?"}\n' + "{\n" * 500)
+
+    ended = transfer("predict", f"run={finetuned}", "device=cpu", "input=in.jsonl", "errors=skip")
+
+    assert ended.code == 0
+    assert ended.err.count("\n") == 22
+    assert ended.err.endswith("skipped 500 of 501 rows, which cannot be read\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("in.jsonl", "{\n[]\n", "in.jsonl: none of its 2 rows can be read. The first: in.jsonl,"),
+        ("in.csv", "a,b\n1,2\n3,4\n", "in.csv, line 2: no column 'text'"),
+        ("in.csv", "text\n", "in.csv has no rows"),
+        ("nothing.csv", None, "nothing.csv does not exist"),
+    ],
+)
+def test_where_nothing_can_be_read_skipping_does_not_help(
+    transfer, finetuned, tmp_path, name, content, message
+):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    words = (f"input={name}", "errors=skip", "output=out.csv")
+
+    ended = transfer("predict", f"run={finetuned}", "device=cpu", *words)
+
+    assert ended.code == 2
+    assert message in ended.err.splitlines()[-1]
+    assert not (tmp_path / "out.csv").exists()
+
+
+# --- several runs ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_model(finetuned, deep):
+    """Return a run on the same task, with another tokenizer and fewer positions."""
+    run = finetuned.with_name("other_model")
+    words = ("data=sample_questions", f"init_from={deep}", "device=cpu", "loop.steps=3")
+    words = (*words, "loop.batch=8", "optimizer.lr=0.02", f"run.dir={run}")
+    assert main(["finetune", *words]) == 0
+    return run
+
+
+@pytest.fixture
+def relabelled(finetuned, tmp_path):
+    """Return how to copy a run with other names of its labels."""
+
+    def copy(labels):
+        run = tmp_path / "relabelled"
+        shutil.copytree(finetuned, run)
+        file = run / "model" / "model.json"
+        content = json.loads(file.read_text())
+        assert content["labels"] == LABELS
+        file.write_text(json.dumps({**content, "labels": labels}))
+        return run
+
+    return copy
+
+
+def shares_of(answers):
+    return np.array([[each["probabilities"][label] for label in LABELS] for each in answers])
+
+
+def test_several_runs_answer_with_the_mean_of_their_probabilities(
+    predict, finetuned, other_model, tmp_path
+):
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS * 5))
+    one, two = predict("input=in.txt"), predict("input=in.txt", f"run={other_model}")
+
+    both = predict("input=in.txt", "batch=3", f"run=[{finetuned},{other_model}]")
+
+    mean = (shares_of(one) + shares_of(two)) / 2
+    assert np.abs(shares_of(one) - shares_of(two)).max() > 0.01
+    assert shares_of(both) == pytest.approx(mean, abs=3e-6)
+    assert [answer["label"] for answer in both] == [LABELS[best] for best in mean.argmax(1)]
+
+
+def test_labels_of_another_order_are_matched_by_name(predict, finetuned, relabelled, tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS))
+    one = predict("input=in.txt")
+    backwards = relabelled(LABELS[::-1])
+
+    both = predict("input=in.txt", f"run=[{finetuned},{backwards}]")
+
+    assert shares_of(both) == pytest.approx(
+        (shares_of(one) + shares_of(one)[:, ::-1]) / 2, abs=2e-6
+    )
+
+
+def test_runs_with_other_labels_are_refused(transfer, finetuned, relabelled):
+    run = relabelled([*LABELS[:-1], "lake"])
+
+    ended = transfer("predict", f"run=[{finetuned},{run}]", "device=cpu", "input=x")
+
+    assert ended.code == 2
+    assert (
+        f"run: the labels differ, 'river' only in {finetuned} and 'lake' only in {run}" in ended.err
+    )
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.multiprocess
+def test_two_processes_say_what_one_says(predict, shell, finetuned, other_model, tmp_path, many):
+    (tmp_path / "in.txt").write_text("\n".join(many[:50]))
+    words = (f"run=[{finetuned},{other_model}]", "input=in.txt", "batch=4")
+    alone = predict(*words)
+
+    process = shell("predict", *words, "device=cpu", "devices=2", "output=out.jsonl")
+    _, err = process.communicate(timeout=200)
+
+    assert process.returncode == 0, err
+    answers = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [answer["text"] for answer in answers] == many[:50]
+    assert shares_of(answers) == pytest.approx(shares_of(alone), abs=2e-6)
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [
@@ -135,6 +392,22 @@ def test_answers_come_before_the_input_ends(shell, finetuned):
             "nowhere/x cannot be written: No such file or directory. Ch",
         ),
         (b"a\n", ["output=."], ". cannot be written: Is a directory"),
+        (
+            b"a\n",
+            ["output_format=xml"],
+            "output_format: 'xml' is not one of auto, jsonl, csv, tsv.",
+        ),
+        (b"a\n", ["errors=ignore"], "errors: 'ignore' is not one of stop, skip."),
+        (b"a\n", ["pair=b"], "pair: plain text has no column 'b'"),
+        (b"a\n", ["output=out.csv.gz"], "output: out.csv.gz would not be packed"),
+        (b"a\n", ["run=[]"], "run: expected a run directory, or several as [RUN,RUN], got []"),
+        (b"a\n", ["run=null"], "run: expected a run directory, or several"),
+        (b"text,label\na,b\n", ["format=csv", "keep=true"], "keep: the input has a column 'label'"),
+        (
+            b'text,n\n"a\tb",1\n',
+            ["format=csv", "output_format=tsv"],
+            "in.txt, line 2: a tab or the end of a line in a value, which TSV cannot hold",
+        ),
     ],
 )
 def test_what_cannot_be_read_or_written_is_refused(

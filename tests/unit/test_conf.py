@@ -44,7 +44,13 @@ NEEDS = {
 }
 """What a user has to add to an option."""
 
-GIVEN = {"evaluate": ["run=RUN"], "predict": ["run=RUN"]}
+GIVEN = {
+    "evaluate": ["run=RUN"],
+    "predict": ["run=RUN"],
+    "export": ["run=RUN", "to=FOLDER"],
+    "generate": ["run=RUN", "prompt=PROMPT"],
+    "fill": ["run=RUN", "text=TEXT"],
+}
 
 
 def composed(command, *overrides):

@@ -79,6 +79,8 @@ def data_source(config: DictConfig, trained: Trained) -> Any:
     """Return the data to score on: the one asked for, else the run's own."""
     kind: Any = TaskData if trained.start.description.labels else TextData
     own = config.data is None
+    if own and trained.start.published is not None:
+        raise ConfigError(f"data: {config.run} brings no data along; name some to score it on")
     return datasets.source(trained.config if own else config, kind)
 
 

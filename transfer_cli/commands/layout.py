@@ -240,7 +240,7 @@ def lay_out(
             compose.make_edits(model, before, tokenizer)
             fitting = _of_these_labels(tensors, start, facts)
             report = load_pretrained(model, fitting, start.weights)
-            unused = set(tensors) - set(fitting)
+            unused = {*(set(tensors) - set(fitting)), *start.dropped}
             report = replace(report, dropped=tuple(sorted({*report.dropped, *unused})))
         torch.manual_seed(derive(config.seed, "edits"))
         new = {name: node for name, node in nodes.items() if before.get(name) != node}

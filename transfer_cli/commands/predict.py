@@ -1,111 +1,94 @@
-"""`transfer predict`: label texts from a file or a pipe; JSON lines out, in input order."""
+"""`transfer predict`: label texts from a file or a pipe; a line for each, in input order."""
 
-import contextlib
-import itertools
 import json
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any
 
-import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.commands import compose, datasets
+from transfer_cli.commands import compose, predict_input, predict_output
+from transfer_cli.commands.ensemble import Ensemble, open_ensemble
+from transfer_cli.commands.predict_input import Columns, Input, Row, Skipped
+from transfer_cli.commands.predict_output import Answers
 from transfer_cli.commands.processes import together
-from transfer_cli.commands.trained import Trained, open_trained
-from transfer_cli.data import readers
-from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
+from transfer_cli.data.readers import OnError
 from transfer_cli.data.tasks import Example
 from transfer_cli.engine import distributed
-from transfer_cli.engine.evaluate import logits
-from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError, ConfigError, nearest
-from transfer_cli.runs.directory import writing
+from transfer_cli.errors import ConfigError, DataError, nearest
 
-FORMATS = ("auto", "text", "jsonl", "csv", "tsv")
+CHOICES = {
+    "format": ("auto", "text", "jsonl", "csv", "tsv"),
+    "output_format": ("auto", *predict_output.FORMATS),
+    "errors": ("stop", "skip"),
+}
+
+WINDOW_BATCHES = 64
+"""Batches of a window, at most: among so many texts, those of like length are put together."""
 
 
 def predict(config: DictConfig) -> None:
-    """Write `{"text", "label", "probabilities"}` for every text."""
+    """Write the label and the probabilities of every text."""
     _check(config)
     together(config, lambda: _predict(config))
 
 
 def _predict(config: DictConfig) -> None:
     precision = compose.machine(config)
-    trained = open_trained(config.run, precision, config.base)
-    description = trained.start.description
-    if not description.labels:
-        raise CheckpointError(
-            f"run: {config.run} is a language model; predict needs a fine-tuned run"
-        )
-    # As in training: a text that was cut there is cut here.
-    longest = datasets.block_length(trained.config.data.get("length"), description.shape.positions)
-    answer = Answering(trained, precision, longest, config.batch)
+    paths = _paths(config.run)
+    ensemble = open_ensemble(paths, precision, base=config.base, batch=config.batch)
     if not distributed.is_main():
         while texts := json.loads(distributed.from_main("")):
-            answer.together([Example(**text) for text in texts])
+            ensemble.together([Example(**text) for text in texts])
         return
-    with _input(config.input) as stream, _output(config.output) as out:
-        examples = _examples(config, stream)
-        while portion := list(itertools.islice(examples, config.batch * distributed.count())):
-            # The first process alone reads: there is one standard input.
-            distributed.from_main(json.dumps([{"text": e.text, "pair": e.pair} for e in portion]))
-            for example, row in zip(portion, answer.together(portion), strict=True):
-                _write(out, example, row, description.labels)
-            out.flush()
+    columns = Columns(config.text, config.pair, config.keep)
+    write = predict_output.FORMATS[predict_output.format_of(config.output_format, config.output)]
+    with predict_input.opened(config.input) as given, predict_output.opened(config.output) as out:
+        answers = write(out, ensemble.labels, columns)
+        skipped = Skipped()
+        on_error = skipped if config.errors == "skip" else predict_input.stop
+        rows = _rows(config, given, answers, on_error)
+        most = config.batch * WINDOW_BATCHES * distributed.count()
+        num_texts = 0
+        for window in predict_input.windows(rows, most, given.is_there):
+            _label(ensemble, answers, window)
+            num_texts += len(window)
+        skipped.say(num_texts, given.name)
         distributed.from_main("[]")
-    warn_of_cuts(answer.num_cut, answer.num_texts, longest)
+    ensemble.say_cuts()
 
 
-@dataclass
-class Answering:
-    """Finds the probabilities of labels, on however many processes there are.
+def _label(ensemble: Ensemble, answers: Answers, window: Sequence[Row]) -> None:
+    examples = [row.example for row in window]
+    if distributed.count() > 1:
+        # The first process alone reads: there is one standard input.
+        distributed.from_main(json.dumps([{"text": e.text, "pair": e.pair} for e in examples]))
+    answers.write_window(window, ensemble.together(examples))
 
-    Args:
-        trained: The run that answers.
-        precision: With the device.
-        longest: Tokens that a text is cut to.
-        batch: Texts that pass through the model at once.
-    """
 
-    trained: Trained
-    precision: Precision
-    longest: int
-    batch: int
-    num_texts: int = 0
-    num_cut: int = 0
-
-    def together(self, portion: Sequence[Example]) -> list[list[float]]:
-        """Return a row of probabilities for each text; a process answers a run of neighbours."""
-        parts = np.array_split(np.arange(len(portion)), distributed.count())
-        own = [portion[number] for number in parts[distributed.rank()]]
-        rows, num_cut = self._rows(own) if own else ([], 0)
-        found = [json.loads(text) for text in distributed.texts(json.dumps([rows, num_cut]))]
-        self.num_texts += len(portion)
-        self.num_cut += sum(cut for _, cut in found)
-        return [row for part, _ in found for row in part]
-
-    def _rows(self, own: Sequence[Example]) -> tuple[list[list[float]], int]:
-        start = self.trained.start
-        causal = start.description.shape.direction == "causal"
-        data = EncodedTask(
-            own, start.tokenizer, self.longest, "causal" if causal else "bidirectional"
-        )
-        batches = logits(
-            self.trained.model, self.trained.objective, data,
-            batch=self.batch, precision=self.precision,
-        )  # fmt: skip
-        return [row for batch in batches for row in batch.softmax(1).tolist()], data.num_cut
+def _rows(config: DictConfig, given: Input, answers: Answers, on_error: OnError) -> Iterator[Row]:
+    """Yield the rows that can be read, and written when they are labelled."""
+    table_format = predict_input.format_of(config.format, config.input)
+    columns = answers.columns
+    for row in predict_input.rows_of(given.stream, given.name, table_format, columns, on_error):
+        problem = answers.problem_of(row)
+        if problem is None:
+            yield row
+        else:
+            on_error(DataError(f"{given.name}, line {row.line}: {problem}"))
 
 
 def _check(config: DictConfig) -> None:
-    if config.format not in FORMATS:
+    for key, choices in CHOICES.items():
+        if config[key] not in choices:
+            raise ConfigError(
+                f"{key}: {config[key]!r} is not one of {', '.join(choices)}."
+                f"{nearest(config[key], choices)}"
+            )
+    if config.pair is not None and predict_input.format_of(config.format, config.input) == "text":
         raise ConfigError(
-            f"format: {config.format!r} is not one of {', '.join(FORMATS)}."
-            f"{nearest(config.format, FORMATS)}"
+            f"pair: plain text has no column {config.pair!r}; for a table say format=csv, tsv "
+            "or jsonl"
         )
     same = config.input != "-" and config.output != "-"
     if (
@@ -113,59 +96,18 @@ def _check(config: DictConfig) -> None:
         and Path(config.input).expanduser().resolve() == Path(config.output).expanduser().resolve()
     ):
         raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")
+    predict_output.format_of(config.output_format, config.output)
     if config.batch < 1:
         raise ConfigError(f"batch: must be at least 1, got {config.batch}")
+    _paths(config.run)
 
 
-@contextlib.contextmanager
-def _input(name: str) -> Iterator[BinaryIO]:
-    if name == "-":
-        yield sys.stdin.buffer
-    else:
-        with contextlib.closing(readers.open_file(Path(name).expanduser())) as stream:
-            yield stream
-
-
-@contextlib.contextmanager
-def _output(name: str) -> Iterator[TextIO]:
-    if name == "-":
-        yield sys.stdout
-        return
-    path = Path(name).expanduser()
-    if path.exists() and not path.is_file():
-        # A device or a pipe cannot be replaced by a file; a folder is refused by `open`.
-        with writing(path), path.open("w", encoding="utf-8") as out:
-            yield out
-        return
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with writing(path):
-            with temporary.open("w", encoding="utf-8") as out:
-                yield out
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _examples(config: DictConfig, stream: BinaryIO) -> Iterator[Example]:
-    name = "standard input" if config.input == "-" else config.input
-    kind = config.format
-    if kind == "auto":
-        kind = (readers.format_of(Path(config.input)) if config.input != "-" else None) or "text"
-    lines = readers.numbered_lines(stream, name)
-    if kind == "text":
-        for _, line in lines:
-            yield Example(line)
-        return
-    for record in readers.table_records(lines, name, kind):
-        pair = readers.text_of(record, config.pair, name) if config.pair else None
-        yield Example(readers.text_of(record, config.text, name), pair=pair)
-
-
-def _write(out: TextIO, example: Example, row: list[float], labels: tuple[str, ...]) -> None:
-    best = max(range(len(row)), key=row.__getitem__)
-    shown = {label: round(value, 6) for label, value in zip(labels, row, strict=True)}
-    found = {"text": example.text, "label": labels[best], "probabilities": shown}
-    if example.pair is not None:
-        found["pair"] = example.pair
-    out.write(json.dumps(found, ensure_ascii=False) + "\n")
+def _paths(run: Any) -> list[str]:
+    """Return the run directories that `run` names: one, or a list of them."""
+    named = list(run) if OmegaConf.is_list(run) else [run]
+    wrong = [each for each in named if isinstance(each, bool) or not isinstance(each, str | int)]
+    if wrong or not named:
+        raise ConfigError(
+            f"run: expected a run directory, or several as [RUN,RUN], got {(wrong or named)!r}"
+        )
+    return [str(each) for each in named]

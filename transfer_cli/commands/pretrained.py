@@ -13,6 +13,8 @@ from transfer_cli.commands.choices import typed_overrides
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.interop.folder import Published, is_published, open_folder
+from transfer_cli.interop.hub import HUB, fetch
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.meta import without_weights
 from transfer_cli.model.transfer_model import TransferModel
@@ -42,6 +44,7 @@ class Pretrained:
         description: What must be known to build it.
         tokenizer: The one that it was trained with.
         base: Where the user says that the weights lie which this model does not store.
+        published: The model that others have published, where it is one.
     """
 
     weights: Path
@@ -49,6 +52,12 @@ class Pretrained:
     description: ModelDescription
     tokenizer: Tokenizer
     base: str | None = None
+    published: Published | None = None
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The tensors beside the weights that a model of ours has no place for."""
+        return self.published.dropped if self.published else ()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all of its weights: its own, over those of the model that it refers to.
@@ -57,7 +66,11 @@ class Pretrained:
             CheckpointError: They are missing or damaged, or that model is another one, or the
                 description is of a model that they do not fill.
         """
-        found = self._with_base(read_weights, check=True)
+        found = (
+            self.published.tensors()
+            if self.published
+            else self._with_base(read_weights, check=True)
+        )
         self._check_described(found)
         return found
 
@@ -67,7 +80,9 @@ class Pretrained:
         Raises:
             CheckpointError: As `tensors`, as far as shapes tell.
         """
-        found = self._with_base(read_shapes, check=False)
+        found = (
+            self.published.shapes() if self.published else self._with_base(read_shapes, check=False)
+        )
         self._check_described(found)
         return found
 
@@ -101,7 +116,10 @@ class Pretrained:
                 f"and refers to {place}; give the right one with base=RUN"
             )
         under = open_pretrained(str(place), "base")
-        beneath = under._with_base(read, check=check, below=below + 1)
+        if under.published:
+            beneath = under.tensors() if check else under.shapes()
+        else:
+            beneath = under._with_base(read, check=check, below=below + 1)
         if check and backbone_hash(beneath) != base.hash:
             raise CheckpointError(
                 f"{place} is not the backbone that this model was trained on (hash "
@@ -139,14 +157,19 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     """Return the model at `path`, without its weights.
 
     Args:
-        path: A run directory, its `model/`, or one of its checkpoints.
+        path: A run directory, its `model/`, one of its checkpoints, a published model's folder,
+            or `hf:owner/name` to fetch that.
         key: The config key that named it, for errors.
         base: See `Pretrained`.
 
     Raises:
         CheckpointError: There is none, it is unfinished, or its parts do not belong together.
     """
-    weights, folder = find_model(Path(path).expanduser(), key)
+    place = fetch(path, key) if path.startswith(HUB) else Path(path).expanduser()
+    if is_published(place):
+        found = open_folder(place, key)
+        return Pretrained(place, place, found.description, found.tokenizer, base, published=found)
+    weights, folder = find_model(place, key)
     description = read_description(folder)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     if tokenizer.hash != description.tokenizer_hash or tokenizer.size != description.vocabulary:

@@ -174,7 +174,8 @@ def _silence_launcher() -> None:
 def _overrides(config: DictConfig) -> list[str]:
     """Return what was typed; of a job of a sweep, what is its own, and where it goes."""
     typed = choices.typed_overrides()
-    folder = OmegaConf.select(config, "run.dir")
+    # Of `predict`, `run` is no group of keys.
+    folder = config.run.get("dir") if OmegaConf.is_dict(config.get("run")) else None
     if folder is None:
         return typed
     return [*(word for word in typed if not word.startswith("run.dir=")), f"run.dir='{folder}'"]

@@ -58,13 +58,17 @@ class Source:
 
     @cached_property
     def pretraining(self) -> tuple[Pretrained, DictConfig]:
-        """The language-model run at the root of `init_from`, and its config.
+        """The language model at the root of `init_from`, and the config of the run that made it.
+
+        A published model has no such run: the config is this run's own.
 
         Raises:
             CheckpointError: The run directory of an ancestor is gone, or none trained on text.
         """
         start = self.start
         for _ in range(100):
+            if start.published is not None:
+                return start, self.config
             run = RunDirectory(start.folder.parent)
             try:
                 config = read_stored(run.config, run.read_command(), "init_from")
@@ -96,7 +100,8 @@ class Source:
     @property
     def length(self) -> int:
         """Tokens of a block in pretraining; later positions may never have been trained."""
-        own = self.pretraining[1].data.get("length")
+        start, config = self.pretraining
+        own = None if start.published is not None else config.data.get("length")
         return int(own or self.shape.positions)
 
     def model(self, trained: TransferModel, tensors: Mapping[str, Tensor]) -> TransferModel:
@@ -116,6 +121,11 @@ class Source:
             wanted = set(head.state_dict())
             if not {f"{prefix}{each}" for each in wanted} <= tensors.keys():
                 tensors = self.pretraining[0].tensors()
+            if not {f"{prefix}{each}" for each in wanted} <= tensors.keys():
+                raise CheckpointError(
+                    f"init_from: {self.pretraining[0].weights} brings no language-model head, so "
+                    "there is no pretraining to go back to"
+                )
             head.load_state_dict({each: tensors[f"{prefix}{each}"] for each in wanted})
             head.to(own.device).requires_grad_(requires_grad=False)
         return TransferModel(trained.backbone, heads)
@@ -130,6 +140,10 @@ class Source:
         if self.config.source.data is not None:
             own = self.config
             found = build(own.source.data, "source.data", TextData)
+        elif self.pretraining[0].published is not None:
+            raise CheckpointError(
+                f"init_from: {self.pretraining[0].weights} brings no text along; {CURE}"
+            )
         else:
             own = self.pretraining[1].copy()
             own.data_dir = datasets.data_dir_of(own, self.config)

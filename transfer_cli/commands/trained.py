@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from transfer_cli.commands import compose, pretrained
@@ -14,6 +14,8 @@ from transfer_cli.config.stored import read_stored
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError
+from transfer_cli.interop.folder import is_published
+from transfer_cli.interop.hub import HUB
 from transfer_cli.model.meta import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import load_pretrained
@@ -35,13 +37,17 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     """Return the run at `path`, on the device.
 
     Args:
-        path: The run directory.
+        path: The run directory, or a published model: its folder, or `hf:owner/name`.
         precision: With the device.
         base: Where the model lies that the run refers to, if not where it was.
 
     Raises:
         CheckpointError: There is no run, it has not finished, or its weights lack a part.
     """
+    start = _published(path)
+    if start is not None:
+        config = OmegaConf.create({"data": {"length": None}, "data_dir": "", "seed": 0})
+        return _open(config, start, precision)
     run = RunDirectory.open(Path(path).expanduser(), "run")
     config = read_stored(run.config, run.read_command(), "run")
     if not (run.model / "weights.safetensors").exists():
@@ -50,23 +56,37 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
             f"resume={path}"
         )
     start = pretrained.open_pretrained(str(run.path), key="run", base=base)
+    return _open(config, start, precision)
+
+
+def _published(path: str) -> Pretrained | None:
+    """Return the published model at `path`; None where there is none."""
+    if path.startswith(HUB) or is_published(Path(path).expanduser()):
+        return pretrained.open_pretrained(path, key="run")
+    return None
+
+
+def _open(config: DictConfig, start: Pretrained, precision: Precision) -> Trained:
     tensors = start.tensors()
-    planned, objective = _objective(start), _objective(start)
+    planned, objective = objective_of(start), objective_of(start)
     with without_weights():  # a head of absurd size is refused before there is one
-        _load(start, planned, tensors)
-    model = _load(start, objective, tensors)
+        load_trained(start, planned, tensors)
+    model = load_trained(start, objective, tensors)
     model.to(precision.device)
     model.eval()
     return Trained(config, start, objective, model)
 
 
-def _objective(start: Pretrained) -> Objective:
+def objective_of(start: Pretrained) -> Objective:
+    """Return what a model was trained for, bound to its tokenizer and labels."""
     objective: Objective = build(start.description.objective, "objective", Objective)
     objective.bind(Facts(start.tokenizer, start.description.labels))
     return objective
 
 
-def _load(start: Pretrained, objective: Objective, tensors: Mapping[str, Tensor]) -> TransferModel:
+def load_trained(
+    start: Pretrained, objective: Objective, tensors: Mapping[str, Tensor]
+) -> TransferModel:
     """Return the model, filled.
 
     Raises:

@@ -19,6 +19,8 @@ class Command:
         composes: Whether it takes Hydra overrides.
         scales: Whether several processes can work on it (`devices=N`).
         makes_runs: Whether it leaves a run directory.
+        typed: The key of a text that may also be typed alone, and is never read as more than text.
+        lists: Keys of several such texts.
     """
 
     summary: str
@@ -30,6 +32,8 @@ class Command:
     composes: bool = True
     scales: bool = False
     makes_runs: bool = False
+    typed: str = ""
+    lists: tuple[str, ...] = ()
 
 
 _MODULES = "transfer_cli.commands"
@@ -126,16 +130,95 @@ accuracy and macro-F1 for a classifier. `data=` scores other data that fits the 
 PREDICT = Command(
     summary="label texts with a fine-tuned run",
     text="""\
-Reads texts from a file or standard input and writes one JSON line for each, in input order, with
-the label and the probability of every label. Works on any amount of text in bounded memory.""",
+Reads texts from a file or standard input and writes a JSON line or a row of a table for each, in
+input order, with the label and the probability of every label. Works on any amount of text in
+bounded memory. Of several runs it writes the mean of their probabilities.""",
     function=f"{_MODULES}.predict.predict",
-    keys=("run", "input", "output", "format", "text", "pair", "batch", "device", "precision"),
+    keys=(
+        "run",
+        "input",
+        "output",
+        "format",
+        "output_format",
+        "text",
+        "pair",
+        "keep",
+        "errors",
+        "batch",
+        "device",
+        "precision",
+    ),
     examples=(
         ("echo 'Who wrote Hamlet ?' | transfer predict run=runs/finetune/RUN", "one text"),
         ("transfer predict run=RUN input=questions.txt output=labels.jsonl", "one text a line"),
         ("transfer predict run=RUN input=table.csv text=question", "a column of a table"),
+        (
+            "transfer predict run=[RUN,RUN] input=a.csv output=b.csv keep=true errors=skip",
+            "two runs together; all columns; rows that cannot be read are left out",
+        ),
     ),
     scales=True,
+)
+
+GENERATE = Command(
+    summary="let a causal language model go on with a text",
+    text="""\
+Goes on with a text by a run of `objective=clm`, and shows the words as they come. The text stands
+behind `prompt=` or alone, in quotes, and may hold any characters. Each token is drawn from what
+the model predicts, `top_p` and `top_k` leave out what is unlikely, and `temperature=0` takes the
+likeliest; the same `seed` makes the same text.""",
+    function=f"{_MODULES}.generate.generate",
+    keys=(
+        "run",
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+        "stop",
+        "samples",
+        "output",
+    ),
+    examples=(
+        ("transfer generate run=runs/pretrain/RUN 'Once upon a time'", "a text"),
+        ("transfer generate run=RUN 'Once upon a time' temperature=0 stop=.", "a greedy sentence"),
+        ("transfer generate run=RUN prompt=- samples=5 output=texts.jsonl < story.txt", "five"),
+    ),
+    typed="prompt",
+    lists=("stop",),
+)
+
+FILL = Command(
+    summary="fill the gaps of a text by a masked language model",
+    text="""\
+Shows what a run of `objective=mlm` would put where a text has `[MASK]`: the likeliest words for
+each gap, with their probabilities, and the text with the best of them.""",
+    function=f"{_MODULES}.fill.fill_gaps",
+    keys=("run", "text", "top", "output", "device", "precision"),
+    examples=(
+        ("transfer fill run=runs/pretrain/RUN 'The capital of [MASK] is Paris .'", "one gap"),
+        ("transfer fill run=RUN 'The [MASK] of France is [MASK] .' top=10", "two of them"),
+        ("transfer fill run=RUN text='The [MASK] .' output=- | jq .filled", "as JSON"),
+    ),
+    typed="text",
+)
+
+EXPORT = Command(
+    summary="write a run as a folder that other libraries load",
+    text="""\
+Writes the model of a run for use without this tool. `format=hf` writes what Hugging Face's
+`transformers` loads by `AutoModel...from_pretrained`, with the tokenizer, the names of the labels
+and a model card, where the model is one of a published family: GPT-2, BERT, DistilBERT, RoBERTa or
+ELECTRA. Low-rank updates are folded in; what has no place there is refused by name. `format=onnx`
+writes any model as an ONNX graph, checked against torch.""",
+    function=f"{_MODULES}.export.export",
+    keys=("run", "to", "format", "head", "base"),
+    examples=(
+        ("transfer export run=runs/finetune/RUN to=my-classifier", "for transformers"),
+        ("transfer export run=RUN to=graph format=onnx", "for ONNX runtimes"),
+        ("transfer export run=RUN to=encoder head=false", "the backbone alone"),
+    ),
 )
 
 PREPARE = Command(
@@ -287,6 +370,9 @@ ALL: dict[str, Command] = {
     "lr-find": LR_FIND,
     "evaluate": EVALUATE,
     "predict": PREDICT,
+    "generate": GENERATE,
+    "fill": FILL,
+    "export": EXPORT,
     "report": REPORT,
     "diff": DIFF,
     "presets": PRESETS,

@@ -236,20 +236,26 @@ class EvaluateConfig(SharedConfig):
 class PredictConfig:
     """What `predict` takes."""
 
-    run: str = MISSING
-    """The fine-tuned run directory that answers."""
+    run: Any = MISSING
+    """The fine-tuned run directory that answers, or several: the mean of their probabilities."""
     base: str | None = None
     """Where the model lies that the run refers to, if it is not where it was."""
     input: str = "-"
     """A file of texts; -: standard input."""
     output: str = "-"
-    """The JSON lines file to write; -: standard output."""
+    """The file to write; -: standard output."""
     format: str = "auto"
-    """auto (by the file's ending), text (one a line), jsonl, csv or tsv."""
+    """Of the input: auto (by the file's ending), text (one a line), jsonl, csv or tsv."""
+    output_format: str = "auto"
+    """auto (by the output's ending, else jsonl), jsonl, csv or tsv."""
     text: str = "text"
     """The column or field with the text."""
     pair: str | None = None
     """The column or field with the second text, for tasks on pairs."""
+    keep: bool = False
+    """Carry the other columns of the input along in the output."""
+    errors: str = "stop"
+    """What a row that cannot be read does: stop, or skip (it is reported and left out)."""
     batch: int = 32
     """Texts that pass through the model at once."""
     device: str = "auto"
@@ -258,6 +264,72 @@ class PredictConfig:
     """How many processes to start on this machine, one a GPU; leave it out under torchrun."""
     timeout_minutes: float = 30.0
     """How long a process waits for another one before it gives up."""
+
+
+@dataclass
+class GenerateConfig:
+    """What `generate` takes."""
+
+    run: str = MISSING
+    """The run directory of a causal language model."""
+    base: str | None = None
+    """Where the model lies that the run refers to, if it is not where it was."""
+    prompt: Any = MISSING
+    """The text to go on with; -: standard input."""
+    max_tokens: int = 100
+    """Tokens that are added at most."""
+    temperature: float = 1.0
+    """Above 1 for more surprising text, below for less; 0: always the likeliest token (greedy)."""
+    top_k: int | None = None
+    """Draw from so many of the likeliest tokens alone; none: from all."""
+    top_p: float = 0.95
+    """Draw from the likeliest tokens that together have this probability (the nucleus); 1: all."""
+    seed: int = 0
+    """Everything random follows from it."""
+    stop: Any = None
+    """A text, or a list of them, before which the result ends; none: it ends by itself."""
+    samples: int = 1
+    """How many continuations are made, side by side."""
+    cache: bool = True
+    """Keep what was computed of earlier tokens; the text is the same without, and takes longer."""
+    output: str | None = None
+    """A JSON lines file to write the texts to; -: standard output; none: they are only printed."""
+    device: str = "auto"
+    precision: str = "auto"
+
+
+@dataclass
+class FillConfig:
+    """What `fill` takes."""
+
+    run: str = MISSING
+    """The run directory of a masked language model."""
+    base: str | None = None
+    """Where the model lies that the run refers to, if it is not where it was."""
+    text: Any = MISSING
+    """A text with [MASK] in each gap."""
+    top: int = 5
+    """How many candidates are shown for a gap."""
+    output: str | None = None
+    """A JSON lines file to write all to; -: standard output; none: it is only printed."""
+    device: str = "auto"
+    precision: str = "auto"
+
+
+@dataclass
+class ExportConfig:
+    """What `export` takes."""
+
+    run: str = MISSING
+    """A run directory, or a published model: its folder, or `hf:owner/name`."""
+    to: str = MISSING
+    """The folder to write; there must be none of that name."""
+    format: str = "hf"
+    """hf: a folder that Hugging Face's libraries load; onnx: a graph for ONNX runtimes."""
+    head: bool = True
+    """Whether the classifier or the language model's head goes along; false: the backbone alone."""
+    base: str | None = None
+    """Where the model lies that the run refers to, if it is not where it was."""
 
 
 @dataclass
@@ -283,6 +355,9 @@ COMMANDS: dict[str, type] = {
     "finetune": FinetuneConfig,
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
+    "generate": GenerateConfig,
+    "fill": FillConfig,
+    "export": ExportConfig,
     "prepare": PrepareConfig,
     "inspect": InspectConfig,
 }

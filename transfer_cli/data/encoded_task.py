@@ -12,6 +12,7 @@ Legend: B examples, T positions.
 
 import logging
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -74,7 +75,7 @@ class EncodedTask:
         pairs = any(example.pair is not None for example in examples)
         self._firsts = np.array(firsts, dtype=np.int64) if pairs else None
         self._starts = np.cumsum(self.lengths) - self.lengths
-        self._tokens = np.fromiter((t for row in rows for t in row), np.int32, self.lengths.sum())
+        self._tokens = np.fromiter(chain.from_iterable(rows), np.int32, self.lengths.sum())
 
     def __len__(self) -> int:
         """Return the number of examples."""

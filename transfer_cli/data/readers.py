@@ -1,6 +1,7 @@
 r"""Read text and tables line by line, strictly, in bounded memory.
 
-Everything that can be wrong with a file ends as a `DataError` that names the file and the line.
+Everything that can be wrong with a file ends as a `DataError` that names the file and the line. Of
+what is wrong with one row alone, whoever reads may be told (`on_error`), and the rest is read on.
 Only `\n` and `\r\n` end a line; other characters that Unicode calls line ends belong to the text.
 """
 
@@ -10,7 +11,7 @@ import json
 import lzma
 import math
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import BinaryIO, Protocol
 
 import zstandard
 
+from transfer_cli.data.packed import PACKINGS, Unpacked
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.safe_files import STRICT_JSON
 
@@ -35,24 +37,39 @@ MAX_COLUMNS = 10_000
 MAX_LABEL_CHARACTERS = 1000
 """A longer label is a text in the wrong column. Results and messages repeat labels."""
 
-MAX_UNPACKED_RATIO = 200
-"""A packed file that grows more than this, beyond the first GiB, is no text.
-
-Text is packed to a third or a tenth, logs and tables to a fiftieth.
-"""
-
-UNPACKED_FREELY_BYTES = 2**30
-"""How much may come out of any packed file: a small one can hold what a person wants repeated."""
-
-MAX_WINDOW_BYTES = 2**28
-"""Memory that unpacking may take. Files of `xz -9` need 64 MiB, of `zstd --ultra -22` 128 MiB."""
-
 TABLE_FORMATS = ("csv", "tsv", "jsonl")
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 2**20
 _MOST_LISTED = 20
+_REREAD = 8
+"""How often lines may be read again on average, while rows are looked for after broken ones."""
+
+OnError = Callable[[DataError], None]
+"""Told what is wrong with a row; returns to have the rest read, or raises."""
+
+
+def refuse(error: DataError) -> None:
+    """Raise the error: one broken row is enough to read no more."""
+    raise error
+
+
+class BrokenLine(str):
+    """A line that cannot be read: its text as far as there is one, so that its quotes count.
+
+    Attributes:
+        error: What is wrong with it.
+    """
+
+    error: DataError
+
+    @classmethod
+    def of(cls, text: str, error: DataError) -> "BrokenLine":
+        """Return the line with its error."""
+        line = cls(text)
+        line.error = error
+        return line
 
 
 @dataclass(frozen=True)
@@ -99,6 +116,11 @@ def format_of(path: Path) -> str | None:
     return suffix[1:] if suffix[1:] in TABLE_FORMATS else None
 
 
+def is_packed(path: Path) -> bool:
+    """Return whether a file's name says that its content is packed."""
+    return path.suffix in PACKINGS
+
+
 def check_readable(path: Path) -> None:
     """Raise `DataError` unless there is a file with something in it at `path`."""
     try:
@@ -116,8 +138,8 @@ def open_file(path: Path) -> BinaryIO:
     """Open a file for reading bytes, unpacked if its name ends with `.gz`, `.xz` or `.zst`."""
     check_readable(path)
     try:
-        if path.suffix in _PACKINGS:
-            return io.BufferedReader(_Unpacked(path), _BUFFER_BYTES)
+        if path.suffix in PACKINGS:
+            return io.BufferedReader(Unpacked(path), _BUFFER_BYTES)
         return path.open("rb")
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
@@ -129,7 +151,7 @@ def _numbered_lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _suffix(path: Path) -> str:
-    name = path.with_suffix("") if path.suffix in _PACKINGS else path
+    name = path.with_suffix("") if path.suffix in PACKINGS else path
     return name.suffix.lower()
 
 
@@ -142,108 +164,18 @@ def _missing(path: Path) -> DataError:
     return DataError(f"{path} does not exist.{hint}{place}")
 
 
-class _Piece(Protocol):
-    """What unpacks one of the pieces that a packed file is made of."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-@dataclass(frozen=True)
-class _Packing:
-    """A way of packing.
-
-    Args:
-        begin: Makes what unpacks a piece.
-        read_bytes: How much is unpacked at once: less than 128 MiB can come of it.
-    """
-
-    begin: Callable[[], _Piece]
-    read_bytes: int
-
-
-_PACKINGS = {
-    # 1032 times as much comes out, at most.
-    ".gz": _Packing(lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), 2**15),
-    # About 7000 times.
-    ".xz": _Packing(lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES), 2**12),
-    # A block of 4 bytes can unpack to 128 KiB.
-    ".zst": _Packing(
-        lambda: zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj(), 2**12
-    ),
-}
-
-
-class _Unpacked(io.RawIOBase):
-    """Unpacked content of a file of any number of packed pieces.
-
-    The libraries' own readers take as much memory as the file asks for, or a file that was cut off
-    for a complete one.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._packing = _PACKINGS[path.suffix]
-        self._source = path.open("rb")
-        self._piece: _Piece | None = None
-        self._ready = memoryview(b"")
-        self._num_packed = self._num_unpacked = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
-        while not self._ready:
-            packed = self._source.read(self._packing.read_bytes)
-            if not packed:
-                if self._piece is not None:
-                    raise EOFError("the file ends too early")
-                return 0
-            self._ready = memoryview(self._unpack(packed))
-            self._check_ratio(len(packed), len(self._ready))
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        self._source.close()
-        super().close()
-
-    def _unpack(self, packed: bytes) -> bytes:
-        unpacked = []
-        while packed:
-            if self._piece is None:
-                packed = packed.lstrip(b"\0")  # pieces may be filled up with zeros
-                if not packed:
-                    break
-                self._piece = self._packing.begin()
-            unpacked.append(self._piece.decompress(packed))
-            packed = b""
-            if self._piece.eof:
-                packed = self._piece.unused_data
-                self._piece = None
-        return b"".join(unpacked)
-
-    def _check_ratio(self, num_packed: int, num_unpacked: int) -> None:
-        self._num_packed += num_packed
-        self._num_unpacked += num_unpacked
-        free = self._num_unpacked <= UNPACKED_FREELY_BYTES
-        if not free and self._num_unpacked > MAX_UNPACKED_RATIO * self._num_packed:
-            raise DataError(
-                f"{self._path}: unpacks to more than {MAX_UNPACKED_RATIO} times its size, which no "
-                "text does. If it is right, unpack it yourself and name the unpacked file."
-            )
-
-
 # ---------------------------------------------------------------------------------- lines
 
 
+class LineStream(Protocol):
+    """What lines are read from."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Return the bytes up to the end of the line, at most `size`; none at the end."""
+
+
 def numbered_lines(
-    stream: BinaryIO, name: str, encoding: str = "utf-8"
+    stream: LineStream, name: str, encoding: str = "utf-8"
 ) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line without its end).
 
@@ -256,6 +188,24 @@ def numbered_lines(
         DataError: The stream is empty, cannot be unpacked, or a line is too long, holds a NUL byte
             or a byte that the encoding does not have.
     """
+    return sound_lines(all_lines(stream, name, encoding), refuse)
+
+
+def sound_lines(lines: Iterable[tuple[int, str]], on_error: OnError) -> Iterator[tuple[int, str]]:
+    """Yield the lines that can be read; `on_error` is told of the others."""
+    for number, line in lines:
+        if isinstance(line, BrokenLine):
+            on_error(line.error)
+        else:
+            yield number, line
+
+
+def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+    """Yield as `numbered_lines`, with a `BrokenLine` in place of each that cannot be read.
+
+    Raises:
+        DataError: The stream is empty, cannot be unpacked, or is UTF-16.
+    """
     number = 0
     while raw := _read_line(stream, name, number + 1):
         if number == 0:
@@ -263,24 +213,28 @@ def numbered_lines(
             if not raw:
                 break
         number += 1
+        if len(raw) > MAX_LINE_BYTES:
+            size = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
+            error = DataError(f"{name}, line {number}: {size}. Is this text?")
+            yield number, BrokenLine.of("", error)
+            # Only now: who stops here does not wait for the end of the line, if it has one.
+            while raw and not raw.endswith(b"\n"):
+                raw = _read_line(stream, name, number)
+            continue
         raw = raw[:-2] if raw.endswith(b"\r\n") else raw.removesuffix(b"\n")
         yield number, _decode(raw, name, number, encoding)
     if number == 0:
         raise DataError(f"{name} is empty.")
 
 
-def _read_line(stream: BinaryIO, name: str, number: int) -> bytes:
+def _read_line(stream: LineStream, name: str, number: int) -> bytes:
+    """Return the next line, cut after one byte more than it may have."""
     try:
-        raw = stream.readline(MAX_LINE_BYTES + 1)
+        return stream.readline(MAX_LINE_BYTES + 1)
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
         raise DataError(
             f"{name}, line {number}: cannot be read on ({error}). Is the file damaged or cut off?"
         ) from error
-    if len(raw) > MAX_LINE_BYTES:
-        raise DataError(
-            f"{name}, line {number}: longer than {MAX_LINE_BYTES // 2**20} MiB. Is this text?"
-        )
-    return raw
 
 
 def _decode(raw: bytes, name: str, number: int, encoding: str) -> str:
@@ -288,21 +242,29 @@ def _decode(raw: bytes, name: str, number: int, encoding: str) -> str:
         raise DataError(f"{name}, line 1: begins as UTF-16 does. Save the file as UTF-8.")
     zero = raw.find(b"\0")
     if zero >= 0:
-        raise DataError(f"{name}, line {number}: NUL byte at offset {zero}. Is this a text file?")
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name}, line {number}: byte 0x{raw[error.start]:02X} at offset {error.start} of the "
-            "line is not UTF-8. Save the file as UTF-8."
-        ) from error
+        wrong = f"NUL byte at offset {zero}. Is this a text file?"
+    else:
+        try:
+            return raw.decode(encoding)
+        except UnicodeDecodeError as error:
+            wrong = (
+                f"byte 0x{raw[error.start]:02X} at offset {error.start} of the line is not UTF-8. "
+                "Save the file as UTF-8."
+            )
+    error_found = DataError(f"{name}, line {number}: {wrong}")
+    return BrokenLine.of(raw.decode(encoding, errors="replace"), error_found)
 
 
 # -------------------------------------------------------------------------------- records
 
 
 def table_records(
-    lines: Iterable[tuple[int, str]], name: str, table_format: str, *, header: bool = True
+    lines: Iterable[tuple[int, str]],
+    name: str,
+    table_format: str,
+    *,
+    header: bool = True,
+    on_error: OnError = refuse,
 ) -> Iterator[Record]:
     """Yield the rows of a table, whose lines are given, one by one.
 
@@ -310,20 +272,28 @@ def table_records(
     line ends; TSV has none: a quote there is a quote.
 
     Args:
-        lines: Numbered lines.
+        lines: Numbered lines; of `all_lines`, where broken ones are to be told of.
         name: What to call the table in messages.
         table_format: One of `TABLE_FORMATS`.
         header: Whether the first row names the columns; without it they are called "1", "2" and so
             on. JSON lines name their values themselves.
+        on_error: Told of each row that is ragged or broken, which is left out. After a broken row
+            of several lines, rows are looked for from its second line on.
 
     Raises:
-        DataError: A row that is ragged or broken, two columns of one name, or no rows.
+        DataError: As `on_error` does; the first row is broken or names a column twice; no rows.
     """
-    if table_format == "jsonl":
-        records = json_records(lines, name)
-    else:
-        records = _delimited_records(lines, name, table_format, header=header)
     empty = True
+
+    def note(error: DataError) -> None:
+        nonlocal empty
+        empty = False
+        on_error(error)
+
+    if table_format == "jsonl":
+        records = json_records(lines, name, note)
+    else:
+        records = _delimited_records(_Rows(lines, name, table_format, note), header=header)
     for record in records:
         empty = False
         yield record
@@ -331,11 +301,19 @@ def table_records(
         raise DataError(f"{name} has no rows.")
 
 
-def json_records(lines: Iterable[tuple[int, str]], name: str) -> Iterator[Record]:
-    """Yield the objects of JSON lines; empty lines are left out."""
-    for number, line in lines:
-        if line and not line.isspace():
-            yield Record(number, _json_object(line, f"{name}, line {number}"))
+def json_records(
+    lines: Iterable[tuple[int, str]], name: str, on_error: OnError = refuse
+) -> Iterator[Record]:
+    """Yield the objects of JSON lines; empty lines are left out, and lines that are no objects."""
+    for number, line in sound_lines(lines, on_error):
+        if not line or line.isspace():
+            continue
+        try:
+            fields = _json_object(line, f"{name}, line {number}")
+        except DataError as error:
+            on_error(error)
+        else:
+            yield Record(number, fields)
 
 
 def text_of(record: Record, column: str, name: str) -> str:
@@ -412,24 +390,27 @@ def _json_kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _delimited_records(
-    lines: Iterable[tuple[int, str]], name: str, table_format: str, *, header: bool
-) -> Iterator[Record]:
+def _delimited_records(rows: "_Rows", *, header: bool) -> Iterator[Record]:
     columns: list[str] | None = None
     expected = "the first row"
-    for number, row in _rows(lines, name, table_format):
+    for number, row in rows:
         if columns is None:
             columns = row if header else [str(place + 1) for place in range(len(row))]
-            _check_columns(columns, f"{name}, line {number}")
+            _check_columns(columns, f"{rows.name}, line {number}")
             expected = f"the {'header' if header else 'row'} in line {number}"
+            # Without the names of the columns nothing can be read; from here on it can.
+            rows.tolerate()
             if header:
                 continue
-        if len(row) != len(columns):
-            raise DataError(
-                f"{name}, line {number}: {_columns(len(row))}, but {expected} has {len(columns)}. "
-                f"{_RAGGED_CURE[table_format]}"
+        if len(row) == len(columns):
+            yield Record(number, dict(zip(columns, row, strict=True)))
+        else:
+            rows.on_error(
+                DataError(
+                    f"{rows.name}, line {number}: {_columns(len(row))}, but {expected} has "
+                    f"{len(columns)}. {_RAGGED_CURE[rows.table_format]}"
+                )
             )
-        yield Record(number, dict(zip(columns, row, strict=True)))
 
 
 _RAGGED_CURE = {
@@ -450,53 +431,112 @@ def _check_columns(columns: list[str], where: str) -> None:
         raise DataError(f"{where}: the column {twice[0][:80]!r} is there twice. Rename one.")
 
 
+class _LongRowError(DataError):
+    """A row that is too long, after which there may be others: the file itself can be read."""
+
+
 class _RowLines:
-    """Lines for a CSV reader, which takes as many as a row goes on for."""
+    """Lines for a CSV reader, which takes as many as a row goes on for.
+
+    Attributes:
+        taken: The lines of the row that is being read, with their numbers.
+    """
 
     def __init__(self, lines: Iterable[tuple[int, str]], name: str) -> None:
         self._lines = iter(lines)
         self._name = name
-        self._first = 1
+        self._again: deque[tuple[int, str]] = deque()
+        self._spare = _REREAD * MAX_LINE_BYTES
         self._size = 0
+        self.taken: list[tuple[int, str]] = []
 
-    def begin_row(self, line: int) -> None:
-        self._first, self._size = line, 0
+    def begin_row(self) -> None:
+        """Forget the lines of the row before."""
+        self._size = 0
+        self.taken.clear()
+
+    def give_back(self) -> None:
+        """Have the lines of a broken row read again, without its first one.
+
+        A quote that is missing makes one row of all that follows. What is read again has a limit,
+        or a hostile file could take a time that is the square of its size.
+        """
+        size = self._size - len(self.taken[0][1])
+        if size <= self._spare:
+            self._spare -= size
+            self._again.extendleft(reversed(self.taken[1:]))
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
-        _, line = next(self._lines)
-        self._size += len(line) + 1
+        if self._again:
+            found = self._again.popleft()
+        else:
+            found = next(self._lines)
+            self._spare += _REREAD * len(found[1])
+        self.taken.append(found)
+        self._size += len(found[1]) + 1
         if self._size > MAX_LINE_BYTES:
-            raise DataError(
-                f"{self._name}, line {self._first}: a row that is longer than "
+            raise _LongRowError(
+                f"{self._name}, line {self.taken[0][0]}: a row that is longer than "
                 f"{MAX_LINE_BYTES // 2**20} MiB. Is a quote missing?"
             )
-        return line + "\n"
+        return found[1] + "\n"
 
 
-def _rows(
-    lines: Iterable[tuple[int, str]], name: str, table_format: str
-) -> Iterator[tuple[int, list[str]]]:
-    """Yield (first line, values) of every row that is not empty."""
-    # The limit is the process's, not the reader's; its default of 128 KiB is less than a long text.
-    csv.field_size_limit(2 * MAX_LINE_BYTES)
-    given = _RowLines(lines, name)
-    if table_format == "csv":
-        reader = csv.reader(given, strict=True)
-    else:
-        reader = csv.reader(given, delimiter="\t", quoting=csv.QUOTE_NONE)
-    while True:
-        first = reader.line_num + 1
-        given.begin_row(first)
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise DataError(
-                f"{name}, line {first}: a broken row ({error}). Is a quote missing or too many?"
-            ) from error
-        if row is None:
-            return
-        if row:
-            yield first, row
+class _Rows:
+    """Rows of values with the number of their first line; empty ones are left out.
+
+    Args:
+        lines: Numbered lines.
+        name: Of the table.
+        table_format: csv or tsv.
+        on_error: Told of broken rows, once `tolerate` was called; until then they are refused.
+    """
+
+    def __init__(
+        self, lines: Iterable[tuple[int, str]], name: str, table_format: str, on_error: OnError
+    ) -> None:
+        # The limit is the process's, not the reader's; its default of 128 KiB is less than a long
+        # text.
+        csv.field_size_limit(2 * MAX_LINE_BYTES)
+        self.name = name
+        self.table_format = table_format
+        self.on_error: OnError = refuse
+        self._on_error = on_error
+        self._lines = _RowLines(lines, name)
+        if table_format == "csv":
+            self._reader = csv.reader(self._lines, strict=True)
+        else:
+            self._reader = csv.reader(self._lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+    def tolerate(self) -> None:
+        """From now on, tell of broken rows and go on."""
+        self.on_error = self._on_error
+
+    def __iter__(self) -> Iterator[tuple[int, list[str]]]:
+        while True:
+            self._lines.begin_row()
+            try:
+                row = next(self._reader, None)
+            except (csv.Error, _LongRowError) as error:
+                self._give_up_row(error)
+                continue
+            if row is None:
+                return
+            broken = [line for _, line in self._lines.taken if isinstance(line, BrokenLine)]
+            if broken:
+                self.on_error(broken[0].error)
+            elif row:
+                yield self._lines.taken[0][0], row
+
+    def _give_up_row(self, error: Exception) -> None:
+        first = self._lines.taken[0][0]
+        self._lines.give_back()
+        if not isinstance(error, _LongRowError):
+            error = DataError(
+                f"{self.name}, line {first}: a broken row ({error}). Is a quote missing or too "
+                "many?"
+            )
+        self.on_error(error)

@@ -3,7 +3,8 @@
 A tokenizer is trained on the training text or loaded from a file, and saved with every model. Two
 promises hold for each of them, wherever it comes from:
 
-- `<unk>` in a text (rare words of WikiText) is exactly one token, the unknown token;
+- `<unk>` in a text (rare words of WikiText) is exactly one token, the unknown token, wherever a
+  tokenizer has one (GPT-2's has not: its one special token ends a text);
 - `[CLS]`, `[MASK]` and so on in a text are ordinary text: only we put in special tokens.
 
 Training is deterministic. The library's own is not: it numbers letters in the order of a hash table
@@ -33,12 +34,13 @@ UNKNOWN = "<unk>"
 SPECIALS = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
 
 # What files from elsewhere call them.
+_END_OF_TEXT = "<|endoftext|>"
 _NAMES = {
-    "pad": ("[PAD]", "<pad>"),
-    "unk": (UNKNOWN, "[UNK]"),
-    "cls": ("[CLS]", "<cls>"),
-    "sep": ("[SEP]", "<sep>"),
-    "mask": ("[MASK]", "<mask>"),
+    "pad": ("[PAD]", "<pad>", _END_OF_TEXT),
+    "unk": (UNKNOWN, "[UNK]", _END_OF_TEXT),
+    "cls": ("[CLS]", "<cls>", "<s>", _END_OF_TEXT),
+    "sep": ("[SEP]", "<sep>", "</s>", _END_OF_TEXT),
+    "mask": ("[MASK]", "<mask>", _END_OF_TEXT),
 }
 
 # Marks that open a word: byte-level BPE and SentencePiece.
@@ -77,7 +79,8 @@ class Tokenizer:
     Attributes:
         size: Size of the vocabulary.
         hash: Hexadecimal digest of everything that changes the output, whatever the file's format.
-        special: The five special tokens.
+        special: The five special tokens, which may be one and the same (GPT-2).
+        has_mask: Whether the mask token is one of its own.
         starts_word: `[size]`, True where a token begins a word.
 
     Raises:
@@ -91,7 +94,9 @@ class Tokenizer:
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(data))
         # Not part of the file format, so it has to be set each time.
         self._backend.encode_special_tokens = True
-        self._unknown = names["unk"]
+        # Where no token of its own stands for what is unknown, nothing is.
+        self._unknown = names["unk"] if names["unk"] != _END_OF_TEXT else UNKNOWN
+        self.has_mask = names["mask"] != _END_OF_TEXT
         self.hash = _digest(data)
 
         vocabulary = self._backend.get_vocab()
@@ -429,9 +434,11 @@ def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]
 def _with_our_rules(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """Return the file's content with our rules on how special tokens are found in text.
 
-    The unknown token is found in the text and becomes one token; the other four are not found.
+    The unknown token is found in the text and becomes one token; the other four are not found, nor
+    is one that stands for all five.
     """
     model = data["model"]
+    unknown = names["unk"] if names["unk"] != _END_OF_TEXT else None
     others = [a for a in data["added_tokens"] if a["content"] not in names.values()]
     # A tokenizer without vocabulary entry for a special token has it among the added tokens.
     tokens = {a["content"]: a["id"] for a in data["added_tokens"]}
@@ -444,10 +451,10 @@ def _with_our_rules(data: dict[str, Any], names: dict[str, str]) -> dict[str, An
             "content": name,
             "single_word": False,
             # The space before `<unk>` is not a token of its own.
-            "lstrip": name == names["unk"],
+            "lstrip": name == unknown,
             "rstrip": False,
             "normalized": False,
-            "special": name != names["unk"],
+            "special": name != unknown,
         }
         for name, number in numbers.items()
     ]

@@ -239,9 +239,23 @@ class Classifier(Protocol):
 
 
 def logits(
-    model: TransferModel, objective: Objective, data: Dataset, *, batch: int, precision: Precision
+    model: TransferModel,
+    objective: Objective,
+    data: Dataset,
+    *,
+    batch: int,
+    precision: Precision,
+    order: np.ndarray | None = None,
 ) -> Iterator[Tensor]:
-    """Yield each batch's logits of classes, in the order of the data.
+    """Yield each batch's logits of classes.
+
+    Args:
+        model: The model.
+        objective: The one whose classes they are.
+        data: The examples.
+        batch: How many pass through the model at once.
+        precision: Of the pass.
+        order: In which the examples are taken; None: in that of the data.
 
     Raises:
         ConfigError: The objective has no `class_logits`.
@@ -251,7 +265,7 @@ def logits(
             f"objective: {type(objective).__name__} has no class_logits, so it predicts no label"
         )
     model.eval()
-    for indices in in_portions(np.arange(len(data)), batch):
+    for indices in in_portions(np.arange(len(data)) if order is None else order, batch):
         view = on_device({"": data.batch(indices)}, precision.device)[""]
         with torch.inference_mode(), precision.context():
             yield objective.class_logits(model, view, Encoding(model, view)).cpu()

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transfer_cli.model.key_values import LayerKeyValues
+
 
 class SelfAttention(nn.Module):
     """Multi-head attention of a sequence on itself, with biases on all four products.
@@ -29,15 +31,26 @@ class SelfAttention(nn.Module):
         self.packed = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, hidden_BTD: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        allowed: Tensor | None,
+        *,
+        causal: bool,
+        kept: LayerKeyValues | None = None,
+    ) -> Tensor:
         """Return `[B, T, D]`.
 
         Args:
             hidden_BTD: The input.
             allowed: `attention_mask` of the batch; None when `causal` says everything.
             causal: Position t sees positions up to t only. Ignored when `allowed` is given.
+            kept: Keys and values of positions before these, which are seen too; it takes up those
+                of these.
         """
         query, key, value = self._split(hidden_BTD)
+        if kept is not None:
+            key, value = kept.extend(key, value)
         dropout = self.dropout if self.training else 0.0
         mixed_BHTW = F.scaled_dot_product_attention(
             query, key, value, attn_mask=allowed, dropout_p=dropout,

@@ -5,6 +5,7 @@ Legend: B batch, T positions, D width, L blocks.
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transfer_cli.model.attention import attention_mask
 from transfer_cli.model.block import Activation, Block, Residual
 from transfer_cli.model.dropout import Dropout
+from transfer_cli.model.key_values import KeyValues, LayerKeyValues, later_mask
 from transfer_cli.model.new_rows import NewRows
 
 Direction = Literal["auto", "causal", "bidirectional"]
@@ -229,6 +231,7 @@ class Backbone(nn.Module):
         segment_BT: Tensor | None = None,
         *,
         padded: bool = True,
+        kept: KeyValues | None = None,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
@@ -242,31 +245,50 @@ class Backbone(nn.Module):
             padded: Whether `mask_BT` is False anywhere; without padding attention is faster. A
                 batch tells (`batch.is_padded`); the mask may lie on a device that takes long to
                 ask.
+            kept: What is known of positions before these (causal models, without padding); what
+                is found out about these is added. The states are of these alone.
 
         Raises:
-            ValueError: The sequences are longer than the model's positions.
+            ValueError: The sequences are longer than the model's positions, or `kept` is given to
+                a bidirectional model.
         """
-        if tokens_BT.shape[1] > self.shape.positions:
+        before = 0 if kept is None else kept.length
+        if before + tokens_BT.shape[1] > self.shape.positions:
             raise ValueError(
-                f"a sequence of {tokens_BT.shape[1]} tokens is longer than the model's "
+                f"a sequence of {before + tokens_BT.shape[1]} tokens is longer than the model's "
                 f"{self.shape.positions} positions"
             )
-        allowed = attention_mask(mask_BT, causal=self.causal) if padded else None
-        states = [self.embed(tokens_BT, mask_BT, segment_BT)]
-        for block in self.blocks:
-            states.append(block(states[-1], allowed, causal=self.causal))
+        if kept is not None and not self.causal:
+            raise ValueError("what a bidirectional model computes changes with later tokens")
+        causal = self.causal
+        allowed = attention_mask(mask_BT, causal=causal) if padded else None
+        if before:
+            allowed, causal = later_mask(tokens_BT.shape[1], before, tokens_BT.device), False
+        states = [self.embed(tokens_BT, mask_BT, segment_BT, before=before)]
+        for block, layer in zip(self.blocks, self._layers(kept), strict=True):
+            states.append(block(states[-1], allowed, causal=causal, kept=layer))
         if self.shape.residual == "pre":
             states[-1] = self.final_norm(states[-1])
         return states
 
-    def embed(self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None = None) -> Tensor:
+    def _layers(self, kept: KeyValues | None) -> Sequence[LayerKeyValues | None]:
+        return [None] * len(self.blocks) if kept is None else kept.layers
+
+    def embed(
+        self,
+        tokens_BT: Tensor,
+        mask_BT: Tensor,
+        segment_BT: Tensor | None = None,
+        *,
+        before: int = 0,
+    ) -> Tensor:
         """Return the hidden states before the first block, `[B, T, D]`.
 
         A model with segments takes a missing `segment_BT` for zeros; one without ignores it. Of
-        more kinds than it has, the surplus counts as the last.
+        more kinds than it has, the surplus counts as the last. `before` tokens stand before these.
         """
         # Counting real tokens gives 0, 1, 2, ... on either side of which the padding lies.
-        position_BT = (mask_BT.long().cumsum(1) - 1).clamp(min=0)
+        position_BT = (mask_BT.long().cumsum(1) + (before - 1)).clamp(min=0)
         token_BTD = self.token_embedding(tokens_BT)
         if self.new_rows is not None:
             token_BTD = token_BTD + self.new_rows(tokens_BT)

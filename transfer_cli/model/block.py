@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transfer_cli.model.attention import SelfAttention
 from transfer_cli.model.dropout import Dropout
+from transfer_cli.model.key_values import LayerKeyValues
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
 Residual = Literal["pre", "post", "tutorial"]
@@ -82,19 +83,33 @@ class Block(nn.Module):
             {"after_attention": nn.Identity(), "after_feed_forward": nn.Identity()}
         )
 
-    def forward(self, hidden_BTD: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        allowed: Tensor | None,
+        *,
+        causal: bool,
+        kept: LayerKeyValues | None = None,
+    ) -> Tensor:
         """Return `[B, T, D]`; see `SelfAttention` for the arguments."""
-        if self.recomputed and torch.is_grad_enabled():
+        if self.recomputed and kept is None and torch.is_grad_enabled():
             # Chen et al. 2016. Inside of the block, so that what gathers a block's weights before
             # its passes does so for this one, too.
             run = partial(self._run, causal=causal)
             again: Tensor = checkpoint(run, hidden_BTD, allowed, use_reentrant=False)
             return again
-        return self._run(hidden_BTD, allowed, causal=causal)
+        return self._run(hidden_BTD, allowed, causal=causal, kept=kept)
 
-    def _run(self, hidden_BTD: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
+    def _run(
+        self,
+        hidden_BTD: Tensor,
+        allowed: Tensor | None,
+        *,
+        causal: bool,
+        kept: LayerKeyValues | None = None,
+    ) -> Tensor:
         def attend(z: Tensor) -> Tensor:
-            attended: Tensor = self.attention(z, allowed, causal=causal)
+            attended: Tensor = self.attention(z, allowed, causal=causal, kept=kept)
             return attended
 
         after_attention = self._sublayer(hidden_BTD, attend, self.attention_norm, "after_attention")

@@ -127,8 +127,17 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"{folder} holds no {WEIGHTS}: a run writes it when it is finished; before that, take "
             "one of its checkpoints/"
         )
+    return tensors_of(path)
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
     with _reading(path):
-        read_shapes(folder)
+        shapes_of(path)
         return load_file(path)
 
 
@@ -151,6 +160,15 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
     path = folder / WEIGHTS
     if not path.is_file():
         return read_weights(folder)  # which says why not
+    return shapes_of(path)
+
+
+def shapes_of(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file without their values, on the meta device.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
     with _reading(path):
         _check_header(path)
         with safe_open(path, framework="pt") as file:

@@ -110,10 +110,12 @@ class Classification(Objective):
             head.pooling = "mean"  # type: ignore[assignment]
             if self.pooler is None:
                 # What a frozen one has learnt to read is another vector.
-                has_pooler &= any(name.startswith(f"heads.{POOLER}.") for name in trains)
+                learns = any(name.startswith(f"heads.{POOLER}.") for name in trains)
+                has_pooler = has_pooler and learns
         decided = {"pooling": head.pooling}
         if POOLER in model.heads:
-            self.pooler = decided["pooler"] = has_pooler
+            self.pooler = has_pooler
+            decided["pooler"] = has_pooler  # type: ignore[assignment]
         return decided
 
     def _token_learns(self, model: TransferModel, trains: Set[str]) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import Facts, TextFacts
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
@@ -41,6 +42,11 @@ class MaskedLM(LanguageModel):
         """Work out which tokens may be hidden and which may be drawn in their place."""
         super().bind(facts)
         vocabulary = facts.vocabulary
+        if vocabulary.mask in (vocabulary.cls, vocabulary.pad):
+            raise ConfigError(
+                "objective: this tokenizer has no mask token of its own, so nothing can be hidden; "
+                "take objective=clm, or another tokenizer"
+            )
         eligible = torch.ones(vocabulary.size, dtype=torch.bool)
         eligible[sorted(vocabulary.special | {vocabulary.unk})] = False
         self._eligible = eligible

@@ -323,7 +323,7 @@ def find_model(path: Path, key: str) -> tuple[Path, Path]:
         _refuse_pickles(path.iterdir(), key)
         raise CheckpointError(
             f"{key}: {path} is neither a run directory nor its model/ folder "
-            "nor one of its checkpoints"
+            "nor one of its checkpoints, nor a published model (which has a config.json)"
         )
     return model, model
 

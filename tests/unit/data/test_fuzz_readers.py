@@ -1,5 +1,6 @@
 """Whatever stands in a text or a table, it is read or refused, and memory stays bounded."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzzing import altered, damaged, fuzz, memory_up_to
-from transfer_cli.data import readers
+from transfer_cli.data import packed, readers
 from transfer_cli.data.readers import MAX_COLUMNS, MAX_LABEL_CHARACTERS, MAX_LINE_BYTES
 from transfer_cli.data.tasks import Table, _read_trec
 from transfer_cli.errors import DataError
@@ -62,6 +63,24 @@ def test_fuzz_tables(content, table_format, header):
         for record in readers.table_records(lines, "a", table_format, header=header):
             readers.text_of(record, "text" if header else "1", "a")
             readers.label_of(record, "label" if header else "2", "a")
+
+    tried(read)
+
+
+@fuzz(300)
+@given(content=contents, table_format=st.sampled_from(["csv", "tsv", "jsonl"]))
+def test_fuzz_tables_that_are_read_on_after_bad_rows(content, table_format):
+    strict, errors = [], []
+    with contextlib.suppress(DataError):
+        lines = readers.numbered_lines(io.BytesIO(content), "a")
+        strict += readers.table_records(lines, "a", table_format)
+
+    def read():
+        lines = readers.all_lines(io.BytesIO(content), "a")
+        found = readers.table_records(lines, "a", table_format, on_error=errors.append)
+        assert [next(found) for _ in strict] == strict
+        rest = list(found)
+        assert errors or not rest
 
     tried(read)
 
@@ -211,7 +230,7 @@ def test_a_million_labels_are_refused_before_they_are_read(tmp_path):
 
 
 def test_what_unpacks_to_gigabytes_of_lines_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "UNPACKED_FREELY_BYTES", 8 * MIB)
+    monkeypatch.setattr(packed, "UNPACKED_FREELY_BYTES", 8 * MIB)
     for suffix, pack in PACKERS.items():
         path = tmp_path / f"a.txt{suffix}"
         path.write_bytes(pack(b"yes\n" * (8 * MIB)))

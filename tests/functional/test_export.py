@@ -1,0 +1,291 @@
+"""`transfer export`: what others load gives what we give."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.functional.conftest import LOOP, finished
+from tests.published import FAMILIES, TEXT, publish, reference
+from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.commands.trained import open_trained
+from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.tasks import Example
+from transfer_cli.engine.evaluate import logits
+from transfer_cli.engine.precision import Precision
+
+CPU = Precision("fp32", torch.device("cpu"))
+HEADS = {
+    "bert": ("", "MaskedLM", "PreTraining"), "distilbert": ("", "MaskedLM"),
+    "roberta": ("", "MaskedLM"), "electra": ("", "PreTraining", "MaskedLM"),
+    "gpt2": ("", "LMHeadModel"),
+}  # fmt: skip
+
+
+def our_logits(run, texts):
+    trained = open_trained(str(run), CPU)
+    shape = trained.start.description.shape
+    data = EncodedTask(
+        [Example(text) for text in texts], trained.start.tokenizer, shape.positions, shape.direction
+    )
+    found = logits(trained.model, trained.objective, data, batch=3, precision=CPU)
+    return torch.cat(list(found))
+
+
+def their_logits(folder, texts):
+    lib = reference()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = lib.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        tokenizer = lib.AutoTokenizer.from_pretrained(folder)
+        given = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    keys = {"input_ids", "attention_mask"}
+    with torch.no_grad():
+        return model(**{k: v for k, v in given.items() if k in keys}).logits, model
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [(family, kind) for family in FAMILIES for kind in HEADS[family]]
+)
+def test_import_export_import_gives_identical_tensors(transfer, tmp_path, family, kind):
+    publish(tmp_path / "first", family, kind)
+
+    ended = transfer("export", "run=first", "to=second")
+
+    assert ended.code == 0, ended.err
+    first, second = open_pretrained("first"), open_pretrained("second")
+    assert second.description == first.description
+    one, other = first.tensors(), second.tensors()
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert len(one) > 30
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_exported_is_what_the_reference_wrote(transfer, tmp_path, family):
+    """Tensor by tensor, under the reference's own names."""
+    kind = "LMHeadModel" if family == "gpt2" else "MaskedLM"
+    theirs = publish(tmp_path / "first", family, kind)
+
+    transfer("export", "run=first", "to=second")
+
+    lib = reference()
+    auto = lib.AutoModelForCausalLM if family == "gpt2" else lib.AutoModelForMaskedLM
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again, told = auto.from_pretrained("second", output_loading_info=True)
+    assert not told["missing_keys"]
+    tokens = torch.arange(2, 32).view(2, 15)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            again.eval()(tokens).logits, theirs(tokens).logits, atol=1e-6, rtol=0
+        )
+    old = lib.AutoTokenizer.from_pretrained("first")
+    new = lib.AutoTokenizer.from_pretrained("second")
+    for text in TEXT:
+        ids = [t(text, add_special_tokens=False)["input_ids"] for t in (old, new)]
+        assert ids[0] == ids[1]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def adapted(request, tmp_path_factory, questions):
+    """Return a run that fine-tuned a published model of each family, by low-rank updates."""
+    folder = tmp_path_factory.mktemp(request.param)
+    publish(folder / "published", request.param)
+    words = (
+        "data=table", f"data.train={questions}", f"init_from={folder / 'published'}", *LOOP,
+        "loop.steps=4", "adaptation=lora", "optimizer.lr=1e-2", f"run.dir={folder / 'run'}",
+        "objective.pooling=" + ("cls_last" if request.param == "gpt2" else "cls_first"),
+    )  # fmt: skip
+    finished("finetune", *words)
+    return folder / "run"
+
+
+def test_a_classifier_gives_the_same_logits_elsewhere(adapted, transfer):
+    texts = ["Where is the bridge, number 3 ?", "Who built it ?", *TEXT[:3]]
+
+    ended = transfer("export", f"run={adapted}", "to=out")
+
+    assert ended.code == 0, ended.err
+    theirs, model = their_logits("out", texts)
+    ours = our_logits(adapted, texts)
+    assert ours.std() > 1e-3
+    torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
+    assert model.config.id2label == {0: "person", 1: "place"}
+
+
+def test_the_card_says_where_the_model_comes_from(adapted, transfer, tmp_path):
+    transfer("export", f"run={adapted}", "to=out")
+
+    card = (tmp_path / "out" / "README.md").read_text()
+
+    assert card.startswith("---\nlicense: ")
+    for part in ("| data | table |", "| scheme | lora |", "| seed | 0 |", "transfer finetune",
+                 "init_from=published", "| accuracy |", "`person`, `place`"):  # fmt: skip
+        assert part in card, part
+    assert str(adapted.parent) not in card
+
+
+def test_our_own_causal_model_is_a_gpt2(transfer, finetuned):
+    texts = ["Where is Lima ?", "Who wrote the book about the old town of Riga ?", "Why ?"]
+
+    ended = transfer("export", f"run={finetuned}", "to=out")
+
+    assert ended.code == 0, ended.err
+    assert "GPT2ForSequenceClassification" in ended.out
+    theirs, _ = their_logits("out", texts)
+    torch.testing.assert_close(theirs, our_logits(finetuned, texts), atol=1e-5, rtol=0)
+
+
+def test_a_published_classifier_answers_here(transfer, tmp_path):
+    names = {0: "no", 1: "yes", 2: "maybe"}
+    theirs = publish(
+        tmp_path / "judge", "bert", "SequenceClassification",
+        id2label=names, label2id={name: number for number, name in names.items()},
+    )  # fmt: skip
+    (tmp_path / "texts.txt").write_text("\n".join(TEXT) + "\n")
+
+    ended = transfer("predict", "run=judge", "input=texts.txt", "output=labels.jsonl")
+
+    assert ended.code == 0, ended.err
+    tokenizer = reference().AutoTokenizer.from_pretrained("judge")
+    rows = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    assert len(rows) == len(TEXT)
+    for row in rows:
+        given = tokenizer(row["text"], return_tensors="pt")
+        with torch.no_grad():
+            expected = theirs(**given).logits.softmax(-1)[0].tolist()
+        assert list(row["probabilities"]) == ["no", "yes", "maybe"]
+        assert list(row["probabilities"].values()) == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["shards", "pickle", "pickled shards", "half", "old names"])
+def test_weights_are_read_however_they_are_stored(tmp_path, kind):
+    model = publish(tmp_path, "bert")
+    expected = open_pretrained(str(tmp_path)).tensors()
+    tensors = load_file(tmp_path / "model.safetensors")
+    tolerance = 0.0
+    if kind == "shards":
+        (tmp_path / "model.safetensors").unlink()
+        model.save_pretrained(tmp_path, max_shard_size="10KB")
+        assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    elif kind == "half":
+        model.half().save_pretrained(tmp_path)
+        tolerance = 1e-2
+    else:
+        (tmp_path / "model.safetensors").unlink()
+        if kind == "old names":
+            tensors = {
+                n.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                    "LayerNorm.bias", "LayerNorm.beta"
+                ): t
+                for n, t in tensors.items()
+            }
+        if kind == "pickled shards":
+            names = sorted(tensors)
+            parts = {"a.bin": names[:9], "b.bin": names[9:]}
+            for file, own in parts.items():
+                torch.save({n: tensors[n] for n in own}, tmp_path / file)
+            places = {n: file for file, own in parts.items() for n in own}
+            index = tmp_path / "pytorch_model.bin.index.json"
+            index.write_text(json.dumps({"weight_map": places}))
+        else:
+            torch.save(tensors, tmp_path / "pytorch_model.bin")
+
+    found = open_pretrained(str(tmp_path)).tensors()
+
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == torch.float32
+        torch.testing.assert_close(tensor, expected[name], atol=tolerance, rtol=0)
+
+
+def test_what_was_loaded_dropped_and_new_is_said(transfer, tmp_path, questions):
+    publish(tmp_path / "judge", "bert", "SequenceClassification")
+    words = ("data=table", f"data.train={questions}", "init_from=judge", *LOOP, "loop.steps=1")
+
+    ended = transfer("finetune", *words, "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    assert "loaded 43 tensors from judge" in ended.err
+    assert "new: heads.class.linear.bias, heads.class.linear.weight" in ended.err
+
+
+def test_what_a_published_model_forgets_is_measured_on_a_given_text(
+    transfer, tmp_path, questions, corpus
+):
+    publish(tmp_path / "first", "bert", "MaskedLM")
+    words = ("data=table", f"data.train={questions}", "init_from=first", *LOOP, "loop.steps=2")
+
+    ended = transfer("finetune", *words, f"forgetting.data={corpus}", "run.dir=run")
+    lost = transfer("finetune", *words, "forgetting.data=source", "run.dir=other")
+
+    assert ended.code == 0, ended.err
+    forgetting = json.loads((tmp_path / "run" / "results.json").read_text())["forgetting"]
+    assert forgetting["before"]["loss"] > 0
+    assert lost.code == 2
+    assert "brings no text along" in lost.err.splitlines()[-1]
+
+
+def test_a_published_model_is_scored_on_data_that_is_named(transfer, tmp_path, corpus):
+    publish(tmp_path / "first", "gpt2", "LMHeadModel")
+
+    nothing = transfer("evaluate", "run=first")
+    ended = transfer("evaluate", "run=first", "data=text", f"data.train={corpus}", "split=train")
+
+    assert nothing.code == 2
+    assert "brings no data along" in nothing.err
+    assert ended.code == 0, ended.err
+    assert "token_perplexity" in ended.out
+
+
+def test_pretraining_goes_on_with_a_published_model(transfer, tmp_path, corpus):
+    publish(tmp_path / "first", "distilbert", "MaskedLM")
+    words = ("objective=mlm", "data=text", f"data.train={corpus}", "data.length=16", *LOOP)
+
+    ended = transfer("pretrain", "init_from=first", *words, "loop.steps=2", "run.dir=run")
+    again = transfer("export", "run=run", "to=out")
+
+    assert ended.code == 0, ended.err
+    assert again.code == 0, again.err
+    assert "DistilBertForMaskedLM" in again.out
+    one, other = open_pretrained("first").tensors(), open_pretrained("out").tensors()
+    assert one.keys() == other.keys()
+    assert not torch.equal(one["heads.lm.bias"], other["heads.lm.bias"])
+
+
+def test_a_classifier_as_an_onnx_graph(transfer, finetuned, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+    ended = transfer("export", f"run={finetuned}", "to=graph", "format=onnx")
+
+    assert ended.code == 0, ended.err
+    assert "checked" in ended.out
+    facts = json.loads((tmp_path / "graph" / "onnx.json").read_text())
+    assert facts["layout"] == "A cls"
+    trained = open_trained(str(finetuned), CPU)
+    assert facts["labels"] == list(trained.start.description.labels)
+    text = "Where is the old market of Riga ?"
+    tokens = [*trained.start.tokenizer.encode(text), facts["special"]["cls"]]
+    session = onnxruntime.InferenceSession(tmp_path / "graph" / "model.onnx")
+    [found] = session.run(None, {"input_ids": [tokens], "attention_mask": [[1] * len(tokens)]})
+    torch.testing.assert_close(
+        torch.tensor(found), our_logits(finetuned, [text]), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_onnx_without_its_packages(transfer, finetuned, tmp_path, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name)
+    )
+
+    ended = transfer("export", f"run={finetuned}", "to=graph", "format=onnx")
+
+    assert ended.code == 2
+    assert "pip install 'transfer-cli[onnx]'" in ended.err
+    assert not list(tmp_path.iterdir())

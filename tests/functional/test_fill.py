@@ -1,0 +1,141 @@
+"""`transfer fill`: gaps of a text, by a masked language model that was trained here."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests import published, tiny
+from tests.functional.conftest import LOOP, TINY, finished
+from transfer_cli.commands.fill import _around
+from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.commands.trained import open_trained
+
+pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    """Return a run directory of `pretrain objective=mlm` on the embedded sample."""
+    run = tmp_path_factory.mktemp("runs") / "masked"
+    words = ("data=sample_text", "data.length=32", "objective=mlm", *TINY, *LOOP, "loop.steps=4")
+    finished("pretrain", *words, f"run.dir={run}")
+    return run
+
+
+@pytest.fixture
+def fill(transfer, masked):
+    """Return how to fill gaps; gives what was printed."""
+
+    def call(*words):
+        ended = transfer("fill", f"run={masked}", "device=cpu", *words)
+        assert (ended.code, ended.err) == (0, "")
+        return ended.out
+
+    return call
+
+
+def test_a_gap_gets_candidates_with_their_probabilities_and_the_best_in_place(fill):
+    head, *rows, empty, best = fill("The capital of [MASK] is large .").splitlines()
+
+    assert head.split() == ["word", "probability"]
+    assert len(rows) == 5
+    shares = [float(row.split()[-1]) for row in rows]
+    assert shares == sorted(shares, reverse=True)
+    assert empty == ""
+    word = rows[0].split()[0].removeprefix("##")
+    assert best == f"The capital of {word} is large ."
+
+
+def test_each_gap_has_its_own_lines(fill):
+    head, *rows, _, best = fill("The [MASK] of <mask> .", "top=2").splitlines()
+
+    assert head.split() == ["gap", "word", "probability"]
+    assert [row.split()[0] for row in rows[::2]] == ["1", "2"]
+    words = [row.split()[1].removeprefix("##") for row in rows[::2]]
+    assert best == f"The {words[0]} of {words[1]} ."
+
+
+def test_all_of_it_goes_to_a_file_or_to_standard_output(fill, tmp_path):
+    words = ("text=a=b, [MASK] ${y}", "top=3")
+
+    shown = json.loads(fill(*words, "output=-"))
+    table = fill(*words, "output=found.jsonl")
+
+    assert json.loads((tmp_path / "found.jsonl").read_text()) == shown
+    assert shown["text"] == "a=b, [MASK] ${y}"
+    (candidates,) = shown["gaps"]
+    assert [set(each) for each in candidates] == [{"text", "token", "probability"}] * 3
+    word = candidates[0]["text"].removeprefix("##")
+    assert shown["filled"] == f"a=b, {word} ${{y}}"
+    assert shown["filled"] in table
+
+
+def test_a_gap_stands_in_lines_where_the_model_was_pretrained_on_those(masked):
+    trained = open_trained(str(masked), tiny.FP32)
+
+    assert _around(trained) == "lines"
+    assert _around(replace(trained, config=OmegaConf.create({}))) == "sentence"
+
+
+def test_a_published_model_fills_gaps_as_its_own_implementation_does(transfer, tmp_path):
+    model = published.publish(tmp_path / "bert", "bert", "MaskedLM")
+    tokenizer = open_pretrained(str(tmp_path / "bert")).tokenizer
+    before, after = tokenizer.encode("The capital of"), tokenizer.encode("is Paris.")
+    row = [tokenizer.cls, *before, tokenizer.mask, *after, tokenizer.sep]
+    with torch.no_grad():
+        shares_V = model(torch.tensor([row])).logits[0, 1 + len(before)].softmax(-1)
+
+    ended = transfer(
+        "fill", f"run={tmp_path / 'bert'}", "The capital of [MASK] is Paris.", "top=3",
+        "output=-", "device=cpu",
+    )  # fmt: skip
+
+    (candidates,) = json.loads(ended.out)["gaps"]
+    shares_V[sorted(tokenizer.special)] = 0
+    best = shares_V.topk(3)
+    assert [each["token"] for each in candidates] == tokenizer.pieces(best.indices.tolist())
+    found = [each["probability"] for each in candidates]
+    assert found == pytest.approx(best.values.tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "text: needs a value. Add text=VALUE"),
+        (["text="], "text: is empty; give one with a gap"),
+        (["  "], "text: is empty; give one with a gap"),
+        (["no gap here"], "text: has no gap; write [MASK] where a word is missing"),
+        (["[MASK]", "top=0"], "top: must be at least 1, got 0"),
+        (["[MASK]", "tops=1"], "tops: no such key. Did you mean 'top'?"),
+        (["[MASK]", "output=no/such/folder"], "output: there is no folder no/such"),
+        (["[MASK] " * 100], "text: is 102 tokens long, and the model has 64 positions"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(transfer, masked, tmp_path, words, message):
+    ended = transfer("fill", f"run={masked}", "device=cpu", *words)
+
+    assert ended.code == 2
+    assert ended.err.startswith("transfer fill: ")
+    assert message in ended.err
+    assert (ended.out, ended.err.count("\n")) == ("", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_generate_and_fill_name_each_other(transfer, masked, pretrained):
+    generated = transfer("generate", f"run={masked}", "x", "device=cpu")
+    filled = transfer("fill", f"run={pretrained}", "[MASK]", "device=cpu")
+
+    assert (generated.code, filled.code) == (2, 2)
+    assert f"use transfer fill run={masked}" in generated.err
+    assert f"use transfer generate run={pretrained}" in filled.err
+    assert generated.err.count("\n") == filled.err.count("\n") == 1
+
+
+def test_a_classifier_fills_nothing(transfer, finetuned):
+    ended = transfer("fill", f"run={finetuned}", "[MASK]", "device=cpu")
+
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert "is no language model (Classification); fill needs" in ended.err

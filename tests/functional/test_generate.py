@@ -1,0 +1,278 @@
+"""`transfer generate`: text that goes on, by runs that were trained here."""
+
+import json
+import sys
+from io import BytesIO, StringIO, TextIOWrapper
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from tests import published
+from tests.functional.test_look import on_a_terminal
+from transfer_cli.cli import main
+from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.generation.sampling import Sampling
+
+pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+
+
+@pytest.fixture
+def type_in(monkeypatch):
+    """Return how to set what stands in standard input."""
+    return lambda raw: monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(raw)))
+
+
+@pytest.fixture
+def generate(transfer, pretrained):
+    """Return how to let the pretrained run go on; gives what was printed."""
+
+    def call(*words):
+        ended = transfer("generate", f"run={pretrained}", "device=cpu", *words)
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    return call
+
+
+def rows_of(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_a_text_goes_on_and_the_same_seed_makes_the_same_text(generate):
+    first = generate("What is", "max_tokens=10", "seed=3")
+
+    assert first.startswith("What is ")
+    assert len(first.split()) > 4
+    assert generate("prompt=What is", "max_tokens=10", "seed=3") == first
+    assert generate("What is", "max_tokens=10", "seed=4") != first
+
+
+@pytest.mark.parametrize("how", [("temperature=0",), ("seed=1", "top_k=50"), ("samples=3",)])
+def test_the_cache_changes_nothing(generate, how):
+    words = ("What is", "max_tokens=12", "output=-", *how)
+
+    assert generate(*words) == generate(*words, "cache=false")
+
+
+@pytest.mark.parametrize("edit", ["adapters", "lora"])
+def test_a_language_model_with_edits_goes_on_too(transfer, deep, adapting, tmp_path, edit):
+    words = adapting(edit, "objective=clm", "loop.steps=1", f"run.dir={tmp_path / edit}")
+    made = transfer("finetune", *words)
+    assert made.code == 0, made.err
+
+    texts = [
+        transfer("generate", f"run={tmp_path / edit}", "The", "max_tokens=8", cache)
+        for cache in ("cache=true", "cache=false")
+    ]
+
+    assert texts[0] == texts[1]
+    assert texts[0].out.startswith("The")
+
+
+@pytest.mark.parametrize("prompt", ["a=b [x] ${y}", 'it\'s, "so" {a: 1}', "???", "null"])
+def test_a_prompt_means_what_is_typed(generate, prompt):
+    (row,) = rows_of(generate(f"prompt={prompt}", "max_tokens=1", "output=-"))
+
+    assert row["prompt"] == prompt
+
+
+def test_a_prompt_comes_from_standard_input(generate, type_in):
+    type_in("Who är\r\nWhat is\n".encode())
+
+    (row,) = rows_of(generate("prompt=-", "max_tokens=3", "output=-"))
+
+    assert row["prompt"] == "Who är\nWhat is"
+    assert row["tokens"] == 3
+
+
+def test_samples_differ_and_stand_below_each_other(generate, tmp_path):
+    words = ("What is", "samples=3", "max_tokens=8", "temperature=2")
+
+    shown = generate(*words, "output=texts.jsonl")
+
+    rows = rows_of((tmp_path / "texts.jsonl").read_text())
+    assert shown == "\n".join(f"What is{row['text']}\n" for row in rows)
+    assert len({row["text"] for row in rows}) == 3
+    assert {row["ended"] for row in rows} == {"max_tokens"}
+    (alone,) = rows_of(generate(*words[:1], *words[2:], "output=-"))
+    assert alone == rows[0]
+
+
+def test_a_text_ends_before_a_stop(generate):
+    whole = generate("What is", "max_tokens=20", "temperature=2")
+    words = whole.split()
+    stop = f"{words[4]} {words[5]}"
+
+    (row,) = rows_of(
+        generate("What is", "max_tokens=20", "temperature=2", f"stop=[never,'{stop}']", "output=-")
+    )
+
+    assert row["ended"] == "stop"
+    assert "What is" + row["text"] == whole[: whole.index(stop)]
+
+
+def test_special_tokens_are_never_said(generate):
+    shown = generate("What is", "max_tokens=60", "temperature=50", "top_p=1", "samples=5")
+
+    assert not any(name in shown for name in ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]"))
+
+
+def test_a_text_ends_with_the_models_positions_and_says_so(transfer, pretrained):
+    ended = transfer(
+        "generate", f"run={pretrained}", "What is", "max_tokens=500", "output=-", "device=cpu"
+    )
+
+    (row,) = rows_of(ended.out)
+    assert (ended.code, row["ended"]) == (0, "positions")
+    assert ended.err == "the text ends here: the model's 64 positions are used up\n"
+
+
+def test_each_token_is_shown_as_soon_as_it_is_there(pretrained, monkeypatch):
+    shown, made = [], []
+
+    class Watched(StringIO):
+        def flush(self):
+            shown.append((self.getvalue(), len(made)))
+
+    def probabilities(sampling, logits_BV, plain=Sampling.probabilities):
+        made.append(logits_BV)
+        return plain(sampling, logits_BV)
+
+    monkeypatch.setattr(Sampling, "probabilities", probabilities)
+    monkeypatch.setattr(sys, "stdout", Watched())
+
+    main(["generate", f"run={pretrained}", "What is", "max_tokens=30", "device=cpu"])
+
+    assert shown[0] == ("What is", 0)
+    assert [number for _, number in shown[1:6]] == [1, 2, 3, 4, 5]
+    assert all(later.startswith(text) for (text, _), (later, _) in pairwise(shown))
+
+
+def test_a_terminal_is_shown_the_text_and_never_steered(pretrained, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    code, seen = on_a_terminal(
+        "generate", f"run={pretrained}", "prompt=A\x1b[2J", "max_tokens=3", "device=cpu"
+    )
+
+    assert code == 0
+    assert "A\\x1b[2J" in seen
+    assert "\x1b[2J" not in seen
+
+
+# --- a published model -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """Return the folder of a small GPT-2 that others have written, and their own model."""
+    folder = tmp_path_factory.mktemp("published") / "gpt2"
+    return folder, published.publish(folder, "gpt2", "LMHeadModel")
+
+
+PROMPT = "The capital of France,\n\nwhich 🙂"
+
+
+def test_the_token_that_ends_a_published_models_text_ends_it(transfer, tmp_path):
+    eager = tmp_path / "eager"
+    published.publish(eager, "gpt2", "LMHeadModel")
+    with safe_open(eager / "model.safetensors", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    end, norm = tensors["transformer.wte.weight"][0], "transformer.ln_f"
+    tensors[f"{norm}.weight"].zero_()
+    tensors[f"{norm}.bias"].copy_(end * 100)
+    save_file(tensors, eager / "model.safetensors", {"format": "pt"})
+
+    ended = transfer("generate", f"run={eager}", PROMPT, "output=-", "device=cpu")
+
+    (row,) = rows_of(ended.out)
+    assert (row["text"], row["ended"], row["tokens"]) == ("", "end", 1)
+
+
+def test_a_published_model_says_what_its_own_implementation_says(transfer, gpt2):
+    folder, model = gpt2
+    tokenizer = open_pretrained(str(folder)).tokenizer
+    tokens = tokenizer.encode(PROMPT)
+    with torch.no_grad():
+        expected = model.generate(
+            torch.tensor([tokens]), attention_mask=torch.ones(1, len(tokens)).long(),
+            max_new_tokens=8, do_sample=False,
+            suppress_tokens=[tokenizer.sep], pad_token_id=tokenizer.sep,
+        )[0]  # fmt: skip
+
+    ended = transfer(
+        "generate", f"run={folder}", PROMPT, "temperature=0", "max_tokens=8", "device=cpu"
+    )
+
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == tokenizer.decode(expected.tolist()) + "\n"
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "prompt: needs a value. Add prompt=VALUE"),
+        (["prompt="], "prompt: is empty"),
+        ([""], "prompt: is empty"),
+        ([" \n\t"], "prompt: is empty"),
+        (["\x01"], "prompt: this run's tokenizer finds no token in it"),
+        (["Once", "upon"], "prompt: is given 2 times"),
+        (["x", "max_token=3"], "max_token: no such key. Did you mean 'max_tokens'?"),
+        (["x", "max_tokens=0"], "max_tokens: must be at least 1, got 0"),
+        (["x", "max_tokens=few"], "max_tokens: expected a whole number, got 'few'"),
+        (["x", "samples=0"], "samples: must be at least 1, got 0"),
+        (["x", "temperature=-1"], "temperature: must be 0 (greedy) or more, got -1.0"),
+        (["x", "temperature=nan"], "temperature: must be 0"),
+        (["x", "top_k=0"], "top_k: must be at least 1"),
+        (["x", "top_p=0"], "top_p: must be above 0 and up to 1"),
+        (["x", "top_p=1.5"], "top_p: must be above 0 and up to 1"),
+        (["x", "cache=maybe"], "cache: Value 'maybe' is not a valid bool"),
+        (["x", "stop=['']"], "stop: holds an empty text"),
+        (["x", "stop=[1]"], "stop: must be a text, got 1"),
+        (["x", "output=no/such/folder"], "output: there is no folder no/such"),
+        (["x", "output=."], "output: . is a folder"),
+        (["x", "device=gpu"], "device: 'gpu' is not auto, cpu, cuda or cuda:N"),
+        (["x " * 100], "with the model's 64 positions at most 63 leave room"),
+        (["--greedy", "x"], "--greedy: no such flag"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(transfer, pretrained, tmp_path, words, message):
+    ended = transfer("generate", f"run={pretrained}", "device=cpu", *words)
+
+    assert ended.code == 2
+    assert ended.err.startswith("transfer generate: ")
+    assert message in ended.err
+    assert (ended.out, ended.err.count("\n")) == ("", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "prompt: is empty (standard input)"),
+        (b" \n", "prompt: is empty (standard input)"),
+        (b"caf\xe9", "standard input is not UTF-8 (byte 0xe9 at offset 3)"),
+        (b"x" * (2**20 + 1), "standard input holds more than 1,048,576 bytes"),
+    ],
+)
+def test_a_bad_standard_input_is_refused(transfer, pretrained, type_in, raw, message):
+    type_in(raw)
+
+    ended = transfer("generate", f"run={pretrained}", "prompt=-")
+
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert message in ended.err
+
+
+def test_a_classifier_does_not_go_on(transfer, finetuned):
+    ended = transfer("generate", f"run={finetuned}", "What is", "device=cpu")
+
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert "is no language model (Classification); generate needs" in ended.err

@@ -1,0 +1,135 @@
+"""Small published models of every family, as the reference implementation writes them."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+
+FAMILIES = ("bert", "distilbert", "roberta", "electra", "gpt2")
+
+TEXT = [
+    "The capital of France is Paris, and the river there is the Seine.",
+    "Who wrote the play about the prince of Denmark?",
+    "A résumé, naïve façades; Ångström 漢字 и кириллица 😀!",
+    *("word" + "s" * n for n in range(9)),
+]
+
+HARD_TEXT = [
+    "Ünïcödé: façade naïve Ångström İstanbul ǅ ﬁ ß ẞ e\u0301 e\u0301\u0302",
+    "emoji 😀👩‍👩‍👧‍👦🏳️‍🌈 flags 🇩🇪🇫🇷 keycap 1️⃣",
+    "漢字かなカナ 한국어 ไทย العربية עברית हिन्दी",
+    "antidisestablishmentarianism" * 8,
+    "tabs\tand\u00a0spaces\u2003here  twice   thrice \u200b zero",
+    "control \x01\x07\x1b characters \ufffd \ufeff and \x85 lines\nmore\r\nlines",
+    "punctuation!?... -\u2013\u2014''\"\"``«»#@$%^&*()[]{}<>|\\/~ 3.14 1,000 don't I'll we've",
+    "",
+    " ",
+    " leading and trailing ",
+    "MiXeD CaSe UPPER lower",
+]
+
+
+def reference():
+    """Return the reference implementation, or skip the test where it is not installed."""
+    return pytest.importorskip("transformers", reason="the reference implementation is missing")
+
+
+def wordpiece(folder: Path, *, lowercase: bool = True) -> int:
+    """Write BERT's kind of tokenizer; return the size of its vocabulary."""
+    backend = tokenizers.BertWordPieceTokenizer(lowercase=lowercase)
+    backend.train_from_iterator(TEXT * 3, vocab_size=200, show_progress=False)
+    vocabulary = backend.get_vocab()
+    lines = sorted(vocabulary, key=vocabulary.__getitem__)
+    (folder / "vocab.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = {"do_lower_case": lowercase, "tokenizer_class": "BertTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    return len(lines)
+
+
+def byte_pairs(folder: Path, specials: list[str], tokenizer_class: str) -> int:
+    """Write GPT-2's kind of tokenizer; return the size of its vocabulary."""
+    backend = tokenizers.ByteLevelBPETokenizer()
+    backend.train_from_iterator(
+        TEXT * 3, vocab_size=330, special_tokens=specials, show_progress=False
+    )
+    backend.save_model(str(folder))
+    options = {"tokenizer_class": tokenizer_class}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    return backend.get_vocab_size()
+
+
+def config_of(family: str, vocabulary: int, **options):
+    """Return the config of a small model."""
+    lib = reference()
+    common = {
+        "vocab_size": vocabulary, "hidden_size": 16, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "intermediate_size": 24, "max_position_embeddings": 42,
+    }  # fmt: skip
+    made = {
+        "bert": lambda: lib.BertConfig(**{**common, **options}),
+        "roberta": lambda: lib.RobertaConfig(
+            **{**common, "layer_norm_eps": 1e-5, "type_vocab_size": 1, **options}
+        ),
+        "electra": lambda: lib.ElectraConfig(**{**common, "embedding_size": 8, **options}),
+        "distilbert": lambda: lib.DistilBertConfig(
+            **{
+                "vocab_size": vocabulary,
+                "dim": 16,
+                "n_layers": 3,
+                "n_heads": 4,
+                "hidden_dim": 24,
+                "max_position_embeddings": 42,
+                **options,
+            }
+        ),
+        "gpt2": lambda: lib.GPT2Config(
+            **{
+                "vocab_size": vocabulary,
+                "n_embd": 16,
+                "n_layer": 3,
+                "n_head": 4,
+                "n_positions": 40,
+                "bos_token_id": 0,
+                "eos_token_id": 0,
+                **options,
+            }
+        ),
+    }
+    return made[family]()
+
+
+def publish(folder: Path, family: str, kind: str = "", **options):
+    """Write a small model of random weights with its tokenizer; return the model.
+
+    Args:
+        folder: Where to; made if it is not there.
+        family: One of `FAMILIES`.
+        kind: "" for the backbone alone, else "MaskedLM", "LMHeadModel", "SequenceClassification"
+            or "PreTraining".
+        options: Of its config.
+    """
+    lib = reference()
+    folder.mkdir(parents=True, exist_ok=True)
+    if family == "gpt2":
+        vocabulary = byte_pairs(folder, ["<|endoftext|>"], "GPT2Tokenizer")
+    elif family == "roberta":
+        names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+        vocabulary = byte_pairs(folder, names, "RobertaTokenizer")
+    else:
+        vocabulary = wordpiece(folder)
+    config = config_of(family, vocabulary, **options)
+    stem = type(config).__name__.removesuffix("Config")
+    name = {"": "Model", "LMHeadModel": "LMHeadModel"}.get(kind, f"For{kind}")
+    torch.manual_seed(len(family))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = getattr(lib, f"{stem}{name}")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # At birth biases are 0 and norms 1: a mistake in them would not show.
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return model

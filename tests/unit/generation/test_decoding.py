@@ -1,0 +1,175 @@
+"""Legend: B texts, T positions, D width, V vocabulary."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from tests import tiny
+from transfer_cli.adaptation.edits import LoRA
+from transfer_cli.errors import RunError
+from transfer_cli.generation.decoding import NextToken, go_on
+from transfer_cli.generation.sampling import Draws, Sampling
+from transfer_cli.model.adapters import Adapter
+from transfer_cli.model.key_values import KeyValues
+from transfer_cli.model.readout import ScalarMix
+from transfer_cli.objectives.causal_lm import CausalLM
+
+PROMPT = [3, 9, 17, 30]
+POSITIONS = 32
+ORDINARY_V = torch.arange(tiny.VOCABULARY.size) > 4
+SHAPES = [
+    {"residual": residual, "position_kind": kind}
+    for residual in ("pre", "post", "tutorial")
+    for kind in ("learned", "sinusoidal")
+]
+
+
+def lively_model(edited="plain", **changes):
+    made = tiny.model(CausalLM(), **changes)
+    if edited == "lora":
+        LoRA(rank=2, alpha=4.0)(made, {})
+    if edited == "adapters":
+        for block in made.backbone.blocks:
+            block.sites["after_attention"] = Adapter(16, 4, "gelu")
+            block.sites["after_feed_forward"] = Adapter(16, 4, "relu")
+    if edited == "scalar_mix":
+        made.readout = ScalarMix(4, norm=True)
+    tiny.lively(made, std=0.25)
+    return made.eval()
+
+
+def written(model, *, cached, rows=1, most=20, sampling=None, seed=0, prompt=PROMPT):
+    """Return the tokens of each text."""
+    steps = []
+
+    def take(tokens_B):
+        steps.append(tokens_B)
+        return True
+
+    with torch.inference_mode():
+        go_on(
+            NextToken(model, rows=rows, room=len(prompt) + most, cached=cached), prompt,
+            most=most, sampling=sampling or Sampling(), draws=Draws(seed, rows),
+            allowed_V=ORDINARY_V, take=take,
+        )  # fmt: skip
+    assert len(steps) == most
+    return torch.tensor(steps).T.tolist()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape.values()))
+@pytest.mark.parametrize("edited", ["plain", "lora", "adapters", "scalar_mix"])
+def test_the_cache_changes_no_token(shape, edited):
+    model = lively_model(edited, **shape)
+    samplings = (Sampling(0.0), Sampling(1.0, top_k=20, top_p=0.95), Sampling(2.0))
+
+    for sampling in samplings:
+        found = written(model, cached=True, rows=3, sampling=sampling, seed=5)
+        assert found == written(model, cached=False, rows=3, sampling=sampling, seed=5)
+        assert (found[0] == found[1]) == (sampling.temperature == 0)
+
+
+def test_the_first_of_several_texts_is_the_one_that_comes_alone():
+    model = lively_model()
+
+    assert written(model, cached=True, rows=1) == written(model, cached=True, rows=4)[:1]
+
+
+def test_greedy_decoding_takes_what_the_whole_model_finds_likeliest():
+    model = lively_model()
+    (found,) = written(model, cached=True, sampling=Sampling(0.0), most=10)
+
+    tokens_BT = torch.tensor([[*PROMPT, *found]])
+    top_BTD = model.readout(model.backbone(tokens_BT, torch.ones_like(tokens_BT) > 0))
+    logits_BTV = model.heads["lm"](top_BTD, model.backbone.token_embedding.weight)
+    likeliest_BT = logits_BTV.masked_fill(~ORDINARY_V, -torch.inf).argmax(-1)
+    assert likeliest_BT[0, len(PROMPT) - 1 : -1].tolist() == found
+
+
+def test_what_may_not_be_said_is_never_said():
+    model = lively_model()
+    with torch.no_grad():
+        model.heads["lm"].bias[:5] += 100.0
+
+    texts = written(model, cached=True, rows=10, sampling=Sampling(3.0))
+
+    assert min(token for text in texts for token in text) > 4
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_text_may_fill_every_position(cached):
+    (found,) = written(lively_model(), cached=cached, most=POSITIONS - len(PROMPT) + 1)
+
+    assert len(PROMPT) + len(found) == POSITIONS + 1  # the last one was never read
+
+
+def test_the_taker_ends_the_text():
+    taken = []
+
+    def take(tokens_B):
+        taken.append(tokens_B)
+        return len(taken) < 3
+
+    go_on(
+        NextToken(lively_model(), rows=1, room=30, cached=True), PROMPT, most=20,
+        sampling=Sampling(), draws=Draws(0, 1), allowed_V=ORDINARY_V, take=take,
+    )  # fmt: skip
+
+    assert len(taken) == 3
+
+
+def test_a_diverged_model_is_an_error():
+    model = lively_model()
+    with torch.no_grad():
+        model.heads["lm"].bias[7] = torch.nan
+
+    with pytest.raises(RunError, match="diverged"):
+        written(model, cached=True)
+
+
+# --- the cache itself --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("portions", [(12,), (5, 7), (1,) * 12, (4, 1, 1, 6)])
+@pytest.mark.parametrize("residual", ["pre", "post", "tutorial"])
+def test_portions_have_the_states_of_the_whole(portions, residual):
+    backbone = tiny.backbone(residual=residual).eval()
+    tiny.lively(backbone)
+    tokens_BT = torch.randint(5, 48, (2, 12), generator=torch.Generator().manual_seed(0))
+    mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+    whole = backbone(tokens_BT, mask_BT, padded=False)
+
+    kept = KeyValues(3, 12)
+    found = [
+        backbone(part_BT, torch.ones_like(part_BT, dtype=torch.bool), padded=False, kept=kept)
+        for part_BT in tokens_BT.split(portions, dim=1)
+    ]
+
+    for layer, state_BTD in enumerate(whole):
+        parts_BTD = torch.cat([states[layer] for states in found], dim=1)
+        assert_close(parts_BTD, state_BTD, rtol=0, atol=2e-5)
+    assert kept.length == 12
+
+
+def test_more_than_the_models_positions_are_refused():
+    backbone, kept = tiny.backbone(), KeyValues(3, 100)
+    tokens_BT = torch.full((1, POSITIONS), 7)
+    backbone(tokens_BT, tokens_BT > 0, kept=kept)
+
+    with pytest.raises(ValueError, match="a sequence of 33 tokens is longer"):
+        backbone(tokens_BT[:, :1], tokens_BT[:, :1] > 0, kept=kept)
+
+
+def test_more_than_the_caches_room_is_refused():
+    backbone, kept = tiny.backbone(), KeyValues(3, 4)
+    tokens_BT = torch.full((1, 5), 7)
+
+    with pytest.raises(ValueError, match="5 positions, and room for 4"):
+        backbone(tokens_BT, tokens_BT > 0, kept=kept)
+
+
+def test_a_bidirectional_model_keeps_nothing():
+    backbone = tiny.backbone(direction="bidirectional")
+    tokens_BT = torch.full((1, 5), 7)
+
+    with pytest.raises(ValueError, match="bidirectional"):
+        backbone(tokens_BT, tokens_BT > 0, kept=KeyValues(3, 9))

@@ -1,0 +1,135 @@
+"""What we make of a published model, against the reference implementation."""
+
+import pytest
+import torch
+
+from tests.published import FAMILIES, HARD_TEXT, publish, reference, wordpiece
+from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.errors import ConfigError
+from transfer_cli.interop.vocabulary import read_tokenizer
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import load_pretrained
+from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.masked_lm import MaskedLM
+
+
+def opened(folder):
+    start = open_pretrained(str(folder))
+    model = TransferModel(Backbone(start.description.shape, start.description.vocabulary), {})
+    tensors = start.tensors()
+    report = load_pretrained(model, tensors, folder)
+    return start, model.eval(), report
+
+
+def batch_of(vocabulary):
+    torch.manual_seed(0)
+    tokens = torch.randint(5, vocabulary, (3, 17))
+    mask = torch.ones(3, 17, dtype=torch.bool)
+    mask[1, 11:] = False
+    mask[2, 1:] = False
+    return tokens, mask
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_has_the_states_of_the_reference(tmp_path, family):
+    theirs = publish(tmp_path, family)
+    start, ours, _ = opened(tmp_path)
+    tokens, mask = batch_of(start.description.vocabulary)
+    if family == "roberta":  # it finds padding by the token
+        tokens = torch.where(mask, tokens, 1)
+
+    with torch.no_grad():
+        expected = theirs(
+            input_ids=tokens, attention_mask=mask.long(), output_hidden_states=True
+        ).hidden_states
+        states = ours.backbone(tokens, mask)
+
+    assert len(states) == len(expected) == 4
+    for own, other in zip(states, expected, strict=True):
+        assert other[mask].std() > 0.1
+        torch.testing.assert_close(own[mask], other[mask], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_the_reference(tmp_path, family):
+    publish(tmp_path, family)
+    theirs = reference().AutoTokenizer.from_pretrained(tmp_path)
+    ours = read_tokenizer(tmp_path)
+
+    for text in HARD_TEXT:
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_segments_are_those_of_the_reference(tmp_path, family):
+    theirs = publish(tmp_path, family)
+    _, ours, _ = opened(tmp_path)
+    tokens, mask = batch_of(ours.backbone.vocabulary)
+    segment = (torch.arange(17) >= 6).long().expand(3, -1) * mask
+
+    with torch.no_grad():
+        expected = theirs(
+            input_ids=tokens, attention_mask=mask.long(), token_type_ids=segment
+        ).last_hidden_state
+        found = ours.backbone(tokens, mask, segment)[-1]
+        without = ours.backbone(tokens, mask)[-1]
+
+    torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=0)
+    assert (without[mask] - expected[mask]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_of_a_tokenizer_json_are_those_of_the_reference(tmp_path, family):
+    publish(tmp_path / "files", family)
+    theirs = reference().AutoTokenizer.from_pretrained(tmp_path / "files")
+    theirs.save_pretrained(tmp_path / "json")
+    assert (tmp_path / "json" / "tokenizer.json").is_file()
+
+    ours = read_tokenizer(tmp_path / "json")
+
+    assert ours.size == len(theirs)
+    for text in HARD_TEXT:
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+
+
+def test_a_cased_vocabulary_keeps_case_and_accents(tmp_path):
+    wordpiece(tmp_path, lowercase=False)
+    theirs = reference().BertTokenizer.from_pretrained(tmp_path)
+    ours = read_tokenizer(tmp_path)
+
+    for text in HARD_TEXT:
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+    assert ours.encode("PARIS") != ours.encode("paris")
+
+
+def test_special_tokens_in_a_text_are_text(tmp_path):
+    publish(tmp_path, "roberta")
+    ours = read_tokenizer(tmp_path)
+
+    tokens = ours.encode("a <mask> b </s> c <s>")
+
+    assert not set(tokens) & {ours.mask, ours.sep, ours.cls}
+
+
+def test_gpt2_has_one_special_token_and_nothing_to_hide_with(tmp_path):
+    publish(tmp_path, "gpt2")
+    ours = read_tokenizer(tmp_path)
+
+    assert ours.special == {ours.cls} == {ours.mask}
+    assert not ours.has_mask
+    assert ours.cls not in ours.encode("a <|endoftext|> b <unk> c")
+    assert ours.decode(ours.encode("a <unk> c")).strip() == "a <unk> c"
+    with pytest.raises(ConfigError, match="no mask token of its own"):
+        MaskedLM().bind(Facts(ours))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_of_the_backbone_is_new_or_dropped(tmp_path, family):
+    publish(tmp_path, family)
+
+    start, model, report = opened(tmp_path)
+
+    assert not report.new
+    assert set(report.loaded) == {n for n, _ in model.named_parameters()}
+    assert all("pooler" in name for name in (*report.dropped, *start.dropped))

@@ -1,0 +1,280 @@
+"""The ONNX graph that is made of a model, against the model."""
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import tiny
+from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows
+from transfer_cli.batch import Batch
+from transfer_cli.data.tokenizer import Tokenizer, WordPiece
+from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.interop.onnx_check import compare, samples_of
+from transfer_cli.interop.onnx_graph import write_onnx
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.masked_lm import MaskedLM
+
+ort = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+onnx = pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
+pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
+
+TOKENIZER = WordPiece(48).make(lambda: iter(["the harbour of Lomta , a town of many words"] * 5))
+BERT = {"residual": "post", "direction": "bidirectional", "segments": 2}
+SPECIAL = {name: getattr(tiny.VOCABULARY, name) for name in ("cls", "sep", "mask", "unk", "pad")}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of one block, unless it says more."""
+
+    objective: Any = None
+    shape: Any = None
+    edits: tuple = ()
+
+    def model(self):
+        made = tiny.model(
+            *([] if self.objective is None else [self.objective]),
+            **{"depth": 1, **(self.shape or {})},
+        )
+        for edit in self.edits:
+            edit(made, SPECIAL)
+        tiny.lively(made)
+        for name, buffer in made.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                buffer.uniform_(0.5, 2)
+        return made.eval()
+
+
+FAST = {
+    "tutorial, sinusoids, concat, batch norm, adapters, LoRA, mixed layers": lambda: Case(
+        Classification("concat", hidden=(8,), batch_norm=True),
+        {"residual": "tutorial", "position_kind": "sinusoidal"},
+        (Adapters(4), LoRA(2), MixLayers()),
+    ),
+    "causal language model": lambda: Case(CausalLM(), {"activation": "gelu_tanh"}),
+}
+
+SLOW = {
+    "masked language model, narrow embeddings, new rows": lambda: Case(
+        MaskedLM(), {**BERT, "output_transform": True, "embedding_width": 8}, (NewRows(),)
+    ),
+    "no head": lambda: Case(None, {"direction": "bidirectional", "activation": "relu"}),
+    "pre causal, adapters, a hidden layer": lambda: Case(
+        Classification(hidden=(8,)), {"depth": 3}, (Adapters(4),)
+    ),
+    "mean": lambda: Case(Classification("mean"), {"direction": "bidirectional"}),
+    "max, a pooler that is not used": lambda: Case(
+        Classification("max", pooler=False), {**BERT, "pooler": "tanh"}
+    ),
+    "cls_last, bidirectional": lambda: Case(
+        Classification("cls_last"), {"direction": "bidirectional"}
+    ),
+    "cls_first, causal": lambda: Case(Classification("cls_first")),
+    "batch norm without hidden layers": lambda: Case(Classification(batch_norm=True)),
+    "normalised mix of three layers": lambda: Case(
+        Classification("mean"), {"depth": 3}, (MixLayers(norm=True),)
+    ),
+    "LoRA everywhere": lambda: Case(
+        Classification(), {**BERT, "depth": 2},
+        (LoRA(2, targets=("query", "key", "value", "output", "feed_forward")),),
+    ),
+    "three segments, relu pooler": lambda: Case(
+        Classification(), {**BERT, "segments": 3, "pooler": "relu"}
+    ),
+    "one segment": lambda: Case(None, {**BERT, "segments": 1}),
+    "own output table, no bias": lambda: Case(
+        CausalLM(), {"tie_output": False, "output_bias": False, "position_kind": "sinusoidal"}
+    ),
+    "more positions than are checked": lambda: Case(CausalLM(), {"positions": 2000}),
+    "two positions": lambda: Case(CausalLM(), {"positions": 2}),
+    "one position": lambda: Case(None, {"positions": 1}),
+}  # fmt: skip
+
+
+def expected(model, objective, batch: Batch):
+    with torch.no_grad():
+        encoded = Encoding(model, batch)
+        if isinstance(objective, Classification):
+            return objective.class_logits(model, batch, encoded).numpy()
+        if objective is None:
+            return encoded.top.numpy()
+        table = model.backbone.token_embedding.weight
+        return model.heads["lm"](encoded.top, table).numpy()
+
+
+def batch_of(rows, length, model):
+    torch.manual_seed(7)
+    real = torch.randint(1, length + 1, (rows, 1))
+    batch = {
+        "tokens": torch.randint(tiny.VOCABULARY.size, (rows, length)),
+        "mask": torch.arange(length) < real,
+    }
+    if model.backbone.shape.segments > 1:
+        batch["segment"] = torch.randint(model.backbone.shape.segments, (rows, length))
+    return batch
+
+
+def run(folder, batch):
+    session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    given = {"input_ids": batch["tokens"], "attention_mask": batch["mask"].long()}
+    if "segment" in batch:
+        given["token_type_ids"] = batch["segment"]
+    assert [each.name for each in session.get_inputs()] == list(given)
+    return session.run(None, {name: tensor.numpy() for name, tensor in given.items()})[0]
+
+
+def check(case, folder, capfd):
+    model = case.model()
+    before = tiny.weights_of(model)
+
+    largest = write_onnx(model, case.objective, TOKENIZER, tiny.LABELS, folder)
+
+    assert capfd.readouterr() == ("", "")
+    assert 0 <= largest < 1e-4
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "model.onnx", "onnx.json", "tokenizer.json"
+    ]  # fmt: skip
+    assert tiny.same(before, model.state_dict())
+    check_outputs(folder, model, case.objective)
+
+
+def check_outputs(folder, model, objective):
+    for rows, length in ((1, 1), (2, 3), (5, 17)):
+        batch = batch_of(rows, min(length, model.backbone.shape.positions), model)
+        wanted, found = expected(model, objective, batch), run(folder, batch)
+        assert wanted.shape == found.shape
+        if not isinstance(objective, Classification):
+            real = batch["mask"].numpy()
+            wanted, found = wanted[real], found[real]
+        assert wanted.std() > 0.1  # a graph that gives nothing but zeros would not do
+        np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_the_graph_gives_what_the_model_gives_for_any_batch_and_length(name, tmp_path, capfd):
+    check(FAST[name](), tmp_path / "new", capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_rarer_kinds_of_models_have_the_same_graph(name, tmp_path, capfd):
+    check(SLOW[name](), tmp_path / "new", capfd)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("onnx")
+    case = Case(Classification(), {**BERT, "pooler": "tanh"})
+    model = case.model()
+    write_onnx(model, case.objective, TOKENIZER, tiny.LABELS, folder)
+    return folder, model, case.objective
+
+
+def test_the_graph_of_a_published_kind_of_classifier_gives_what_it_gives(written):
+    check_outputs(*written)
+
+
+def test_batch_and_length_have_names_and_no_size(written):
+    folder, _, _ = written
+
+    graph = onnx.load(folder / "model.onnx").graph
+
+    sizes = {
+        value.name: [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output)
+    }
+    assert sizes == {
+        "input_ids": ["batch", "length"],
+        "attention_mask": ["batch", "length"],
+        "token_type_ids": ["batch", "length"],
+        "logits": ["batch", len(tiny.LABELS)],
+    }
+
+
+def test_a_longer_batch_does_not_change_a_text(written):
+    folder, model, _ = written
+    batch = batch_of(4, 9, model)
+    short = {name: tensor[:1, : batch["mask"][0].sum()] for name, tensor in batch.items()}
+
+    np.testing.assert_allclose(run(folder, batch)[:1], run(folder, short), atol=1e-5)
+
+
+def test_what_lies_beside_the_graph_says_how_to_use_it(written):
+    folder, _, _ = written
+
+    facts = json.loads((folder / "onnx.json").read_text())
+
+    assert facts["labels"] == list(tiny.LABELS)
+    assert facts["inputs"] == ["input_ids", "attention_mask", "token_type_ids"]
+    assert facts["output"] == "logits"
+    assert (facts["layout"], facts["pair_layout"]) == ("cls A sep", "cls A sep B sep")
+    assert facts["positions"] == 32
+    assert facts["pad"] == facts["special"]["pad"] == TOKENIZER.pad
+    assert Tokenizer.load(folder / "tokenizer.json").hash == TOKENIZER.hash
+
+
+def test_the_graph_holds_no_line_of_our_source(written):
+    folder, _, _ = written
+
+    graph = (folder / "model.onnx").read_bytes()
+
+    assert b".py" not in graph
+    assert b"transfer_cli" not in graph
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda logits: logits + np.float32(0.25), "differ from the model's by up to 0.25"),
+        (lambda logits: logits * np.float32(np.nan), "differ from the model's by up to nan"),
+        (lambda logits: logits[:, :2], r"gives \[1, 2\] for a batch of 1 x 1 tokens, the model "),
+    ],
+    ids=["other", "no number", "shape"],
+)
+def test_another_output_than_the_models_is_refused(written, monkeypatch, spoil, message):
+    folder, model, objective = written
+    samples = samples_of(model, objective)
+    assert compare(folder / "model.onnx", "logits", samples) < 1e-4
+    spoil_outputs(monkeypatch, spoil)
+
+    with pytest.raises(CheckpointError, match=message):
+        compare(folder / "model.onnx", "logits", samples)
+
+
+def test_a_graph_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
+    spoil_outputs(monkeypatch, lambda logits: logits + np.float32(0.25))
+
+    with pytest.raises(CheckpointError, match="the graph's outputs differ from the model's"):
+        write_onnx(Case().model(), None, TOKENIZER, (), tmp_path)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named_with_its_cure(package, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+
+    with pytest.raises(ConfigError) as caught:
+        write_onnx(Case().model(), None, TOKENIZER, (), tmp_path / "new")
+
+    assert str(caught.value) == (
+        "format=onnx needs the packages onnx, onnxscript and onnxruntime; "
+        "pip install 'transfer-cli[onnx]'"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def spoil_outputs(monkeypatch, spoil):
+    honest = ort.InferenceSession.run
+
+    def spoilt(self, *given):
+        return [spoil(output) for output in honest(self, *given)]
+
+    monkeypatch.setattr(ort.InferenceSession, "run", spoilt)

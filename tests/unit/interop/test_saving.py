@@ -1,0 +1,149 @@
+"""Models of our own making, written for the reference implementation."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.published import TEXT, reference, wordpiece
+from transfer_cli.errors import CheckpointError
+from transfer_cli.interop.saving import Classifier, Ours, write_folder
+from transfer_cli.interop.vocabulary import read_tokenizer
+from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.heads import LanguageModelHead
+from transfer_cli.model.transfer_model import TransferModel
+
+CAUSAL = BackboneShape(
+    width=16, heads=4, depth=2, feedforward=24, positions=30, direction="causal", output_bias=False
+)
+MASKED = BackboneShape(
+    width=16, heads=4, depth=2, feedforward=24, positions=30, residual="post",
+    direction="bidirectional", output_transform=True, segments=2,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    wordpiece(folder)
+    return read_tokenizer(folder)
+
+
+def model_of(shape, tokenizer):
+    torch.manual_seed(1)
+    backbone = Backbone(shape, tokenizer.size)
+    model = TransferModel(backbone, {"lm": LanguageModelHead(shape, tokenizer.size)}).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def loaded(auto, folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, told = getattr(reference(), auto).from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"]
+    assert not told["unexpected_keys"]
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("shape", "family"),
+    [
+        (CAUSAL, "GPT2"),
+        (replace(CAUSAL, activation="relu", epsilon=1e-3), "GPT2"),
+        (replace(CAUSAL, activation="gelu_tanh", tie_output=False), "GPT2"),
+        (MASKED, "Bert"),
+        (replace(MASKED, segments=0), "Bert"),
+        (replace(MASKED, tie_output=False, segments=1), "Bert"),
+        (replace(MASKED, segments=0, epsilon=1e-12, pooler="relu"), "DistilBert"),
+        (replace(MASKED, embedding_width=8), "Electra"),
+        (replace(MASKED, pooler="gelu"), "Electra"),
+        (replace(MASKED, activation="relu"), "Electra"),  # whose head keeps GELU
+    ],
+)
+def test_language_models_predict_the_same(tmp_path, tokenizer, shape, family):
+    model = model_of(shape, tokenizer)
+
+    written = write_folder(Ours(shape, model.state_dict(), tokenizer, None, True), tmp_path)
+
+    assert written.architecture.startswith(family)
+    assert written.left_out == ()
+    auto = "AutoModelForCausalLM" if shape.direction == "causal" else "AutoModelForMaskedLM"
+    theirs = loaded(auto, tmp_path)
+    tokens = torch.randint(5, tokenizer.size, (3, 12), generator=torch.manual_seed(0))
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    mask[1, 7:] = False
+    with torch.no_grad():
+        hidden = model.backbone(tokens, mask)[-1]
+        own = model.heads["lm"](hidden, model.backbone.token_embedding.weight)
+        other = theirs(input_ids=tokens, attention_mask=mask.long()).logits
+    assert own.std() > 0.1
+    torch.testing.assert_close(own[mask], other[mask], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (replace(CAUSAL, residual="tutorial"), "residual=tutorial, not pre"),
+        (replace(CAUSAL, position_kind="sinusoidal"), "position_kind=sinusoidal, not learned"),
+        (replace(CAUSAL, output_bias=True), "heads.lm.bias; head=false leaves it out"),
+        (replace(MASKED, direction="causal"), "direction=causal, not bidirectional"),
+        (replace(MASKED, residual="pre", embedding_norm=True), "residual=pre, not post"),
+    ],
+)
+def test_what_fits_no_family_is_named(tmp_path, tokenizer, shape, told):
+    model = model_of(shape, tokenizer)
+
+    with pytest.raises(CheckpointError) as caught:
+        write_folder(Ours(shape, model.state_dict(), tokenizer, None, True), tmp_path)
+
+    assert told in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"pooling": "mean"}, "objective.pooling=mean, not cls_last"),
+        ({"is_linear": False}, "several layers"),
+        ({"has_pooler": True}, "a pooler"),
+    ],
+)
+def test_a_classifier_that_gpt2_does_not_have(tmp_path, tokenizer, change, told):
+    plain = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
+    tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
+    tensors |= {"heads.class.linear.weight": torch.randn(2, 16)}
+    tensors |= {"heads.class.linear.bias": torch.randn(2)}
+
+    with pytest.raises(CheckpointError, match=told):
+        write_folder(Ours(CAUSAL, tensors, tokenizer, replace(plain, **change), True), tmp_path)
+
+
+def test_a_bias_that_cannot_be_folded_in_is_refused(tmp_path, tokenizer):
+    tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
+    tensors |= {"heads.class.linear.weight": torch.ones(2, 16)}  # one row twice
+    tensors |= {"heads.class.linear.bias": torch.tensor([1.0, 2.0])}
+    classifier = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
+
+    with pytest.raises(CheckpointError, match="bias has no place in GPT-2"):
+        write_folder(Ours(CAUSAL, tensors, tokenizer, classifier, True), tmp_path)
+
+
+def test_texts_get_the_tokens_that_the_model_was_trained_with(tmp_path, tokenizer):
+    tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
+    tensors |= {"heads.class.linear.weight": torch.randn(2, 16)}
+    tensors |= {"heads.class.linear.bias": torch.randn(2)}
+    classifier = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
+    write_folder(Ours(CAUSAL, tensors, tokenizer, classifier, True), tmp_path)
+
+    theirs = reference().AutoTokenizer.from_pretrained(tmp_path)
+
+    one, two = TEXT[0], TEXT[1]
+    a, b = tokenizer.encode(one), tokenizer.encode(two)
+    assert theirs(one)["input_ids"] == [*a, tokenizer.cls]
+    assert theirs(one, two)["input_ids"] == [*a, tokenizer.sep, *b, tokenizer.cls]
+    assert theirs.pad_token_id == tokenizer.pad
+    assert theirs.mask_token_id == tokenizer.mask

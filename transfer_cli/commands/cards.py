@@ -1,0 +1,134 @@
+"""What a run says about itself, for the card of its model."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.commands.pretrained import Pretrained
+from transfer_cli.errors import CheckpointError
+from transfer_cli.interop.card import Card
+from transfer_cli.interop.saving import Written
+from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.safe_files import read_json, read_text
+
+TASKS = {
+    "classifier": "text-classification",
+    "causal": "text-generation",
+    "masked": "fill-mask",
+    "backbone": "feature-extraction",
+}
+_PLACES = ("init_from", "run.dir", "run.root", "data_dir", "base", "resume", "output")
+
+
+def card_of(start: Pretrained, written: Written, to: str) -> Card:
+    """Return the card of a model, from what its run has noted; of other models little is known."""
+    description = start.description
+    task = TASKS[written.kind]
+    what = {
+        "kind of model": f"{written.family.name} (`{written.architecture}`)",
+        "size": f"{description.shape.depth} blocks of width {description.shape.width}, "
+        f"{description.vocabulary:,} tokens, {description.shape.positions} positions",
+        "numbers": "float32",
+    }
+    run = RunDirectory(start.folder.parent)
+    results = _json(run.results)
+    known = start.published is None and bool(results)
+    name = Path(to).name
+    return Card(
+        title=name,
+        task=task,
+        what=what,
+        how=_training(run, results) if known else {},
+        measures=_measures(results) if known else {},
+        labels=description.labels if written.kind == "classifier" else (),
+        command=_command(run, results) if known else (),
+        usage=_usage(name, task, written.architecture),
+        left_out=written.left_out,
+    )
+
+
+def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
+    presets, timing = _json(run.presets), _json(run.timing)
+    environment = _json(run.environment)
+    found = {
+        "data": presets.get("data"),
+        "scheme": presets.get("adaptation"),
+        "objective": presets.get("objective"),
+        "started from": _started_from(run),
+        "seed": results.get("seed"),
+        "steps": results.get("steps"),
+        "parameters that trained": _trained(results),
+        "seconds": timing.get("seconds"),
+        "versions": ", ".join(
+            f"{name} {version}" for name, version in environment.get("versions", {}).items()
+        ),
+    }
+    return {name: str(value) for name, value in found.items() if value not in (None, "")}
+
+
+def _trained(results: Mapping[str, Any]) -> str | None:
+    trained, total = results.get("trained_parameters"), results.get("parameters")
+    if not isinstance(trained, int) or not isinstance(total, int):
+        return None
+    return f"{trained:,} of {total:,}"
+
+
+def _started_from(run: RunDirectory) -> str | None:
+    for word in _words(run):
+        if word.startswith("init_from="):
+            return Path(word.partition("=")[2]).name
+    return None
+
+
+def _measures(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    found = results.get("measures")
+    if not isinstance(found, dict):
+        return {}
+    return {
+        str(split): {str(n): v for n, v in measures.items() if isinstance(v, int | float)}
+        for split, measures in found.items()
+        if isinstance(measures, dict)
+    }
+
+
+def _command(run: RunDirectory, results: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what was typed; of places the last part alone, which is what they are called."""
+    shown = [_without_place(word) for word in _words(run)]
+    return (shlex.join(["transfer", str(results.get("command", "finetune")), *shown]),)
+
+
+def _without_place(word: str) -> str:
+    key, _, value = word.partition("=")
+    return f"{key}={Path(value).name}" if key in _PLACES and "/" in value else word
+
+
+def _words(run: RunDirectory) -> list[str]:
+    try:
+        return [word for word in read_text(run.overrides).splitlines() if word]
+    except (OSError, ValueError):
+        return []
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (OSError, ValueError, CheckpointError):
+        return {}
+
+
+def _usage(name: str, task: str, architecture: str) -> tuple[str, ...]:
+    if task == "feature-extraction":
+        auto = "AutoModel"
+        return (
+            f"from transformers import {auto}, AutoTokenizer",
+            "",
+            f"model = {auto}.from_pretrained({json.dumps(name)})  # a {architecture}",
+            f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})",
+        )
+    return (
+        "from transformers import pipeline",
+        "",
+        f"ask = pipeline({json.dumps(task)}, model={json.dumps(name)})  # a {architecture}",
+    )

@@ -1,0 +1,94 @@
+"""`transfer fill`: what a masked language model would put into the gaps of a text."""
+
+from collections.abc import Sequence
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.commands import compose
+from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
+from transfer_cli.commands.trained import Trained, open_trained
+from transfer_cli.config.literal import text_of
+from transfer_cli.config.schema import PretrainConfig
+from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.generation.filling import Around, Candidate, fill, filled, with_gaps
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, Table, show
+
+
+def fill_gaps(config: DictConfig) -> None:
+    """Print the likeliest words for each gap; write them to `output` if there is one."""
+    text = text_of(config.text, "text")
+    _check(config, text)
+    precision = compose.machine(config)
+    trained = open_trained(config.run, precision, config.base)
+    _check_objective(trained, config.run)
+    tokenizer = trained.start.tokenizer
+    tokens = with_gaps(text, tokenizer, _around(trained))
+    positions = trained.start.description.shape.positions
+    if tokenizer.mask not in tokens:
+        raise ConfigError("text: has no gap; write [MASK] where a word is missing")
+    if len(tokens) > positions:
+        raise ConfigError(
+            f"text: is {len(tokens)} tokens long, and the model has {positions} positions; "
+            "shorten it"
+        )
+    with torch.inference_mode(), precision.context():
+        found = fill(trained.model, tokenizer, tokens, config.top)
+    best = filled(text, tokenizer, [candidates[0] for candidates in found])
+    if config.output != STANDARD_OUTPUT:
+        show(_page(found, best))
+    if config.output is not None:
+        write_json_lines(config.output, [_row(text, found, best)])
+
+
+def _check(config: DictConfig, text: str) -> None:
+    check_output(config.output)
+    if config.top < 1:
+        raise ConfigError(f"top: must be at least 1, got {config.top}")
+    if not text.strip():
+        raise ConfigError("text: is empty; give one with a gap, such as text='Once [MASK] a time'")
+
+
+def _check_objective(trained: Trained, run: str) -> None:
+    if isinstance(trained.objective, MaskedLM):
+        return
+    if isinstance(trained.objective, CausalLM):
+        raise CheckpointError(
+            f"run: {run} is a causal language model, which sees nothing of what follows a gap; use "
+            f"transfer generate run={run} 'A text to go on with'"
+        )
+    raise CheckpointError(
+        f"run: {run} is no language model ({type(trained.objective).__name__}); fill needs a run "
+        "of objective=mlm, such as the one that this was adapted from"
+    )
+
+
+def _around(trained: Trained) -> Around:
+    """Return what the model's texts stood between when it was trained last."""
+    return "lines" if OmegaConf.get_type(trained.config) is PretrainConfig else "sentence"
+
+
+def _page(found: Sequence[Sequence[Candidate]], best: str) -> Page:
+    several = len(found) > 1
+    columns = [Column("word"), Column("probability", right=True)]
+    rows: list[Pieces] = []
+    for number, candidates in enumerate(found, 1):
+        for place, each in enumerate(candidates):
+            name = Piece(each.text or each.token, "name" if place == 0 else "")
+            gap = [str(number) if place == 0 else ""] if several else []
+            rows.append([*gap, name, f"{each.probability:.4f}"])
+    table = Table([Column("gap", right=True), *columns] if several else columns, rows)
+    return Page(table, BLANK, Line(Piece(" ".join(best.splitlines()))))
+
+
+def _row(text: str, found: Sequence[Sequence[Candidate]], best: str) -> dict[str, object]:
+    gaps = [
+        [
+            {"text": each.text, "token": each.token, "probability": each.probability}
+            for each in candidates
+        ]
+        for candidates in found
+    ]
+    return {"text": text, "gaps": gaps, "filled": best}

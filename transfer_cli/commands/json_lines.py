@@ -1,0 +1,41 @@
+"""Answers of a command as JSON lines, for other programs."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.errors import ConfigError
+from transfer_cli.runs.directory import write_text
+
+STANDARD_OUTPUT = "-"
+
+
+def check_output(output: str | None) -> None:
+    """Refuse a file that cannot be written, before anything is computed.
+
+    Raises:
+        ConfigError: It is a folder, or lies in none.
+    """
+    if output is None or output == STANDARD_OUTPUT:
+        return
+    path = Path(output).expanduser()
+    if path.is_dir():
+        raise ConfigError(f"output: {output} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"output: there is no folder {path.parent}; make it, or name another")
+
+
+def write_json_lines(output: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSON line for each row, to a file as a whole or to standard output.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    if output == STANDARD_OUTPUT:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        write_text(Path(output).expanduser(), text)

@@ -1,0 +1,266 @@
+"""The rows that `predict` is given: read one by one, and put together to windows.
+
+A window is what is labelled at once. Its rows can then be sorted by length, and memory does not
+grow with the file. It is full after so many rows or characters, and where the next line of a pipe
+is not there yet: who types a line gets an answer before the next one.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from transfer_cli.data import readers
+from transfer_cli.data.readers import LineStream, OnError, Record
+from transfer_cli.data.tasks import Example
+from transfer_cli.errors import DataError
+from transfer_cli.safe_files import printable
+
+log = logging.getLogger(__name__)
+
+WINDOW_CHARACTERS = 2**20
+"""After how many characters a window is full. Encoding can take 400 bytes of memory for each."""
+
+MOST_NAMED = 20
+"""Bad rows that are named one by one; of the others it is said how many there are."""
+
+_CHUNK_BYTES = 2**16
+_NOTHING: Mapping[str, object] = {}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the input.
+
+    Args:
+        line: The line on which it begins, counted from 1.
+        example: Its text, or two.
+        kept: Its other columns, where they are to appear in the output.
+    """
+
+    line: int
+    example: Example
+    kept: Mapping[str, object]
+
+    @property
+    def characters(self) -> int:
+        """How long its texts are."""
+        return len(self.example.text) + len(self.example.pair or "")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of the input are for.
+
+    Args:
+        text: The one of the text.
+        pair: The one of the second text; None: there is none.
+        keep: Whether the others go to the output.
+    """
+
+    text: str
+    pair: str | None
+    keep: bool
+
+    @property
+    def read(self) -> set[str]:
+        """Those that are read."""
+        return {self.text} if self.pair is None else {self.text, self.pair}
+
+    def row_of(self, record: Record, name: str) -> Row:
+        """Return the row that a record is.
+
+        Raises:
+            DataError: It has no such column, or no text there.
+        """
+        text = readers.text_of(record, self.text, name)
+        pair = readers.text_of(record, self.pair, name) if self.pair is not None else None
+        if not self.keep:
+            return Row(record.line, Example(text, pair=pair), _NOTHING)
+        read = self.read
+        kept = {key: value for key, value in record.fields.items() if key not in read}
+        return Row(record.line, Example(text, pair=pair), kept)
+
+
+class Skipped:
+    """Rows that are left out: each of the first is named, and at the end they are counted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: DataError | None = None
+
+    def __call__(self, error: DataError) -> None:
+        """Name a row, if not too many were named before."""
+        self.count += 1
+        self.first = self.first or error
+        if self.count <= MOST_NAMED:
+            log.warning("skipped: %s", printable(str(error)))
+        if self.count == MOST_NAMED:
+            log.warning("further rows that cannot be read are only counted")
+
+    def say(self, answered: int, name: str) -> None:
+        """Say how many were left out.
+
+        Args:
+            answered: How many were not.
+            name: What to call the input.
+
+        Raises:
+            DataError: All of them were.
+        """
+        if self.first is None:
+            return
+        if answered == 0:
+            raise DataError(
+                f"{name}: none of its {self.count:,} rows can be read. The first: {self.first}"
+            )
+        rows = self.count + answered
+        log.warning("skipped %s of %s rows, which cannot be read", f"{self.count:,}", f"{rows:,}")
+
+
+def stop(error: DataError) -> None:
+    """Raise the error, with the way round it."""
+    raise DataError(f"{error} With errors=skip such rows are left out.") from error
+
+
+def rows_of(
+    stream: LineStream, name: str, table_format: str, columns: Columns, on_error: OnError
+) -> Iterator[Row]:
+    """Yield the rows of an input.
+
+    Args:
+        stream: Bytes.
+        name: What to call it in messages.
+        table_format: text, where each line is a row, or one of `readers.TABLE_FORMATS`.
+        columns: Those of a table.
+        on_error: Told of rows that cannot be read, which are left out.
+
+    Raises:
+        DataError: The input is empty, cannot be read on, or lacks its header or the columns.
+    """
+    lines = readers.all_lines(stream, name)
+    if table_format == "text":
+        for number, line in readers.sound_lines(lines, on_error):
+            yield Row(number, Example(line), _NOTHING)
+        return
+    for record in readers.table_records(lines, name, table_format, on_error=on_error):
+        try:
+            row = columns.row_of(record, name)
+        except DataError as error:
+            if table_format != "jsonl" and not columns.read <= record.fields.keys():
+                raise  # what the header lacks, every row lacks
+            on_error(error)
+        else:
+            yield row
+
+
+def windows(rows: Iterator[Row], most: int, is_there: Callable[[], bool]) -> Iterator[list[Row]]:
+    """Yield rows put together, in order.
+
+    Args:
+        rows: The rows; no more of them are taken than the window has.
+        most: How many a window has at most.
+        is_there: Whether more of the input can be read without waiting for it.
+    """
+    window: list[Row] = []
+    characters = 0
+    for row in rows:
+        window.append(row)
+        characters += row.characters
+        if len(window) >= most or characters >= WINDOW_CHARACTERS or not is_there():
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+class PipedLines:
+    """Lines of a pipe or a terminal, which may come slowly.
+
+    Python's own reader of them cannot tell whether there is more without waiting for it.
+
+    Args:
+        descriptor: Of the pipe.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._data = b""
+        self._at = 0
+        self._ended = False
+
+    def readline(self, size: int, /) -> bytes:
+        """Return the bytes up to the end of the line, at most `size`; none at the end."""
+        pieces, left = [], size
+        while left:
+            end = self._data.find(b"\n", self._at, self._at + left) + 1
+            piece = self._data[self._at : end or self._at + left]
+            self._at += len(piece)
+            left -= len(piece)
+            pieces.append(piece)
+            if end or (left and not self._read_more()):
+                break
+        return b"".join(pieces)
+
+    def is_there(self) -> bool:
+        """Return whether a line, or the end of all, can be read without waiting."""
+        while self._data.find(b"\n", self._at) < 0:
+            if not self._ended and not select.select([self._descriptor], [], [], 0)[0]:
+                return False
+            if len(self._data) - self._at > readers.MAX_LINE_BYTES or not self._read_more():
+                return True
+        return True
+
+    def _read_more(self) -> bool:
+        """Wait for more; return False at the end."""
+        if not self._ended:  # a terminal would have to be told twice
+            more = os.read(self._descriptor, _CHUNK_BYTES)
+            self._data, self._at = self._data[self._at :] + more, 0
+            self._ended = not more
+        return not self._ended
+
+
+@dataclass(frozen=True)
+class Input:
+    """Where rows come from.
+
+    Args:
+        name: What to call it in messages.
+        stream: Its bytes.
+        is_there: Whether more can be read without waiting.
+    """
+
+    name: str
+    stream: LineStream
+    is_there: Callable[[], bool]
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Input]:
+    """Open a file, or standard input for `-`.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    if path != "-":
+        with contextlib.closing(readers.open_file(Path(path).expanduser())) as stream:
+            yield Input(path, stream, lambda: True)
+        return
+    try:
+        piped = PipedLines(sys.stdin.fileno())
+    except io.UnsupportedOperation:  # something in memory
+        yield Input("standard input", sys.stdin.buffer, lambda: True)
+    else:
+        yield Input("standard input", piped, piped.is_there)
+
+
+def format_of(chosen: str, path: str) -> str:
+    """Return the format of an input: what was chosen, else what its name tells, else text."""
+    if chosen != "auto":
+        return chosen
+    return (readers.format_of(Path(path)) if path != "-" else None) or "text"

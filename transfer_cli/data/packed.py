@@ -1,0 +1,125 @@
+"""The content of files packed by gzip, xz or zstd, in bounded memory whatever they ask for."""
+
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import zstandard
+
+from transfer_cli.errors import DataError
+
+MAX_UNPACKED_RATIO = 200
+"""A packed file that grows more than this, beyond the first GiB, is no text.
+
+Text is packed to a third or a tenth, logs and tables to a fiftieth.
+"""
+
+UNPACKED_FREELY_BYTES = 2**30
+"""How much may come out of any packed file: a small one can hold what a person wants repeated."""
+
+MAX_WINDOW_BYTES = 2**28
+"""Memory that unpacking may take. Files of `xz -9` need 64 MiB, of `zstd --ultra -22` 128 MiB."""
+
+
+class _Piece(Protocol):
+    """What unpacks one of the pieces that a packed file is made of."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """A way of packing.
+
+    Args:
+        begin: Makes what unpacks a piece.
+        read_bytes: How much is unpacked at once: less than 128 MiB can come of it.
+    """
+
+    begin: Callable[[], _Piece]
+    read_bytes: int
+
+
+PACKINGS = {
+    # 1032 times as much comes out, at most.
+    ".gz": _Packing(lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), 2**15),
+    # About 7000 times.
+    ".xz": _Packing(lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES), 2**12),
+    # A block of 4 bytes can unpack to 128 KiB.
+    ".zst": _Packing(
+        lambda: zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj(), 2**12
+    ),
+}
+
+
+class Unpacked(io.RawIOBase):
+    """Unpacked content of a file of any number of packed pieces.
+
+    The libraries' own readers take as much memory as the file asks for, or a file that was cut off
+    for a complete one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._packing = PACKINGS[path.suffix]
+        self._source = path.open("rb")
+        self._piece: _Piece | None = None
+        self._ready = memoryview(b"")
+        self._num_packed = self._num_unpacked = 0
+
+    def readable(self) -> bool:
+        """Return True: it is there to be read."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
+        """Fill a buffer as far as there is something unpacked; return how far, 0 at the end."""
+        while not self._ready:
+            packed = self._source.read(self._packing.read_bytes)
+            if not packed:
+                if self._piece is not None:
+                    raise EOFError("the file ends too early")
+                return 0
+            self._ready = memoryview(self._unpack(packed))
+            self._check_ratio(len(packed), len(self._ready))
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        """Close the packed file."""
+        self._source.close()
+        super().close()
+
+    def _unpack(self, packed: bytes) -> bytes:
+        unpacked = []
+        while packed:
+            if self._piece is None:
+                packed = packed.lstrip(b"\0")  # pieces may be filled up with zeros
+                if not packed:
+                    break
+                self._piece = self._packing.begin()
+            unpacked.append(self._piece.decompress(packed))
+            packed = b""
+            if self._piece.eof:
+                packed = self._piece.unused_data
+                self._piece = None
+        return b"".join(unpacked)
+
+    def _check_ratio(self, num_packed: int, num_unpacked: int) -> None:
+        self._num_packed += num_packed
+        self._num_unpacked += num_unpacked
+        free = self._num_unpacked <= UNPACKED_FREELY_BYTES
+        if not free and self._num_unpacked > MAX_UNPACKED_RATIO * self._num_packed:
+            raise DataError(
+                f"{self._path}: unpacks to more than {MAX_UNPACKED_RATIO} times its size, which no "
+                "text does. If it is right, unpack it yourself and name the unpacked file."
+            )

@@ -1,0 +1,113 @@
+"""The weights of a published model: one file or several, safetensors or, at need, a pickle."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from transfer_cli.errors import CheckpointError
+from transfer_cli.model.weights import shapes_of, tensors_of
+from transfer_cli.safe_files import read_json
+
+WEIGHTS = "model.safetensors"
+PICKLE = "pytorch_model.bin"
+"""As models were published before safetensors. Read by `weights_only`, which builds no objects."""
+
+_OLD_NAMES = {"gamma": "weight", "beta": "bias"}
+"""What the oldest files call the parameters of a LayerNorm."""
+
+Reader = Callable[[Path], dict[str, Tensor]]
+
+
+def holds_weights(folder: Path) -> bool:
+    """Return whether there are weights in a folder."""
+    return any((folder / name).is_file() for name in _names())
+
+
+def read_shapes(folder: Path) -> dict[str, Tensor]:
+    """Return all tensors of a folder without their values, on the meta device.
+
+    Raises:
+        CheckpointError: There are none, or a file is missing, damaged or holds code.
+    """
+    return _read(folder, shapes_of, lambda path: _without_values(_unpickled(path)))
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return all tensors of a folder; numbers of half precision in float32.
+
+    Raises:
+        CheckpointError: As `read_shapes`.
+    """
+    found = _read(folder, tensors_of, _unpickled)
+    return {n: t.float() if t.is_floating_point() else t for n, t in found.items()}
+
+
+def _names() -> tuple[str, ...]:
+    return WEIGHTS, f"{WEIGHTS}.index.json", PICKLE, f"{PICKLE}.index.json"
+
+
+def _read(folder: Path, safe: Reader, pickled: Reader) -> dict[str, Tensor]:
+    whole, parts, old, old_parts = (folder / name for name in _names())
+    if whole.is_file():
+        found = safe(whole)
+    elif parts.is_file():
+        found = _join(parts, safe)
+    elif old.is_file():
+        found = pickled(old)
+    elif old_parts.is_file():
+        found = _join(old_parts, pickled)
+    else:
+        raise CheckpointError(
+            f"{folder} has a config.json and no weights: expected {WEIGHTS}, {parts.name} with its "
+            f"parts, or {PICKLE}"
+        )
+    return {_modern(name): tensor for name, tensor in found.items()}
+
+
+def _join(index: Path, read: Reader) -> dict[str, Tensor]:
+    """Return the tensors of the files that an index names, each tensor from the file it names."""
+    try:
+        places = read_json(index).get("weight_map")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{index} cannot be read: {error}") from error
+    if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
+        raise CheckpointError(f"{index} has no `weight_map` that names the files")
+    found: dict[str, Tensor] = {}
+    for file in sorted(set(places.values())):
+        if Path(file).name != file:
+            raise CheckpointError(f"{index} names {file!r}, which is not beside it")
+        if not (index.parent / file).is_file():
+            raise CheckpointError(f"{index} names {file}, which is missing; fetch it, too")
+        inside = read(index.parent / file)
+        lost = sorted(n for n, place in places.items() if place == file and n not in inside)
+        if lost:
+            raise CheckpointError(f"{index} says that {lost[0]} is in {file}, and it is not")
+        found |= inside
+    return found
+
+
+def _unpickled(path: Path) -> dict[str, Tensor]:
+    try:
+        found = torch.load(path, weights_only=True, map_location="cpu", mmap=None)
+    except Exception as error:
+        # Whatever is raised: nothing was built, and the file is not what it should be.
+        raise CheckpointError(
+            f"{path} is a pickle that holds more than tensors, or it is damaged, and is not read; "
+            f"take the model's {WEIGHTS}"
+        ) from error
+    if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise CheckpointError(f"{path} holds something else than tensors by name")
+    return {str(name): tensor for name, tensor in found.items()}
+
+
+def _without_values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to("meta") for name, tensor in tensors.items()}
+
+
+def _modern(name: str) -> str:
+    stem, _, last = name.rpartition(".")
+    if stem.endswith("LayerNorm") and last in _OLD_NAMES:
+        return f"{stem}.{_OLD_NAMES[last]}"
+    return name

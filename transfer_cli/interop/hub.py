@@ -1,0 +1,73 @@
+"""Published models by name, fetched with the ecosystem's own client into its own cache."""
+
+from functools import partial
+from pathlib import Path
+
+from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.interop.files import holds_weights
+
+HUB = "hf:"
+"""What a name begins with that is no path."""
+
+_FILES = (
+    "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
+    "merges.txt", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
+)  # fmt: skip
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
+
+
+def fetch(name: str, key: str) -> Path:
+    """Return the folder of a published model, fetched if it is not there yet.
+
+    Args:
+        name: `hf:owner/name`, or `hf:owner/name@revision`.
+        key: The config key that named it, for errors.
+
+    Raises:
+        ConfigError: The client is not installed.
+        CheckpointError: There is no such model, or no network to ask.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"{key}: {name} needs the package huggingface_hub; install it with "
+            "pip install 'transfer-cli[hf]', or give a folder"
+        ) from error
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    try:
+        get = partial(snapshot_download, repository, revision=revision or None)
+        folder = Path(str(get(allow_patterns=list(_FILES))))
+        if not holds_weights(folder):
+            folder = Path(str(get(allow_patterns=[*_FILES, *_PICKLES])))
+    except HFValidationError as error:
+        raise CheckpointError(
+            f"{key}: {name!r} is no name of a model; expected hf:owner/name"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(f"{key}: {repository} has no revision {revision!r}") from error
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{key}: {repository} is given to those alone who have agreed to its terms; agree on "
+            "its page and log in with `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{key}: there is no model {repository!r}, or it is private (`hf auth login`)"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"{key}: {repository} is not in the cache, and its server cannot be reached; check the "
+            "network, or fetch the folder elsewhere and give its path"
+        ) from error
+    except OSError as error:
+        # Also whatever the client's HTTP library raises while it fetches.
+        raise CheckpointError(f"{key}: {repository} cannot be fetched: {error}") from error
+    return folder
