@@ -77,7 +77,8 @@ FINETUNE = Command(
     summary="adapt a pretrained model to a labelled task",
     text="""\
 Puts a new head on a pretrained model and trains both on labelled texts. The model and the
-tokenizer are those of `init_from`. The weights that did best on the validation split are kept,
+tokenizer are those of `init_from`: a run, or a published BERT, RoBERTa, DistilBERT, ELECTRA or
+GPT-2 (a folder, or `hf:owner/name`). The weights that did best on the validation split are kept,
 and the test split sees only those, once. `init=scratch` trains the same model from fresh
 weights, for comparison.""",
     function=f"{_MODULES}.train.finetune",

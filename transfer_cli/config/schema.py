@@ -171,7 +171,7 @@ class TrainConfig(SharedConfig):
     timeout_minutes: float = 30.0
     """How long a process waits for another one before the run is given up."""
     init_from: str | None = None
-    """A run directory, its `model/` or one of its checkpoints to start from."""
+    """What to start from: a run, one of its checkpoints, a published model's folder, hf:NAME."""
     base: str | None = None
     """Where the model lies that `init_from` refers to, if it is not where it was."""
     resume: str | None = None
