@@ -24,26 +24,28 @@ HEADS = {
 }  # fmt: skip
 
 
-def our_logits(run, texts):
+def our_logits(run, texts, pairs=None):
     trained = open_trained(str(run), CPU)
     shape = trained.start.description.shape
     data = EncodedTask(
-        [Example(text) for text in texts], trained.start.tokenizer, shape.positions, shape.direction
+        [Example(t, pair=p) for t, p in zip(texts, pairs or [None] * len(texts), strict=True)],
+        trained.start.tokenizer,
+        shape.positions,
+        shape.direction,
     )
     found = logits(trained.model, trained.objective, data, batch=3, precision=CPU)
     return torch.cat(list(found))
 
 
-def their_logits(folder, texts):
+def their_logits(folder, texts, pairs=None):
     lib = reference()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = lib.AutoModelForSequenceClassification.from_pretrained(folder).eval()
         tokenizer = lib.AutoTokenizer.from_pretrained(folder)
-        given = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
-    keys = {"input_ids", "attention_mask"}
+        given = tokenizer(texts, pairs, padding=True, truncation=True, return_tensors="pt")
     with torch.no_grad():
-        return model(**{k: v for k, v in given.items() if k in keys}).logits, model
+        return model(**given).logits, model
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,6 @@ def adapted(request, tmp_path_factory, questions):
     words = (
         "data=table", f"data.train={questions}", f"init_from={folder / 'published'}", *LOOP,
         "loop.steps=4", "adaptation=lora", "optimizer.lr=1e-2", f"run.dir={folder / 'run'}",
-        "objective.pooling=" + ("cls_last" if request.param == "gpt2" else "cls_first"),
     )  # fmt: skip
     finished("finetune", *words)
     return folder / "run"
@@ -114,6 +115,11 @@ def test_a_classifier_gives_the_same_logits_elsewhere(adapted, transfer):
     assert ours.std() > 1e-3
     torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
     assert model.config.id2label == {0: "person", 1: "place"}
+    pairs = ["It is old .", "Why ?", "a b", "c", "d e f"]
+    theirs, _ = their_logits("out", texts[:2] * 2 + texts[1:2], pairs)
+    of_pairs = our_logits(adapted, texts[:2] * 2 + texts[1:2], pairs)
+    assert (of_pairs[:2] - ours[:2]).abs().max() > 1e-5
+    torch.testing.assert_close(theirs, of_pairs, atol=1e-5, rtol=0)
 
 
 def test_the_card_says_where_the_model_comes_from(adapted, transfer, tmp_path):
@@ -289,3 +295,63 @@ def test_onnx_without_its_packages(transfer, finetuned, tmp_path, monkeypatch):
     assert ended.code == 2
     assert "pip install 'transfer-cli[onnx]'" in ended.err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_text_with_a_gap_has_the_same_tokens_after_an_export(transfer, tmp_path, family):
+    publish(tmp_path / "first", family, "MaskedLM")
+    lib = reference()
+    old = lib.AutoTokenizer.from_pretrained("first")
+    if family == "roberta":  # as that of the published model has it
+        old.add_special_tokens({"mask_token": lib.AddedToken("<mask>", lstrip=True)})
+    old.save_pretrained("first")
+    old = lib.AutoTokenizer.from_pretrained("first")
+
+    transfer("export", "run=first", "to=second")
+
+    new = lib.AutoTokenizer.from_pretrained("second")
+    mask = old.mask_token
+    for text in (f"the {mask} is old", f"{mask}, and {mask}."):
+        assert new(text)["input_ids"] == old(text)["input_ids"], text
+    assert new("a b", "c d")["input_ids"] == old("a b", "c d")["input_ids"]
+
+
+def test_a_head_that_labels_tokens_is_not_taken_for_one_that_labels_texts(transfer, tmp_path):
+    publish(tmp_path / "tagger", "bert", "SequenceClassification")
+    path = tmp_path / "tagger" / "config.json"
+    found = json.loads(path.read_text())
+    for change in (
+        {"architectures": ["BertForTokenClassification"]},
+        {"problem_type": "multi_label_classification"},
+    ):
+        path.write_text(json.dumps(found | change))
+
+        start = open_pretrained("tagger")
+
+        assert start.description.labels == ()
+        assert "classifier.weight" in start.dropped
+
+
+def test_an_export_leaves_nothing_where_it_is_refused(transfer, tmp_path, pretrained):
+    refused = transfer("export", f"run={pretrained}", "to=new/folder/out")
+    assert refused.code == 2
+    assert not list(tmp_path.iterdir())
+
+    ended = transfer("export", f"run={pretrained}", "to=new/folder/out", "head=false")
+
+    assert ended.code == 0, ended.err
+    assert [path.name for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
+    assert (tmp_path / "new" / "folder" / "out" / "config.json").is_file()
+
+
+def test_a_card_names_no_folder(adapted, transfer, tmp_path):
+    transfer("export", f"run={adapted}", "to=out")
+
+    command = next(
+        line
+        for line in (tmp_path / "out" / "README.md").read_text().splitlines()
+        if line.startswith("transfer finetune")
+    )
+
+    assert "data.train=questions.csv" in command
+    assert not [word for word in command.split() if word.partition("=")[2].startswith("/")]

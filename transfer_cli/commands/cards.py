@@ -1,6 +1,7 @@
 """What a run says about itself, for the card of its model."""
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from transfer_cli.commands.pretrained import Pretrained
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop.card import Card
+from transfer_cli.interop.hub import HUB
 from transfer_cli.interop.saving import Written
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import read_json, read_text
@@ -20,6 +22,8 @@ TASKS = {
     "backbone": "feature-extraction",
 }
 _PLACES = ("init_from", "run.dir", "run.root", "data_dir", "base", "resume", "output")
+_PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")
+"""A path from the root, the home or the current folder, wherever in a value."""
 
 
 def card_of(start: Pretrained, written: Written, to: str) -> Card:
@@ -78,7 +82,8 @@ def _trained(results: Mapping[str, Any]) -> str | None:
 def _started_from(run: RunDirectory) -> str | None:
     for word in _words(run):
         if word.startswith("init_from="):
-            return Path(word.partition("=")[2]).name
+            value = word.partition("=")[2]
+            return value if value.startswith(HUB) else Path(value).name
     return None
 
 
@@ -101,7 +106,9 @@ def _command(run: RunDirectory, results: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _without_place(word: str) -> str:
     key, _, value = word.partition("=")
-    return f"{key}={Path(value).name}" if key in _PLACES and "/" in value else word
+    if key in _PLACES and not value.startswith(HUB):
+        return f"{key}={Path(value).name}"
+    return f"{key}={_PATH.sub(lambda found: Path(found[0]).name, value)}" if value else word
 
 
 def _words(run: RunDirectory) -> list[str]:

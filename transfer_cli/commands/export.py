@@ -1,9 +1,10 @@
 """`transfer export`: a run as a folder that others load without us."""
 
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from omegaconf import DictConfig
@@ -42,21 +43,33 @@ def export(config: DictConfig) -> None:
     if to.exists() or to.is_symlink():
         raise RunError(f"to: {to} is there already; choose a new folder")
     start = open_pretrained(config.run, "run", config.base)
-    partial = to.with_name(f".{to.name}.part")
+    above = next(folder for folder in to.absolute().parents if folder.exists())
+    with writing(to):
+        place = Path(tempfile.mkdtemp(prefix=f".{to.name}.", dir=above))
     try:
         with writing(to):
-            partial.mkdir(parents=True)
+            partial = place / to.name  # which others may read, where the place itself is ours
+            partial.mkdir()
             facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, partial)
+            to.parent.mkdir(parents=True, exist_ok=True)
             partial.replace(to)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
     show(Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items())))
 
 
 def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Write a folder as Hugging Face's libraries do; return what to say about it."""
     tensors = plain_tensors(start, keeps_head=config.head)
-    ours = Ours(start.description.shape, tensors, start.tokenizer, _classifier(start), config.head)
+    own: Literal["labelled", "lines"] = "labelled" if start.description.labels else "lines"
+    ours = Ours(
+        shape=start.description.shape,
+        tensors=tensors,
+        tokenizer=start.tokenizer,
+        classifier=_classifier(start),
+        keeps_head=config.head,
+        texts="published" if start.published is not None else own,
+    )
     written = write_folder(ours, folder)
     _check(folder, start, tensors, written)
     card = card_of(start, written, config.to)
@@ -83,7 +96,8 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
     labels = start.description.labels if objective is not None else ()
     causal = start.description.shape.direction == "causal"
     # A published model knows texts as we lay out labelled ones, not as lines of a long text.
-    layout = "cls A sep" if start.published is not None and not causal else None
+    usual = "A" if causal else "cls A sep"
+    layout = usual if start.published is not None else None
     largest = write_onnx(model.eval(), objective, start.tokenizer, labels, folder, layout=layout)
     return {
         "written": config.to,

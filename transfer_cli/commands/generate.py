@@ -37,7 +37,7 @@ def generate(config: DictConfig) -> None:
     precision = compose.machine(config)
     trained = open_trained(config.run, precision, config.base)
     _check_objective(trained, config.run)
-    layout = Layout(trained.start.tokenizer)
+    layout = Layout(trained.start.tokenizer, has_lines=trained.start.published is None)
     tokens = layout.prompt(prompt)
     most = _room(len(tokens), config.max_tokens, trained.start.description.shape.positions)
     page = Page(prompt, [Writer(layout, prompt, stops) for _ in range(config.samples)],

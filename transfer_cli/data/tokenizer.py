@@ -127,7 +127,7 @@ class Tokenizer:
         """
         if self._unknown != UNKNOWN:
             texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
-        with _library_errors(f"{self._source} cannot encode the text"):
+        with library_errors(f"{self._source} cannot encode the text"):
             try:
                 encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
             except TypeError:
@@ -183,12 +183,12 @@ class Tokenizer:
             DataError: The file is missing or damaged, or has no token for one of the five special
                 ones.
         """
-        with _library_errors(f"{path} is damaged, or no `tokenizer.json` of the library"):
+        with library_errors(f"{path} is damaged, or no `tokenizer.json` of the library"):
             try:
                 text = read_text(path, MAX_FILE_BYTES)
             except OSError as error:
                 raise DataError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
-            _check_numbers(parse_json(text))
+            check_numbers(parse_json(text))
             return cls(tokenizers.Tokenizer.from_str(text), str(path))
 
     def _find_leaking(self, names: dict[str, str]) -> frozenset[int]:
@@ -379,7 +379,7 @@ def _train(
 
 
 @contextmanager
-def _library_errors(problem: str) -> Iterator[None]:
+def library_errors(problem: str) -> Iterator[None]:
     """Turn whatever the library raises into a DataError; it has no errors of its own."""
     try:
         yield
@@ -394,7 +394,7 @@ def _library_errors(problem: str) -> Iterator[None]:
         raise DataError(f"{problem}: {error}.") from error
 
 
-def _check_numbers(data: dict[str, Any]) -> None:
+def check_numbers(data: dict[str, Any]) -> None:
     """Refuse tokens whose numbers the library would take too much memory for.
 
     Raises:

@@ -21,14 +21,17 @@ class Layout:
 
     Args:
         tokenizer: The run's.
+        has_lines: Whether the model was trained on lines as ours are; published ones were not.
     """
 
     tokenizer: Tokenizer
+    has_lines: bool = True
 
     @property
     def text_end(self) -> int | None:
         """The token that ends a text; None where only lines end."""
-        return self.tokenizer.sep if self.tokenizer.sep == self.tokenizer.cls else None
+        ends_texts = not self.has_lines or self.tokenizer.sep == self.tokenizer.cls
+        return self.tokenizer.sep if ends_texts else None
 
     @property
     def line_end(self) -> int | None:

@@ -1,5 +1,6 @@
 """The weights of a published model: one file or several, safetensors or, at need, a pickle."""
 
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.weights import shapes_of, tensors_of
+from transfer_cli.runs.checkpoint import check_unpacked
 from transfer_cli.safe_files import read_json
 
 WEIGHTS = "model.safetensors"
@@ -84,22 +86,28 @@ def _join(index: Path, read: Reader) -> dict[str, Tensor]:
         lost = sorted(n for n, place in places.items() if place == file and n not in inside)
         if lost:
             raise CheckpointError(f"{index} says that {lost[0]} is in {file}, and it is not")
-        found |= inside
+        found |= {n: tensor for n, tensor in inside.items() if places.get(n) == file}
     return found
 
 
 def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
-        found = torch.load(path, weights_only=True, map_location="cpu", mmap=None)
+        if zipfile.is_zipfile(path):
+            check_unpacked(path)
+        found = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         # Whatever is raised: nothing was built, and the file is not what it should be.
         raise CheckpointError(
             f"{path} is a pickle that holds more than tensors, or it is damaged, and is not read; "
             f"take the model's {WEIGHTS}"
         ) from error
-    if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
-        raise CheckpointError(f"{path} holds something else than tensors by name")
+    if not isinstance(found, Mapping) or not all(_is_plain(t) for t in found.values()):
+        raise CheckpointError(f"{path} holds something else than plain tensors by name")
     return {str(name): tensor for name, tensor in found.items()}
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def _without_values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

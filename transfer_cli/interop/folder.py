@@ -17,15 +17,19 @@ from transfer_cli.interop.family import Family
 from transfer_cli.interop.rules import Rule
 from transfer_cli.interop.settings import CONFIG, Settings
 from transfer_cli.interop.vocabulary import read_tokenizer
-from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
+from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead
 from transfer_cli.model.meta import without_weights
 from transfer_cli.model.weights import ModelDescription
 
 log = logging.getLogger(__name__)
 
 _OBJECTIVES = "transfer_cli.objectives"
-_PADDED_TO = 64
-"""Tables of tokens are often made longer, to a multiple of this, for speed."""
+_PADDED_TO = (8, 64, 128)
+"""Tables of tokens are often made longer, to a multiple of one of these, for speed."""
+
+MAX_LABELS = 10_000
+"""Of a classifier, as of a labelled table."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ def open_folder(folder: Path, key: str) -> Published:
     _check(backbone, found, family, shape, settings)
     _check_vocabulary(tokenizer, found, backbone, settings)
     heads, objective, labels = _heads(family, shape, found, settings)
+    _check_sizes(heads, _heads_of(shape, settings, len(labels)), found, settings)
     rules = [*backbone, *heads]
     used = {name for rule in rules for name in rule.theirs}
     description = ModelDescription(
@@ -113,6 +118,10 @@ def open_folder(folder: Path, key: str) -> Published:
 
 def _family(settings: Settings, key: str) -> Family:
     kind = settings.values.get("model_type")
+    if kind is None:
+        raise CheckpointError(
+            f"{key}: {settings.path} has no model_type, which says what family the model is of"
+        )
     for family in FAMILIES:
         if family.model_type == kind:
             return family
@@ -154,14 +163,9 @@ def _check(
             f"{place.parent}: the weights lack {_some(lost)}, which {place.name} asks for "
             f"({family.keys['depth']}={shape.depth}); without the whole backbone nothing is loaded"
         )
-    vocabulary = settings.number("vocab_size")
     with without_weights():
-        own = {f"backbone.{n}": t for n, t in Backbone(shape, vocabulary).state_dict().items()}
-        for rule in rules:
-            expected = rule.layout.give(own[rule.ours])
-            for name, tensor in zip(rule.theirs, expected, strict=True):
-                if tensor.shape != found[name].shape:
-                    raise _contradiction(name, found[name], tensor, settings)
+        backbone = Backbone(shape, _vocabulary(settings)).state_dict(prefix="backbone.")
+    _check_sizes(rules, backbone, found, settings)
     blocks = {_block_pattern(name) for name in names} - {None}
     extra = [n for n in found if n not in names and _block_pattern(n) in blocks]
     beyond = [n for n in extra if _number(n) >= shape.depth]
@@ -170,6 +174,52 @@ def _check(
             f"{place} says {family.keys['depth']}={shape.depth}, and the weights hold "
             f"{_some(beyond)}; one of the two is of another model"
         )
+
+
+def _vocabulary(settings: Settings) -> int:
+    size = settings.number("vocab_size")
+    if not 0 < size <= MAX_SIZE:
+        raise settings.wrong("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
+    return size
+
+
+def _heads_of(shape: BackboneShape, settings: Settings, labels: int) -> dict[str, Tensor]:
+    """Return the tensors that heads of such a model have, without values."""
+    with without_weights():
+        heads = {
+            "lm": LanguageModelHead(shape, _vocabulary(settings)),
+            "pooler": Pooler(shape.width, "tanh"),
+            "class": SequenceHead(shape.width, max(1, labels), "cls_first"),
+        }
+        return {
+            f"heads.{name}.{each}": tensor
+            for name, head in heads.items()
+            for each, tensor in head.state_dict().items()
+        }
+
+
+def _check_sizes(
+    rules: Sequence[Rule],
+    own: Mapping[str, Tensor],
+    found: Mapping[str, Tensor],
+    settings: Settings,
+) -> None:
+    """Compare tensors in the files with what ours would be there.
+
+    Raises:
+        CheckpointError: One is of another shape, or holds whole numbers.
+    """
+    for rule in rules:
+        with without_weights():
+            expected = rule.layout.give(own[rule.ours])
+        for name, tensor in zip(rule.theirs, expected, strict=True):
+            if tensor.shape != found[name].shape:
+                raise _contradiction(name, found[name], tensor, settings)
+            if not found[name].is_floating_point():
+                raise CheckpointError(
+                    f"{settings.path.parent}: {name} holds numbers of type {found[name].dtype}, "
+                    "expected float"
+                )
 
 
 def _contradiction(
@@ -203,7 +253,7 @@ def _check_vocabulary(
     table = next(r.theirs[0] for r in rules if r.ours == "backbone.token_embedding.weight")
     rows = found[table].shape[0]
     unused = rows - tokenizer.size
-    is_padding = rows % _PADDED_TO == 0 and 0 < unused < _PADDED_TO
+    is_padding = any(rows % size == 0 and 0 < unused < size for size in _PADDED_TO)
     if unused and not is_padding:
         raise CheckpointError(
             f"{settings.path.parent}: the tokenizer has {tokenizer.size:,} tokens and the model "
@@ -231,8 +281,9 @@ def _heads(
         rules += language_model
     classifier, own_pooler = family.classifier(), family.pooler(of_classifier=True)
     # GPT-2 reads the last token of a text, ours the classification token behind it.
-    classifies = not causal and there(classifier) and there(own_pooler)
-    labels = _labels(settings, found[classifier[0].theirs[0]].shape[0]) if classifies else ()
+    classifies = not causal and there(own_pooler) and _is_classifier(family, settings)
+    classifies = classifies and there(classifier)
+    labels = _labels(settings, found[classifier[0].theirs[0]]) if classifies else ()
     if len(labels) > 1:
         objective = {
             "_target_": f"{_OBJECTIVES}.classification.Classification",
@@ -248,6 +299,14 @@ def _heads(
     return rules, objective, ()
 
 
+def _is_classifier(family: Family, settings: Settings) -> bool:
+    """Return whether the head gives each text one label, not each token, nor several."""
+    architectures = settings.values.get("architectures")
+    if architectures is not None and architectures != [family.architectures.classifier]:
+        return False
+    return settings.values.get("problem_type") in (None, "single_label_classification")
+
+
 _MASKED = "masked_lm.MaskedLM"
 
 
@@ -255,19 +314,31 @@ def _bare(name: str, family: Family) -> str:
     return name.removeprefix(f"{family.prefix}.")
 
 
-def _labels(settings: Settings, count: int) -> tuple[str, ...]:
+def _labels(settings: Settings, classifier: Tensor) -> tuple[str, ...]:
     """Return the names of the classes, in the order of their numbers.
 
     Raises:
-        CheckpointError: There are more or fewer than the classifier has rows.
+        CheckpointError: There are more or fewer than the classifier has rows, or they are no texts.
     """
+    count = len(classifier) if classifier.dim() else 0
+    if not 0 < count <= MAX_LABELS:
+        raise CheckpointError(
+            f"{settings.path.parent}: its classifier is {list(classifier.shape)}, expected up to "
+            f"{MAX_LABELS:,} rows"
+        )
     named = settings.values.get("id2label")
     if named is None:
         return tuple(f"LABEL_{number}" for number in range(count))
     labels = [named.get(str(n)) for n in range(len(named))] if isinstance(named, dict) else []
-    if len(labels) != count or len({str(label) for label in labels}) < count:
+    texts = tuple(label for label in labels if isinstance(label, str) and _is_text(label))
+    if len(labels) != count or len(set(texts)) < count:
         raise settings.wrong("id2label", f"{count} names, as many as the classifier has rows")
-    return tuple(str(label) for label in labels)
+    return texts
+
+
+def _is_text(label: str) -> bool:
+    """Return whether a label can be written: not half of a surrogate pair."""
+    return label == label.encode("utf-8", "replace").decode()
 
 
 def _block_pattern(name: str) -> str | None:

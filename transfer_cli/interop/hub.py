@@ -11,7 +11,8 @@ HUB = "hf:"
 
 _FILES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
-    "merges.txt", "model.safetensors", "model.safetensors.index.json", "model-*.safetensors",
+    "merges.txt", "added_tokens.json", "model.safetensors", "model.safetensors.index.json",
+    "model-*.safetensors",
 )  # fmt: skip
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 
@@ -67,7 +68,7 @@ def fetch(name: str, key: str) -> Path:
             f"{key}: {repository} is not in the cache, and its server cannot be reached; check the "
             "network, or fetch the folder elsewhere and give its path"
         ) from error
-    except OSError as error:
-        # Also whatever the client's HTTP library raises while it fetches.
+    except Exception as error:
+        # Whatever the libraries below the client raise while it fetches: they have no common kind.
         raise CheckpointError(f"{key}: {repository} cannot be fetched: {error}") from error
     return folder

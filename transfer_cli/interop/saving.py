@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
@@ -13,7 +13,7 @@ from torch import Tensor
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop import files, vocabulary
-from transfer_cli.interop.bert import Bert
+from transfer_cli.interop.bert import Bert, Roberta
 from transfer_cli.interop.families import FAMILIES
 from transfer_cli.interop.family import Family
 from transfer_cli.interop.gpt2 import Gpt2
@@ -54,6 +54,8 @@ class Ours:
         tokenizer: Its tokenizer.
         classifier: What it was adapted for; None for a language model or a bare backbone.
         keeps_head: Whether the head goes along.
+        texts: How the texts were laid out that it was trained on last: lines, as text to pretrain
+            on is; labelled, as labelled texts are; published, as its tokenizer says.
     """
 
     shape: BackboneShape
@@ -61,6 +63,7 @@ class Ours:
     tokenizer: Tokenizer
     classifier: Classifier | None
     keeps_head: bool
+    texts: Literal["lines", "labelled", "published"]
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def write_folder(ours: Ours, folder: Path) -> Written:
         **(_labels(ours.classifier) if ours.classifier and ours.keeps_head else {}),
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    _write_tokenizer(ours, folder, pad if needs_padding else None)
+    _write_tokenizer(ours, family, folder, pad if needs_padding else None)
     used = {rule.ours for rule in rules} | ({f"{CLASS}.bias"} if folds_bias else set())
     return Written(
         family,
@@ -288,7 +291,7 @@ def _tokens(ours: Ours, pad: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _write_tokenizer(ours: Ours, folder: Path, new_padding: int | None) -> None:
+def _write_tokenizer(ours: Ours, family: Family, folder: Path, new_padding: int | None) -> None:
     """Write the tokenizer, with the layout of special tokens that the model was trained with."""
     tokenizer, path = ours.tokenizer, folder / vocabulary.FILE
     tokenizer.save(path)
@@ -310,14 +313,25 @@ def _write_tokenizer(ours: Ours, folder: Path, new_padding: int | None) -> None:
                 "rstrip": False, "normalized": False, "special": True,
             }
         )  # fmt: skip
+    if isinstance(family, Roberta):
+        # As its own tokenizer has it: the space before a gap belongs to the gap.
+        for token in data["added_tokens"]:
+            if token["content"] in (names["mask"], names["unk"]):
+                token["lstrip"] = token["content"] == names["mask"]
     causal = ours.shape.direction == "causal"
-    if ours.classifier is not None or (not causal and data.get("post_processor") is None):
-        data["post_processor"] = _layout(tokenizer, names, causal=causal)
+    is_bare = data.get("post_processor") is None and not causal
+    if ours.texts != "published" or is_bare:
+        data["post_processor"] = _layout(ours, names)
     path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     options = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": ours.shape.positions,
         "padding_side": "right",
+        "model_input_names": [
+            "input_ids",
+            *(["token_type_ids"] if ours.shape.segments > 1 else []),
+            "attention_mask",
+        ],
         "clean_up_tokenization_spaces": False,
         **{f"{key}_token": name for key, name in names.items()},
     }
@@ -328,23 +342,29 @@ def _write_tokenizer(ours: Ours, folder: Path, new_padding: int | None) -> None:
     )
 
 
-def _layout(tokenizer: Tokenizer, names: Mapping[str, str], *, causal: bool) -> dict[str, Any]:
-    """Return what puts special tokens around texts (see `data.encoded_task`)."""
+def _layout(ours: Ours, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what puts special tokens around texts (see `data.encoded_task`, `data.corpus`)."""
+    tokenizer, causal = ours.tokenizer, ours.shape.direction == "causal"
     cls, sep = names["cls"], names["sep"]
+    later = 1 if ours.shape.segments > 1 else 0
     numbers = {cls: tokenizer.cls, sep: tokenizer.sep}
 
     def special(name: str, kind: int) -> dict[str, Any]:
         return {"SpecialToken": {"id": name, "type_id": kind}}
 
     first: dict[str, Any] = {"Sequence": {"id": "A", "type_id": 0}}
-    second: dict[str, Any] = {"Sequence": {"id": "B", "type_id": 1}}
+    second: dict[str, Any] = {"Sequence": {"id": "B", "type_id": later}}
     single: Sequence[dict[str, Any]]
-    if causal:
+    if ours.texts == "lines":
+        single = [special(sep, 0), first, *([] if causal else [special(sep, 0)])]
+        pair = [special(sep, 0), first, special(sep, 0), second]
+        pair += [] if causal else [special(sep, later)]
+    elif causal:
         single = [first, special(cls, 0)]
-        pair = [first, special(sep, 0), second, special(cls, 1)]
+        pair = [first, special(sep, 0), second, special(cls, later)]
     else:
         single = [special(cls, 0), first, special(sep, 0)]
-        pair = [*single, second, special(sep, 1)]
+        pair = [*single, second, special(sep, later)]
     return {
         "type": "TemplateProcessing",
         "single": list(single),

@@ -1,49 +1,83 @@
 """The tokenizer of a published model."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from transfer_cli.data.tokenizer import MAX_FILE_BYTES, Tokenizer
+from transfer_cli.data.tokenizer import MAX_FILE_BYTES, Tokenizer, check_numbers, library_errors
 from transfer_cli.errors import CheckpointError, DataError
-from transfer_cli.safe_files import read_json, read_text
+from transfer_cli.safe_files import parse_json, read_json, read_text
 
 FILE = "tokenizer.json"
 WORDPIECES = "vocab.txt"
 MERGES = "merges.txt"
 BYTE_PAIRS = "vocab.json"
 OPTIONS = "tokenizer_config.json"
+ADDED = "added_tokens.json"
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a model's folder.
 
-    `tokenizer.json` is taken where it is there, else it is made of BERT's `vocab.txt` or of GPT-2's
-    `vocab.json` and `merges.txt`.
+    `tokenizer.json` is taken where it is there, with what `tokenizer_config.json` says otherwise;
+    else it is made of BERT's `vocab.txt` or of GPT-2's `vocab.json` and `merges.txt`.
 
     Raises:
         CheckpointError: There is none.
-        DataError: It is damaged, or lacks a special token.
+        DataError: It is damaged, of a kind that cannot be made here, or lacks a special token.
     """
-    if (folder / FILE).is_file():
-        return Tokenizer.load(folder / FILE)
-    try:
-        if (folder / WORDPIECES).is_file():
-            return Tokenizer(_wordpieces(folder), str(folder / WORDPIECES))
-        if (folder / BYTE_PAIRS).is_file() and (folder / MERGES).is_file():
-            return Tokenizer(_byte_pairs(folder), str(folder / BYTE_PAIRS))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder}: the tokenizer cannot be read ({error}).") from error
+    options = _options(folder)
+    for file, make in (
+        (folder / FILE, _whole), (folder / WORDPIECES, _wordpieces), (folder / MERGES, _byte_pairs)
+    ):  # fmt: skip
+        if file.is_file():
+            with library_errors(f"{file} is damaged, or no tokenizer"):
+                return Tokenizer(make(folder, options), str(file))
     raise CheckpointError(
         f"{folder} has no tokenizer: expected {FILE}, or {WORDPIECES}, or {BYTE_PAIRS} and {MERGES}"
     )
 
 
-def _wordpieces(folder: Path) -> tokenizers.Tokenizer:
+def _whole(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a `tokenizer.json`, as `tokenizer_config.json` changes it."""
+    text = read_text(folder / FILE, MAX_FILE_BYTES)
+    data = parse_json(text)
+    check_numbers(data)
+    normalizer, splitter = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
+    if normalizer.get("type") == "BertNormalizer":
+        for ours, theirs in _BERT_OPTIONS.items():
+            if options.get(theirs) is not None:
+                normalizer[ours] = options[theirs]
+    if splitter.get("type") == "ByteLevel" and options.get("add_prefix_space") is not None:
+        splitter["add_prefix_space"] = options["add_prefix_space"]
+    return tokenizers.Tokenizer.from_str(json.dumps(data))
+
+
+_BERT_OPTIONS = {
+    "lowercase": "do_lower_case",
+    "strip_accents": "strip_accents",
+    "handle_chinese_chars": "tokenize_chinese_chars",
+}
+"""What a normalizer calls its options, and what `tokenizer_config.json` does."""
+
+_OF_BERT = ("Bert", "DistilBert", "Electra", "MobileBert", "PreTrained", "Tokenizers")
+
+
+def _wordpieces(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return BERT's tokenizer: a line of the file is a token, its number that of the line."""
     path = folder / WORDPIECES
+    kind = str(options.get("tokenizer_class") or "Bert")
+    if kind.removesuffix("Fast").removesuffix("Tokenizer") not in _OF_BERT or any(
+        key in options for key in ("word_tokenizer_type", "subword_tokenizer_type")
+    ):
+        raise DataError(
+            f"{path} belongs to a {kind[:100]}, which cannot be made of it; take a folder with a "
+            f"{FILE}."
+        )
     text = read_text(path, MAX_FILE_BYTES)
     # Not `splitlines`: some tokens are other kinds of line ends.
     lines = text.removesuffix("\n").split("\n")
@@ -53,22 +87,23 @@ def _wordpieces(folder: Path) -> tokenizers.Tokenizer:
     unknown = next((name for name in ("[UNK]", "<unk>") if name in vocabulary), None)
     if unknown is None:
         raise DataError(f"{path} has no token [UNK].")
-    options = _options(folder)
     backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
-        handle_chinese_chars=bool(options.get("tokenize_chinese_chars", True)),
+        handle_chinese_chars=options.get("tokenize_chinese_chars", True),
         strip_accents=options.get("strip_accents"),
-        lowercase=bool(options.get("do_lower_case", True)),
+        lowercase=options.get("do_lower_case", True),
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
+    _add_tokens(backend, folder)
     return backend
 
 
-def _byte_pairs(folder: Path) -> tokenizers.Tokenizer:
+def _byte_pairs(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return the tokenizer of GPT-2 or RoBERTa."""
     vocabulary: Any = read_json(folder / BYTE_PAIRS, MAX_FILE_BYTES)
+    check_numbers({"model": {"vocab": vocabulary}})
     merges = []
     lines = read_text(folder / MERGES, MAX_FILE_BYTES).split("\n")
     for number, line in enumerate(lines, start=1):
@@ -78,14 +113,40 @@ def _byte_pairs(folder: Path) -> tokenizers.Tokenizer:
         if len(pair) != 2:
             raise DataError(f"{folder / MERGES}, line {number}: expected two tokens.")
         merges.append((pair[0], pair[1]))
-    options = _options(folder)
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-    spaced = bool(options.get("add_prefix_space", False))
+    spaced = options.get("add_prefix_space", False)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     backend.decoder = decoders.ByteLevel()
+    _add_tokens(backend, folder)
     return backend
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, folder: Path) -> None:
+    """Add the tokens that stand beside the vocabulary.
+
+    Raises:
+        DataError: Their numbers do not follow those of the vocabulary.
+    """
+    path = folder / ADDED
+    if not path.is_file():
+        return
+    added = read_json(path)
+    check_numbers({"model": {"vocab": added}})
+    for name in sorted(added, key=lambda each: int(added[each])):
+        backend.add_special_tokens([name])
+        if backend.token_to_id(name) != added[name]:
+            raise DataError(f"{path}: {name!r} has a number that does not follow the vocabulary's.")
 
 
 def _options(folder: Path) -> dict[str, Any]:
     path = folder / OPTIONS
-    return read_json(path) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        # Not `read_json`: such files say "no limit" by a number of a hundred bits.
+        found = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is no JSON object.")
+    return {key: value for key, value in found.items() if isinstance(value, str | bool)}

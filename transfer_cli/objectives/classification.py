@@ -29,8 +29,10 @@ class Classification(Objective):
 
     Args:
         pooling: How a text becomes one vector (see `model.heads.pool`). auto: the state of the
-            classification token, last in a causal and first in a bidirectional model; the mean
-            where that token's embedding is frozen, since it may never have occurred in pretraining.
+            classification token, last in a causal and first in a bidirectional model. The mean
+            where that token's embedding is frozen, since it may never have occurred in pretraining;
+            in a published model it has, and there the mean is for backbones of which nothing
+            trains.
         pooler: Whether that vector passes through a pooler first, a linear layer with an activation
             (`model.heads.Pooler`). None: where the model's kind has one and `pooling` is auto or
             the state of the classification token; not one that stays frozen over a mean.
@@ -106,7 +108,7 @@ class Classification(Objective):
         """Pool by the mean when the choice is ours and the classification token cannot learn."""
         head = model.heads[self.head]
         has_pooler = POOLER in model.heads
-        if self.pooling == "auto" and not self._token_learns(model, trains):
+        if self.pooling == "auto" and not self._can_read_token(model, trains):
             head.pooling = "mean"  # type: ignore[assignment]
             if self.pooler is None:
                 # What a frozen one has learnt to read is another vector.
@@ -117,6 +119,14 @@ class Classification(Objective):
             self.pooler = has_pooler
             decided["pooler"] = has_pooler  # type: ignore[assignment]
         return decided
+
+    def _can_read_token(self, model: TransferModel, trains: Set[str]) -> bool:
+        """Return whether the state of the classification token can come to mean something."""
+        vocabulary = self.facts.vocabulary
+        # A kind of model with a pooler, or whose only special token ends its texts.
+        was_pretrained = model.backbone.shape.pooler != "none" or vocabulary.cls == vocabulary.sep
+        learns = any(name.startswith("backbone.") for name in trains)
+        return self._token_learns(model, trains) or (was_pretrained and learns)
 
     def _token_learns(self, model: TransferModel, trains: Set[str]) -> bool:
         new_rows = model.backbone.new_rows

@@ -349,7 +349,7 @@ def read_state(checkpoint: Checkpoint) -> dict[str, Any]:
     _read_meta(checkpoint.path)
     path = checkpoint.path / STATE
     try:
-        _check_unpacked(path)
+        check_unpacked(path)
         state = torch.load(path, weights_only=True, map_location="cpu")
         if not isinstance(state, dict):
             raise TypeError("it holds no dictionary")  # noqa: TRY301 - one of what torch raises
@@ -380,13 +380,18 @@ def fitting(checkpoint: Checkpoint) -> Iterator[None]:
         ) from error
 
 
-def _check_unpacked(path: Path) -> None:
-    """Refuse a file that unpacks to more than its own size; torch writes none, but reads it."""
+def check_unpacked(path: Path) -> None:
+    """Refuse a file that unpacks to more than its own size; torch writes none, but reads it.
+
+    Raises:
+        ValueError: It does.
+        BadZipFile: It is no archive.
+    """
     with zipfile.ZipFile(path) as zipped:
         members = zipped.infolist()
     packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
     if packed or sum(member.file_size for member in members) > path.stat().st_size:
-        raise ValueError("it is packed, which no file of ours is")
+        raise ValueError("it is packed, which no file of torch's is")
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What we make of a published model, against the reference implementation."""
 
+import json
+
 import pytest
 import torch
 
@@ -133,3 +135,28 @@ def test_nothing_of_the_backbone_is_new_or_dropped(tmp_path, family):
     assert not report.new
     assert set(report.loaded) == {n for n, _ in model.named_parameters()}
     assert all("pooler" in name for name in (*report.dropped, *start.dropped))
+
+
+def test_options_beside_a_tokenizer_json_count(tmp_path):
+    publish(tmp_path, "bert")
+    theirs = reference().AutoTokenizer.from_pretrained(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    assert read_tokenizer(tmp_path).encode("PARIS") == read_tokenizer(tmp_path).encode("paris")
+
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"do_lower_case": False}))
+
+    cased = reference().AutoTokenizer.from_pretrained(tmp_path)
+    ours = read_tokenizer(tmp_path)
+    assert ours.encode("PARIS the") == cased("PARIS the", add_special_tokens=False)["input_ids"]
+    assert ours.encode("PARIS") != ours.encode("paris")
+
+
+def test_tokens_beside_the_vocabulary_are_taken_up(tmp_path):
+    publish(tmp_path, "gpt2")
+    size = read_tokenizer(tmp_path).size
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"[PAD]": size}))
+
+    ours = read_tokenizer(tmp_path)
+
+    assert (ours.size, ours.pad) == (size + 1, size)

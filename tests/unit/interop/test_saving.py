@@ -40,6 +40,11 @@ def model_of(shape, tokenizer):
     return model
 
 
+def ours(shape, tensors, tokenizer, classifier):
+    texts = "lines" if classifier is None else "labelled"
+    return Ours(shape, tensors, tokenizer, classifier, keeps_head=True, texts=texts)
+
+
 def loaded(auto, folder):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -67,7 +72,7 @@ def loaded(auto, folder):
 def test_language_models_predict_the_same(tmp_path, tokenizer, shape, family):
     model = model_of(shape, tokenizer)
 
-    written = write_folder(Ours(shape, model.state_dict(), tokenizer, None, True), tmp_path)
+    written = write_folder(ours(shape, model.state_dict(), tokenizer, None), tmp_path)
 
     assert written.architecture.startswith(family)
     assert written.left_out == ()
@@ -98,7 +103,7 @@ def test_what_fits_no_family_is_named(tmp_path, tokenizer, shape, told):
     model = model_of(shape, tokenizer)
 
     with pytest.raises(CheckpointError) as caught:
-        write_folder(Ours(shape, model.state_dict(), tokenizer, None, True), tmp_path)
+        write_folder(ours(shape, model.state_dict(), tokenizer, None), tmp_path)
 
     assert told in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -119,7 +124,7 @@ def test_a_classifier_that_gpt2_does_not_have(tmp_path, tokenizer, change, told)
     tensors |= {"heads.class.linear.bias": torch.randn(2)}
 
     with pytest.raises(CheckpointError, match=told):
-        write_folder(Ours(CAUSAL, tensors, tokenizer, replace(plain, **change), True), tmp_path)
+        write_folder(ours(CAUSAL, tensors, tokenizer, replace(plain, **change)), tmp_path)
 
 
 def test_a_bias_that_cannot_be_folded_in_is_refused(tmp_path, tokenizer):
@@ -129,7 +134,7 @@ def test_a_bias_that_cannot_be_folded_in_is_refused(tmp_path, tokenizer):
     classifier = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
 
     with pytest.raises(CheckpointError, match="bias has no place in GPT-2"):
-        write_folder(Ours(CAUSAL, tensors, tokenizer, classifier, True), tmp_path)
+        write_folder(ours(CAUSAL, tensors, tokenizer, classifier), tmp_path)
 
 
 def test_texts_get_the_tokens_that_the_model_was_trained_with(tmp_path, tokenizer):
@@ -137,7 +142,7 @@ def test_texts_get_the_tokens_that_the_model_was_trained_with(tmp_path, tokenize
     tensors |= {"heads.class.linear.weight": torch.randn(2, 16)}
     tensors |= {"heads.class.linear.bias": torch.randn(2)}
     classifier = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
-    write_folder(Ours(CAUSAL, tensors, tokenizer, classifier, True), tmp_path)
+    write_folder(ours(CAUSAL, tensors, tokenizer, classifier), tmp_path)
 
     theirs = reference().AutoTokenizer.from_pretrained(tmp_path)
 
