@@ -40,6 +40,7 @@ def last(run):
 # --- for every preset --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each_preset
 def test_a_short_run_ends_well(preset, adapted, read_json):
     run = adapted(preset).run

@@ -110,6 +110,7 @@ def run(script, *words):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_script_measures_steps_of_the_product(tmp_path):
     found = tmp_path / "found.json"
 

@@ -129,6 +129,7 @@ def test_the_card_says_where_the_model_comes_from(adapted, transfer, tmp_path):
 
     assert card.startswith("---\nlicense: ")
     for part in ("| data | table |", "| scheme | lora |", "| seed | 0 |", "transfer finetune",
+                 "| seen | 4 steps, 32 examples, ", "| parameters that trained | ",
                  "init_from=published", "| accuracy |", "`person`, `place`"):  # fmt: skip
         assert part in card, part
     assert str(adapted.parent) not in card

@@ -85,6 +85,7 @@ def test_without_cached_features_nothing_is_kept(frozen, cache):
     assert not cache.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_of_a_run_and_two_runs_at_once_share_the_states(
     shell, transfer, adapting, cache

@@ -74,6 +74,7 @@ def test_a_pair_is_shown_as_two_texts(transfer, deep, tmp_path, loop):
         assert item.label == ("yes", "no")[int(number) % 2]
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_write_the_items_of_one(shell, transfer, few_questions, deep, tmp_path):
     words = (

@@ -106,6 +106,7 @@ def transfer_alone(request):
     return request.getfixturevalue("transfer")
 
 
+@pytest.mark.slow
 def test_what_one_process_cannot_do_is_said_once_and_ends_all(words):
     ended = transfer(*words, how("raises"), "run.dir=run", "devices=2")
 
@@ -115,6 +116,7 @@ def test_what_one_process_cannot_do_is_said_once_and_ends_all(words):
     assert status("run") == {"status": "failed", "reason": "another process failed or is gone"}
 
 
+@pytest.mark.slow
 def test_a_mistake_is_said_once(words):
     ended = transfer(*words, how("never"), "run.dir=run", "devices=2", "optimizer.lr=-1")
 
@@ -123,6 +125,7 @@ def test_a_mistake_is_said_once(words):
     assert not Path("run").exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_come_is_named(words):
     began = time.monotonic()
     ended = transfer(*words, how("hangs"), "run.dir=run", "devices=2", "timeout_minutes=0.05")
@@ -197,6 +200,7 @@ def test_finetune_evaluate_and_predict_say_what_one_process_says(words, transfer
         assert mine["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_sharded_run_goes_on_with_another_number_of_processes(words, transfer_alone):
     words = (*words[:-1], "objective=clm")
     whole = transfer(*words, "run.dir=whole", "devices=2", "parallel=fsdp")

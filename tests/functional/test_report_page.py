@@ -120,6 +120,7 @@ def open_page(chromium, tmp_path):
         context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "charts"),
     [
@@ -209,6 +210,7 @@ def test_the_button_changes_the_colours_of_the_page_and_of_its_charts(open_page)
     assert opened.complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [reports.sweep_of_schemes, reports.search])
 def test_the_page_never_scrolls_sideways(open_page, make):
     opened = open_page(make, width=WIDTHS[0], has_touch=True, is_mobile=True)

@@ -314,6 +314,7 @@ def test_what_is_no_run_of_ours_is_left_alone_by_auto(transfer, words_of):
     assert [path.name for path in Path("run").iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_was(transfer, words_of):
     words = words_of("clm", "loop.steps=2", "seed=0,1", "-m", "run.dir=sweep", "resume=auto")
     assert transfer(*words).code == 0

@@ -32,6 +32,7 @@ def test_a_sweep_with_failed_jobs_names_each_reason_and_ends_with_5(capsys):
     assert err.endswith("transfer evaluate: 2 of 2 jobs failed\n")
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_for_our_own_fault_shows_its_traceback(capfd, tmp_path):
     (tmp_path / "lab_of_mine.py").write_text(
         "from transfer_cli.data.text import TextData\n"
@@ -164,6 +165,7 @@ def test_a_sweep_that_is_stopped_goes_on(shell, words, tmp_path):
     assert "going on after step" in (tmp_path / "sweep/job-0.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_job_killed_for_memory_is_named(transfer, words, monkeypatch, tmp_path):
     """The system's own way to end a process leaves no word; the sweep has one for it."""
     (tmp_path / "deadly.py").write_text(
@@ -189,6 +191,7 @@ def test_a_job_killed_for_memory_is_named(transfer, words, monkeypatch, tmp_path
     assert read("sweep/0/status.json")["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_search_prunes_what_is_hopeless(transfer, words):
     pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
     typed = [word for word in words if not word.startswith(("loop.steps", "loop.evaluate"))]
@@ -207,6 +210,7 @@ def test_a_search_prunes_what_is_hopeless(transfer, words):
     assert list(Path("sweep").glob(".trial-*")) == []
 
 
+@pytest.mark.slow
 def test_two_commands_share_a_search(shell, words, tmp_path):
     pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
     line = (*words, "sweep=search", "sweep.trials=4", "sweep.isolate=false", "resume=auto")

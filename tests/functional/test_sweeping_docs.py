@@ -43,6 +43,7 @@ def on_the_sample(words, pretrained, loop):
     return [*words, *SMALLER[folder], "sweep.isolate=false", "sweep.workers=1"]
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_runs(transfer, pretrained, loop):
     pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
     pytest.importorskip("plotly", reason="needs Plotly: the extra `report`")

@@ -14,7 +14,9 @@ SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytes
 
 @pytest.mark.functional
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("experiment", list(LOSS_WHEN_READ))
+@pytest.mark.parametrize(
+    "experiment", ["pretrain", pytest.param("pretrain_mlm", marks=pytest.mark.slow)]
+)
 def test_pretraining_decides_on_the_embedded_sample(
     transfer, read_json, tmp_path, experiment, seed
 ):

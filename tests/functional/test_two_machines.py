@@ -73,6 +73,7 @@ def _rights(tmp_path_factory):
         pytest.skip(f"no right to make networks here: {tried.stderr.strip()}")
 
 
+@pytest.mark.slow
 def test_two_machines_train_what_two_processes_train(tmp_path):
     words = (*WORDS, "loop.steps=12", "loop.evaluate_every=6 steps", "run.dir=run")
     for name in ("machines", "processes"):

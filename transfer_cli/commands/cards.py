@@ -62,7 +62,7 @@ def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
         "objective": presets.get("objective"),
         "started from": _started_from(run),
         "seed": results.get("seed"),
-        "steps": results.get("steps"),
+        "seen": _seen(results),
         "parameters that trained": _trained(results),
         "seconds": timing.get("seconds"),
         "versions": ", ".join(
@@ -73,10 +73,19 @@ def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _trained(results: Mapping[str, Any]) -> str | None:
-    trained, total = results.get("trained_parameters"), results.get("parameters")
-    if not isinstance(trained, int) or not isinstance(total, int):
+    return _counts(results.get("parameters"), "{trainable:,} of {total:,}")
+
+
+def _seen(results: Mapping[str, Any]) -> str | None:
+    return _counts(results.get("seen"), "{steps:,} steps, {examples:,} examples, {tokens:,} tokens")
+
+
+def _counts(found: Any, sentence: str) -> str | None:
+    """Return a sentence with numbers in it; None where they are not there."""
+    try:
+        return sentence.format_map(found)
+    except (TypeError, KeyError, ValueError, IndexError, AttributeError):
         return None
-    return f"{trained:,} of {total:,}"
 
 
 def _started_from(run: RunDirectory) -> str | None:

@@ -136,19 +136,9 @@ input order, with the label and the probability of every label. Works on any amo
 bounded memory. Of several runs it writes the mean of their probabilities.""",
     function=f"{_MODULES}.predict.predict",
     keys=(
-        "run",
-        "input",
-        "output",
-        "format",
-        "output_format",
-        "text",
-        "pair",
-        "keep",
-        "errors",
+        "run", "input", "output", "text", "pair", "format", "output_format", "keep", "errors",
         "batch",
-        "device",
-        "precision",
-    ),
+    ),  # fmt: skip
     examples=(
         ("echo 'Who wrote Hamlet ?' | transfer predict run=runs/finetune/RUN", "one text"),
         ("transfer predict run=RUN input=questions.txt output=labels.jsonl", "one text a line"),

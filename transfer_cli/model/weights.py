@@ -31,6 +31,8 @@ _DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+_OURS = frozenset({"F64", "F32", "F16", "BF16", "I64"})
+"""What our own models consist of; beside the weights of others there may be anything."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"{folder} holds no {WEIGHTS}: a run writes it when it is finished; before that, take "
             "one of its checkpoints/"
         )
+    read_shapes(folder)
     return tensors_of(path)
 
 
@@ -161,7 +164,11 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
     path = folder / WEIGHTS
     if not path.is_file():
         return read_weights(folder)  # which says why not
-    return shapes_of(path)
+    found = shapes_of(path)
+    for name, dtype in _DTYPES.items():
+        if name not in _OURS and any(tensor.dtype == dtype for tensor in found.values()):
+            raise CheckpointError(f"{path} holds numbers of type {name}; expected F32")
+    return found
 
 
 def shapes_of(path: Path) -> dict[str, Tensor]:

@@ -200,6 +200,7 @@ def test_streams_and_several_losses_are_those_of_one_process(alone, together):
             assert_close(found["streams"][name], weight, rtol=0, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
 def test_three_processes_give_what_one_gives(alone, three):
     for found in three:
         assert found["classification"]["seen"] == alone["classification"]["seen"]

@@ -32,6 +32,7 @@ def both():
     return [trained(sharded=False), trained(sharded=distributed.count() > 1)]
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_one_process(tmp_path):
     alone = trained(sharded=False)
 

@@ -73,6 +73,7 @@ def _elsewhere(monkeypatch):
     monkeypatch.setattr(launching, "_call_hydra", call_with_copy)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_elsewhere")
 def test_jobs_that_ran_in_other_processes_are_reported():
     _, jobs, _ = run(
@@ -324,6 +325,7 @@ def test_a_mistake_in_any_job_ends_the_sweep_before_it_leaves_a_trace(tmp_path, 
 # --- presets -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "jobs"), [("seeds", 5), ("lr", 7), ("few_label", 12)])
 def test_a_preset_makes_a_sweep_of_a_command(preset, jobs):
     configs, _, _ = run([f"sweep={preset}"], "finetune")
@@ -337,6 +339,7 @@ def test_what_is_typed_wins_over_a_preset():
     assert [(config.data.labelled, config.seed) for config in configs] == [(20, 7), (None, 7)]
 
 
+@pytest.mark.slow
 def test_all_schemes_are_every_preset_of_adaptation():
     configs, _, _ = run(["sweep=schemes"], "finetune")
 

@@ -48,6 +48,7 @@ def study(file="mine/study.db"):
     return optuna.load_study(study_name="search", storage=f"sqlite:///{file}")
 
 
+@pytest.mark.slow
 def test_a_search_comes_close_to_what_is_best():
     configs, _ = search("sweep.trials=16")
 
@@ -64,6 +65,7 @@ def test_it_can_make_a_measure_large():
     assert study().best_value == max(job.value for job in SweepDirectory(Path("mine")).jobs())
 
 
+@pytest.mark.slow
 def test_the_same_seed_proposes_the_same_values():
     first = [config.loop.clip for config in search("sweep.trials=2")[0]]
     again = [config.loop.clip for config in search("sweep.trials=2", "run.dir=again")[0]]
@@ -72,6 +74,7 @@ def test_the_same_seed_proposes_the_same_values():
     assert first == again != other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "fits"),
     [
@@ -90,6 +93,7 @@ def test_ranges_are_typed_as_hydra_has_them(typed, fits):
     assert all(fits(config) for config in configs)
 
 
+@pytest.mark.slow
 def test_a_logarithmic_range_is_searched_by_magnitude():
     configs, _ = search(
         "sweep.trials=8", "sweep.sampler=random", "loop.clip=tag(log, interval(1e-6, 1.0))"
@@ -155,6 +159,7 @@ def test_a_study_can_lie_elsewhere_and_be_shared():
 # --- bad input ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [
