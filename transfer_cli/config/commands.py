@@ -136,7 +136,15 @@ input order, with the label and the probability of every label. Works on any amo
 bounded memory. Of several runs it writes the mean of their probabilities.""",
     function=f"{_MODULES}.predict.predict",
     keys=(
-        "run", "input", "output", "text", "pair", "format", "output_format", "keep", "errors",
+        "run",
+        "input",
+        "output",
+        "text",
+        "pair",
+        "format",
+        "output_format",
+        "keep",
+        "errors",
         "batch",
     ),  # fmt: skip
     examples=(
