@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from transfer_cli.adaptation.edits import NewRows
+from transfer_cli.model.heads import pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Facts, TextFacts
 from transfer_cli.objectives.classification import Classification
@@ -198,6 +199,51 @@ def test_a_row_of_its_own_lets_the_classification_token_learn(tokens, trains, po
     NewRows(tokens)(model, {"cls": tiny.VOCABULARY.cls, "sep": tiny.VOCABULARY.sep})
 
     assert objective.settle(model, trains) == {"pooling": pooling}
+
+
+POOLER = "heads.pooler.linear.weight"
+BLOCK = "backbone.blocks.0.attention.packed.weight"
+
+
+@pytest.mark.parametrize(
+    ("trains", "pooling", "pooler"),
+    [
+        ({TABLE, POOLER}, "cls_first", True),
+        ({BLOCK}, "cls_first", True),
+        (set(), "mean", False),
+        ({POOLER}, "mean", True),
+    ],
+)
+def test_a_kind_of_model_with_a_pooler_was_pretrained_with_its_classification_token(
+    trains, pooling, pooler
+):
+    objective = Classification()
+    model = tiny.model(objective, direction="bidirectional", pooler="tanh").eval()
+    batch = tiny.all_of(tiny.Questions(examples=4))
+    tiny.lively(model)
+
+    assert objective.settle(model, trains) == {"pooling": pooling, "pooler": pooler}
+
+    encoded = Encoding(model, batch)
+    pooled = pool(encoded.top, batch["mask"], pooling)
+    if pooler:
+        pooled = model.heads["pooler"].linear(pooled).tanh()
+    torch.testing.assert_close(
+        objective.class_logits(model, batch, encoded), model.heads["class"].linear(pooled)
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "pooling", "there"),
+    [(None, "mean", False), (True, "mean", True), (False, "cls_first", False),
+     (None, "cls_first", True)],
+)  # fmt: skip
+def test_a_pooler_can_be_asked_for_and_left_out(asked, pooling, there):
+    objective = Classification(pooling, pooler=asked)
+
+    model = tiny.model(objective, direction="bidirectional", pooler="tanh")
+
+    assert ("pooler" in model.heads) is there
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
