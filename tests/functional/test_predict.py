@@ -358,6 +358,7 @@ def test_runs_with_other_labels_are_refused(transfer, finetuned, relabelled):
     assert ended.err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_two_processes_say_what_one_says(predict, shell, finetuned, other_model, tmp_path, many):
     (tmp_path / "in.txt").write_text("\n".join(many[:50]))

@@ -160,6 +160,7 @@ def test_killed_processes_start_again_and_end_as_if_nothing_had_been(words):
         assert (Path("run") / file).read_bytes() == (Path("straight") / file).read_bytes(), file
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_stops_all_after_the_same_step(words, transfer_alone):
     ended = transfer(*words, how("preempted"), "run.dir=run", "devices=2")
 

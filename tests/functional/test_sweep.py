@@ -83,6 +83,7 @@ def read(path):
     return json.loads(Path(path).read_text())
 
 
+@pytest.mark.slow
 def test_jobs_side_by_side_leave_what_single_runs_would(transfer, words):
     ended = transfer(*words, "-m", "seed=0,1", "sweep.workers=2")
     alone = transfer(*words, "seed=1", "run.dir=alone")
@@ -97,6 +98,7 @@ def test_jobs_side_by_side_leave_what_single_runs_would(transfer, words):
     assert read("sweep/job-1.json")["overrides"] == ["seed=1"]
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_named_with_its_reason_and_the_others_run(transfer, words):
     ended = transfer(*words, "-m", "data.labelled=12,100000")
 
