@@ -146,7 +146,7 @@ bounded memory. Of several runs it writes the mean of their probabilities.""",
         "keep",
         "errors",
         "batch",
-    ),  # fmt: skip
+    ),
     examples=(
         ("echo 'Who wrote Hamlet ?' | transfer predict run=runs/finetune/RUN", "one text"),
         ("transfer predict run=RUN input=questions.txt output=labels.jsonl", "one text a line"),
