@@ -342,7 +342,9 @@ def test_an_export_leaves_nothing_where_it_is_refused(transfer, tmp_path, pretra
 
     assert ended.code == 0, ended.err
     assert [path.name for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
-    assert (tmp_path / "new" / "folder" / "out" / "config.json").is_file()
+    out = tmp_path / "new" / "folder" / "out"
+    modes = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
 
 
 def test_a_card_names_no_folder(adapted, transfer, tmp_path):
@@ -356,3 +358,13 @@ def test_a_card_names_no_folder(adapted, transfer, tmp_path):
 
     assert "data.train=questions.csv" in command
     assert not [word for word in command.split() if word.partition("=")[2].startswith("/")]
+
+
+def test_a_published_model_without_a_head_says_so(transfer, tmp_path):
+    publish(tmp_path / "first", "bert")
+
+    ended = transfer("fill", "run=first", "the [MASK] is")
+
+    assert ended.code == 2
+    assert "without the head of its pretraining" in ended.err
+    assert len(ended.err.splitlines()) == 1

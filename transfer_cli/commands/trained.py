@@ -96,6 +96,11 @@ def load_trained(
     model = compose.model(shape, vocabulary, [Loss("main", objective)], seed=0)
     compose.make_edits(model, start.description.edits, start.tokenizer)
     report = load_pretrained(model, tensors, start.weights)
+    if report.new and start.published is not None:
+        raise CheckpointError(
+            f"run: {start.weights} is a published model without the head of its pretraining "
+            f"({report.new[0]}), so it can be adapted (init_from) and answers nothing by itself"
+        )
     if report.new:
         raise CheckpointError(f"run: {start.weights} lacks {', '.join(report.new)}")
     return model

@@ -20,6 +20,7 @@ from transfer_cli.interop.gpt2 import Gpt2
 from transfer_cli.interop.rules import Rule
 from transfer_cli.interop.settings import CONFIG
 from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.weights import readable_like
 
 TOKENS = "backbone.token_embedding.weight"
 CLASS = "heads.class.linear"
@@ -120,6 +121,7 @@ def write_folder(ours: Ours, folder: Path) -> Written:
         folder / files.WEIGHTS,
         metadata={"format": "pt"},
     )
+    readable_like(folder / files.WEIGHTS, folder)
     config = {
         "architectures": [architecture],
         "model_type": family.model_type,

@@ -105,8 +105,12 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
     """Write the tensors of a model to `weights.safetensors` in `folder`."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / WEIGHTS)
-    # The library lets the owner alone read it; others get what they get of any new file.
-    (folder / WEIGHTS).chmod((folder.stat().st_mode & 0o666) | 0o600)
+    readable_like(folder / WEIGHTS, folder)
+
+
+def readable_like(path: Path, folder: Path) -> None:
+    """Let others read weights as they read the folder: the library lets their owner alone."""
+    path.chmod((folder.stat().st_mode & 0o666) | 0o600)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
