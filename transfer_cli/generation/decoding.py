@@ -58,7 +58,8 @@ class NextToken:
             logits_BV: Tensor = model.heads[HEAD](last_BD, model.backbone.token_embedding.weight)
             return logits_BV.float()
 
-        return self._model(read)  # type: ignore[no-any-return]
+        logits_BV: Tensor = self._model(read)
+        return logits_BV
 
 
 def go_on(

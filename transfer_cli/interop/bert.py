@@ -3,7 +3,8 @@
 The three have one encoder under other names; they differ in positions, embeddings and heads.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.family import ACTIVATIONS, Architectures, Family, activation_there
@@ -25,11 +26,11 @@ class Bert(Family):
     model_type = "bert"
     prefix = "bert"
     architectures = Architectures("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
-    keys = {  # noqa: RUF012 - a class attribute by its declaration
+    keys: ClassVar[Mapping[str, str]] = {
         "width": "hidden_size", "heads": "num_attention_heads", "depth": "num_hidden_layers",
         "feedforward": "intermediate_size", "positions": "max_position_embeddings",
     }  # fmt: skip
-    fixed = {  # noqa: RUF012
+    fixed: ClassVar[Mapping[str, Any]] = {
         "residual": "post", "direction": "bidirectional", "position_kind": "learned",
         "embedding_norm": True, "embedding_width": None,
     }  # fmt: skip
@@ -37,13 +38,13 @@ class Bert(Family):
 
     def shape(self, settings: Settings) -> BackboneShape:
         """Return the shape that a config describes."""
-        settings.only("position_embedding_type", "absolute")
-        settings.only("is_decoder", value=False)
-        settings.only("add_cross_attention", value=False)
         return BackboneShape(**self.shape_fields(settings))
 
     def shape_fields(self, settings: Settings) -> dict[str, Any]:
-        """Return the fields of the shape."""
+        """Return the fields of the shape, of a config that asks for nothing else."""
+        settings.only("position_embedding_type", "absolute")
+        settings.only("is_decoder", value=False)
+        settings.only("add_cross_attention", value=False)
         return {
             **self.sizes(settings),
             "dropout": settings.fraction("hidden_dropout_prob", 0.1),
@@ -150,9 +151,6 @@ class Roberta(Bert):
 
     def shape(self, settings: Settings) -> BackboneShape:
         """Return the shape that a config describes."""
-        settings.only("position_embedding_type", "absolute")
-        settings.only("is_decoder", value=False)
-        settings.only("add_cross_attention", value=False)
         settings.only("pad_token_id", PAD)
         found = self.shape_fields(settings)
         return BackboneShape(**{**found, "positions": found["positions"] - ROBERTA_FIRST_POSITION})
@@ -194,7 +192,7 @@ class Electra(Bert):
     architectures = Architectures(
         "ElectraModel", "ElectraForMaskedLM", "ElectraForSequenceClassification"
     )
-    fixed = {  # noqa: RUF012
+    fixed: ClassVar[Mapping[str, Any]] = {
         key: value for key, value in Bert.fixed.items() if key != "embedding_width"
     }
     pooler_activation = "gelu"

@@ -1,6 +1,7 @@
 """DistilBERT (Sanh et al. 2019)."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from transfer_cli.interop.family import ACTIVATIONS, Architectures, Family, activation_there
 from transfer_cli.interop.rules import Rule, Stacked, same
@@ -20,11 +21,11 @@ class DistilBert(Family):
     architectures = Architectures(
         "DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification"
     )
-    keys = {  # noqa: RUF012 - a class attribute by its declaration
+    keys: ClassVar[Mapping[str, str]] = {
         "width": "dim", "heads": "n_heads", "depth": "n_layers", "feedforward": "hidden_dim",
         "positions": "max_position_embeddings",
     }  # fmt: skip
-    fixed = {  # noqa: RUF012
+    fixed: ClassVar[Mapping[str, Any]] = {
         "residual": "post", "direction": "bidirectional", "position_kind": "learned",
         "embedding_norm": True, "embedding_width": None, "segments": 0, "epsilon": EPSILON,
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """GPT-2 (Radford et al. 2019)."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from transfer_cli.interop.family import ACTIVATIONS, Architectures, Family, activation_there
 from transfer_cli.interop.rules import Rule, Transposed, same
@@ -15,10 +16,10 @@ class Gpt2(Family):
     model_type = "gpt2"
     prefix = "transformer"
     architectures = Architectures("GPT2Model", "GPT2LMHeadModel", "GPT2ForSequenceClassification")
-    keys = {  # noqa: RUF012 - a class attribute by its declaration
+    keys: ClassVar[Mapping[str, str]] = {
         "width": "n_embd", "heads": "n_head", "depth": "n_layer", "positions": "n_positions",
     }  # fmt: skip
-    fixed = {  # noqa: RUF012
+    fixed: ClassVar[Mapping[str, Any]] = {
         "residual": "pre", "direction": "causal", "position_kind": "learned",
         "embedding_norm": False, "embedding_width": None, "segments": 0,
     }  # fmt: skip
