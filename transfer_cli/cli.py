@@ -220,12 +220,12 @@ def _with_texts(request: "Request", command: Command) -> "Request":
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
     """Do the work of a command, or have the processes that it starts do it."""
     if command.scales:
-        _load("transfer_cli.commands.processes")
-        from transfer_cli.commands import processes
+        _load("transfer_cli.training.workers")
+        from transfer_cli.training import workers
 
-        processes.check(config)
-        if processes.wanted(config):
-            processes.start(name, request.flags, config)
+        workers.check(config)
+        if workers.wanted(config):
+            workers.start(name, request.flags, config)
             return
     _function_of(command)(config)
 

@@ -189,7 +189,7 @@ def score(arrive: Gate, words: Sequence[str], *, in_order: bool) -> None:
 
 def _parts(words: Sequence[str]) -> Any:
     """Return what `transfer finetune WORDS` is put together from."""
-    from transfer_cli.commands.parts import put_together
+    from transfer_cli.assembly.run import put_together
     from transfer_cli.config import flags, launch
 
     return put_together(launch.compose("finetune", flags.parse(list(words))), "finetune")

@@ -192,8 +192,8 @@ def _watching(watched):
     """Note down what a run trains, from hooks of its step and of its optimizer."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from transfer_cli.commands import train
     from transfer_cli.engine.step import TrainStep
+    from transfer_cli.training import train
 
     names, put_together, call = {}, train.put_together, TrainStep.__call__
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
-from transfer_cli.commands.parts import put_together
-from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.assembly.run import put_together
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
 from transfer_cli.runs.records import read_metrics

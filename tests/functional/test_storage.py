@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.model.weights import backbone_hash, read_description
 
 pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]

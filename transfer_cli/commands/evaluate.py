@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from transfer_cli.commands import compose, datasets
-from transfer_cli.commands.processes import together
-from transfer_cli.commands.trained import Trained, open_trained
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.device import device_and_precision
+from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.data.corpus import TextBlocks, encode_text
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
@@ -21,6 +21,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.directory import write_json
 from transfer_cli.safe_files import escaped
+from transfer_cli.training.workers import together
 
 ASKED = (*datasets.SPLITS, "all")
 BASELINES = ("none", "unigram")
@@ -33,7 +34,7 @@ def evaluate(config: DictConfig) -> None:
 
 
 def _evaluate(config: DictConfig) -> None:
-    precision = compose.machine(config)
+    precision = device_and_precision(config)
     trained = open_trained(config.run, precision, config.base)
     if config.data is None:
         config.data_dir = datasets.data_dir_of(trained.config, config)

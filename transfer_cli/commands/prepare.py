@@ -2,7 +2,8 @@
 
 from omegaconf import DictConfig
 
-from transfer_cli.commands import datasets, pretrained
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.init_from import own_tokenizer, start_of
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import cached_tokenizer, encode_text
 from transfer_cli.data.tasks import TaskData
@@ -21,9 +22,9 @@ def prepare(config: DictConfig) -> None:
     source: TextData = datasets.source(config, TextData)
     raw = source.splits(datasets.data_folder(config.data_dir), config.seed)
     cache = datasets.cache_folder(config.data_dir)
-    start = pretrained.start_of(config)
+    start = start_of(config)
     if start is not None:
-        tokenizer = pretrained.own_tokenizer(config, start)
+        tokenizer = own_tokenizer(config, start)
     else:
         recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
         tokenizer = cached_tokenizer(recipe, raw["train"], cache)

@@ -1,0 +1,186 @@
+"""`transfer export`: a run as a folder that others load without us."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from transfer_cli.assembly.finished_run import load_trained, objective_of
+from transfer_cli.assembly.init_from import Pretrained, open_pretrained
+from transfer_cli.assembly.model import make_edits
+from transfer_cli.commands.export.cards import card_of
+from transfer_cli.config.build import build
+from transfer_cli.errors import CheckpointError, ConfigError, RunError, nearest
+from transfer_cli.interop.card import card_text
+from transfer_cli.interop.folder import open_folder
+from transfer_cli.interop.saving import Classifier, Ours, Written, write_folder
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.lora import merge_lora
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import load_pretrained
+from transfer_cli.objectives.base import Objective
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.runs.directory import writing
+from transfer_cli.terminal import Entry, Page, Piece, show
+
+FORMATS = ("hf", "onnx")
+NEW_ROWS = "backbone.new_rows.delta"
+
+
+def export(config: DictConfig) -> None:
+    """Write the model of `run` to the new folder `to`, whole or not at all."""
+    if config.format not in FORMATS:
+        raise ConfigError(
+            f"format: {config.format!r} is not one of {', '.join(FORMATS)}."
+            f"{nearest(str(config.format), FORMATS)}"
+        )
+    to = Path(config.to).expanduser()
+    if to.exists() or to.is_symlink():
+        raise RunError(f"to: {to} is there already; choose a new folder")
+    start = open_pretrained(config.run, "run", config.base)
+    above = next(folder for folder in to.absolute().parents if folder.exists())
+    with writing(to):
+        place = Path(tempfile.mkdtemp(prefix=f".{to.name}.", dir=above))
+    try:
+        with writing(to):
+            partial = place / to.name  # which others may read, where the place itself is ours
+            partial.mkdir()
+            facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, partial)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            partial.replace(to)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    show(Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items())))
+
+
+def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+    """Write a folder as Hugging Face's libraries do; return what to say about it."""
+    tensors = plain_tensors(start, keeps_head=config.head)
+    own: Literal["labelled", "lines"] = "labelled" if start.description.labels else "lines"
+    ours = Ours(
+        shape=start.description.shape,
+        tensors=tensors,
+        tokenizer=start.tokenizer,
+        classifier=_classifier(start),
+        keeps_head=config.head,
+        texts="published" if start.published is not None else own,
+    )
+    written = write_folder(ours, folder)
+    _check(folder, start, tensors, written)
+    card = card_of(start, written, config.to)
+    (folder / "README.md").write_text(card_text(card), encoding="utf-8")
+    facts = {
+        "written": config.to,
+        "loads as": f"transformers.{written.architecture}",
+        "card": f"{Path(config.to) / 'README.md'}: fill in its license",
+    }
+    if written.left_out:
+        facts["left out"] = ", ".join(written.left_out)
+    return facts
+
+
+def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+    """Write an ONNX graph; return what to say about it."""
+    from transfer_cli.interop.onnx_graph import write_onnx
+
+    objective = objective_of(start) if config.head and _has_head(start) else None
+    if objective is not None:
+        model = load_trained(start, objective, start.tensors())
+    else:
+        model = _backbone(start, start.tensors())
+    labels = start.description.labels if objective is not None else ()
+    causal = start.description.shape.direction == "causal"
+    # A published model knows texts as we lay out labelled ones, not as lines of a long text.
+    usual = "A" if causal else "cls A sep"
+    layout = usual if start.published is not None else None
+    largest = write_onnx(model.eval(), objective, start.tokenizer, labels, folder, layout=layout)
+    return {
+        "written": config.to,
+        "checked": f"against torch in onnxruntime: outputs differ by at most {largest:.1e}",
+    }
+
+
+def _has_head(start: Pretrained) -> bool:
+    """Return whether the head of what the model was trained for is there."""
+    shape = start.description.shape
+    tied = shape.tie_output and not shape.output_bias and not shape.output_transform
+    head = "heads.class." if start.description.labels else "heads.lm."
+    return (tied and not start.description.labels) or any(
+        n.startswith(head) for n in start.shapes()
+    )
+
+
+def plain_tensors(start: Pretrained, *, keeps_head: bool) -> dict[str, Tensor]:
+    """Return a model's weights with all that can be folded into plain layers folded in.
+
+    Args:
+        start: The model.
+        keeps_head: Whether a head that reads the table of tokens goes along.
+    """
+    tensors = start.tensors()
+    if start.description.edits:
+        model = _backbone(start, tensors)
+        merge_lora(model)
+        heads = {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")}
+        tensors = {n: t.detach() for n, t in model.state_dict().items()} | heads
+        new_rows = model.backbone.new_rows
+        # A tied output reads the table, too, and there nothing was added.
+        if new_rows is not None and (start.description.labels or not keeps_head):
+            table = tensors["backbone.token_embedding.weight"].clone()
+            table.index_add_(0, torch.tensor(new_rows.tokens), tensors.pop(NEW_ROWS))
+            tensors["backbone.token_embedding.weight"] = table
+    return tensors
+
+
+def _backbone(start: Pretrained, tensors: Mapping[str, Tensor]) -> TransferModel:
+    description = start.description
+    model = TransferModel(Backbone(description.shape, description.vocabulary), {})
+    make_edits(model, description.edits, start.tokenizer)
+    load_pretrained(model, tensors, start.weights)
+    return model
+
+
+def _classifier(start: Pretrained) -> Classifier | None:
+    """Return what turns states into labels; None for a language model."""
+    description = start.description
+    objective: Objective = build(description.objective, "objective", Objective)
+    if not isinstance(objective, Classification):
+        if description.labels:
+            raise CheckpointError(
+                f"run: {type(objective).__name__} is no classification that other libraries know; "
+                "head=false writes the backbone alone"
+            )
+        return None
+    return Classifier(
+        labels=description.labels,
+        pooling=objective.pooling,
+        has_pooler=bool(objective.pooler),
+        is_linear=not objective.hidden and not objective.batch_norm,
+    )
+
+
+def _check(
+    folder: Path, start: Pretrained, tensors: Mapping[str, Tensor], written: Written
+) -> None:
+    """Read the folder again and compare: nothing is called written that would be read otherwise.
+
+    Raises:
+        CheckpointError: A tensor is another one.
+    """
+    again: dict[str, Any] = open_folder(folder, "to").tensors()
+    changed = {"backbone.final_norm.bias"} if written.folded_bias else set()
+    size = start.tokenizer.size
+    for name, tensor in again.items():
+        own = tensors.get(name)
+        if own is None or name in changed:
+            continue
+        if not torch.equal(tensor[:size] if name.endswith(_TABLE) else tensor, own.float()):
+            raise CheckpointError(f"to: {name} was not written as it is; the disk may be damaged")
+
+
+_TABLE = "token_embedding.weight"

@@ -1,0 +1,10 @@
+"""`transfer pretrain`: train a language model on unlabelled text."""
+
+from omegaconf import DictConfig
+
+from transfer_cli.training.train import train
+
+
+def pretrain(config: DictConfig) -> None:
+    """Train a language model on unlabelled text."""
+    train(config, "pretrain")
