@@ -114,8 +114,8 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str) -> N
 
     import torch
 
-    from transfer_cli.commands.predict.command import command as predict
-    from transfer_cli.commands.predict.command import reading as predict_input
+    from transfer_cli.commands.predict import command as predict
+    from transfer_cli.commands.predict import reading as predict_input
     from transfer_cli.commands.predict.ensemble import open_ensemble
     from transfer_cli.commands.predict.reading import Columns
     from transfer_cli.commands.predict.writing import JsonLines

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.commands.predict.command import reading as predict_input
+from transfer_cli.commands.predict import reading as predict_input
 from transfer_cli.commands.predict.reading import (
     MOST_NAMED,
     Columns,
