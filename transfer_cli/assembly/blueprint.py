@@ -1,26 +1,32 @@
-"""What trains when: the model, its losses and its stages, laid out before any data is touched.
+"""What a run will be: data, model, losses, groups and stages, with every check that needs no batch.
 
-With `tensors` on the meta device nothing is computed and no weights are read: that is how `plan`
-looks at a run.
+`build_run` goes on from a blueprint, and `transfer plan` shows one, so a run and its plan cannot
+disagree. With `device="meta"` nothing is computed and no weights are read: that is how `plan` looks
+at a large model.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
 from transfer_cli.adaptation.adaptation import Adaptation, Span, check_fresh
-from transfer_cli.assembly.datasets import count_of
-from transfer_cli.assembly.init_from import Pretrained
-from transfer_cli.assembly.losses import Asked, bind_losses
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.datasets import RunData, count_of
+from transfer_cli.assembly.device import device_and_precision
+from transfer_cli.assembly.init_from import Pretrained, start_of
+from transfer_cli.assembly.losses import Asked, bind_losses, build_objectives, with_direction
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
-from transfer_cli.assembly.optimizer import build_schedule
+from transfer_cli.assembly.monitor import check_monitor
+from transfer_cli.assembly.optimizer import base_lr, build_schedule, parameter_groups
 from transfer_cli.config.build import build
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.engine import distributed
+from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import Length
@@ -29,6 +35,8 @@ from transfer_cli.model.meta import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import LoadReport, load_pretrained
 from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.optim.groups import Rates
 from transfer_cli.seeds import derive
 
 
@@ -51,12 +59,17 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Blueprint:
     """A model and what is going to happen to it.
 
     Args:
+        adaptation: What is added, what trains when, what pulls back.
+        rates: The learning rate of every group at every step.
+        start: What the run starts from; None for a fresh model.
+        tensors: The weights of that, on the meta device for a plan; None for fresh ones, and once
+            nobody needs them any more.
+        data: Of every stream.
         model: With its edits, at its starting weights.
-        tokenizer: Its tokenizer.
         losses: What it trains for, the main loss first.
         report: What came from `init_from`; None for fresh weights.
         inherited: Names of the parameters that did.
@@ -64,10 +77,17 @@ class Layout:
         groups: Layer groups, from the bottom to the top.
         spans: The stages.
         sizes: How long.
+        precision: With the device.
+        sharded: Whether each process is to hold only a part of each tensor of the model.
+        warnings: What will work, and not as it was probably meant.
     """
 
+    adaptation: Adaptation
+    rates: Rates
+    start: Pretrained | None
+    tensors: Mapping[str, Tensor] | None
+    data: RunData
     model: TransferModel
-    tokenizer: Tokenizer
     losses: list[Loss]
     report: LoadReport | None
     inherited: frozenset[str]
@@ -75,14 +95,87 @@ class Layout:
     groups: list[LayerGroup]
     spans: tuple[Span, ...]
     sizes: Sizes
+    precision: Precision
+    sharded: bool
+    warnings: tuple[str, ...]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """That of all its data."""
+        return self.data.tokenizer
 
 
-def build_adaptation(config: DictConfig) -> Adaptation:
-    """Return the adaptation that the config describes."""
-    return build(config.adaptation, "adaptation", Adaptation)
+def draw(config: DictConfig, command: str, device: Literal["cpu", "meta"] = "cpu") -> Blueprint:
+    """Return what a run of this config will be, in the order in which data flows.
+
+    Args:
+        config: The run's.
+        command: pretrain or finetune.
+        device: "meta" to build the model without weights and to read none.
+
+    Raises:
+        ConfigError: Parts do not fit each other; the message names the key.
+        SelectionError: A pattern of the plan matches nothing.
+        CheckpointError: `init_from` names no model, or its weights do not fill this one.
+    """
+    precision = device_and_precision(config)
+    asked, adaptation = build_objectives(config), build_adaptation(config.adaptation)
+    lr, schedule = base_lr(config.optimizer), build_schedule(config.schedule)
+    sharded = _is_sharded(config, asked, adaptation)
+    start = start_of(config)
+    _check_forgetting(config, start)
+    shape = with_direction(_shape(config, start, command), asked)
+    with distributed.main_first():
+        data = datasets.of_run(config, command, shape, start)
+    sizes = _sizes(config, data.counts)
+    rates = Rates(lr, schedule, sizes.total_steps, per_stage=adaptation.schedule_per == "stage")
+
+    tensors = None
+    if start is not None and _inherits(config, start):
+        tensors = start.shapes() if device == "meta" else start.tensors()
+        if _is_same_task(start, config, data.facts):
+            asked["main"].objective.take_over(start.description.objective)
+    losses = bind_losses(
+        asked, data.facts, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
+    )
+    made = _Made.of(config, shape, losses, data, start, tensors, device)
+    if adaptation.store == "merged":
+        _check_mergeable(made.model)
+    if adaptation.penalty is not None:
+        adaptation.penalty.check(made.inherited)
+    groups = layer_groups(made.model, made.inherited)
+    spans = adaptation.spans(groups, sizes.total_steps, sizes.steps_per_epoch)
+    if made.report is not None:
+        check_fresh(made.fresh, spans)
+    # For what it refuses: a run asks again once its parameters are where they will stay.
+    parameter_groups(made.model, groups, adaptation)
+    check_monitor(config, losses[0], data.tokenizer.size, shape.direction)
+    return Blueprint(
+        adaptation=adaptation,
+        rates=rates,
+        start=start,
+        tensors=tensors,
+        data=data,
+        model=made.model,
+        losses=losses,
+        report=made.report,
+        inherited=made.inherited,
+        edits=made.edits,
+        groups=groups,
+        spans=spans,
+        sizes=sizes,
+        precision=precision,
+        sharded=sharded,
+        warnings=_warmup_problem(rates, spans),
+    )
 
 
-def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:
+def build_adaptation(node: DictConfig) -> Adaptation:
+    """Return the adaptation that the node describes."""
+    return build(node, "adaptation", Adaptation)
+
+
+def _shape(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:
     """Return the model's shape: that of `init_from`, else the config's own."""
     if start is not None:
         return start.description.shape
@@ -101,18 +194,18 @@ def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> Back
     return build(config.model, "model", BackboneShape)
 
 
-def inherits(config: DictConfig, start: Pretrained | None) -> bool:
+def _inherits(config: DictConfig, start: Pretrained | None) -> bool:
     """Return whether a run starts from the weights of `init_from`, not from its shape alone."""
     return start is not None and config.get("init", "pretrained") == "pretrained"
 
 
-def check_forgetting(config: DictConfig, start: Pretrained | None) -> None:
+def _check_forgetting(config: DictConfig, start: Pretrained | None) -> None:
     """Refuse to measure what fresh weights forget.
 
     Raises:
         ConfigError: There is nothing to forget.
     """
-    if config.forgetting.data is not None and not inherits(config, start):
+    if config.forgetting.data is not None and not _inherits(config, start):
         raise ConfigError(
             "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
             "without init=scratch, or leave it out"
@@ -125,7 +218,7 @@ def batch_of(config: DictConfig, stream: str) -> int:
     return count_of(own, f"streams.{stream}.batch") or int(config.loop.batch)
 
 
-def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
+def _sizes(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
     """Return how long the run is, from the number of training examples of each stream.
 
     Raises:
@@ -172,23 +265,22 @@ def _of_these_labels(
     }
 
 
-def warmup_problem(config: DictConfig, chosen: Adaptation, layout: Layout) -> str | None:
-    """Return what is wrong with a warm-up that is as long as what it warms up; None if nothing is.
+def _warmup_problem(rates: Rates, spans: tuple[Span, ...]) -> tuple[str, ...]:
+    """Say what is wrong with a warm-up that is as long as what it warms up.
 
     Such a run works, at rates below the one that was asked for.
     """
-    schedule = build_schedule(config)
-    whole = [("the run", layout.sizes.total_steps)]
-    if chosen.schedule_per == "stage":
-        whole = [(f"stage {n + 1}", s.end - s.begin) for n, s in enumerate(layout.spans)]
+    whole = [("the run", rates.total)]
+    if rates.per_stage:
+        whole = [(f"stage {n + 1}", span.end - span.begin) for n, span in enumerate(spans)]
     for what, steps in whole:
-        warmup = schedule.warmup_steps(steps)
+        warmup = rates.schedule.warmup_steps(steps)
         if warmup >= steps > 1:
             return (
                 f"schedule.warmup: its {warmup} steps are as long as {what}, which has {steps}; "
-                "make it shorter (a share such as 0.1 fits any run) or the run longer"
+                "make it shorter (a share such as 0.1 fits any run) or the run longer",
             )
-    return None
+    return ()
 
 
 def _total_steps(loop: DictConfig, steps_per_epoch: int) -> int:
@@ -199,68 +291,76 @@ def _total_steps(loop: DictConfig, steps_per_epoch: int) -> int:
     return int(Length(loop.epochs, "epochs").steps(steps_per_epoch) or 1)
 
 
-def lay_out(
-    config: DictConfig,
-    asked: Mapping[str, Asked],
-    chosen: Adaptation,
-    facts: Mapping[str, Facts],
-    sizes: Sizes,
-    shape: BackboneShape,
-    tokenizer: Tokenizer,
-    start: Pretrained | None,
-    tensors: Mapping[str, Tensor] | None,
-    *,
-    device: str = "cpu",
-) -> Layout:
-    """Return the model and its stages.
+@dataclass(frozen=True)
+class _Made:
+    """The model as it is when training begins; see `Blueprint`."""
 
-    Args:
-        config: The run's.
-        asked: Its losses.
-        chosen: Its adaptation.
-        facts: What each stream's data is.
-        sizes: How long it is.
-        shape: The model's.
-        tokenizer: Its tokenizer.
-        start: What it starts from.
-        tensors: The weights of that; None for fresh ones.
-        device: "cpu", or "meta" to compute nothing.
+    model: TransferModel
+    report: LoadReport | None
+    inherited: frozenset[str]
+    fresh: frozenset[str]
+    edits: dict[str, Any]
 
-    Raises:
-        ConfigError: The parts do not fit each other; the message names the key.
-        SelectionError: A pattern of the plan matches nothing.
-        CheckpointError: The weights do not fill the model.
-    """
-    if start is not None and tensors is not None and _is_same_task(start, config, facts):
-        asked["main"].objective.take_over(start.description.objective)
-    losses = bind_losses(
-        asked, facts, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
-    )
-    nodes, before = edit_nodes(config), {}
-    report = None
-    with without_weights() if device == "meta" else torch.device(device):
-        model = build_model(shape, tokenizer.size, losses, config.seed)
-        if start is not None and tensors is not None:
-            # What an earlier run added belongs to what it hands on.
-            before = dict(start.description.edits)
-            make_edits(model, before, tokenizer)
-            fitting = _of_these_labels(tensors, start, facts)
-            report = load_pretrained(model, fitting, start.weights)
-            unused = {*(set(tensors) - set(fitting)), *start.dropped}
-            report = replace(report, dropped=tuple(sorted({*report.dropped, *unused})))
-        torch.manual_seed(derive(config.seed, "edits"))
-        new = {name: node for name, node in nodes.items() if before.get(name) != node}
-        edited = make_edits(model, new, tokenizer)
-    parameters = {name for name, _ in model.named_parameters()}
-    if chosen.store == "merged" and not any(".lora." in name for name in parameters):
+    @classmethod
+    def of(
+        cls,
+        config: DictConfig,
+        shape: BackboneShape,
+        losses: list[Loss],
+        data: RunData,
+        start: Pretrained | None,
+        tensors: Mapping[str, Tensor] | None,
+        device: str,
+    ) -> "_Made":
+        """Build the network, fill it with what it inherits, and edit it."""
+        before: dict[str, Any] = {}
+        report = None
+        with without_weights() if device == "meta" else torch.device(device):
+            model = build_model(shape, data.tokenizer.size, losses, config.seed)
+            if start is not None and tensors is not None:
+                # What an earlier run added belongs to what it hands on.
+                before = dict(start.description.edits)
+                make_edits(model, before, data.tokenizer)
+                fitting = _of_these_labels(tensors, start, data.facts)
+                report = load_pretrained(model, fitting, start.weights)
+                unused = {*(set(tensors) - set(fitting)), *start.dropped}
+                report = replace(report, dropped=tuple(sorted({*report.dropped, *unused})))
+            torch.manual_seed(derive(config.seed, "edits"))
+            nodes = edit_nodes(config.adaptation)
+            new = {name: node for name, node in nodes.items() if before.get(name) != node}
+            edited = make_edits(model, new, data.tokenizer)
+        names = {name for name, _ in model.named_parameters()}
+        inherited = frozenset(names & set(report.loaded if report else ())) - edited.fresh
+        return cls(model, report, inherited, edited.fresh, before | edited.structure)
+
+
+def _check_mergeable(model: TransferModel) -> None:
+    if not any(".lora." in name for name, _ in model.named_parameters()):
         raise ConfigError(
             "adaptation.store: merged folds in low-rank products, and there are none; "
             "add adaptation/edits=lora, or take store=all"
         )
-    inherited = frozenset(parameters & set(report.loaded if report else ())) - edited.fresh
-    groups = layer_groups(model, inherited)
-    spans = chosen.spans(groups, sizes.total_steps, sizes.steps_per_epoch)
-    if report is not None:
-        check_fresh(edited.fresh, spans)
-    structure = before | edited.structure
-    return Layout(model, tokenizer, losses, report, inherited, structure, groups, spans, sizes)
+
+
+def _is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptation) -> bool:
+    """Return whether the processes of the run are to have a part of the model each.
+
+    Raises:
+        ConfigError: Something in the run needs the whole model.
+    """
+    if config.parallel != "fsdp" or distributed.count() == 1:
+        return False
+    whole = {
+        "adaptation.penalty": chosen.penalty is not None,
+        "adaptation.store=merged": chosen.store == "merged",
+        "forgetting.data": config.forgetting.data is not None,
+        "source_distillation": any(
+            isinstance(loss.objective, SourceDistillation) for loss in asked.values()
+        ),
+    }
+    for what in (name for name, needs in whole.items() if needs):
+        raise ConfigError(
+            f"parallel: with fsdp no process has the whole model, which {what} needs; leave one "
+            "of them out, or take parallel=ddp"
+        )
+    return True

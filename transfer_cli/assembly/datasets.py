@@ -1,7 +1,7 @@
 """Config to data: found, tokenised, encoded, ready to train on and to score."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.engine.split import Split, some_of
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import TextFacts
+from transfer_cli.objectives.base import Facts, TextFacts
 
 SPLITS = ("train", "validation", "test")
 STREAM_OPTIONS = ("data", "batch", "scored")
@@ -42,6 +42,59 @@ class Prepared:
     labels: tuple[str, ...] = ()
     name: str = ""
     lengths: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The data of every stream of a run, the main one first; encoded when it is needed.
+
+    Args:
+        tokenizer: Of all streams.
+        counts: Training examples of each stream.
+        facts: What objectives learn of each stream.
+        encode: Returns the streams, ready to train on and to score.
+    """
+
+    tokenizer: Tokenizer
+    counts: Mapping[str, int]
+    facts: Mapping[str, Facts]
+    encode: Callable[[], dict[str, Prepared]]
+
+
+def of_run(
+    config: DictConfig, command: str, shape: BackboneShape, start: Pretrained | None
+) -> RunData:
+    """Return the data of every stream of a run; labelled data of the main one is not encoded yet.
+
+    Raises:
+        ConfigError: A source is of the wrong kind, or has options that make no sense.
+        DataError: Data cannot be read.
+    """
+    if command == "pretrain":
+        main, tokenizer = text(config, shape, start)
+        counts, labels = len(main.splits["train"].data), main.labels
+
+        def encode() -> Prepared:
+            return main
+    else:
+        found: TaskData = source(config, TaskData)
+        block_length(found.length, shape.positions)
+        labelled = found.load(data_folder(config.data_dir), config.seed)
+        tokenizer = task_tokenizer(config, labelled, start)
+        counts, labels = len(labelled.splits["train"]), labelled.labels
+
+        def encode() -> Prepared:
+            return task(labelled, found.length, tokenizer, shape)
+
+    others = {str(name): stream(config, str(name), tokenizer, shape) for name in config.streams}
+    every = {name: (len(part.splits["train"].data), part.labels) for name, part in others.items()}
+    every = {"main": (counts, labels)} | every
+    return RunData(
+        tokenizer,
+        {name: count for name, (count, _) in every.items()},
+        {name: Facts(tokenizer, known) for name, (_, known) in every.items()},
+        lambda: {"main": encode()} | others,
+    )
 
 
 def data_folder(data_dir: str) -> Path:

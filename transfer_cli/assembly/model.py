@@ -88,9 +88,9 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return {name: getattr(tokenizer, name) for name in ("cls", "sep", "mask", "unk", "pad")}
 
 
-def edit_nodes(config: DictConfig) -> dict[str, Any]:
-    """Return the nodes of the edits that the config asks for, by name, in order."""
-    node = config.adaptation.get("edits")
+def edit_nodes(adaptation: DictConfig) -> dict[str, Any]:
+    """Return the nodes of the edits that an adaptation asks for, by name, in order."""
+    node = adaptation.get("edits")
     plain: Any = OmegaConf.to_container(node, resolve=True) if node else {}
     return {str(name): found for name, found in plain.items() if found is not None}
 

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     pass
 
 
-def build_schedule(config: DictConfig) -> Schedule:
-    """Return the learning-rate schedule that the config describes."""
-    return build(config.schedule, "schedule", Schedule)
+def build_schedule(node: DictConfig) -> Schedule:
+    """Return the learning-rate schedule that the node describes."""
+    return build(node, "schedule", Schedule)
 
 
-def base_lr(config: DictConfig) -> float:
-    """Return the optimizer's rate.
+def base_lr(node: DictConfig) -> float:
+    """Return the rate that the optimizer's node gives.
 
     Raises:
         ConfigError: It is no positive number.
     """
-    rate = config.optimizer.get("lr")
+    rate = node.get("lr")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
         raise ConfigError(f"optimizer.lr: must be a number above 0, got {rate!r}")
     return float(rate)
@@ -50,9 +50,6 @@ def parameter_groups(
     return optimizer_groups(parameters, heights, chosen.layer_scale, decay=lambda _: decays)
 
 
-def build_optimizer(
-    config: DictConfig, trained: TransferModel, groups: Sequence[LayerGroup], chosen: Adaptation
-) -> Optimizer:
+def build_optimizer(node: DictConfig, groups: list[dict[str, Any]]) -> Optimizer:
     """Return the optimizer over all layer groups, built once for the whole run."""
-    made = parameter_groups(trained, groups, chosen)
-    return build(config.optimizer, "optimizer", Optimizer, params=made)
+    return build(node, "optimizer", Optimizer, params=groups)

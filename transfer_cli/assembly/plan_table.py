@@ -1,55 +1,54 @@
 """The plan of a run as people read it: stages, what trains at which rates, what is new."""
 
 import numpy as np
-from omegaconf import DictConfig
 
 from transfer_cli.adaptation.adaptation import Span
-from transfer_cli.assembly.blueprint import (
-    Layout,
-    build_adaptation,
-)
-from transfer_cli.assembly.optimizer import base_lr, build_schedule
+from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.model.transfer_model import LayerGroup
-from transfer_cli.optim.groups import Rates
 from transfer_cli.terminal import BLANK, Block, Entry, Page, Piece, Pieces
 
 _COLUMN = 52
 """Where groups and their rates stand beside a stage's steps."""
 
 
-def plan_text(config: DictConfig, layout: Layout) -> str:
+def plan_text(blueprint: Blueprint, batch: int) -> str:
     """Return the plan as it stands in the files of a run."""
-    return str(plan_page(config, layout))
+    return str(plan_page(blueprint, batch))
 
 
-def plan_page(config: DictConfig, layout: Layout) -> Page:
-    """Return the plan: stages with what trains at which rates, and where tensors come from."""
-    sizes = layout.sizes
+def plan_page(blueprint: Blueprint, batch: int) -> Page:
+    """Return the plan: stages with what trains at which rates, and where tensors come from.
+
+    Args:
+        blueprint: Of the run.
+        batch: Sequences of a step.
+    """
+    sizes = blueprint.sizes
     steps = f"{sizes.total_steps:,} steps"
     titles = f"{'stage':5}  {'steps':>15}  {'parameters that train':>26}"
     blocks: list[Block] = [
         _below(
             [
                 Piece(steps, "heading"),
-                f" of {config.loop.batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
-                f"{len(layout.spans)} stage(s)",
+                f" of {batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
+                f"{len(blueprint.spans)} stage(s)",
             ]
         ),
         BLANK,
         Entry([Piece(titles, "heading")], [Piece("groups and their rates", "heading")], _COLUMN),
     ]
-    parameters = {name: p.numel() for name, p in layout.model.named_parameters()}
+    parameters = {name: p.numel() for name, p in blueprint.model.named_parameters()}
     total = sum(parameters.values())
-    for number, span in enumerate(layout.spans):
+    for number, span in enumerate(blueprint.spans):
         moving = sum(parameters[name] for name in span.trains)
         steps = f"{span.begin + 1:,}-{span.end:,}"
         share = f"{moving:,} ({100 * moving / total:.2f} %)"
         until = f", or {span.patience} validations without a better one" if span.patience else ""
-        for row, (groups, rates) in enumerate(_rates(config, layout, span)):
+        for row, (groups, rates) in enumerate(_rates(blueprint, span)):
             head = f"{number + 1:5}  {steps:>15}  {share:>26}" if row == 0 else ""
             text: Pieces = [Piece(f"{groups}:", "name"), f" {rates}", until if row == 0 else ""]
             blocks.append(Entry([head], text, _COLUMN))
-    return Page(*blocks, BLANK, *_tensors(layout))
+    return Page(*blocks, BLANK, *_tensors(blueprint))
 
 
 def _below(text: Pieces) -> Entry:
@@ -62,17 +61,11 @@ def fact(name: str, text: str) -> Entry:
     return Entry([Piece(f"{name}: ", "heading")], [text], len(name) + 2)
 
 
-def _rates(config: DictConfig, layout: Layout, span: Span) -> list[tuple[str, str]]:
+def _rates(blueprint: Blueprint, span: Span) -> list[tuple[str, str]]:
     """Return each run of neighbouring groups that train at the same rates, and those rates."""
-    chosen = build_adaptation(config)
-    rates = Rates(
-        base_lr(config),
-        build_schedule(config),
-        layout.sizes.total_steps,
-        per_stage=chosen.schedule_per == "stage",
-    )
+    rates = blueprint.rates
     # Thousands of steps in between: the peak of a warm-up is looked for in steps near its end too.
-    ahead = build_schedule(config).warmup_steps(layout.sizes.total_steps)
+    ahead = rates.schedule.warmup_steps(rates.total)
     looked_at = {*np.linspace(span.begin, span.end - 1, 2000).astype(int).tolist(), ahead - 1}
     course = [
         rates.at(step, begin=span.begin, end=span.end, factor=span.rate)
@@ -80,9 +73,9 @@ def _rates(config: DictConfig, layout: Layout, span: Span) -> list[tuple[str, st
         if span.begin <= step < span.end
     ]
     ends = course[0], course[-1], max(course)
-    top = max(group.depth for group in layout.groups)
+    top = max(group.depth for group in blueprint.groups)
     found: list[tuple[list[LayerGroup], str]] = []
-    for group in layout.groups:
+    for group in blueprint.groups:
         count = len(span.trains & set(group.parameters))
         if not count:
             found.append(([group], ""))  # what is frozen must not be spanned by what trains
@@ -92,7 +85,7 @@ def _rates(config: DictConfig, layout: Layout, span: Span) -> list[tuple[str, st
             if count == len(group.parameters)
             else f" ({count} of {len(group.parameters)} tensors)"
         )
-        scale = chosen.layer_scale(group.name, group.depth, top)
+        scale = blueprint.adaptation.layer_scale(group.name, group.depth, top)
         first, last, peak = (scale * multiplier for multiplier in ends)
         over = f"up to {peak:.3g}, then " if peak > 1.001 * max(first, last) else "to "
         text = f"{first:.3g} {over}{last:.3g}{part}"
@@ -107,13 +100,13 @@ def _rates(config: DictConfig, layout: Layout, span: Span) -> list[tuple[str, st
     ]
 
 
-def _tensors(layout: Layout) -> list[Block]:
-    report = layout.report
+def _tensors(blueprint: Blueprint) -> list[Block]:
+    report = blueprint.report
     if report is None:
         return [fact("tensors", "all new")]
-    parameters = [name for name, _ in layout.model.named_parameters()]
-    new = [name for name in parameters if name not in layout.inherited]
-    blocks: list[Block] = [fact("tensors", f"{len(layout.inherited)} from the checkpoint")]
+    parameters = [name for name, _ in blueprint.model.named_parameters()]
+    new = [name for name in parameters if name not in blueprint.inherited]
+    blocks: list[Block] = [fact("tensors", f"{len(blueprint.inherited)} from the checkpoint")]
     for what, names in (("new", new), ("dropped", list(report.dropped))):
         if names:
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

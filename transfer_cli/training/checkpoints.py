@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from transfer_cli.assembly.run import Parts
+from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.engine import distributed
 from transfer_cli.engine.parallel import whole
 from transfer_cli.model.lora import merge_lora
@@ -38,14 +38,14 @@ class Keeping:
         keep: How many checkpoints stay; 0 for all.
     """
 
-    def __init__(self, parts: Parts, run: RunDirectory, keep: int) -> None:
+    def __init__(self, parts: TrainingRun, run: RunDirectory, keep: int) -> None:
         self._parts = parts
         self._run = run
         self._keep = keep
 
     @property
     def _takes_part(self) -> bool:
-        return distributed.is_main() or self._parts.sharded
+        return distributed.is_main() or self._parts.blueprint.sharded
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights to be stored, each of them whole, on the CPU."""
@@ -81,7 +81,7 @@ class Keeping:
             return
         folder = self._run.checkpoints / checkpoint.name(step)
         best = self._run.best if with_best else None
-        if self._parts.sharded:
+        if self._parts.blueprint.sharded:
             self._save_parts(folder, step, state, best)
         else:
             checkpoint.write(folder, step, partial(save_tensors, self.tensors()), state, best)
@@ -116,7 +116,7 @@ class Keeping:
     def fill(self, found: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
         """Fill model, optimizer and stages, whether they were written whole or in parts."""
         step, in_parts = self._parts.step, checkpoint.is_in_parts(found)
-        if in_parts or self._parts.sharded:
+        if in_parts or self._parts.blueprint.sharded:
             from transfer_cli.engine import sharded
 
             if in_parts:
@@ -134,7 +134,7 @@ class Keeping:
             tensors: What `tensors` has returned.
         """
         parts, folder, checkpoints = self._parts, self._run.model, self._run.checkpoints
-        if parts.merged:
+        if parts.blueprint.adaptation.store == "merged":
             merge_lora(parts.model)
             tensors = self.tensors()
             # The checkpoints still hold the products by themselves. A run that is finished for the
@@ -149,7 +149,7 @@ class Keeping:
 
     def _read_weights(self, folder: Path) -> None:
         parts, tensors = self._parts, read_weights(folder)
-        if parts.sharded:
+        if parts.blueprint.sharded:
             from transfer_cli.engine.sharded import as_part
 
             own = parts.model.state_dict()

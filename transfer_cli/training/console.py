@@ -7,13 +7,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.run import Parts
+from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.terminal import Block, Entry, Line, Page, Piece, show
 
 log = logging.getLogger(__name__)
 
 
-def say_start(command: str, run: Path, parts: Parts, config: DictConfig) -> None:
+def say_start(command: str, run: Path, parts: TrainingRun, config: DictConfig) -> None:
     """Say what is about to be trained, on what, for how long."""
     splits = parts.data.splits
     unit = "texts" if parts.data.labels else "blocks of text"
@@ -29,7 +29,7 @@ def say_start(command: str, run: Path, parts: Parts, config: DictConfig) -> None
         "data": f"{sizes} ({unit})"
         + (f", {len(parts.data.labels)} labels" if parts.data.labels else ""),
         "steps": f"{parts.total_steps:,} of {config.loop.batch} sequences{cut}, "
-        f"{parts.layout.sizes.steps_per_epoch:,} an epoch",
+        f"{parts.sizes.steps_per_epoch:,} an epoch",
         "on": f"{parts.precision.device}, {parts.precision.kind}",
     }
     log.info("%s", command)

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.assembly.plan_table import plan_text
-from transfer_cli.assembly.run import Parts, put_together
+from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.config.check import check_training
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.config.typed import chosen_presets, typed_overrides
@@ -54,7 +54,7 @@ def _begin(config: DictConfig, command: str) -> None:
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
     check_training(config)
-    parts = put_together(config, command)
+    parts = build_run(config, command)
     made = _make(config, command, parts) if distributed.is_main() else None
     run = _of_main(made)
     assert run is not None  # noqa: S101 - the main process has made it, or failed
@@ -64,7 +64,7 @@ def _begin(config: DictConfig, command: str) -> None:
         run.unlock()
 
 
-def _make(config: DictConfig, command: str, parts: Parts) -> RunDirectory:
+def _make(config: DictConfig, command: str, parts: TrainingRun) -> RunDirectory:
     """Make the run directory, with all that is known before the first step."""
     run = _new_directory(config, command)
     try:
@@ -111,7 +111,7 @@ def _go_on(config: DictConfig, command: str, run: RunDirectory) -> None:
         if distributed.is_main():
             run.clear_leftovers()
             checkpoint.clear_leftovers(run.checkpoints)
-        Job(stored, command, put_together(stored, command), run).go(resuming=True)
+        Job(stored, command, build_run(stored, command), run).go(resuming=True)
     finally:
         run.unlock()
 
@@ -125,20 +125,20 @@ def _new_directory(config: DictConfig, command: str) -> RunDirectory:
     return RunDirectory.create_new(Path(config.run.root).expanduser() / command, name)
 
 
-def _describe(run: RunDirectory, config: DictConfig, parts: Parts) -> None:
+def _describe(run: RunDirectory, config: DictConfig, parts: TrainingRun) -> None:
     """Write what a reader of the weights needs, before there are any: checkpoints need it, too."""
     run.model.mkdir()
     write_description(description_of(config, parts, run.model), run.model)
     parts.tokenizer.save(run.model / TOKENIZER)
-    write_text(run.plan, f"{plan_text(config, parts.layout)}\n")
+    write_text(run.plan, f"{plan_text(parts.blueprint, config.loop.batch)}\n")
 
 
-def description_of(config: DictConfig, parts: Parts, folder: Path) -> ModelDescription:
+def description_of(config: DictConfig, parts: TrainingRun, folder: Path) -> ModelDescription:
     """Return what must be known to build the run's model, as seen from `folder`."""
     node = objective_options(config.objective, "objective")
     base = None
-    if parts.start is not None and parts.base_hash is not None:
-        lies = parts.start.weights.resolve()
+    if parts.blueprint.start is not None and parts.base_hash is not None:
+        lies = parts.blueprint.start.weights.resolve()
         base = Base(str(lies), os.path.relpath(lies, folder.resolve()), parts.base_hash)
     return ModelDescription(
         shape=parts.model.backbone.shape,
@@ -146,6 +146,6 @@ def description_of(config: DictConfig, parts: Parts, folder: Path) -> ModelDescr
         objective={**node, **parts.pinned},
         labels=parts.data.labels,
         tokenizer_hash=parts.tokenizer.hash,
-        edits=parts.layout.edits,
+        edits=parts.blueprint.edits,
         base=base,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.plan_table import plan_text
-from transfer_cli.assembly.run import Parts
+from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.config.typed import typed_overrides
 from transfer_cli.engine import distributed, handlers
@@ -65,11 +65,13 @@ class Job:
     Args:
         config: The whole config, for the files of the run alone.
         command: pretrain or finetune.
-        parts: What `put_together` built.
+        parts: What `build_run` built.
         run: Where everything is written.
     """
 
-    def __init__(self, config: DictConfig, command: str, parts: Parts, run: RunDirectory) -> None:
+    def __init__(
+        self, config: DictConfig, command: str, parts: TrainingRun, run: RunDirectory
+    ) -> None:
         self._config = config
         self._command = command
         self._parts = parts
@@ -144,7 +146,7 @@ class Job:
             optimizer,
             lambda: parts.stages.current,
             every=loop.log_every,
-            several=len(parts.layout.losses) > 1,
+            several=len(parts.losses) > 1,
         )
         what = "tokens" if self._command == "pretrain" else "examples"
         if self._main:
@@ -190,8 +192,8 @@ class Job:
                 micro_batch=parts.micro_batch,
                 total_steps=start_step if self._ended() else parts.total_steps,
                 start_step=start_step,
-                epoch_length=parts.layout.sizes.steps_per_epoch,
-                mixture=parts.layout.sizes.mixture,
+                epoch_length=parts.sizes.steps_per_epoch,
+                mixture=parts.sizes.mixture,
             )
         self._save()
 
@@ -225,12 +227,12 @@ class Job:
 
     def _measures(self, name: str) -> dict[str, float]:
         """Return the measures of a split: those of the main loss, and of others by their names."""
-        main = self._score(self._parts.layout.losses[0], self._parts.data.splits[name])
+        main = self._score(self._parts.losses[0], self._parts.data.splits[name])
         return main.measures | self._further_measures(name)
 
     def _further_measures(self, name: str) -> dict[str, float]:
         found: dict[str, float] = {}
-        for loss in self._parts.layout.losses[1:]:
+        for loss in self._parts.losses[1:]:
             split = self._parts.prepared[loss.stream].splits.get(name)
             if split is not None:
                 measures = self._score(loss, split).measures
@@ -238,14 +240,14 @@ class Job:
         return found
 
     def _plan(self) -> str:
-        return f"```\n{plan_text(self._config, self._parts.layout)}\n```"
+        return f"```\n{plan_text(self._parts.blueprint, self._config.loop.batch)}\n```"
 
     def _samples(self) -> str:
         """Return a few predictions on the validation split as a table."""
         parts = self._parts
         shown = samples(
             parts.model,
-            parts.layout.losses[0].objective,
+            parts.losses[0].objective,
             parts.data.splits["validation"],
             count=SAMPLES,
             precision=parts.precision,
@@ -338,7 +340,7 @@ class Job:
         if progress.best is not None:
             self._keeping.take_best()
         failure = self._failure()
-        main = parts.layout.losses[0]
+        main = parts.losses[0]
         scores, items = self._judged(main)
         measures = {
             name: found.measures | self._further_measures(name) for name, found in scores.items()
@@ -416,7 +418,7 @@ class Job:
         train = parts.data.splits["train"]
         if not parts.data.labels:
             return None
-        found = self._score(parts.layout.losses[0], some_of(train, MOST_JUDGED))
+        found = self._score(parts.losses[0], some_of(train, MOST_JUDGED))
         return majority_failure(found, parts.data.labels)
 
     def _forgetting(

@@ -23,8 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.blueprint import build_adaptation
-from transfer_cli.assembly.run import Parts, put_together
+from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.commands.lr_find.picture import as_png, as_text
 from transfer_cli.config.check import check_training
 from transfer_cli.config.stored import as_yaml
@@ -63,7 +62,7 @@ def find(config: DictConfig, command: str) -> None:
     check_training(config)
     # A run measures it before its first step, which is of no use here.
     config.forgetting.data = None
-    parts = put_together(config, command)
+    parts = build_run(config, command)
     seen = _run(config, command, parts)
     step = steepest(seen)
     groups = _of_groups(parts, seen.rates[step])
@@ -97,8 +96,8 @@ def _check(config: DictConfig) -> None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
 
 
-def _run(config: DictConfig, command: str, parts: Parts) -> RangeTest:
-    asked, mixture = config.lr_find, parts.layout.sizes.mixture
+def _run(config: DictConfig, command: str, parts: TrainingRun) -> RangeTest:
+    asked, mixture = config.lr_find, parts.sizes.mixture
     if mixture is not None and mixture.total < asked.steps:
         raise ConfigError(
             f"lr_find.steps: the streams are mixed for the {mixture.total} steps of the run; give "
@@ -113,20 +112,20 @@ def _run(config: DictConfig, command: str, parts: Parts) -> RangeTest:
             parts.streams,
             Growth(asked.start, asked.end),
             asked.steps,
-            frozen_eval=build_adaptation(config).frozen_eval,
+            frozen_eval=parts.blueprint.adaptation.frozen_eval,
             micro_batch=parts.micro_batch,
             mixture=mixture,
             attach=lambda trainer: handlers.attach_progress(trainer, optimizer, asked.steps, what),
         )
 
 
-def _of_groups(parts: Parts, rate: float) -> dict[str, float]:
+def _of_groups(parts: TrainingRun, rate: float) -> dict[str, float]:
     """Return the rate of each layer group that trains, from bottom to top."""
     ever = parts.step.stages.ever_trains
     scales = {group["layer"]: group["scale"] for group in parts.step.optimizer.param_groups}
     return {
         group.name: rate * scales[group.name]
-        for group in parts.layout.groups
+        for group in parts.blueprint.groups
         if ever & set(group.parameters)
     }
 
