@@ -221,11 +221,13 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
     """Do the work of a command, or have the processes that it starts do it."""
     if command.scales:
         _load("transfer_cli.training.workers")
+        from transfer_cli.config.command_line import CommandLine
         from transfer_cli.training import workers
 
         workers.check(config)
         if workers.wanted(config):
-            workers.start(name, request.flags, config)
+            typed = CommandLine.of_this_command().overrides
+            workers.start(name, request.flags, config, typed)
             return
     _function_of(command)(config)
 

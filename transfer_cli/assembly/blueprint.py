@@ -5,7 +5,7 @@ disagree. With `device="meta"` nothing is computed and no weights are read: that
 at a large model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -105,12 +105,19 @@ class Blueprint:
         return self.data.tokenizer
 
 
-def draw(config: DictConfig, command: str, device: Literal["cpu", "meta"] = "cpu") -> Blueprint:
+def draw(
+    config: DictConfig,
+    command: str,
+    typed: Sequence[str] = (),
+    *,
+    device: Literal["cpu", "meta"] = "cpu",
+) -> Blueprint:
     """Return what a run of this config will be, in the order in which data flows.
 
     Args:
         config: The run's.
         command: pretrain or finetune.
+        typed: The overrides that were typed.
         device: "meta" to build the model without weights and to read none.
 
     Raises:
@@ -122,7 +129,7 @@ def draw(config: DictConfig, command: str, device: Literal["cpu", "meta"] = "cpu
     asked, adaptation = build_objectives(config), build_adaptation(config.adaptation)
     lr, schedule = base_lr(config.optimizer), build_schedule(config.schedule)
     sharded = _is_sharded(config, asked, adaptation)
-    start = start_of(config)
+    start = start_of(config, typed)
     _check_forgetting(config, start)
     shape = with_direction(_shape(config, start, command), asked)
     with distributed.main_first():

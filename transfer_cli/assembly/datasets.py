@@ -11,7 +11,6 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.init_from import Pretrained, own_tokenizer
 from transfer_cli.config.build import build
-from transfer_cli.config.typed import typed_overrides
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
 from transfer_cli.data.fetch import writable_folder
@@ -102,15 +101,16 @@ def data_folder(data_dir: str) -> Path:
     return Path(data_dir).expanduser()
 
 
-def data_dir_of(own: DictConfig, config: DictConfig) -> str:
+def data_dir_of(own: DictConfig, config: DictConfig, typed: Sequence[str]) -> str:
     """Return where the data of a run lies: where it was said now, else where it lay for the run.
 
     Args:
         own: The run's config. It may come from another machine, where its folder was.
         config: The config of the command at work.
+        typed: The overrides that were typed for it.
     """
-    typed = any(word.startswith("data_dir=") for word in typed_overrides())
-    found = not typed and data_folder(own.data_dir).is_dir()
+    is_typed = any(word.startswith("data_dir=") for word in typed)
+    found = not is_typed and data_folder(own.data_dir).is_dir()
     return str(own.data_dir if found else config.data_dir)
 
 

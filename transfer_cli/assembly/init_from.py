@@ -1,6 +1,6 @@
 """A model to start from: what `init_from` names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from transfer_cli.assembly.model import make_edits
 from transfer_cli.config.build import build
-from transfer_cli.config.typed import typed_overrides
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.folder import Published, is_published, open_folder
@@ -180,8 +179,12 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     return Pretrained(weights, folder, description, tokenizer, base)
 
 
-def start_of(config: DictConfig) -> Pretrained | None:
+def start_of(config: DictConfig, typed: Sequence[str]) -> Pretrained | None:
     """Return the model that `init_from` names; None when it names none.
+
+    Args:
+        config: The config of the command at work.
+        typed: The overrides that were typed for it.
 
     Raises:
         ConfigError: Another model or tokenizer was typed beside it.
@@ -189,14 +192,14 @@ def start_of(config: DictConfig) -> Pretrained | None:
     """
     if config.init_from is None:
         return None
-    for typed in typed_overrides():
-        key = typed.lstrip("+~").partition("=")[0]
+    for word in typed:
+        key = word.lstrip("+~").partition("=")[0]
         part = key.partition(".")[0]
         # A tokenizer from a file is compared with the model's own.
-        from_file = typed == "tokenizer=file" or key == "tokenizer.path"
-        takes_none = typed.startswith("~") or typed.endswith("=null")
+        from_file = word == "tokenizer=file" or key == "tokenizer.path"
+        takes_none = word.startswith("~") or word.endswith("=null")
         if part in ("model", "tokenizer") and not from_file and not takes_none:
-            raise ConfigError(f"{typed}: init_from brings its own {part}; leave {key}= out")
+            raise ConfigError(f"{word}: init_from brings its own {part}; leave {key}= out")
     return open_pretrained(config.init_from, base=config.get("base"))
 
 

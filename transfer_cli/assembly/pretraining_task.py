@@ -49,12 +49,14 @@ class Source:
         start: What `init_from` names.
         tokenizer: Its tokenizer.
         shape: Its shape, with the direction settled.
+        typed: The overrides that were typed for the run.
     """
 
     config: DictConfig
     start: Pretrained
     tokenizer: Tokenizer
     shape: BackboneShape
+    typed: tuple[str, ...] = ()
 
     @cached_property
     def pretraining(self) -> tuple[Pretrained, DictConfig]:
@@ -146,7 +148,7 @@ class Source:
             )
         else:
             own = self.pretraining[1].copy()
-            own.data_dir = datasets.data_dir_of(own, self.config)
+            own.data_dir = datasets.data_dir_of(own, self.config, self.typed)
             found = build(own.data, "init_from: data", TextData)
         prepared = datasets.encoded_text(found, own, self.tokenizer, self.shape, (split,))
         if split not in prepared.splits:

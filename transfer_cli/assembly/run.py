@@ -100,9 +100,15 @@ class TrainingRun:
         return self.sizes.total_steps
 
 
-def build_run(config: DictConfig, command: str) -> TrainingRun:
-    """Build every part of a run from its config, in the order in which data flows."""
-    plan = draw(config, command)
+def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> TrainingRun:
+    """Build every part of a run from its config, in the order in which data flows.
+
+    Args:
+        config: The run's.
+        command: pretrain or finetune.
+        typed: The overrides that were typed.
+    """
+    plan = draw(config, command, typed)
     with distributed.main_first():
         prepared = plan.data.encode()
     if plan.report is not None and plan.start is not None:
@@ -119,7 +125,7 @@ def build_run(config: DictConfig, command: str) -> TrainingRun:
         loss.objective.start(model, plan.inherited)
     source = None
     if plan.start is not None:
-        source = Source(config, plan.start, plan.tokenizer, model.backbone.shape)
+        source = Source(config, plan.start, plan.tokenizer, model.backbone.shape, tuple(typed))
     if plan.adaptation.penalty is not None:
         fisher = fisher_of(config, source, model, plan.tensors, precision)
         with distributed.main_first():

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.device import device_and_precision
 from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks, encode_text
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
@@ -37,7 +38,8 @@ def _evaluate(config: DictConfig) -> None:
     precision = device_and_precision(config)
     trained = open_trained(config.run, precision, config.base)
     if config.data is None:
-        config.data_dir = datasets.data_dir_of(trained.config, config)
+        typed = CommandLine.of_this_command().overrides
+        config.data_dir = datasets.data_dir_of(trained.config, config, typed)
     names = datasets.SPLITS if config.split == "all" else (config.split,)
     source = data_source(config, trained)
     of_kind = _text if isinstance(source, TextData) else _labelled

@@ -12,6 +12,7 @@ from transfer_cli.assembly.init_from import Pretrained, start_of
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
@@ -31,7 +32,7 @@ def inspect(config: DictConfig) -> None:
     if config.samples < 0:
         raise ConfigError(f"samples: must be 0 or more, got {config.samples}")
     found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
-    start = start_of(config)
+    start = start_of(config, CommandLine.of_this_command().overrides)
     shape = SHAPE if start is None else start.description.shape
     if start is None and config.model is not None:
         shape = build(config.model, "model", BackboneShape)

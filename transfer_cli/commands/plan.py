@@ -5,13 +5,15 @@ large model takes no longer than one of a small one. Of the data only its size i
 """
 
 import time
+from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.plan_table import fact, plan_page
+from transfer_cli.assembly.resumed_config import config_to_resume, find_run
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.terminal import show
-from transfer_cli.training.resume import config_to_resume, find_run
 
 FLOAT = 4
 """Bytes of a number in float32."""
@@ -29,10 +31,11 @@ def plan_finetune(config: DictConfig) -> None:
 
 def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do; take `plan.steps` steps of it where its time is asked for."""
+    typed = CommandLine.of_this_command().overrides
     resumed = find_run(config)
     if resumed is not None:
-        config = config_to_resume(config, resumed, command)
-    blueprint = draw(config, command, device="meta")
+        config = config_to_resume(config, resumed, command, typed)
+    blueprint = draw(config, command, typed, device="meta")
     for loss in blueprint.losses:
         loss.objective.start(blueprint.model, blueprint.inherited)
     show(plan_page(blueprint, config.loop.batch))
@@ -40,7 +43,7 @@ def plan(config: DictConfig, command: str) -> None:
         show(fact("warning", warning))
     show(fact("memory", _memory_text(config, blueprint)))
     if config.plan.steps is not None:
-        show(fact("time", _time_text(config, command)))
+        show(fact("time", _time_text(config, command, typed)))
 
 
 def _memory_text(config: DictConfig, blueprint: Blueprint) -> str:
@@ -86,14 +89,14 @@ def _lowest_that_trains(blueprint: Blueprint) -> int:
     return min(found, default=blueprint.model.backbone.shape.depth)
 
 
-def _time_text(config: DictConfig, command: str) -> str:
+def _time_text(config: DictConfig, command: str, typed: Sequence[str]) -> str:
     """Take a few steps of the run itself, and return what they say of its time."""
     # Only here is anything trained; to import what trains takes longer than to plan.
     from transfer_cli.assembly.run import build_run
     from transfer_cli.engine.train import StepLoader
 
     config.forgetting.data = None
-    run = build_run(config, command)
+    run = build_run(config, command, typed)
     steps = min(config.plan.steps, run.total_steps)
     loader = StepLoader(run.streams, run.micro_batch, lambda: 0, run.sizes.mixture)
     seconds = []

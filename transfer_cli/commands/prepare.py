@@ -5,6 +5,7 @@ from omegaconf import DictConfig
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.init_from import own_tokenizer, start_of
 from transfer_cli.config.build import build
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import cached_tokenizer, encode_text
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
@@ -22,7 +23,7 @@ def prepare(config: DictConfig) -> None:
     source: TextData = datasets.source(config, TextData)
     raw = source.splits(datasets.data_folder(config.data_dir), config.seed)
     cache = datasets.cache_folder(config.data_dir)
-    start = start_of(config)
+    start = start_of(config, CommandLine.of_this_command().overrides)
     if start is not None:
         tokenizer = own_tokenizer(config, start)
     else:

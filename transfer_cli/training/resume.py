@@ -1,143 +1,103 @@
-"""`resume=RUN` and `resume=auto`: the run's own config, with what was typed checked against it."""
+"""What a resume takes up again, in one place."""
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import logging
+from collections.abc import Sequence
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.engine import distributed, handlers
+from transfer_cli.engine.train import Progress
+from transfer_cli.errors import CheckpointError, FinishedError
+from transfer_cli.model.weights import read_description
+from transfer_cli.runs import checkpoint
+from transfer_cli.runs.directory import RunDirectory, write_text
+from transfer_cli.runs.records import drop_after
+from transfer_cli.training.checkpoints import Keeping
 
-from transfer_cli.assembly import datasets
-from transfer_cli.config.schema import EXTENDS
-from transfer_cli.config.stored import read_stored
-from transfer_cli.config.typed import typed_overrides
-from transfer_cli.errors import CheckpointError, ConfigError, FinishedError
-from transfer_cli.runs.directory import RunDirectory
-
-AUTO = "auto"
-"""The value of `resume` with which the same command begins a run and goes on with it."""
-
-_NAMES_THE_RUN = ("resume", "run.dir", "run.root")
-_NOT_THE_RUNS = ("sweep.", "plan.", "lr_find.")
-"""Beginnings of keys that a run itself ignores."""
+log = logging.getLogger(__name__)
 
 
-def find_run(config: DictConfig) -> RunDirectory | None:
-    """Return the run that `resume` says to go on with; None where a new one begins.
+def take_up(
+    parts: TrainingRun,
+    run: RunDirectory,
+    checkpoints: Keeping,
+    progress: Progress,
+    patience: int | None,
+) -> float:
+    """Go on from the newest checkpoint that is whole; from the beginning where there is none.
 
-    Raises:
-        ConfigError: `auto`, and nothing says where the run would be.
-        CheckpointError: There is no such run.
-    """
-    if config.resume is None:
-        return None
-    if config.resume != AUTO:
-        return RunDirectory.open(Path(config.resume).expanduser(), "resume")
-    if config.run.dir is None:
-        raise ConfigError(
-            "resume: auto goes on with the run in run.dir; add run.dir=FOLDER, the same each time"
-        )
-    path = Path(config.run.dir).expanduser()
-    return RunDirectory(path) if RunDirectory.holds_run(path) else None
-
-
-def config_to_resume(config: DictConfig, run: RunDirectory, command: str) -> DictConfig:
-    """Return the run's own config, with the typed overrides that extend it.
-
-    Raises:
-        CheckpointError: The run is of another command, or its files are damaged.
-        ConfigError: An override contradicts the run; the message names it.
-    """
-    if run.read_command() != command:
-        raise CheckpointError(
-            f"resume: {run.path} is a run of {run.read_command()}: "
-            f"type transfer {run.read_command()} resume={run.path}"
-        )
-    stored = _read(run, command)
-    stored.data_dir = datasets.data_dir_of(stored, config)
-    overrides = OverridesParser.create().parse_overrides(typed_overrides())
-    for override in (o for o in overrides if o.key_or_group not in _NAMES_THE_RUN):
-        if override.key_or_group in EXTENDS and not override.is_delete():
-            _extend(stored, override)
-        elif config.resume != AUTO:
-            _refuse_contradiction(stored, override, run.read_presets())
-    if config.resume == AUTO:
-        # The whole command was typed again, so that all of it can be compared.
-        _refuse_another(_values(config), _values(stored))
-    return stored
-
-
-def refuse_finished(config: DictConfig, run: RunDirectory, command: str) -> None:
-    """End at once where a finished run is asked to go on and is not made longer.
+    Five things come back to what they were then: progress; the ends of stages; model, optimizer and
+    penalty; the best weights; the records. What was written after it will be written again.
 
     Args:
-        config: What `config_to_resume` returned.
-        run: The run.
-        command: Its command.
+        parts: The run, built from its own config.
+        run: Its directory.
+        checkpoints: Reads them.
+        progress: Is filled.
+        patience: `loop.patience`.
+
+    Returns:
+        The seconds that training took until then.
 
     Raises:
-        FinishedError: There is nothing to do.
+        FinishedError: Nothing is left to train.
+        CheckpointError: The checkpoint does not fit the run, or the run is finished without one.
     """
-    before = _read(run, command)
-    same = all(config.loop[key] == before.loop[key] for key in ("steps", "epochs", "patience"))
-    if same and run.read_status() == "finished":
+    newest = checkpoints.newest()
+    if newest is None:
+        _begin_anew(run)
+        return 0.0
+    state = checkpoint.read_state(newest)
+    with checkpoint.fitting(newest):
+        progress.load_state_dict(state["progress"])
+        parts.stages.load_ends(state["step"]["stages"])
+        ended = progress.has_ended(parts.total_steps, parts.stages, patience)
+    if ended and run.read_status() == "finished":
         raise FinishedError(
-            f"resume: {run.path} is finished; to go on, give it more loop.steps or loop.epochs"
+            f"resume: {run.path} is finished after {progress.step} steps; "
+            f"to go on, give it more, for example loop.steps={2 * progress.step}"
+            + (" loop.patience=null" if patience is not None else "")
         )
-
-
-def _extend(stored: DictConfig, override: Override) -> None:
-    try:
-        OmegaConf.update(stored, override.key_or_group, override.value())
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{override.key_or_group}: {str(error).splitlines()[0]}") from error
-
-
-def _refuse_contradiction(
-    stored: DictConfig, override: Override, presets: Mapping[str, str]
-) -> None:
-    """Refuse an override that is not what the run was begun with."""
-    if override.is_delete() or override.is_add():
-        raise ConfigError(f"resume: {override.input_line} would change the run; leave it out")
-    key, value = override.key_or_group, override.value()
-    own: Any = presets[key] if key in presets else OmegaConf.select(stored, key)
-    if own != (str(value) if key in presets else value):
-        raise ConfigError(
-            f"resume: {key}={value} contradicts the run's {key}={own}; leave it out, "
-            "or start a new run"
-        )
-
-
-def _refuse_another(typed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Refuse a command that is not the one that began the run."""
-    for key in sorted(typed.keys() | own.keys()):
-        if key.startswith(_NOT_THE_RUNS):
-            continue
-        if key not in (*EXTENDS, *_NAMES_THE_RUN) and typed.get(key) != own.get(key):
-            raise ConfigError(
-                f"resume: {key}={typed.get(key)} contradicts the run's {key}={own.get(key)}; "
-                "type what it was begun with, or choose another run.dir"
-            )
-
-
-def _values(config: DictConfig) -> dict[str, Any]:
-    """Return the plain values of a config by their full keys, as they would be stored."""
-    found: dict[str, Any] = {}
-
-    def collect(node: Any, key: str) -> None:
-        if isinstance(node, dict):
-            for name, value in node.items():
-                collect(value, f"{key}.{name}" if key else name)
+    _check_base(run, parts.base_hash)
+    with checkpoint.fitting(newest):
+        checkpoints.fill(newest, state)
+    if distributed.is_main():
+        if progress.best is None:
+            checkpoint.remove(run.best)
         else:
-            found[key] = node
+            checkpoint.restore_best(newest, run.best, progress.best_step)
+        if "records" in state:
+            handlers.rewind(run, state["records"])
+        else:
+            drop_after(run.metrics, progress.step)
+    log.info("going on after step %d", progress.step)
+    return progress.seconds
 
-    collect(json.loads(json.dumps(OmegaConf.to_container(config, resolve=True))), "")
-    return found
+
+def _begin_anew(run: RunDirectory) -> None:
+    if run.read_status() == "finished":
+        raise CheckpointError(
+            f"resume: {run.path} is finished, and none of its checkpoints is left to go on "
+            "from; start a new run, with init_from if it is to begin with these weights"
+        )
+    log.info("no checkpoint yet: starting from the beginning")
+    if distributed.is_main():
+        checkpoint.remove(run.best)
+        handlers.rewind(run, {})
 
 
-def _read(run: RunDirectory, command: str) -> DictConfig:
-    """Return the stored config, its plain values checked against the command's schema."""
-    return read_stored(run.config, command, "resume")
+def _check_base(run: RunDirectory, base_hash: str | None) -> None:
+    """Refuse to put a checkpoint of trained weights on another backbone than its own."""
+    base = read_description(run.model).base
+    if base is not None and base.hash != base_hash:
+        raise CheckpointError(
+            f"resume: {run.path} was trained on a backbone of hash {base.hash[:8]}, and "
+            f"init_from now has {str(base_hash)[:8]}; put the original back"
+        )
+
+
+def note_overrides(run: RunDirectory, config: str, typed: Sequence[str]) -> None:
+    """Let the next resume find what this one was given."""
+    write_text(run.config, config)
+    noted = run.overrides.read_text("utf-8", "replace") if run.overrides.exists() else ""
+    new = [word for word in typed if word not in noted.splitlines()]
+    write_text(run.overrides, noted + "".join(f"{word}\n" for word in new))

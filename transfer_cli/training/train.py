@@ -4,23 +4,24 @@ import logging
 import os
 import platform
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.assembly.plan_table import plan_text
+from transfer_cli.assembly.resumed_config import AUTO, config_to_resume, find_run, refuse_finished
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.config.check import check_training
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import as_yaml
-from transfer_cli.config.typed import chosen_presets, typed_overrides
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.errors import FinishedError, RunError
 from transfer_cli.model.weights import Base, ModelDescription, write_description
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_text, writing
 from transfer_cli.runs.environment import environment
-from transfer_cli.training.resume import AUTO, config_to_resume, find_run, refuse_finished
 from transfer_cli.training.trainer import Job
 from transfer_cli.training.workers import together
 
@@ -30,48 +31,47 @@ SECONDS_TO_APPEAR = 30.0
 """How long a shared disk may take to show on one machine what was made on another."""
 
 
-def train(config: DictConfig, command: str) -> None:
+def train(config: DictConfig, command: str, typed: CommandLine | None = None) -> None:
     """Run one training job: config, data, model, objective, engine, run directory."""
     with handlers.end_on_signal():
-        together(config, lambda: _train(config, command))
+        together(config, lambda: _train(config, command, typed or CommandLine()))
 
 
-def _train(config: DictConfig, command: str) -> None:
+def _train(config: DictConfig, command: str, typed: CommandLine) -> None:
     run = _of_main(find_run(config) if distributed.is_main() else None)
     if run is None:
-        _begin(config, command)
+        _begin(config, command, typed)
         return
     try:
-        _go_on(config, command, run)
+        _go_on(config, command, run, typed)
     except FinishedError as finished:
         if config.resume != AUTO:
             raise
         log.info("%s", finished)
 
 
-def _begin(config: DictConfig, command: str) -> None:
+def _begin(config: DictConfig, command: str, typed: CommandLine) -> None:
     """Train in a run directory of its own, which is not made before all else is known to work."""
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
     check_training(config)
-    parts = build_run(config, command)
-    made = _make(config, command, parts) if distributed.is_main() else None
+    parts = build_run(config, command, typed.overrides)
+    made = _make(config, command, parts, typed) if distributed.is_main() else None
     run = _of_main(made)
     assert run is not None  # noqa: S101 - the main process has made it, or failed
     try:
-        Job(config, command, parts, run).go(resuming=False)
+        Job(config, command, parts, run).train()
     finally:
         run.unlock()
 
 
-def _make(config: DictConfig, command: str, parts: TrainingRun) -> RunDirectory:
+def _make(config: DictConfig, command: str, parts: TrainingRun, typed: CommandLine) -> RunDirectory:
     """Make the run directory, with all that is known before the first step."""
-    run = _new_directory(config, command)
+    run = _new_directory(config, command, typed.presets)
     try:
         with writing(run.path):
             _describe(run, config, parts)
-            typed, chosen = typed_overrides(), chosen_presets()
-            run.start(command, as_yaml(config), typed, chosen, environment())
+            run.start(command, as_yaml(config), typed.overrides, typed.presets, environment())
     except BaseException:
         run.discard()
         run.unlock()
@@ -99,27 +99,27 @@ def _of_main(run: RunDirectory | None) -> RunDirectory | None:
     return RunDirectory(path)
 
 
-def _go_on(config: DictConfig, command: str, run: RunDirectory) -> None:
+def _go_on(config: DictConfig, command: str, run: RunDirectory, typed: CommandLine) -> None:
     """Train on in the directory of a run that was begun before."""
     if distributed.is_main():
         run.lock("resume")
     try:
-        stored = config_to_resume(config, run, command)
+        stored = config_to_resume(config, run, command, typed.overrides)
         check_training(stored)
         if config.resume == AUTO:
             refuse_finished(stored, run, command)
         if distributed.is_main():
             run.clear_leftovers()
             checkpoint.clear_leftovers(run.checkpoints)
-        Job(stored, command, build_run(stored, command), run).go(resuming=True)
+        parts = build_run(stored, command, typed.overrides)
+        Job(stored, command, parts, run).resume(typed.overrides)
     finally:
         run.unlock()
 
 
-def _new_directory(config: DictConfig, command: str) -> RunDirectory:
+def _new_directory(config: DictConfig, command: str, chosen: Mapping[str, str]) -> RunDirectory:
     if config.run.dir is not None:
         return RunDirectory.create(Path(config.run.dir).expanduser())
-    chosen = chosen_presets()
     main = chosen.get("objective" if command == "pretrain" else "adaptation", command)
     name = "-".join([chosen.get("data", "data"), main, chosen.get("model", "")]).strip("-")
     return RunDirectory.create_new(Path(config.run.root).expanduser() / command, name)

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig
@@ -11,32 +11,23 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.plan_table import plan_text
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.stored import as_yaml
-from transfer_cli.config.typed import typed_overrides
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.evaluate import EachExample, Scores, evaluate, samples
 from transfer_cli.engine.split import Split, some_of
 from transfer_cli.engine.step import Loss
 from transfer_cli.engine.train import Progress, build_trainer, run_trainer
 from transfer_cli.errors import (
-    CheckpointError,
-    FinishedError,
     PrunedError,
     RunError,
     StoppedError,
 )
 from transfer_cli.lengths import Length
-from transfer_cli.model.weights import (
-    read_description,
-)
-from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import (
     RunDirectory,
     write_json,
-    write_text,
 )
 from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
-from transfer_cli.runs.records import drop_after
 from transfer_cli.sweep.trial import trial_of
 from transfer_cli.training.checkpoints import Keeping
 from transfer_cli.training.console import say_results, say_start
@@ -49,6 +40,7 @@ from transfer_cli.training.results import (
     peak_memory,
     weights_size,
 )
+from transfer_cli.training.resume import note_overrides, take_up
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +76,22 @@ class Job:
         self._before = 0.0
         self._mark: Callable[[], dict[str, int]] = dict
 
-    def go(self, *, resuming: bool) -> None:
+    def resume(self, typed: Sequence[str]) -> None:
+        """Take up what the run directory holds, and train on.
+
+        Args:
+            typed: The overrides that were typed for this resume.
+        """
+        self._before = take_up(
+            self._parts, self._run, self._keeping, self._progress, self._config.loop.patience
+        )
+        if self._main:
+            note_overrides(self._run, as_yaml(self._config), typed)
+        self.train(resuming=True)
+
+    def train(self, *, resuming: bool = False) -> None:
         """Train, then score the best weights, and leave the run directory complete."""
         run, progress = self._run, self._progress
-        if resuming:
-            self._take_up()
-            self._note_what_was_typed()
         start_step = progress.step
         try:
             recorder = self._recorder(start_step + 1 if resuming else None)
@@ -116,16 +118,6 @@ class Job:
         if not self._main:
             return handlers.NoRecorder()
         return handlers.Recorder(self._run, purge_step)
-
-    def _note_what_was_typed(self) -> None:
-        """Let the next resume find what this one was given."""
-        run = self._run
-        if not self._main:
-            return
-        write_text(run.config, as_yaml(self._config))
-        noted = run.overrides.read_text("utf-8", "replace") if run.overrides.exists() else ""
-        new = [word for word in typed_overrides() if word not in noted.splitlines()]
-        write_text(run.overrides, noted + "".join(f"{word}\n" for word in new))
 
     def _say_why(self, error: BaseException) -> None:
         """Write into the run directory why the run ends before its end."""
@@ -181,6 +173,7 @@ class Job:
             share=SAVING if saving.every == "auto" else None,
             agree=lambda now: bool(distributed.largest(now and self._main)),
         )
+        ended = self._progress.has_ended(parts.total_steps, parts.stages, loop.patience)
         resume = f"transfer {self._command} resume={self._run.path}"
         with (
             handlers.speak_above_the_bar(),
@@ -190,7 +183,7 @@ class Job:
                 trainer,
                 parts.streams,
                 micro_batch=parts.micro_batch,
-                total_steps=start_step if self._ended() else parts.total_steps,
+                total_steps=start_step if ended else parts.total_steps,
                 start_step=start_step,
                 epoch_length=parts.sizes.steps_per_epoch,
                 mixture=parts.sizes.mixture,
@@ -206,13 +199,6 @@ class Job:
         hopeless = self._trial is not None and self._trial.is_hopeless(step, measures)
         if distributed.largest(int(hopeless)):
             raise PrunedError(f"pruned at step {step}: earlier trials did better by then")
-
-    def _ended(self) -> bool:
-        """Return whether nothing is left to train: all steps are taken, or patience ran out."""
-        progress, patience = self._progress, self._config.loop.patience
-        gave_up = patience is not None and progress.waited >= patience
-        done = progress.step >= self._parts.total_steps or self._parts.stages.exhausted
-        return gave_up or done
 
     def _score(self, loss: Loss, split: Split, each: EachExample | None = None) -> Scores:
         parts = self._parts
@@ -272,66 +258,6 @@ class Job:
             "records": self._mark(),
         }
         self._keeping.save(progress.step, state, with_best=progress.best is not None)
-
-    def _take_up(self) -> None:
-        """Go on from the newest checkpoint that is whole; from the beginning where there is none.
-
-        What the run wrote after it is forgotten, so that it can be written again.
-        """
-        run, progress = self._run, self._progress
-        newest = self._keeping.newest()
-        if newest is None:
-            if run.read_status() == "finished":
-                raise CheckpointError(
-                    f"resume: {run.path} is finished, and none of its checkpoints is left to go on "
-                    "from; start a new run, with init_from if it is to begin with these weights"
-                )
-            log.info("no checkpoint yet: starting from the beginning")
-            if self._main:
-                checkpoint.remove(run.best)
-                handlers.rewind(run, {})
-            return
-        state = checkpoint.read_state(newest)
-        with checkpoint.fitting(newest):
-            progress.load_state_dict(state["progress"])
-            self._parts.stages.load_ends(state["step"]["stages"])
-            ended = self._ended()
-        if ended and run.read_status() == "finished":
-            raise FinishedError(
-                f"resume: {run.path} is finished after {progress.step} steps; "
-                f"to go on, give it more, for example loop.steps={2 * progress.step}"
-                + (" loop.patience=null" if self._config.loop.patience is not None else "")
-            )
-        self._check_base()
-        with checkpoint.fitting(newest):
-            self._keeping.fill(newest, state)
-        if self._main:
-            self._forget_what_came_after(newest, state)
-        self._before = progress.seconds
-        log.info("going on after step %d", progress.step)
-
-    def _forget_what_came_after(
-        self, newest: checkpoint.Checkpoint, state: Mapping[str, Any]
-    ) -> None:
-        """Bring best weights and records back to what they were at a checkpoint."""
-        run, progress = self._run, self._progress
-        if progress.best is None:
-            checkpoint.remove(run.best)
-        else:
-            checkpoint.restore_best(newest, run.best, progress.best_step)
-        if "records" in state:
-            handlers.rewind(run, state["records"])
-        else:
-            drop_after(run.metrics, progress.step)
-
-    def _check_base(self) -> None:
-        """Refuse to put a checkpoint of trained weights on another backbone than its own."""
-        base = read_description(self._run.model).base
-        if base is not None and base.hash != self._parts.base_hash:
-            raise CheckpointError(
-                f"resume: {self._run.path} was trained on a backbone of hash {base.hash[:8]}, and "
-                f"init_from now has {str(self._parts.base_hash)[:8]}; put the original back"
-            )
 
     def _finish(self, recorder: handlers.Recorder | handlers.NoRecorder) -> None:
         """Score the best weights, once, and write `model/` and `results.json`."""

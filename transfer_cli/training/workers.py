@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 import transfer_cli
 from transfer_cli.assembly.device import device_and_precision
 from transfer_cli.config.stored import as_yaml
-from transfer_cli.config.typed import typed_overrides
 from transfer_cli.engine import distributed
 from transfer_cli.errors import (
     EXIT_DIVERGED,
@@ -74,7 +73,7 @@ def _check_alike(config: DictConfig) -> None:
         )
 
 
-def start(command: str, flags: Sequence[str], config: DictConfig) -> None:
+def start(command: str, flags: Sequence[str], config: DictConfig, typed: Sequence[str]) -> None:
     """Run a command on `config.devices` processes of this machine, and wait for them.
 
     The launcher is torch's own (that of torchrun). A process that dies takes the others with it.
@@ -83,6 +82,7 @@ def start(command: str, flags: Sequence[str], config: DictConfig) -> None:
         command: Its name.
         flags: What was typed beside the overrides.
         config: The composed config.
+        typed: The overrides that were typed.
 
     Raises:
         PeerError: A process failed and has said why.
@@ -92,7 +92,7 @@ def start(command: str, flags: Sequence[str], config: DictConfig) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    words = [command, *flags, *_overrides(config)]
+    words = [command, *flags, *_overrides(config, typed)]
     _prepare_environment(config.devices)
     _silence_launcher()
     for attempt in range(1 + config.get("restarts", 0)):
@@ -172,13 +172,12 @@ def _silence_launcher() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _overrides(config: DictConfig) -> list[str]:
+def _overrides(config: DictConfig, typed: Sequence[str]) -> list[str]:
     """Return what was typed; of a job of a sweep, what is its own, and where it goes."""
-    typed = typed_overrides()
     # Of `predict`, `run` is no group of keys.
     folder = config.run.get("dir") if OmegaConf.is_dict(config.get("run")) else None
     if folder is None:
-        return typed
+        return list(typed)
     return [*(word for word in typed if not word.startswith("run.dir=")), f"run.dir='{folder}'"]
 
 

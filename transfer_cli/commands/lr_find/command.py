@@ -26,8 +26,8 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.commands.lr_find.picture import as_png, as_text
 from transfer_cli.config.check import check_training
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import as_yaml
-from transfer_cli.config.typed import chosen_presets, typed_overrides
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
 from transfer_cli.errors import ConfigError
@@ -62,7 +62,7 @@ def find(config: DictConfig, command: str) -> None:
     check_training(config)
     # A run measures it before its first step, which is of no use here.
     config.forgetting.data = None
-    parts = build_run(config, command)
+    parts = build_run(config, command, CommandLine.of_this_command().overrides)
     seen = _run(config, command, parts)
     step = steepest(seen)
     groups = _of_groups(parts, seen.rates[step])
@@ -133,7 +133,11 @@ def _of_groups(parts: TrainingRun, rate: float) -> dict[str, float]:
 def _next(command: str, rate: float) -> str:
     """Return the line to type for a run at the rate, with what was typed for the test."""
     ours = ("optimizer.lr", "lr_find.", "run.dir")
-    kept = [word for word in typed_overrides() if not word.lstrip("+~").startswith(ours)]
+    kept = [
+        word
+        for word in CommandLine.of_this_command().overrides
+        if not word.lstrip("+~").startswith(ours)
+    ]
     words = [*_typed_flags(), *kept, f"optimizer.lr={rate:.2g}"]
     return f"transfer {command} {shlex.join(words)}"
 
@@ -191,7 +195,7 @@ def _place(config: DictConfig, command: str) -> Path:
     if config.run.dir is not None:
         return Path(config.run.dir).expanduser()
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    chosen = chosen_presets()
+    chosen = CommandLine.of_this_command().presets
     name = "-".join([stamp, command, chosen.get("data", "data"), chosen.get("optimizer", "")])
     root = Path(config.run.root).expanduser() / FOLDER
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))

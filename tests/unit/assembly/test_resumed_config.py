@@ -2,6 +2,7 @@
 
 import pytest
 
+from transfer_cli.assembly.resumed_config import AUTO, EXTENDS, config_to_resume, find_run
 from transfer_cli.config import launch
 from transfer_cli.config.check import check
 from transfer_cli.config.describe import options
@@ -10,7 +11,6 @@ from transfer_cli.config.schema import TrainConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.training.resume import AUTO, EXTENDS, config_to_resume, find_run
 
 EXPERIMENTS = [option.name for option in options() if option.group == "experiment"]
 ADAPTED = ("ulmfit", "ewc", "multitask", "chain_thaw", "lora")
