@@ -5,6 +5,7 @@ import pytest
 from transfer_cli.assembly.resumed_config import AUTO, EXTENDS, config_to_resume, find_run
 from transfer_cli.config import launch
 from transfer_cli.config.check import check
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.describe import options
 from transfer_cli.config.flags import Request
 from transfer_cli.config.schema import TrainConfig
@@ -41,7 +42,9 @@ def test_what_was_typed_is_what_was_stored(tmp_path, word):
     run = begun(tmp_path / "run", word, "init_from=RUN")
     config, command = composed(run.path, word, "init_from=RUN")
 
-    found = config_to_resume(config, find_run(config), command)
+    found = config_to_resume(
+        config, find_run(config), command, CommandLine.of_this_command().overrides
+    )
 
     assert as_yaml(found) == run.config.read_text()
 
@@ -56,7 +59,7 @@ def test_what_differs_is_named(tmp_path, word, named):
     config, command = composed(run.path, "init_from=RUN", word)
 
     with pytest.raises(ConfigError) as refused:
-        config_to_resume(config, run, command)
+        config_to_resume(config, run, command, CommandLine.of_this_command().overrides)
 
     assert str(refused.value).startswith(f"resume: {named}")
 
