@@ -30,7 +30,7 @@ class Recorder:
             (folder / "status.json").write_text('{"status": "finished"}')
 
 
-def run(words, command="pretrain", fails=lambda config: None):
+def run(words, command="pretrain", fails=lambda config: None, metrics=_metrics):
     """Run jobs in this process; return their configs, what became of them, and what was said."""
     recorder, reported = Recorder(fails), []
     request = parse([*words, "sweep.isolate=false"] if command != "evaluate" else words)
@@ -45,7 +45,7 @@ def run(words, command="pretrain", fails=lambda config: None):
         request,
         lambda job: None,
         report,
-        _metrics,
+        metrics,
         makes_runs=command != "evaluate",
     )
     settings = {}

@@ -62,14 +62,13 @@ class Metric:
         Raises:
             ValueError: It is no such record.
         """
-        if not isinstance(record, dict):
-            raise ValueError("a metric is stored as a record")
-        known = {each.name: record[each.name] for each in fields(cls) if each.name in record}
+        stored = record if isinstance(record, dict) else {}
+        known = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
         texts = all(isinstance(known.get(key, ""), str) for key in ("name", "unit"))
         flags = [value for key, value in known.items() if key not in ("name", "unit")]
         whole = {"name", "higher_is_better"} <= known.keys()
         if not (whole and texts and all(isinstance(flag, bool) for flag in flags)):
-            raise ValueError(f"this is no record of a metric: {', '.join(map(str, known))}")
+            raise ValueError(f"this is no record of a metric: {record!r:.100}")
         return cls(**known)
 
 
