@@ -20,7 +20,6 @@ from transfer_cli.assembly.device import device_and_precision
 from transfer_cli.assembly.init_from import Pretrained, start_of
 from transfer_cli.assembly.losses import Asked, bind_losses, build_objectives, with_direction
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
-from transfer_cli.assembly.monitor import check_monitor
 from transfer_cli.assembly.optimizer import base_lr, build_schedule, parameter_groups
 from transfer_cli.config.build import build
 from transfer_cli.data.mixture import Mixture, mixed_epoch
@@ -30,11 +29,12 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import Length
+from transfer_cli.metrics import Metric, require
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.meta import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import LoadReport, load_pretrained
-from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.base import Facts, declared_metrics
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.groups import Rates
 from transfer_cli.seeds import derive
@@ -79,6 +79,8 @@ class Blueprint:
         sizes: How long.
         precision: With the device.
         sharded: Whether each process is to hold only a part of each tensor of the model.
+        metrics: What an evaluation of these losses measures.
+        monitor: The one that decides which weights are best.
         warnings: What will work, and not as it was probably meant.
     """
 
@@ -97,6 +99,8 @@ class Blueprint:
     sizes: Sizes
     precision: Precision
     sharded: bool
+    metrics: tuple[Metric, ...]
+    monitor: Metric
     warnings: tuple[str, ...]
 
     @property
@@ -145,6 +149,8 @@ def draw(
     losses = bind_losses(
         asked, data.facts, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
+    metrics = declared_metrics({loss.name: loss.objective for loss in losses})
+    monitor = require(config.loop.monitor, metrics, "loop.monitor")
     made = _Made.of(config, shape, losses, data, start, tensors, device)
     if adaptation.store == "merged":
         _check_mergeable(made.model)
@@ -156,7 +162,6 @@ def draw(
         check_fresh(made.fresh, spans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(made.model, groups, adaptation)
-    check_monitor(config, losses[0], data.tokenizer.size, shape.direction)
     return Blueprint(
         adaptation=adaptation,
         rates=rates,
@@ -173,6 +178,8 @@ def draw(
         sizes=sizes,
         precision=precision,
         sharded=sharded,
+        metrics=metrics,
+        monitor=monitor,
         warnings=_warmup_problem(rates, spans),
     )
 
