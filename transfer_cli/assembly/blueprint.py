@@ -16,8 +16,7 @@ from torch import Tensor
 from transfer_cli.adaptation.adaptation import Adaptation, Span, check_fresh
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import RunData, count_of
-from transfer_cli.assembly.device import device_and_precision
-from transfer_cli.assembly.init_from import Pretrained, start_of
+from transfer_cli.assembly.init_from import Pretrained, open_start
 from transfer_cli.assembly.losses import Asked, bind_losses, build_objectives, with_direction
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
 from transfer_cli.assembly.optimizer import base_lr, build_schedule, parameter_groups
@@ -25,7 +24,7 @@ from transfer_cli.config.build import build
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
-from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import Length
@@ -129,11 +128,11 @@ def draw(
         SelectionError: A pattern of the plan matches nothing.
         CheckpointError: `init_from` names no model, or its weights do not fill this one.
     """
-    precision = device_and_precision(config)
+    precision = device_and_precision(config.device, config.precision)
     asked, adaptation = build_objectives(config), build_adaptation(config.adaptation)
     lr, schedule = base_lr(config.optimizer), build_schedule(config.schedule)
     sharded = _is_sharded(config, asked, adaptation)
-    start = start_of(config, typed)
+    start = open_start(config.init_from, config.get("base"), typed)
     _check_forgetting(config, start)
     shape = with_direction(_shape(config, start, command), asked)
     with distributed.main_first():

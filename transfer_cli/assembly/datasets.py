@@ -202,7 +202,7 @@ def text(
         recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
         tokenizer = cached_tokenizer(recipe, raw["train"], cache)
     else:
-        tokenizer = own_tokenizer(config, start)
+        tokenizer = own_tokenizer(config.tokenizer, start)
     return _encoded(raw, tokenizer, cache, length), tokenizer
 
 
@@ -263,7 +263,7 @@ def text_facts(part: EncodedText) -> TextFacts:
 def task_tokenizer(config: DictConfig, data: LabelledData, start: Pretrained | None) -> Tokenizer:
     """Return the tokenizer for labelled data: the pretrained model's, or a new one of its texts."""
     if start is not None:
-        return own_tokenizer(config, start)
+        return own_tokenizer(config.tokenizer, start)
     recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
     examples = data.splits["train"]
     pairs = [example.pair for example in examples if example.pair is not None]

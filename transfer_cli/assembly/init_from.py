@@ -179,18 +179,19 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
     return Pretrained(weights, folder, description, tokenizer, base)
 
 
-def start_of(config: DictConfig, typed: Sequence[str]) -> Pretrained | None:
+def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) -> Pretrained | None:
     """Return the model that `init_from` names; None when it names none.
 
     Args:
-        config: The config of the command at work.
-        typed: The overrides that were typed for it.
+        init_from: See `open_pretrained`.
+        base: See `Pretrained`.
+        typed: The overrides that were typed.
 
     Raises:
         ConfigError: Another model or tokenizer was typed beside it.
         CheckpointError: There is no such model.
     """
-    if config.init_from is None:
+    if init_from is None:
         return None
     for word in typed:
         key = word.lstrip("+~").partition("=")[0]
@@ -200,17 +201,17 @@ def start_of(config: DictConfig, typed: Sequence[str]) -> Pretrained | None:
         takes_none = word.startswith("~") or word.endswith("=null")
         if part in ("model", "tokenizer") and not from_file and not takes_none:
             raise ConfigError(f"{word}: init_from brings its own {part}; leave {key}= out")
-    return open_pretrained(config.init_from, base=config.get("base"))
+    return open_pretrained(init_from, base=base)
 
 
-def own_tokenizer(config: DictConfig, start: Pretrained) -> Tokenizer:
+def own_tokenizer(node: DictConfig | None, start: Pretrained) -> Tokenizer:
     """Return the pretrained model's tokenizer.
 
     Raises:
         CheckpointError: The config asks for the tokenizer of a file, and it is another one.
     """
-    if config.tokenizer is not None:
-        recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
+    if node is not None:
+        recipe = build(node, "tokenizer", TokenizerRecipe)
         if (
             isinstance(recipe, FromFile)
             and recipe.make(lambda: iter(())).hash != start.tokenizer.hash

@@ -7,7 +7,6 @@ import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.assembly import datasets
-from transfer_cli.assembly.device import device_and_precision
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks, encode_text
@@ -15,7 +14,7 @@ from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import evaluate as score
-from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.engine.split import Split
 from transfer_cli.errors import ConfigError, DataError, nearest
 from transfer_cli.model.transfer_model import TransferModel
@@ -35,7 +34,7 @@ def evaluate(config: DictConfig) -> None:
 
 
 def _evaluate(config: DictConfig) -> None:
-    precision = device_and_precision(config)
+    precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
     if config.data is None:
         typed = CommandLine.of_this_command().overrides

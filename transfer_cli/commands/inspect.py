@@ -8,7 +8,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.assembly import datasets
-from transfer_cli.assembly.init_from import Pretrained, start_of
+from transfer_cli.assembly.init_from import Pretrained, open_start
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
@@ -32,7 +32,9 @@ def inspect(config: DictConfig) -> None:
     if config.samples < 0:
         raise ConfigError(f"samples: must be 0 or more, got {config.samples}")
     found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
-    start = start_of(config, CommandLine.of_this_command().overrides)
+    start = open_start(
+        config.init_from, config.get("base"), CommandLine.of_this_command().overrides
+    )
     shape = SHAPE if start is None else start.description.shape
     if start is None and config.model is not None:
         shape = build(config.model, "model", BackboneShape)

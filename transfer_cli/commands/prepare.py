@@ -3,7 +3,7 @@
 from omegaconf import DictConfig
 
 from transfer_cli.assembly import datasets
-from transfer_cli.assembly.init_from import own_tokenizer, start_of
+from transfer_cli.assembly.init_from import open_start, own_tokenizer
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import cached_tokenizer, encode_text
@@ -23,9 +23,11 @@ def prepare(config: DictConfig) -> None:
     source: TextData = datasets.source(config, TextData)
     raw = source.splits(datasets.data_folder(config.data_dir), config.seed)
     cache = datasets.cache_folder(config.data_dir)
-    start = start_of(config, CommandLine.of_this_command().overrides)
+    start = open_start(
+        config.init_from, config.get("base"), CommandLine.of_this_command().overrides
+    )
     if start is not None:
-        tokenizer = own_tokenizer(config, start)
+        tokenizer = own_tokenizer(config.tokenizer, start)
     else:
         recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
         tokenizer = cached_tokenizer(recipe, raw["train"], cache)

@@ -11,9 +11,9 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 import transfer_cli
-from transfer_cli.assembly.device import device_and_precision
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed
+from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import (
     EXIT_DIVERGED,
     EXIT_INTERRUPTED,
@@ -50,7 +50,7 @@ def together(config: DictConfig, work: Callable[[], None]) -> None:
         work()
         return
     try:
-        device = device_and_precision(config).device
+        device = device_and_precision(config.device, config.precision).device
     except TransferError as error:
         if distributed.local_rank() == 0:
             raise

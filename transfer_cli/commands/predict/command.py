@@ -7,7 +7,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.assembly.device import device_and_precision
 from transfer_cli.commands.predict import reading, writing
 from transfer_cli.commands.predict.ensemble import Ensemble, open_ensemble
 from transfer_cli.commands.predict.reading import Columns, Input, Row, Skipped
@@ -15,6 +14,7 @@ from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data.readers import OnError
 from transfer_cli.data.tasks import Example
 from transfer_cli.engine import distributed
+from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, nearest
 from transfer_cli.training.workers import together
 
@@ -35,7 +35,7 @@ def predict(config: DictConfig) -> None:
 
 
 def _predict(config: DictConfig) -> None:
-    precision = device_and_precision(config)
+    precision = device_and_precision(config.device, config.precision)
     paths = _paths(config.run)
     ensemble = open_ensemble(paths, precision, base=config.base, batch=config.batch)
     if not distributed.is_main():
