@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from transfer_cli.commands.outcome import is_lora
 from transfer_cli.commands.parts import Parts
 from transfer_cli.engine import distributed
 from transfer_cli.engine.parallel import whole
-from transfer_cli.model.lora import merge_lora
+from transfer_cli.model.added import edits_in, merge
 from transfer_cli.model.weights import (
     DESCRIPTION,
     WEIGHTS,
@@ -128,22 +127,23 @@ class Keeping:
             self._read_weights(found.path)
 
     def write_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write `model/`, with low-rank products folded in where that was asked for.
+        """Write `model/`, with every edit merged that can be, where that was asked for.
 
         Args:
             tensors: What `tensors` has returned.
         """
         parts, folder, checkpoints = self._parts, self._run.model, self._run.checkpoints
         if parts.merged:
-            merge_lora(parts.model)
+            replaced = merge(parts.model).values()
+            merged = set().union(*(edits_in(layer) for layer in replaced))
             tensors = self.tensors()
-            # The checkpoints still hold the products by themselves. A run that is finished for the
+            # The checkpoints still hold the edits by themselves. A run that is finished for the
             # second time has told them so already.
             told = (checkpoints / DESCRIPTION).exists()
             description = read_description(checkpoints if told else folder)
             parts.tokenizer.save(checkpoints / TOKENIZER)
             write_description(description, checkpoints)
-            kept = {n: e for n, e in description.edits.items() if not is_lora(e)}
+            kept = {n: e for n, e in description.edits.items() if n not in merged}
             write_description(dataclasses.replace(description, edits=kept), folder)
         write_file_in(folder, WEIGHTS, partial(save_tensors, tensors))
 

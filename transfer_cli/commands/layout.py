@@ -23,6 +23,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import Length
+from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.meta import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
@@ -185,6 +186,21 @@ def warmup_problem(config: DictConfig, chosen: Adaptation, layout: Layout) -> st
     return None
 
 
+def _check_mergeable(model: TransferModel) -> None:
+    """Refuse to store a model merged where nothing of it can be."""
+    stay = unmergeable_edits(model)
+    if not edits_in(model):
+        raise ConfigError(
+            "adaptation.store: merged folds edits into the base weights, and none adds anything; "
+            "add adaptation/edits=lora, or take store=all"
+        )
+    if not edits_in(model) - stay.keys():
+        raise ConfigError(
+            "adaptation.store: merged folds edits into the base weights, which cannot take over "
+            f"{', '.join(stay.values())}; take store=all or store=trained"
+        )
+
+
 def _total_steps(loop: DictConfig, steps_per_epoch: int) -> int:
     if loop.steps is not None:
         return int(loop.steps)
@@ -246,11 +262,8 @@ def lay_out(
         new = {name: node for name, node in nodes.items() if before.get(name) != node}
         edited = compose.make_edits(model, new, tokenizer)
     parameters = {name for name, _ in model.named_parameters()}
-    if chosen.store == "merged" and not any(".lora." in name for name in parameters):
-        raise ConfigError(
-            "adaptation.store: merged folds in low-rank products, and there are none; "
-            "add adaptation/edits=lora, or take store=all"
-        )
+    if chosen.store == "merged":
+        _check_mergeable(model)
     inherited = frozenset(parameters & set(report.loaded if report else ())) - edited.fresh
     groups = layer_groups(model, inherited)
     spans = chosen.spans(groups, sizes.total_steps, sizes.steps_per_epoch)

@@ -67,7 +67,7 @@ class Parts:
         base_hash: Fingerprint of that backbone, where weights that never train are not stored
             again; None: all weights are stored.
         leave_out: Names of the weights that are not.
-        merged: Whether low-rank products are folded into the finished model.
+        merged: Whether every edit is folded into the finished model that can be.
         forgetting: Measures what the backbone was pretrained for; None: nobody asked.
         micro_batch: Sequences that pass through the model at once.
         precision: With the device.
