@@ -1,6 +1,7 @@
 """What a run keeps of its model: checkpoints, the best weights, and the finished model."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 from transfer_cli.commands.parts import Parts
 from transfer_cli.engine import distributed
 from transfer_cli.engine.parallel import whole
-from transfer_cli.model.added import edits_in, merge
+from transfer_cli.model.added import edits_in, merge, unmergeable_edits
 from transfer_cli.model.weights import (
     DESCRIPTION,
     WEIGHTS,
@@ -23,6 +24,8 @@ from transfer_cli.model.weights import (
 )
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_file_in
+
+log = logging.getLogger(__name__)
 
 
 class Keeping:
@@ -136,6 +139,9 @@ class Keeping:
         if parts.merged:
             replaced = merge(parts.model).values()
             merged = set().union(*(edits_in(layer) for layer in replaced))
+            stay = unmergeable_edits(parts.model).values()
+            if stay:
+                log.info("adaptation.store: not merged, and stored beside: %s", ", ".join(stay))
             tensors = self.tensors()
             # The checkpoints still hold the edits by themselves. A run that is finished for the
             # second time has told them so already.

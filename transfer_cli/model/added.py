@@ -4,7 +4,7 @@ Whoever has to know (layer groups, distillation, storing, export) asks the modul
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, cast, runtime_checkable
 
 from torch import nn
 
@@ -73,7 +73,7 @@ def merge(model: nn.Module) -> dict[str, nn.Module]:
         if stay.isdisjoint(edits_in(layer))
     }
     for name, layer in replaced.items():
-        model.set_submodule(name, layer.merged())
+        model.set_submodule(name, cast("Mergeable", layer).merged())
     return replaced
 
 
@@ -89,4 +89,5 @@ def edits_in(part: nn.Module) -> set[str]:
 
 
 def _mergeable_layers(model: nn.Module) -> dict[str, nn.Module]:
-    return {name: part for name, part in model.named_modules() if isinstance(part, Mergeable)}
+    parts = dict(model.named_modules())
+    return {name: parts[name] for name, part in parts.items() if isinstance(part, Mergeable)}
