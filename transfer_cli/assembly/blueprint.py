@@ -29,6 +29,7 @@ from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric, require
+from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.meta import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
@@ -348,10 +349,17 @@ class _Made:
 
 
 def _check_mergeable(model: TransferModel) -> None:
-    if not any(".lora." in name for name, _ in model.named_parameters()):
+    """Refuse to store a model merged where nothing of it can be."""
+    stay = unmergeable_edits(model)
+    if not edits_in(model):
         raise ConfigError(
-            "adaptation.store: merged folds in low-rank products, and there are none; "
+            "adaptation.store: merged folds edits into the base weights, and none adds anything; "
             "add adaptation/edits=lora, or take store=all"
+        )
+    if not edits_in(model) - stay.keys():
+        raise ConfigError(
+            "adaptation.store: merged folds edits into the base weights, which cannot take over "
+            f"{', '.join(stay.values())}; take store=all or store=trained"
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.adaptation.edits import Edit
+from transfer_cli.adaptation.edits import Edit, make_edit
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.step import Loss
@@ -75,7 +75,7 @@ def make_edits(trained: TransferModel, nodes: Mapping[str, Any], tokenizer: Toke
         key = f"adaptation.edits.{name}"
         edit: Edit = build(node, key, Edit)
         try:
-            fresh |= edit(trained, special_tokens(tokenizer))
+            fresh |= make_edit(edit, name, trained, special_tokens(tokenizer))
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
         if edit.structural:

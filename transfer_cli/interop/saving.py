@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +57,7 @@ class Ours:
         keeps_head: Whether the head goes along.
         texts: How the texts were laid out that it was trained on last: lines, as text to pretrain
             on is; labelled, as labelled texts are; published, as its tokenizer says.
+        added: Names of tensors that edits have added, each with what people call its part.
     """
 
     shape: BackboneShape
@@ -65,6 +66,7 @@ class Ours:
     classifier: Classifier | None
     keeps_head: bool
     texts: Literal["lines", "labelled", "published"]
+    added: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def _misfits(family: Family, ours: Ours) -> list[str]:
         return wrong
     has_place = {rule.ours for rule in family.backbone(ours.shape)}
     lost = [n for n in ours.tensors if not n.startswith("heads.") and n not in has_place]
-    wrong += sorted({_part(name) for name in lost})
+    wrong += sorted({ours.added.get(name, name) for name in lost})
     if not ours.keeps_head:
         return wrong
     if ours.classifier is not None:
@@ -208,17 +210,6 @@ def _classifier_misfits(family: Family, ours: Ours, classifier: Classifier) -> l
     if ours.shape.pooler == "none" and classifier.has_pooler and family.pooler_activation != "tanh":
         wrong.append(f"a pooler with tanh, not {family.pooler_activation}")
     return wrong
-
-
-def _part(name: str) -> str:
-    """Return what people call the part of a model that a tensor belongs to."""
-    if ".sites." in name:
-        return "adapters between its layers (adaptation.edits)"
-    if name.startswith("readout."):
-        return "a mix of its layers (scalar_mix)"
-    if ".new_rows." in name:
-        return "embeddings that are added to others (new_rows)"
-    return name
 
 
 def _rules(family: Family, ours: Ours) -> tuple[list[Rule], str]:

@@ -1,6 +1,7 @@
 """What a run keeps of its model: checkpoints, the best weights, and the finished model."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.engine import distributed
 from transfer_cli.engine.parallel import whole
-from transfer_cli.model.lora import merge_lora
+from transfer_cli.model.added import edits_in, merge, unmergeable_edits
 from transfer_cli.model.weights import (
     DESCRIPTION,
     WEIGHTS,
@@ -23,7 +24,8 @@ from transfer_cli.model.weights import (
 )
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_file_in
-from transfer_cli.training.results import is_lora
+
+log = logging.getLogger(__name__)
 
 
 class Keeping:
@@ -128,22 +130,26 @@ class Keeping:
             self._read_weights(found.path)
 
     def write_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write `model/`, with low-rank products folded in where that was asked for.
+        """Write `model/`, with every edit merged that can be, where that was asked for.
 
         Args:
             tensors: What `tensors` has returned.
         """
         parts, folder, checkpoints = self._parts, self._run.model, self._run.checkpoints
         if parts.blueprint.adaptation.store == "merged":
-            merge_lora(parts.model)
+            replaced = merge(parts.model).values()
+            merged = set().union(*(edits_in(layer) for layer in replaced))
+            stay = unmergeable_edits(parts.model).values()
+            if stay:
+                log.info("adaptation.store: not merged, and stored beside: %s", ", ".join(stay))
             tensors = self.tensors()
-            # The checkpoints still hold the products by themselves. A run that is finished for the
+            # The checkpoints still hold the edits by themselves. A run that is finished for the
             # second time has told them so already.
             told = (checkpoints / DESCRIPTION).exists()
             description = read_description(checkpoints if told else folder)
             parts.tokenizer.save(checkpoints / TOKENIZER)
             write_description(description, checkpoints)
-            kept = {n: e for n, e in description.edits.items() if not is_lora(e)}
+            kept = {n: e for n, e in description.edits.items() if n not in merged}
             write_description(dataclasses.replace(description, edits=kept), folder)
         write_file_in(folder, WEIGHTS, partial(save_tensors, tensors))
 

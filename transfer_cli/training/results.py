@@ -2,13 +2,10 @@
 
 import resource
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from transfer_cli.adaptation.edits import LoRA
 from transfer_cli.engine.evaluate import Scores
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.model.transfer_model import TransferModel
@@ -63,8 +60,3 @@ def peak_memory(device: torch.device) -> int:
 def weights_size(folder: Path) -> int:
     """Return the bytes of the weights in a folder."""
     return (folder / WEIGHTS).stat().st_size
-
-
-def is_lora(node: Mapping[str, Any]) -> bool:
-    """Return whether a config node of an edit makes low-rank products."""
-    return str(node.get("_target_", "")).endswith(f".{LoRA.__name__}")

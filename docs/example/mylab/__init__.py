@@ -1,1 +1,1 @@
-"""A lab's own parts for transfer: an objective and a plan."""
+"""A lab's own parts for transfer: an objective, a plan and an edit."""

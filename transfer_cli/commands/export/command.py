@@ -19,8 +19,8 @@ from transfer_cli.errors import CheckpointError, ConfigError, RunError, nearest
 from transfer_cli.interop.card import card_text
 from transfer_cli.interop.folder import open_folder
 from transfer_cli.interop.saving import Classifier, Ours, Written, write_folder
+from transfer_cli.model.added import added_parameters, merge
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.lora import merge_lora
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import load_pretrained
 from transfer_cli.objectives.base import Objective
@@ -29,7 +29,6 @@ from transfer_cli.runs.directory import writing
 from transfer_cli.terminal import Entry, Page, Piece, show
 
 FORMATS = ("hf", "onnx")
-NEW_ROWS = "backbone.new_rows.delta"
 
 
 def export(config: DictConfig) -> None:
@@ -60,7 +59,7 @@ def export(config: DictConfig) -> None:
 
 def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Write a folder as Hugging Face's libraries do; return what to say about it."""
-    tensors = plain_tensors(start, keeps_head=config.head)
+    tensors, added = plain_tensors(start, keeps_head=config.head)
     own: Literal["labelled", "lines"] = "labelled" if start.description.labels else "lines"
     ours = Ours(
         shape=start.description.shape,
@@ -69,6 +68,7 @@ def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, 
         classifier=_classifier(start),
         keeps_head=config.head,
         texts="published" if start.published is not None else own,
+        added=added,
     )
     written = write_folder(ours, folder)
     _check(folder, start, tensors, written)
@@ -115,26 +115,31 @@ def _has_head(start: Pretrained) -> bool:
     )
 
 
-def plain_tensors(start: Pretrained, *, keeps_head: bool) -> dict[str, Tensor]:
-    """Return a model's weights with all that can be folded into plain layers folded in.
+def plain_tensors(
+    start: Pretrained, *, keeps_head: bool
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return a model's weights with every edit folded in that can be, and what the others are.
 
     Args:
         start: The model.
         keeps_head: Whether a head that reads the table of tokens goes along.
+
+    Returns:
+        The tensors, and what people call the part that each added one belongs to, both by name.
     """
     tensors = start.tensors()
-    if start.description.edits:
-        model = _backbone(start, tensors)
-        merge_lora(model)
-        heads = {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")}
-        tensors = {n: t.detach() for n, t in model.state_dict().items()} | heads
-        new_rows = model.backbone.new_rows
-        # A tied output reads the table, too, and there nothing was added.
-        if new_rows is not None and (start.description.labels or not keeps_head):
-            table = tensors["backbone.token_embedding.weight"].clone()
-            table.index_add_(0, torch.tensor(new_rows.tokens), tensors.pop(NEW_ROWS))
-            tensors["backbone.token_embedding.weight"] = table
-    return tensors
+    if not start.description.edits:
+        return tensors, {}
+    model = _backbone(start, tensors)
+    merge(model)
+    new_rows, table = model.backbone.new_rows, model.backbone.token_embedding
+    # A tied output reads the table, too, and there nothing was added.
+    if new_rows is not None and (start.description.labels or not keeps_head):
+        table.weight = torch.nn.Parameter(new_rows.added_to(table.weight))
+        model.backbone.new_rows = None
+    heads = {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")}
+    plain = {n: t.detach() for n, t in model.state_dict().items()} | heads
+    return plain, {name: part.describe() for name, part in added_parameters(model).items()}
 
 
 def _backbone(start: Pretrained, tensors: Mapping[str, Tensor]) -> TransferModel:
