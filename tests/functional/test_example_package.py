@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transfer_cli.assembly.init_from import open_pretrained
 
 from tests import tiny
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.batch import IGNORE
 from transfer_cli.model.weights import read_description
 from transfer_cli.objectives.base import Facts
