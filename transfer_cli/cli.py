@@ -219,6 +219,8 @@ def _with_texts(request: "Request", command: Command) -> "Request":
 
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
     """Do the work of a command, or have the processes that it starts do it."""
+    from transfer_cli.config.build import import_plugins
+
     if command.scales:
         _load("transfer_cli.commands.processes")
         from transfer_cli.commands import processes
@@ -227,7 +229,9 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
         if processes.wanted(config):
             processes.start(name, request.flags, config)
             return
-    _function_of(command)(config)
+    perform = _function_of(command)
+    import_plugins(request.plugins)  # what they register is there before any work begins
+    perform(config)
 
 
 def _trust_plugins(request: "Request") -> None:

@@ -8,6 +8,7 @@ import torch
 
 from tests.published import TEXT, reference, wordpiece
 from transfer_cli.errors import CheckpointError
+from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.saving import Classifier, Ours, write_folder
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import Backbone, BackboneShape
@@ -42,7 +43,8 @@ def model_of(shape, tokenizer):
 
 def ours(shape, tensors, tokenizer, classifier):
     texts = "lines" if classifier is None else "labelled"
-    return Ours(shape, tensors, tokenizer, classifier, keeps_head=True, texts=texts)
+    head = LANGUAGE_MODEL if classifier is None else SEQUENCE_CLASSIFICATION
+    return Ours(shape, tensors, tokenizer, head, classifier, texts)
 
 
 def loaded(auto, folder):
