@@ -19,7 +19,7 @@ from transfer_cli.errors import CheckpointError, ConfigError, RunError, nearest
 from transfer_cli.interop.card import card_text
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.folder import open_folder
-from transfer_cli.interop.saving import FINAL_NORM, Classifier, Ours, Written, write_folder
+from transfer_cli.interop.saving import FINAL_NORM, ClassificationHead, Ours, Written, write_folder
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.lora import merge_lora
 from transfer_cli.model.transfer_model import TransferModel
@@ -154,7 +154,7 @@ def _head(start: Pretrained) -> str:
     return SEQUENCE_CLASSIFICATION if start.description.labels else LANGUAGE_MODEL
 
 
-def _classifier(start: Pretrained) -> Classifier | None:
+def _classifier(start: Pretrained) -> ClassificationHead | None:
     """Return what turns states into labels; None for a language model."""
     description = start.description
     objective: Objective = build(description.objective, "objective", Objective)
@@ -165,7 +165,7 @@ def _classifier(start: Pretrained) -> Classifier | None:
                 "head=false writes the backbone alone"
             )
         return None
-    return Classifier(
+    return ClassificationHead(
         labels=description.labels,
         pooling=objective.pooling,
         has_pooler=bool(objective.pooler),

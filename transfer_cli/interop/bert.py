@@ -18,8 +18,8 @@ from transfer_cli.interop.family import (
     PublishedHead,
     activation_there,
 )
+from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Copied, FromRow, Rule, packed_attention, same
-from transfer_cli.interop.settings import Settings
 from transfer_cli.model.backbone import BackboneShape
 
 PAD = 1
@@ -49,11 +49,11 @@ class Bert(Family):
     }  # fmt: skip
     pooler_activation = "tanh"
 
-    def shape(self, settings: Settings) -> BackboneShape:
+    def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes."""
         return BackboneShape(**self.shape_fields(settings))
 
-    def shape_fields(self, settings: Settings) -> dict[str, Any]:
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape, of a config that asks for nothing else."""
         settings.only("position_embedding_type", "absolute")
         settings.only("is_decoder", value=False)
@@ -160,7 +160,7 @@ class Roberta(Bert):
             wrong.append("a tokenizer without <s>")
         return wrong
 
-    def shape(self, settings: Settings) -> BackboneShape:
+    def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes."""
         settings.only("pad_token_id", PAD)
         found = self.shape_fields(settings)
@@ -206,7 +206,7 @@ class Electra(Bert):
     }
     pooler_activation = "gelu"
 
-    def shape_fields(self, settings: Settings) -> dict[str, Any]:
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
         found = super().shape_fields(settings)
         size = settings.number("embedding_size", 128)

@@ -11,8 +11,8 @@ from transfer_cli.interop.family import (
     PublishedHead,
     activation_there,
 )
+from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, packed_attention, same
-from transfer_cli.interop.settings import Settings
 from transfer_cli.model.backbone import BackboneShape
 
 EPSILON = 1e-12
@@ -37,7 +37,7 @@ class DistilBert(Family):
     }  # fmt: skip
     pooler_activation = "relu"
 
-    def shape(self, settings: Settings) -> BackboneShape:
+    def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes."""
         return BackboneShape(
             **self.fixed,

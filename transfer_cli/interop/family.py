@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, with_prefix
-from transfer_cli.interop.settings import Settings
 from transfer_cli.model.backbone import BackboneShape
 
 ACTIVATIONS = {
@@ -80,7 +80,7 @@ class Family(ABC):
         return bool(self.fixed["direction"] == "causal")
 
     @abstractmethod
-    def shape(self, settings: Settings) -> BackboneShape:
+    def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes.
 
         Raises:
@@ -138,7 +138,7 @@ class Family(ABC):
             wrong.append(f"pooler={shape.pooler}, not {self.pooler_activation}")
         return wrong
 
-    def sizes(self, settings: Settings) -> dict[str, Any]:
+    def sizes(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape that the config gives as whole numbers."""
         return {ours: settings.number(self.keys[ours]) for ours in ALL_SIZES if ours in self.keys}
 

@@ -18,8 +18,8 @@ from transfer_cli.interop.family import (
     Family,
     PublishedHead,
 )
+from transfer_cli.interop.published_config import CONFIG, PublishedConfig
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
-from transfer_cli.interop.settings import CONFIG, Settings
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead
@@ -94,7 +94,7 @@ def open_folder(folder: Path, key: str) -> Published:
             its tensors contradict each other.
         DataError: Its tokenizer cannot be used.
     """
-    settings = Settings.read(folder)
+    settings = PublishedConfig.read(folder)
     family = _family(settings, key)
     try:
         shape = family.shape(settings)
@@ -122,7 +122,7 @@ def open_folder(folder: Path, key: str) -> Published:
     return Published(folder, family, description, tokenizer, tuple(rules), dropped)
 
 
-def _family(settings: Settings, key: str) -> Family:
+def _family(settings: PublishedConfig, key: str) -> Family:
     kind = settings.values.get("model_type")
     if kind is None:
         raise CheckpointError(
@@ -143,7 +143,7 @@ def _check(
     found: Mapping[str, Tensor],
     family: Family,
     shape: BackboneShape,
-    settings: Settings,
+    settings: PublishedConfig,
 ) -> None:
     """Compare the tensors of the backbone with what the config says.
 
@@ -168,14 +168,14 @@ def _check(
         )
 
 
-def _vocabulary(settings: Settings) -> int:
+def _vocabulary(settings: PublishedConfig) -> int:
     size = settings.number("vocab_size")
     if not 0 < size <= MAX_SIZE:
         raise settings.wrong("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
     return size
 
 
-def _heads_of(shape: BackboneShape, settings: Settings, labels: int) -> dict[str, Tensor]:
+def _heads_of(shape: BackboneShape, settings: PublishedConfig, labels: int) -> dict[str, Tensor]:
     """Return the tensors that heads of such a model have, without values."""
     with without_weights():
         heads = {
@@ -194,7 +194,7 @@ def _check_sizes(
     rules: Sequence[Rule],
     own: Mapping[str, Tensor],
     found: Mapping[str, Tensor],
-    settings: Settings,
+    settings: PublishedConfig,
 ) -> None:
     """Compare tensors in the files with what ours would be there.
 
@@ -215,7 +215,7 @@ def _check_sizes(
 
 
 def _contradiction(
-    name: str, found: Tensor, expected: Tensor, settings: Settings
+    name: str, found: Tensor, expected: Tensor, settings: PublishedConfig
 ) -> CheckpointError:
     pairs = zip(found.shape, expected.shape, strict=False)
     sizes = {asked for there, asked in pairs if there != asked} or set(expected.shape)
@@ -235,7 +235,7 @@ def _check_vocabulary(
     tokenizer: Tokenizer,
     found: Mapping[str, Tensor],
     rules: Sequence[Rule],
-    settings: Settings,
+    settings: PublishedConfig,
 ) -> None:
     """Refuse a tokenizer that is not the model's.
 
@@ -256,7 +256,7 @@ def _check_vocabulary(
 
 
 def _heads(
-    family: Family, shape: BackboneShape, found: Mapping[str, Tensor], settings: Settings
+    family: Family, shape: BackboneShape, found: Mapping[str, Tensor], settings: PublishedConfig
 ) -> tuple[list[Rule], dict[str, Any], tuple[str, ...]]:
     """Return the rules of the heads that are there, what the model was trained for, its labels."""
 
@@ -302,7 +302,7 @@ def _output_of(classifier: PublishedHead) -> Rule:
     return next(rule for rule in classifier.rules if rule.ours == "heads.class.linear.weight")
 
 
-def _is_classifier(head: PublishedHead, settings: Settings) -> bool:
+def _is_classifier(head: PublishedHead, settings: PublishedConfig) -> bool:
     """Return whether the head gives each text one label, not each token, nor several."""
     architectures = settings.values.get("architectures")
     if architectures is not None and architectures != [head.architecture]:
@@ -310,7 +310,7 @@ def _is_classifier(head: PublishedHead, settings: Settings) -> bool:
     return settings.values.get("problem_type") in (None, "single_label_classification")
 
 
-def _labels(settings: Settings, classifier: Tensor) -> tuple[str, ...]:
+def _labels(settings: PublishedConfig, classifier: Tensor) -> tuple[str, ...]:
     """Return the names of the classes, in the order of their numbers.
 
     Raises:

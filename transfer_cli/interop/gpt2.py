@@ -11,8 +11,8 @@ from transfer_cli.interop.family import (
     PublishedHead,
     activation_there,
 )
+from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, Transposed, same
-from transfer_cli.interop.settings import Settings
 from transfer_cli.model.backbone import BackboneShape
 
 
@@ -33,7 +33,7 @@ class Gpt2(Family):
     }  # fmt: skip
     pooling = "cls_last"
 
-    def shape(self, settings: Settings) -> BackboneShape:
+    def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes."""
         settings.only("add_cross_attention", value=False)
         settings.only("scale_attn_weights", value=True)

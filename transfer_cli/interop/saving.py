@@ -15,8 +15,8 @@ from transfer_cli.errors import CheckpointError, ConfigError, nearest
 from transfer_cli.interop import files, vocabulary
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, Family, PublishedHead
+from transfer_cli.interop.published_config import CONFIG
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
-from transfer_cli.interop.settings import CONFIG
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.weights import readable_like
 
@@ -30,7 +30,7 @@ PADDING = "[PAD]"
 
 
 @dataclass(frozen=True)
-class Classifier:
+class ClassificationHead:
     """What turns a text's state into labels.
 
     Args:
@@ -64,7 +64,7 @@ class Ours:
     tensors: Mapping[str, Tensor]
     tokenizer: Tokenizer
     head: str | None
-    classifier: Classifier | None
+    classifier: ClassificationHead | None
     texts: Literal["lines", "labelled", "published"]
 
 
@@ -198,7 +198,7 @@ def _misfits(family: Family, ours: Ours) -> list[str]:
     return wrong
 
 
-def _classifier_misfits(family: Family, ours: Ours, classifier: Classifier) -> list[str]:
+def _classifier_misfits(family: Family, ours: Ours, classifier: ClassificationHead) -> list[str]:
     wrong = []
     if classifier.pooling != family.pooling:
         wrong.append(f"objective.pooling={classifier.pooling}, not {family.pooling}")
@@ -260,7 +260,7 @@ def _without_bias(tensors: dict[str, Tensor], family: Family) -> dict[str, Tenso
     return found | {FINAL_NORM: (norm.double() + shift).to(norm.dtype)}
 
 
-def _labels(classifier: Classifier) -> dict[str, Any]:
+def _labels(classifier: ClassificationHead) -> dict[str, Any]:
     named = dict(enumerate(classifier.labels))
     return {
         "id2label": {str(number): label for number, label in named.items()},

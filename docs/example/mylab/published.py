@@ -12,8 +12,8 @@ from transfer_cli.interop.family import (
     PublishedHead,
     activation_there,
 )
+from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, packed_attention, same
-from transfer_cli.interop.settings import Settings
 from transfer_cli.model.backbone import BackboneShape
 
 
@@ -36,7 +36,7 @@ class MylabLM(Family):
     }  # fmt: skip
     pooling = "cls_last"
 
-    def shape(self, settings: Settings) -> BackboneShape:
+    def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes."""
         return BackboneShape(
             **self.fixed,

@@ -11,7 +11,7 @@ from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.folder import open_folder
-from transfer_cli.interop.saving import Classifier, Ours, write_folder
+from transfer_cli.interop.saving import ClassificationHead, Ours, write_folder
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead
@@ -122,7 +122,7 @@ def test_what_fits_no_family_is_named(tmp_path, tokenizer, shape, told):
     ],
 )
 def test_a_classifier_that_gpt2_does_not_have(tmp_path, tokenizer, change, told):
-    plain = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
+    plain = ClassificationHead(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
     tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
     tensors |= {"heads.class.linear.weight": torch.randn(2, 16)}
     tensors |= {"heads.class.linear.bias": torch.randn(2)}
@@ -135,7 +135,7 @@ def test_a_bias_that_cannot_be_folded_in_is_refused(tmp_path, tokenizer):
     tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
     tensors |= {"heads.class.linear.weight": torch.ones(2, 16)}  # one row twice
     tensors |= {"heads.class.linear.bias": torch.tensor([1.0, 2.0])}
-    classifier = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
+    classifier = ClassificationHead(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
 
     with pytest.raises(CheckpointError, match="bias has no place in GPT-2"):
         write_folder(ours(CAUSAL, tensors, tokenizer, classifier), tmp_path)
@@ -145,7 +145,7 @@ def test_texts_get_the_tokens_that_the_model_was_trained_with(tmp_path, tokenize
     tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
     tensors |= {"heads.class.linear.weight": torch.randn(2, 16)}
     tensors |= {"heads.class.linear.bias": torch.randn(2)}
-    classifier = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
+    classifier = ClassificationHead(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
     write_folder(ours(CAUSAL, tensors, tokenizer, classifier), tmp_path)
 
     theirs = reference().AutoTokenizer.from_pretrained(tmp_path)
