@@ -236,6 +236,8 @@ def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
 
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
     """Do the work of a command, or have the processes that it starts do it."""
+    from transfer_cli.config.build import import_plugins
+
     if command.scales:
         _load("transfer_cli.training.workers")
         from transfer_cli.config.command_line import CommandLine
@@ -246,7 +248,9 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
             typed = CommandLine.of_this_command().overrides
             workers.start(name, request.flags, config, typed)
             return
-    _function_of(command)(config)
+    perform = _function_of(command)
+    import_plugins(request.plugins)  # what they register is there before any work begins
+    perform(config)
 
 
 def _trust_plugins(request: "Request") -> None:

@@ -212,7 +212,7 @@ and a model card, where the model is one of a published family: GPT-2, BERT, Dis
 ELECTRA. Low-rank updates are folded in; what has no place there is refused by name. `format=onnx`
 writes any model as an ONNX graph, checked against torch.""",
     function=f"{_MODULES}.export.command.export",
-    keys=("run", "to", "format", "head", "base"),
+    keys=("run", "to", "format", "family", "head", "base"),
     examples=(
         ("transfer export run=runs/finetune/RUN to=my-classifier", "for transformers"),
         ("transfer export run=RUN to=graph format=onnx", "for ONNX runtimes"),

@@ -15,12 +15,6 @@ from transfer_cli.interop.saving import Written
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import read_json, read_text
 
-TASKS = {
-    "classifier": "text-classification",
-    "causal": "text-generation",
-    "masked": "fill-mask",
-    "backbone": "feature-extraction",
-}
 _PLACES = ("init_from", "run.dir", "run.root", "data_dir", "base", "resume", "output")
 _PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")
 """A path from the root, the home or the current folder, wherever in a value."""
@@ -29,7 +23,6 @@ _PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")
 def card_of(start: Pretrained, written: Written, to: str) -> Card:
     """Return the card of a model, from what its run has noted; of other models little is known."""
     description = start.description
-    task = TASKS[written.kind]
     what = {
         "kind of model": f"{written.family.name} (`{written.architecture}`)",
         "size": f"{description.shape.depth} blocks of width {description.shape.width}, "
@@ -42,13 +35,13 @@ def card_of(start: Pretrained, written: Written, to: str) -> Card:
     name = Path(to).name
     return Card(
         title=name,
-        task=task,
+        task=written.pipeline,
         what=what,
         how=_training(run, results) if known else {},
         measures=_measures(results) if known else {},
-        labels=description.labels if written.kind == "classifier" else (),
+        labels=written.labels,
         command=_command(run, results) if known else (),
-        usage=_usage(name, task, written.architecture),
+        usage=_usage(name, written.pipeline, written.architecture),
         left_out=written.left_out,
     )
 

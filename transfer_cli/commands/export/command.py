@@ -17,8 +17,9 @@ from transfer_cli.commands.export.cards import card_of
 from transfer_cli.config.build import build
 from transfer_cli.errors import CheckpointError, ConfigError, RunError, nearest
 from transfer_cli.interop.card import card_text
+from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.folder import open_folder
-from transfer_cli.interop.saving import Classifier, Ours, Written, write_folder
+from transfer_cli.interop.saving import FINAL_NORM, ClassificationHead, Ours, Written, write_folder
 from transfer_cli.model.added import added_parameters, merge
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -38,6 +39,8 @@ def export(config: DictConfig) -> None:
             f"format: {config.format!r} is not one of {', '.join(FORMATS)}."
             f"{nearest(str(config.format), FORMATS)}"
         )
+    if config.family is not None and config.format != "hf":
+        raise ConfigError(f"family: format={config.format} writes none; leave family= out")
     to = Path(config.to).expanduser()
     if to.exists() or to.is_symlink():
         raise RunError(f"to: {to} is there already; choose a new folder")
@@ -65,12 +68,13 @@ def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, 
         shape=start.description.shape,
         tensors=tensors,
         tokenizer=start.tokenizer,
-        classifier=_classifier(start),
-        keeps_head=config.head,
+        head=_head(start) if config.head else None,
+        classifier=_classifier(start) if config.head else None,
         texts="published" if start.published is not None else own,
         added=added,
     )
-    written = write_folder(ours, folder)
+    own_family = start.published.family.model_type if start.published else None
+    written = write_folder(ours, folder, config.family or own_family)
     _check(folder, start, tensors, written)
     card = card_of(start, written, config.to)
     (folder / "README.md").write_text(card_text(card), encoding="utf-8")
@@ -150,7 +154,12 @@ def _backbone(start: Pretrained, tensors: Mapping[str, Tensor]) -> TransferModel
     return model
 
 
-def _classifier(start: Pretrained) -> Classifier | None:
+def _head(start: Pretrained) -> str:
+    """Return what families call the kind of head that the model was trained for."""
+    return SEQUENCE_CLASSIFICATION if start.description.labels else LANGUAGE_MODEL
+
+
+def _classifier(start: Pretrained) -> ClassificationHead | None:
     """Return what turns states into labels; None for a language model."""
     description = start.description
     objective: Objective = build(description.objective, "objective", Objective)
@@ -161,7 +170,7 @@ def _classifier(start: Pretrained) -> Classifier | None:
                 "head=false writes the backbone alone"
             )
         return None
-    return Classifier(
+    return ClassificationHead(
         labels=description.labels,
         pooling=objective.pooling,
         has_pooler=bool(objective.pooler),
@@ -178,7 +187,7 @@ def _check(
         CheckpointError: A tensor is another one.
     """
     again: dict[str, Any] = open_folder(folder, "to").tensors()
-    changed = {"backbone.final_norm.bias"} if written.folded_bias else set()
+    changed = {FINAL_NORM} if written.folded_bias else set()
     size = start.tokenizer.size
     for name, tensor in again.items():
         own = tensors.get(name)

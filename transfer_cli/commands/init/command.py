@@ -1,17 +1,16 @@
 """`transfer init`: a folder of one's own configs, with commented copies of ours to edit."""
 
-import argparse
 import os
 import re
 import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 from transfer_cli.commands.init.copies import chosen_by, copy
 from transfer_cli.config.commands import FINETUNE
 from transfer_cli.config.describe import Option, options
+from transfer_cli.config.flags import FlagParser
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.safe_files import escaped, printable
 from transfer_cli.terminal import Block, Entry, Line, Page, Piece, show
@@ -60,11 +59,6 @@ run would do; `--cfg job` prints the whole config that comes out.
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def init(words: list[str]) -> None:
     """Make a folder of configs to edit.
 
@@ -72,7 +66,7 @@ def init(words: list[str]) -> None:
         ConfigError: The folder holds something already or cannot be made, or there is no such
             option, group or flag.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("folder", nargs="?")
     parser.add_argument("--from", action="append", default=[], dest="sources")
     parser.add_argument("--debug", action="store_true")

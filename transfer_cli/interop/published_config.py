@@ -12,7 +12,7 @@ CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
-class Settings:
+class PublishedConfig:
     """What a config file says; every answer has been checked.
 
     Args:
@@ -24,7 +24,7 @@ class Settings:
     path: Path
 
     @classmethod
-    def read(cls, folder: Path) -> "Settings":
+    def read(cls, folder: Path) -> "PublishedConfig":
         """Read the config of a model's folder.
 
         Raises:
