@@ -39,6 +39,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
+    """A feed-forward part; made from a shape."""
+
+    inner: nn.Linear
+    """Reads the residual stream."""
+    output: nn.Linear
+    """Writes into it."""
+
+
+class MLP(FeedForward):
     """Two products with an activation between them, at every position alike."""
 
     def __init__(self, shape: "BackboneShape") -> None:
@@ -53,8 +62,7 @@ class FeedForward(nn.Module):
         return out
 
 
-FEED_FORWARDS: dict[str, type[nn.Module]] = {"mlp": FeedForward}
-"""Each is made from a shape; its first linear layer is `inner`, its last `output`."""
+FEED_FORWARDS: dict[str, Callable[["BackboneShape"], FeedForward]] = {"mlp": MLP}
 
 
 class Block(nn.Module, ABC):

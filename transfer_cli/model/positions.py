@@ -42,7 +42,8 @@ class LearnedPositions(nn.Embedding, Positions):
 
     def embed(self, token_BTE: Tensor, position_BT: Tensor) -> Tensor:
         """Return the sums, `[B, T, E]`."""
-        return token_BTE + self(position_BT)
+        summed: Tensor = token_BTE + self(position_BT)
+        return summed
 
 
 class SinusoidalPositions(Positions):

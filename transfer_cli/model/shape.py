@@ -20,7 +20,7 @@ MAX_DEPTH = 10_000
 """The deepest Transformers have 1000 blocks. Each is some dozen Python objects, even on paper."""
 
 
-_KINDS: dict[str, Mapping[str, type]] = {
+_KINDS: dict[str, Mapping[str, object]] = {
     "residual": RESIDUALS, "norm": NORMS, "feedforward_kind": FEED_FORWARDS,
     "position_kind": POSITIONS, "attention_pattern": PATTERNS,
 }  # fmt: skip

@@ -14,7 +14,7 @@ from tests import tiny
 from transfer_cli.engine.compiling import compile_passes
 from transfer_cli.interop.gpt2 import Gpt2
 from transfer_cli.model.attention import AttentionInputs
-from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Block
+from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Block, FeedForward
 from transfer_cli.model.key_values import KeyValues
 from transfer_cli.model.kinds import choose
 from transfer_cli.model.norms import NORMS
@@ -82,7 +82,7 @@ class Scale(nn.Module):
         return z / (z.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
 
 
-class Gated(nn.Module):
+class Gated(FeedForward):
     """Two products, one of which lets the other through."""
 
     def __init__(self, shape):
