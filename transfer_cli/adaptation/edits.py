@@ -186,7 +186,7 @@ class MixLayers(Edit):
                 "a model has one readout"
             )
         backbone = model.backbone
-        norm = backbone.shape.residual == "pre" if self.norm is None else self.norm
+        norm = backbone.shape.has_final_norm if self.norm is None else self.norm
         mix = ScalarMix(backbone.shape.depth + 1, norm=norm)
         model.readout = mix.to(backbone.token_embedding.weight)
         return set()

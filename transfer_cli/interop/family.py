@@ -21,6 +21,9 @@ ACTIVATIONS = {
 }  # fmt: skip
 """What the activations are called there and here."""
 
+COMMON = {"norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full"}
+"""What `fixed` holds in every family that does not say otherwise."""
+
 ALL_SIZES = ("width", "heads", "depth", "feedforward", "positions")
 
 
@@ -129,10 +132,11 @@ class Family(ABC):
         """Return what no model of this family has, as `option=value, not its own value`."""
         found = {field.name: getattr(shape, field.name) for field in fields(shape)}
         found["embedding_norm"] = shape.has_embedding_norm
+        fixed = {**COMMON, **self.fixed}
         wrong = [
-            f"{name}={value}, not {self.fixed[name]}"
+            f"{name}={value}, not {fixed[name]}"
             for name, value in found.items()
-            if name in self.fixed and value != self.fixed[name]
+            if name in fixed and value != fixed[name]
         ]
         if shape.pooler not in ("none", self.pooler_activation):
             wrong.append(f"pooler={shape.pooler}, not {self.pooler_activation}")

@@ -203,6 +203,8 @@ def argument_help(target: str) -> dict[str, str]:
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return _arguments(ast.get_docstring(node) or "")
+        if isinstance(node, ast.ImportFrom) and name in (alias.name for alias in node.names):
+            return argument_help(f"{node.module}.{name}")
     return {}
 
 
