@@ -3,7 +3,6 @@
 `folder` holds all that a run reads and writes; nothing else is touched.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ def config(command: str, folder: Path, **changes: Any) -> DictConfig:
 def following(run: Path, folder: Path, **changes: Any) -> DictConfig:
     """Return the config of a tiny run that fine-tunes what another one left."""
     own = {"model": None, "tokenizer": None, "init": "pretrained", "init_from": str(run)}
-    return config("finetune", folder, **own, **changes)
+    return config("finetune", folder, **{**own, **changes})
 
 
 def run(chosen: DictConfig, command: str, path: Path) -> RunDirectory:
