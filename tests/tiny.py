@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import EncodedText, TextBlocks
@@ -198,6 +199,7 @@ class Recipe:
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     inherited: frozenset[str] = frozenset()
     precision: Precision = FP32
+    penalty: Penalty | None = None
 
 
 def train_step(
@@ -222,6 +224,7 @@ def train_step(
         precision=recipe.precision,
         clip=recipe.clip,
         max_bad_steps=recipe.max_bad_steps,
+        penalty=recipe.penalty,
         parallel=_parallel(trained, losses),
     )
 
