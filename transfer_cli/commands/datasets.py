@@ -15,13 +15,12 @@ from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
 from transfer_cli.data.fetch import writable_folder
+from transfer_cli.data.split import Split, TextFacts, some_of
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
-from transfer_cli.engine.split import Split, some_of
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import TextFacts
 
 SPLITS = ("train", "validation", "test")
 STREAM_OPTIONS = ("data", "batch", "scored")

@@ -10,12 +10,12 @@ from transfer_cli.commands import compose, datasets
 from transfer_cli.commands.processes import together
 from transfer_cli.commands.trained import Trained, open_trained
 from transfer_cli.data.corpus import TextBlocks, encode_text
+from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import evaluate as score
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.split import Split
 from transfer_cli.errors import ConfigError, DataError, nearest
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from transfer_cli.commands.datasets import Prepared
 from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import Example
 from transfer_cli.engine.evaluate import EachExample, Outcome
 from transfer_cli.engine.features import CachedFeatures
-from transfer_cli.engine.split import Split
 from transfer_cli.runs.items import MOST_ITEMS, MOST_TEXTS, Item, shortened
 
 log = logging.getLogger(__name__)

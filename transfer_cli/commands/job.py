@@ -24,9 +24,9 @@ from transfer_cli.commands.parts import Parts
 from transfer_cli.commands.plan import plan_text
 from transfer_cli.commands.summary import say_results, say_start
 from transfer_cli.config.stored import as_yaml
+from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.evaluate import EachExample, Scores, evaluate, samples
-from transfer_cli.engine.split import Split, some_of
 from transfer_cli.engine.step import Loss
 from transfer_cli.engine.train import Progress, build_trainer, run_trainer
 from transfer_cli.errors import (

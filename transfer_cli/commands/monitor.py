@@ -4,7 +4,7 @@ import torch
 from omegaconf import DictConfig
 
 from transfer_cli.batch import Batch
-from transfer_cli.engine.split import NO_TEXT
+from transfer_cli.data.split import NO_TEXT
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import Backbone, BackboneShape, Direction

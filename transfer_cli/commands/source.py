@@ -21,12 +21,12 @@ from transfer_cli.commands import datasets
 from transfer_cli.commands.pretrained import Pretrained, open_pretrained
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
+from transfer_cli.data.split import Split, some_of
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.evaluate import evaluate
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.split import Split, some_of
 from transfer_cli.errors import CheckpointError, ConfigError, RunError
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel

@@ -20,10 +20,10 @@ from ignite.metrics.metric import reinit__is_reduced
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch
+from transfer_cli.data.split import Dataset, Split
 from transfer_cli.data.steps import in_portions, rounds, share
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.split import Dataset, Split
 from transfer_cli.engine.step import on_device
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, is_padded
+from transfer_cli.data.split import TextFacts
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.seeds import ExampleNoise
@@ -56,19 +57,6 @@ class Facts:
     vocabulary: Vocabulary
     labels: tuple[str, ...] = ()
     name: str = "main"
-
-
-@dataclass(frozen=True)
-class TextFacts:
-    """What a split's measures need beyond its sums.
-
-    Args:
-        words: Words of exactly the text whose tokens are scored; 0 where that is not defined.
-        size_bytes: Its size in UTF-8; 0 where that is not defined.
-    """
-
-    words: int = 0
-    size_bytes: int = 0
 
 
 @dataclass(frozen=True)

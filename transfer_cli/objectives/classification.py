@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, size
+from transfer_cli.data.split import TextFacts
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample, TextFacts
+from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample
 
 POOLER = "pooler"
 """The name of the pooler among the heads: all classifications of a run share it."""

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
+from transfer_cli.data.split import Split, TextFacts
 from transfer_cli.engine.evaluate import EachExample, evaluate, logits, portions, samples
-from transfer_cli.engine.split import Split
 from transfer_cli.model.unigram import unigram_model
-from transfer_cli.objectives.base import Encoding, TextFacts
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM

@@ -6,7 +6,20 @@ from typing import Protocol
 import numpy as np
 
 from transfer_cli.batch import Batch
-from transfer_cli.objectives.base import TextFacts
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """What a split's measures need beyond its sums.
+
+    Args:
+        words: Words of exactly the text whose tokens are scored; 0 where that is not defined.
+        size_bytes: Its size in UTF-8; 0 where that is not defined.
+    """
+
+    words: int = 0
+    size_bytes: int = 0
+
 
 NO_TEXT = TextFacts()
 
