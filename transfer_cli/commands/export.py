@@ -29,6 +29,9 @@ from transfer_cli.runs.directory import writing
 from transfer_cli.terminal import Entry, Page, Piece, show
 
 FORMATS = ("hf", "onnx")
+CLASSIFIER = "sequence_classification"
+"""What tasks call the one head beside those of language models that is written."""
+
 NEW_ROWS = "backbone.new_rows.delta"
 
 
@@ -60,8 +63,10 @@ def export(config: DictConfig) -> None:
 
 def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Write a folder as Hugging Face's libraries do; return what to say about it."""
+    if config.head:
+        _check_has_head(start)
     tensors = plain_tensors(start, keeps_head=config.head)
-    own: Literal["labelled", "lines"] = "labelled" if start.description.labels else "lines"
+    own: Literal["labelled", "lines"] = "lines" if start.task is None else "labelled"
     ours = Ours(
         shape=start.description.shape,
         tensors=tensors,
@@ -94,6 +99,8 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
     else:
         model = _backbone(start, start.tensors())
     labels = start.description.labels if objective is not None else ()
+    if objective is not None:
+        _check_has_head(start)
     causal = start.description.shape.direction == "causal"
     # A published model knows texts as we lay out labelled ones, not as lines of a long text.
     usual = "A" if causal else "cls A sep"
@@ -109,10 +116,21 @@ def _has_head(start: Pretrained) -> bool:
     """Return whether the head of what the model was trained for is there."""
     shape = start.description.shape
     tied = shape.tie_output and not shape.output_bias and not shape.output_transform
-    head = "heads.class." if start.description.labels else "heads.lm."
-    return (tied and not start.description.labels) or any(
-        n.startswith(head) for n in start.shapes()
-    )
+    head = "heads.lm." if start.task is None else f"heads.{start.task.head}."
+    return (tied and start.task is None) or any(n.startswith(head) for n in start.shapes())
+
+
+def _check_has_head(start: Pretrained) -> None:
+    """Refuse a model whose head no published model has.
+
+    Raises:
+        CheckpointError: It has such a head.
+    """
+    if start.task is not None and start.task.export_head != CLASSIFIER:
+        raise CheckpointError(
+            f"run: it was trained for {start.task.name}, which no published head is for; "
+            "head=false writes the backbone alone"
+        )
 
 
 def plain_tensors(start: Pretrained, *, keeps_head: bool) -> dict[str, Tensor]:
@@ -130,7 +148,7 @@ def plain_tensors(start: Pretrained, *, keeps_head: bool) -> dict[str, Tensor]:
         tensors = {n: t.detach() for n, t in model.state_dict().items()} | heads
         new_rows = model.backbone.new_rows
         # A tied output reads the table, too, and there nothing was added.
-        if new_rows is not None and (start.description.labels or not keeps_head):
+        if new_rows is not None and (start.task is not None or not keeps_head):
             table = tensors["backbone.token_embedding.weight"].clone()
             table.index_add_(0, torch.tensor(new_rows.tokens), tensors.pop(NEW_ROWS))
             tensors["backbone.token_embedding.weight"] = table
@@ -150,7 +168,7 @@ def _classifier(start: Pretrained) -> Classifier | None:
     description = start.description
     objective: Objective = build(description.objective, "objective", Objective)
     if not isinstance(objective, Classification):
-        if description.labels:
+        if start.task is not None and start.task.export_head == CLASSIFIER:
             raise CheckpointError(
                 f"run: {type(objective).__name__} is no classification that other libraries know; "
                 "head=false writes the backbone alone"

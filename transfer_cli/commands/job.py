@@ -16,7 +16,6 @@ from transfer_cli.commands.keeping import Keeping
 from transfer_cli.commands.outcome import (
     MOST_JUDGED,
     layer_shares,
-    majority_failure,
     peak_memory,
     weights_size,
 )
@@ -360,6 +359,7 @@ class Job:
             "measures": measures,
             "tables": {name: found.tables for name, found in scores.items() if found.tables},
             "labels": list(parts.data.labels),
+            "task": None if parts.data.task is None else parts.data.task.shown(),
             "failed": failure,
             "forgetting": forgetting,
             "best_step": progress.best_step or progress.step,
@@ -414,10 +414,11 @@ class Job:
         """Return why the run came to nothing, judged by its best weights; None when it did not."""
         parts = self._parts
         train = parts.data.splits["train"]
-        if not parts.data.labels:
+        task = parts.data.task
+        if task is None or not task.can_fail:
             return None
         found = self._score(parts.layout.losses[0], some_of(train, MOST_JUDGED))
-        return majority_failure(found, parts.data.labels)
+        return task.failure(found.measures, found.tables)
 
     def _forgetting(
         self, recorder: handlers.Recorder | handlers.NoRecorder

@@ -41,7 +41,6 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
-from transfer_cli.objectives.base import Facts
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.groups import Rates
 from transfer_cli.seeds import derive
@@ -123,7 +122,7 @@ def put_together(config: DictConfig, command: str) -> Parts:
     with distributed.main_first():
         prepared, tokenizer = _data(config, command, shape, start)
     counts = {name: len(part.splits["train"].data) for name, part in prepared.items()}
-    facts = {name: Facts(tokenizer, part.labels) for name, part in prepared.items()}
+    facts = {name: part.facts(tokenizer) for name, part in prepared.items()}
     sizes = sizes_of(config, counts)
 
     tensors = start.tensors() if start is not None and inherits(config, start) else None

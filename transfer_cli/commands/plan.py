@@ -76,11 +76,12 @@ def layout_without_weights(config: DictConfig, command: str) -> Layout:
         labelled = source.load(datasets.data_folder(config.data_dir), config.seed)
         tokenizer = datasets.task_tokenizer(config, labelled, start)
         counts = {"main": len(labelled.splits["train"])}
-        facts = {"main": Facts(tokenizer, labelled.labels)}
+        found = datasets.task_of_data(labelled)
+        facts = {"main": Facts(tokenizer, found.labels, task=found)}
     for name in map(str, config.streams):
         part = datasets.stream(config, name, tokenizer, shape)
         counts[name] = len(part.splits["train"].data)
-        facts[name] = Facts(tokenizer, part.labels)
+        facts[name] = part.facts(tokenizer)
     tensors = start.shapes() if start is not None and inherits(config, start) else None
     layout = lay_out(
         config, asked, chosen, facts, sizes_of(config, counts), shape, tokenizer, start, tensors,

@@ -74,7 +74,7 @@ class Source:
                 config = read_stored(run.config, run.read_command(), "init_from")
             except CheckpointError as error:
                 raise CheckpointError(f"{error}; {CURE}") from error
-            if not start.description.labels:
+            if start.task is None:
                 return start, config
             if config.get("init_from") is None:
                 break

@@ -157,4 +157,5 @@ def description_of(config: DictConfig, parts: Parts, folder: Path) -> ModelDescr
         tokenizer_hash=parts.tokenizer.hash,
         edits=parts.layout.edits,
         base=base,
+        task=None if parts.data.task is None else parts.data.task.as_node(),
     )

@@ -9,9 +9,10 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transfer_cli.data import catalog, readers, sample
 from transfer_cli.data.text import check_length
@@ -56,12 +57,16 @@ class LabelledData:
     Args:
         name: What the data set is called.
         labels: The labels' names, in the order of their numbers.
-        splits: `train`, `validation` and, where there is one, `test`.
+        splits: `train`, `validation` and, where there is one, `test`; of each example what its
+            task makes of it, `Example` where that is classification.
+        task: The config node of the class of its task (`tasks.base.Task.node`), with what had to be
+            found out of the data; None: classification.
     """
 
     name: str
     labels: tuple[str, ...]
-    splits: dict[str, tuple[Example, ...]]
+    splits: Mapping[str, Sequence[Any]]
+    task: Mapping[str, Any] | None = None
 
 
 class TaskData(ABC):

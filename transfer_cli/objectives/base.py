@@ -9,7 +9,7 @@ processes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -52,11 +52,13 @@ class Facts:
         vocabulary: Of the run's tokenizer.
         labels: Class names of its data; empty for text without labels.
         name: What the loss is called: "main", or the user's name for a further one.
+        task: What its data is (`tasks.base.Task`); None: text without labels.
     """
 
     vocabulary: Vocabulary
     labels: tuple[str, ...] = ()
     name: str = "main"
+    task: Any = None
 
 
 @dataclass(frozen=True)
@@ -76,19 +78,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of each example of a batch, in the batch's order; each `[B]`.
+    """What became of each row of a batch, in the batch's order.
 
     Args:
-        loss: Summed over its targets, in nats.
-        targets: How many it has.
-        predicted: The number of the label that was predicted; none where labels are not predicted.
-        probability: What the model gave to that label; none likewise.
+        loss: `[B]`, summed over its targets, in nats.
+        targets: `[B]`, how many it has.
+        predicted: What its task makes a result of, by name, each `[B, ...]`; nothing where nothing
+            is predicted but tokens.
     """
 
     loss: Tensor
     targets: Tensor
-    predicted: Tensor | None = None
-    probability: Tensor | None = None
+    predicted: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Encoding:
@@ -122,6 +123,8 @@ class Encoding:
 class Objective(ABC):
     """A loss, the modules it needs and the measures it is judged by."""
 
+    task: str | None = None
+    """The name of the task whose examples it needs (`tasks.base.Task.name`); None: any."""
     direction: Literal["causal", "bidirectional"] | None = None
     """The direction of attention without which the objective makes no sense."""
     keeps_tokens: bool = True
@@ -180,8 +183,18 @@ class Objective(ABC):
         """Return what an evaluation adds up over batches and processes, "loss" among it."""
         return self.loss_sums(model, batch, encoded)
 
+    def predictions(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return what its task makes answers of, by name, each `[B, ...]`, without targets.
+
+        Returns:
+            Nothing, unless an objective says more: then it cannot be asked.
+        """
+        return {}
+
     def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes | None:
-        """Return what became of each example; their losses add up to the "loss" of `tallies`.
+        """Return what became of each row; their losses add up to the "loss" of `tallies`.
 
         Returns:
             None, unless an objective says more: then nothing is known of single examples.

@@ -43,6 +43,8 @@ class Classification(Objective):
             with `hidden: [50]` and `pooling: concat`.
     """
 
+    task = "classification"
+
     def __init__(
         self,
         pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
@@ -160,14 +162,22 @@ class Classification(Objective):
             "confusion": cells.view(classes, classes),
         }
 
+    def predictions(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return the probability of each label, `probabilities` `[B, C]`."""
+        return {"probabilities": self.class_logits(model, batch, encoded).softmax(1)}
+
     def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes:
         """Return each text's cross-entropy, its predicted label and how sure the model was."""
         logits_BC, label_B = self.class_logits(model, batch, encoded), batch["label"]
         return Outcomes(
             loss=F.cross_entropy(logits_BC, label_B, reduction="none"),
             targets=torch.ones_like(label_B),
-            predicted=logits_BC.argmax(1),
-            probability=logits_BC.softmax(1).amax(1),
+            predicted={
+                "label": logits_BC.argmax(1),
+                "probability": logits_BC.softmax(1).amax(1),
+            },
         )
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:

@@ -159,6 +159,7 @@ def _task(
         lower_is_better=lower_is_better(measure),
         baseline=against.name if measure else None,
         labels=next((found for found in map(grouping.labels_of, runs) if found), ()),
+        expected=next((found for found in map(grouping.expected_of, runs) if found), "label"),
         errors=shared_errors(_outcomes(runs, measure, reader)),
         sort=by,
         notes=(*reasons, *_notes(groups)),

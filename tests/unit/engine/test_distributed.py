@@ -103,8 +103,7 @@ def noted(case, *, sharded=False):
         each, split = EachExample(), Split("test", data, order=order)
         evaluate(model, objective, split, batch=1, precision=tiny.FP32, each=each)
         found += [
-            [one.index, one.loss, one.targets, one.predicted or 0, one.probability]
-            for one in each.gathered()
+            [one.index, one.loss, one.targets, *one.predicted.values()] for one in each.gathered()
         ]
     return found
 
