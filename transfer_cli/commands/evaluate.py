@@ -119,7 +119,7 @@ def _text(config: DictConfig, source: Any, trained: Trained, names: tuple[str, .
 def _unigram(config: DictConfig, source: Any, trained: Trained) -> TransferModel:
     """Return the unigram model of the text that `data` (or the run's own) trains on."""
     if not isinstance(source, TextData):
-        raise ConfigError("baseline: unigram scores text, and this run has labels")
+        raise ConfigError("baseline: unigram scores text, and this run classifies")
     folder = datasets.data_folder(config.data_dir)
     raw = source.splits(folder, trained.config.seed, only=("train",))
     cache = datasets.cache_folder(config.data_dir)

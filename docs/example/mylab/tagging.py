@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transfer_cli.metrics import Metric
 
 from transfer_cli.batch import IGNORE, Batch, rows_with_target
 from transfer_cli.data.encoded_task import EncodedRows, specials_around
@@ -19,6 +18,7 @@ from transfer_cli.data.split import TextFacts
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
+from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, Outcomes
@@ -132,9 +132,8 @@ class Tagging(Task):
         """See `Task`."""
         return dict(answer)
 
-    def _tags(self, data: Encoded, rows: Rows) -> list[str]:
+    def _tags(self, data: Any, rows: Rows) -> list[str]:
         """Return the tags of all words; rows hold words one after the other, each once."""
-        assert isinstance(data, EncodedSentences)
         return [
             self.labels[found["tags"][place]]
             for row, found in rows.items()
