@@ -156,7 +156,7 @@ def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
 def _is_same_task(start: Pretrained, config: DictConfig, facts: Mapping[str, Facts]) -> bool:
     """Return whether the run goes on with the very head that an earlier one trained."""
     own, description = config.objective.get("_target_"), start.description
-    return start.task == facts["main"].task and description.objective["_target_"] == own
+    return bool(start.task == facts["main"].task) and description.objective["_target_"] == own
 
 
 def _of_these_labels(

@@ -224,6 +224,10 @@ class Objective(ABC):
         measures, and a metric may have parts (`accuracy/LABEL`). There is nothing else in them.
         """
 
+    def answer_metrics(self) -> tuple[Metric, ...]:
+        """Return what its task measures of whole answers (`tasks.base.Task.scores`)."""
+        return ()
+
 
 def declared_metrics(objectives: Mapping[str, Objective]) -> tuple[Metric, ...]:
     """Return what a run measures: the metrics of its main loss, then those of further ones.
@@ -234,5 +238,5 @@ def declared_metrics(objectives: Mapping[str, Objective]) -> tuple[Metric, ...]:
     return tuple(
         metric if name == "main" else metric.of_loss(name)
         for name, objective in objectives.items()
-        for metric in objective.declared_metrics()
+        for metric in (*objective.answer_metrics(), *objective.declared_metrics())
     )

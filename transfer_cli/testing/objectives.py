@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from transfer_cli.batch import IGNORE, Batch, size
+from transfer_cli.data.split import TextFacts
 from transfer_cli.metrics import find
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Facts, Objective, TextFacts
+from transfer_cli.objectives.base import Encoding, Facts, Objective
 from transfer_cli.seeds import ExampleNoise
 
 EXTRA_PADDING = 3

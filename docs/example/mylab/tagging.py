@@ -251,12 +251,15 @@ class TagWords(Objective):
         return {"loss": float(totals["loss"]) / words, "accuracy": float(totals["right"]) / words}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return them, and the task's own."""
+        """See `Objective`."""
         return (
-            Metric("span_f1", higher_is_better=True, unit="fraction", headline=True),
             Metric("accuracy", higher_is_better=True, unit="fraction"),
             Metric("loss", higher_is_better=False, unit="nats", per_example=True),
         )
+
+    def answer_metrics(self) -> tuple[Metric, ...]:
+        """Return the F1 of names."""
+        return (Metric("span_f1", higher_is_better=True, unit="fraction", headline=True),)
 
     def predictions(
         self, model: TransferModel, batch: Batch, encoded: Encoding
