@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
 
+from transfer_cli.config.flags import FlagParser
 from transfer_cli.errors import ConfigError
 from transfer_cli.report.collect import Found, collect
 from transfer_cli.report.compare import Asked, tasks
@@ -30,11 +30,6 @@ FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
     "html": (lambda report: _html(report), ".html"),
 }
 """What a report can be written as, and how such a file ends."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
 
 
 def report(words: list[str]) -> None:
@@ -130,7 +125,7 @@ def _html(report: Report) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("paths", nargs="*")
     for flag in ("--sort", "--baseline", "--csv", "--markdown", "--json", "--html"):
         parser.add_argument(flag)

@@ -105,6 +105,8 @@ class Task(ABC):
     """What a report calls what would have been right."""
     export_head: ClassVar[str | None] = None
     """The kind of head of published models; None: there is none."""
+    makes_windows: ClassVar[bool] = False
+    """Whether a long example becomes several rows; else there are as many rows as examples."""
     scores_answers: ClassVar[bool] = False
     """Whether `scores` measures what is no sum over rows."""
     can_fail: ClassVar[bool] = False

@@ -107,6 +107,8 @@ def rows_belong_to_examples(asked: _Asked) -> None:
         data = asked.encoded(length)
         owners = sorted(set(data.example_of.tolist()))
         _claim(owners == list(range(len(asked.examples))), f"rows belong to the examples {owners}")
+        plain = asked.task.makes_windows or len(data) == len(asked.examples)
+        _claim(plain, f"there are {len(data)} rows, and makes_windows is not set")
         _claim(len(data.example_of) == len(data) == len(data.lengths), "there are not as many rows")
         batch = _all(data)
         _claim(batch["mask"].sum(-1).amax().item() <= length, f"a row is longer than {length}")

@@ -53,6 +53,7 @@ class Tagging(Task):
     example: ClassVar[type] = Sentence
     fields: ClassVar[tuple[str, ...]] = ("words", "tags")
     expected: ClassVar[str] = "tags"
+    makes_windows: ClassVar[bool] = True
     scores_answers: ClassVar[bool] = True
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> Sentence:

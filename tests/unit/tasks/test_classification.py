@@ -27,7 +27,7 @@ def test_a_model_of_before_has_labels_alone():
     ],
 )  # fmt: skip
 def test_a_node_that_names_no_task_is_refused_by_its_key(target):
-    with pytest.raises(ConfigError, match="^task"):
+    with pytest.raises(ConfigError, match=r"^task"):
         task_of({"_target_": target}, ("a", "b"), "task")
 
 

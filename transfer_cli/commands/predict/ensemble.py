@@ -1,0 +1,144 @@
+"""One or several runs that answer examples of a task together."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.data.encoded_task import warn_of_cuts
+from transfer_cli.data.steps import share
+from transfer_cli.engine import distributed
+from transfer_cli.engine.evaluate import predictions, row_by_row
+from transfer_cli.engine.precision import Precision
+from transfer_cli.errors import CheckpointError
+from transfer_cli.tasks.base import Answer, Task, by_example
+
+
+class Member:
+    """A run that answers examples, with its own tokenizer and length.
+
+    Args:
+        path: The run directory.
+        trained: The run.
+        precision: With the device.
+        batch: Rows that pass through the model at once.
+    """
+
+    def __init__(self, path: str, trained: Trained, precision: Precision, batch: int) -> None:
+        found = trained.start.task
+        if found is None:
+            raise CheckpointError(
+                f"run: {path} is a language model; predict needs a fine-tuned run"
+            )
+        self.task: Task = found
+        self._shape = trained.start.description.shape
+        # As in training: a text that was cut there is cut here.
+        self.longest = datasets.block_length(
+            trained.config.data.get("length"), self._shape.positions
+        )
+        self._trained = trained
+        self._precision = precision
+        self._batch = batch
+
+    def answers(self, examples: Sequence[Any]) -> tuple[list[Answer], int]:
+        """Return the answer to each example, and how many examples were cut."""
+        if not examples:
+            return [], 0
+        tokenizer = self._trained.start.tokenizer
+        direction = datasets.direction_of(self._shape)
+        data = self.task.encode(examples, tokenizer, self.longest, direction)
+        batches = predictions(
+            self._trained.model,
+            self._trained.objective,
+            data,
+            batch=self._batch,
+            precision=self._precision,
+            # Long ones first: where memory is short, the first batch says so.
+            order=np.argsort(-data.lengths, kind="stable"),
+        )
+        rows: dict[int, Any] = {}
+        for indices, found in batches:
+            rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
+        apart = by_example(data, rows)
+        found_answers = [self.task.answer(data, at, apart[at]) for at in range(len(examples))]
+        return found_answers, data.num_cut
+
+
+class Ensemble:
+    """Runs that answer examples together, on however many processes there are.
+
+    Args:
+        members: The runs, by path.
+
+    Attributes:
+        task: That of the first run.
+
+    Raises:
+        CheckpointError: The answers of one of the runs cannot be combined with those of the first.
+    """
+
+    def __init__(self, members: Sequence[tuple[str, Member]]) -> None:
+        first, self.task = members[0][0], members[0][1].task
+        for path, member in members[1:]:
+            self.task.check_combines(member.task, first, path)
+        self._members = [member for _, member in members]
+        self._num_cut = [0] * len(members)
+        self._num_texts = 0
+
+    def together(self, examples: Sequence[Any]) -> list[Answer]:
+        """Return the answer to each example.
+
+        Each process calls this with the same examples, and does a part of them.
+        """
+        # Every process has examples of all lengths, so none waits long for the others.
+        sizes = [sum(map(len, self.task.texts(each))) for each in examples]
+        by_length = np.argsort(sizes, kind="stable")
+        parts = [share(by_length, rank, distributed.count()) for rank in range(distributed.count())]
+        own = [examples[number] for number in parts[distributed.rank()]]
+        answers: list[Answer] = [{}] * len(examples)
+        for part, text in zip(parts, distributed.texts(json.dumps(self._answer(own))), strict=True):
+            found, cut = json.loads(text)
+            for number, answer in zip(part, found, strict=True):
+                answers[number] = answer
+            self._num_cut = [sum(pair) for pair in zip(self._num_cut, cut, strict=True)]
+        self._num_texts += len(examples)
+        return answers
+
+    def say_cuts(self) -> None:
+        """Say how many examples were too long for a run."""
+        for member, num_cut in zip(self._members, self._num_cut, strict=True):
+            warn_of_cuts(num_cut, self._num_texts, member.longest)
+
+    def _answer(self, examples: Sequence[Any]) -> tuple[list[Answer], list[int]]:
+        """Return the members' combined answers, and how many examples were cut for each of them."""
+        found = [member.answers(examples) for member in self._members]
+        tasks = [member.task for member in self._members]
+        each = zip(*(answers for answers, _ in found), strict=True)
+        combined = [self.task.combine(list(zip(tasks, own, strict=True))) for own in each]
+        return combined, [num_cut for _, num_cut in found]
+
+
+def open_ensemble(
+    paths: Sequence[str], precision: Precision, *, base: str | None, batch: int
+) -> Ensemble:
+    """Return the runs at `paths`, on the device.
+
+    Args:
+        paths: Run directories.
+        precision: With the device.
+        base: Where the model lies that they refer to, if it is not where it was.
+        batch: Rows that pass through a model at once.
+
+    Raises:
+        CheckpointError: One of them is not there, is not finished, was trained for no task, or its
+            answers cannot be combined with those of the first.
+    """
+    return Ensemble(
+        [
+            (path, Member(path, open_trained(path, precision, base), precision, batch))
+            for path in paths
+        ]
+    )
