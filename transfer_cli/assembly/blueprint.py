@@ -264,19 +264,18 @@ def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
 def _is_same_task(start: Pretrained, config: DictConfig, facts: Mapping[str, Facts]) -> bool:
     """Return whether the run goes on with the very head that an earlier one trained."""
     own, description = config.objective.get("_target_"), start.description
-    return description.labels == facts["main"].labels and description.objective["_target_"] == own
+    return bool(start.task == facts["main"].task) and description.objective["_target_"] == own
 
 
 def _of_these_labels(
     tensors: Mapping[str, Tensor], start: Pretrained, facts: Mapping[str, Facts]
 ) -> dict[str, Tensor]:
-    """Leave out classifiers of other labels: that their shape fits by chance means nothing."""
-    same = start.description.labels == facts["main"].labels
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not name.startswith("heads.class_") and (same or not name.startswith("heads.class."))
-    }
+    """Leave out heads of other labels: that their shape fits by chance means nothing."""
+    same = start.task == facts["main"].task
+    tasks = [each for each in (start.task, *(fact.task for fact in facts.values())) if each]
+    refused = tuple(f"heads.{each.head}_" for each in tasks)
+    refused += () if same else tuple(f"heads.{each.head}." for each in tasks)
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(refused)}
 
 
 def _warmup_problem(rates: Rates, spans: tuple[Span, ...]) -> tuple[str, ...]:

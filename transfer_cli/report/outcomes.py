@@ -36,6 +36,7 @@ class Row(NamedTuple):
     text: str
     loss: float
     targets: int
+    wrong: float
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Outcomes:
     Args:
         sheet: The items.
         predicted: What it said of each.
-        wrong: `[N]`, 1 where that is not the label.
+        wrong: `[N]`, 1 where that is not the label; in between where it is partly right.
         loss: `[N]`, summed nats of each item's targets.
         targets: `[N]`.
     """
@@ -105,7 +106,7 @@ class OutcomeReader:
         return Outcomes(
             sheet,
             predicted,
-            np.array([row.label != row.predicted for row in rows], float),
+            np.array([row.wrong for row in rows], float),
             np.array([row.loss for row in rows], float),
             np.array([row.targets for row in rows], float),
         )
@@ -154,7 +155,12 @@ def _row(found: Any, split: str) -> Row | None:
         raise TypeError
     if type(index) is not int or type(targets) is not int or not 0 <= targets < _LARGEST:
         raise TypeError
-    return Row(index, *texts, float(loss), targets)
+    label, predicted, text = texts
+    score = found.get("score")
+    wrong = float(label != predicted) if score is None else 1 - float(score)
+    if not 0 <= wrong <= 1:
+        raise ValueError
+    return Row(index, label, predicted, text, float(loss), targets, wrong)
 
 
 def shared_errors(outcomes: Sequence[Outcomes]) -> tuple[SharedError, ...]:
@@ -167,7 +173,7 @@ def shared_errors(outcomes: Sequence[Outcomes]) -> tuple[SharedError, ...]:
         return ()
     most = sheets.most_common(1)[0][0]
     alike = [each for each in outcomes if each.sheet.fingerprint == most]
-    wrong = np.sum([each.wrong for each in alike], axis=0)
+    wrong = np.sum([each.wrong > 0 for each in alike], axis=0)
     order = np.argsort(-wrong, kind="stable")[:MOST_SHARED]
     sheet = alike[0].sheet
     return tuple(

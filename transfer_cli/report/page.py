@@ -218,4 +218,4 @@ def _figures(task_id: str, charts: Sequence[Chart | None]) -> Html | None:
 
 
 def _errors(task: Task) -> Html | None:
-    return mistakes.shared_errors(task.errors) if task.errors else None
+    return mistakes.shared_errors(task.errors, task.expected) if task.errors else None

@@ -41,6 +41,7 @@ class Item:
         text: The text, shortened; "" where it is not kept.
         loss: Summed nats of its targets.
         targets: How many: 1 for a classifier, the tokens predicted for a language model.
+        score: How right it is, 0 to 1; None: 1 where `predicted` is `label`, else 0.
     """
 
     split: str
@@ -51,6 +52,7 @@ class Item:
     text: str
     loss: float
     targets: int
+    score: float | None = None
 
 
 def shortened(text: str) -> str:
@@ -62,8 +64,15 @@ def shortened(text: str) -> str:
 
 def write_items(path: Path, items: Iterable[Item]) -> None:
     """Write a run's `items.jsonl`, whole."""
-    lines = [json.dumps(asdict(item), ensure_ascii=False) for item in items]
+    lines = [json.dumps(_stored(item), ensure_ascii=False) for item in items]
     write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def _stored(item: Item) -> dict[str, Any]:
+    found = asdict(item)
+    if item.score is None:
+        del found["score"]
+    return found
 
 
 def read_items(path: Path, split: str) -> Iterator[Item]:
@@ -97,7 +106,9 @@ def _lines(file: TextIO) -> Iterator[str]:
 def _item(line: str) -> Item:
     found = parse_json(line)
     values: dict[str, Any] = {}
-    for name, kind in Item.__annotations__.items():
+    score = found.get("score")
+    kinds = {n: kind for n, kind in Item.__annotations__.items() if n != "score"}
+    for name, kind in (kinds if score is None else kinds | {"score": float}).items():
         value = found.get(name)
         if isinstance(value, bool) or not isinstance(value, _KINDS[kind.__name__]):
             raise UnreadableError(f"its {name} is no {kind.__name__}: {str(value)[:40]!r}")

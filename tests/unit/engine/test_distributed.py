@@ -6,12 +6,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from tests import several, tiny
+from transfer_cli.data.split import Split
 from transfer_cli.data.steps import Order, in_portions, rounds, share
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import EachExample, evaluate
 from transfer_cli.engine.parallel import whole
 from transfer_cli.engine.sharded import shard
-from transfer_cli.engine.split import Split
 from transfer_cli.engine.step import Loss
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -107,8 +107,7 @@ def noted(case, *, sharded=False):
         each, split = EachExample(), Split("test", data, order=order)
         evaluate(model, objective, split, batch=1, precision=tiny.FP32, each=each)
         found += [
-            [one.index, one.loss, one.targets, one.predicted or 0, one.probability]
-            for one in each.gathered()
+            [one.index, one.loss, one.targets, *one.predicted.values()] for one in each.gathered()
         ]
     return found
 

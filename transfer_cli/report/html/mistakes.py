@@ -72,7 +72,7 @@ def _shaded(count: int, whole: int, *, is_right: bool) -> Html:
     return tag("td", count or "·", class_=f"{kind} full" if count else "none", style=style)
 
 
-def shared_errors(errors: Sequence[SharedError]) -> Html:
+def shared_errors(errors: Sequence[SharedError], expected: str) -> Html:
     """Return what most runs get wrong: the text, what is right, and what was said."""
     rows = [
         (
@@ -90,7 +90,7 @@ def shared_errors(errors: Sequence[SharedError]) -> Html:
         )
         for each in errors[:MOST_ERRORS]
     ]
-    columns = [Column("text"), Column("label"), Column("said instead"), Column("wrong runs")]
+    columns = [Column("text"), Column(expected), Column("said instead"), Column("wrong runs")]
     more = len(errors) - len(rows)
     return joined(
         [
