@@ -12,6 +12,7 @@ from transfer_cli.assembly.losses import (
 )
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import Facts
+from transfer_cli.tasks.classification import ClassificationTask
 
 TEXT = {"data": {"_target_": "transfer_cli.data.text.SampleText"}}
 FALLING = {
@@ -70,7 +71,8 @@ def test_weight_and_stream_are_no_options_of_the_objective():
 
 
 FACTS = {
-    "main": Facts(tiny.VOCABULARY, tiny.LABELS), "more": Facts(tiny.VOCABULARY, ("a", "b")),
+    "main": Facts(tiny.VOCABULARY, tiny.LABELS, task=ClassificationTask(tiny.LABELS)),
+    "more": Facts(tiny.VOCABULARY, ("a", "b"), task=ClassificationTask(("a", "b"))),
 }  # fmt: skip
 
 

@@ -89,3 +89,35 @@ def test_some_examples_are_scored_with_all_their_windows():
 
     assert some_of(split, 2).order.tolist() == [0, 1, 3, 4, 5]
     assert some_of(split, 3) is split
+
+
+# --- runs that learnt nothing ------------------------------------------------------------------
+
+
+def failure(accuracy, confusion):
+    task = ClassificationTask(("animal", "number"))
+    return task.failure({"loss": 1.0, "accuracy": accuracy}, {"confusion": confusion})
+
+
+# A row of the table is what was right: 60 animals and 40 numbers.
+@pytest.mark.parametrize(("accuracy", "failed"), [(0.6, True), (0.61, True), (0.63, False)])
+def test_a_classifier_must_beat_the_most_frequent_label_by_a_margin(accuracy, failed):
+    said = failure(accuracy, [[60, 0], [40, 0]])
+
+    assert (said is not None) is failed
+    if said:
+        assert f"{100 * accuracy:.1f} % is no better than always answering animal (60.0 %)" in said
+
+
+def test_the_most_frequent_label_is_that_of_the_examples_and_not_of_the_answers():
+    said = failure(0.3, [[10, 20], [0, 70]])
+
+    assert "always answering number (70.0 %)" in said
+
+
+def test_where_all_examples_are_of_one_label_nothing_can_be_said():
+    assert failure(1.0, [[50, 0], [0, 0]]) is None
+
+
+def test_what_predicts_no_labels_cannot_fail_so():
+    assert ClassificationTask(()).failure({"loss": 3.0}, {}) is None
