@@ -10,6 +10,7 @@ import torch
 
 from transfer_cli.adaptation.edits import LoRA
 from transfer_cli.engine.evaluate import Scores
+from transfer_cli.engine.parallel import whole
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import WEIGHTS
@@ -46,10 +47,13 @@ def majority_failure(found: Scores, labels: tuple[str, ...]) -> str | None:
 
 
 def layer_shares(model: TransferModel) -> list[float] | None:
-    """Return how much each layer counts in a learnt mix, from the embeddings up; None without."""
+    """Return how much each layer counts in a learnt mix, from the embeddings up; None without.
+
+    Of a sharded model all processes call this.
+    """
     if not isinstance(model.readout, ScalarMix):
         return None
-    return [round(share, 6) for share in model.readout.shares().tolist()]
+    return [round(share, 6) for share in whole(model.readout.shares()).tolist()]
 
 
 def peak_memory(device: torch.device) -> int:
