@@ -72,7 +72,7 @@ def _lend(module: nn.Module, name: str, number: nn.Parameter) -> None:
 
     def before(module: nn.Module, args: object) -> None:
         # Shadows the parameter, which stays registered; its gradient is still of this process.
-        vars(module)[name] = number.to_local()  # type: ignore[operator]
+        vars(module)[name] = number.to_local()  # type: ignore[attr-defined]
 
     def after(module: nn.Module, args: object, result: object) -> None:
         vars(module).pop(name, None)
