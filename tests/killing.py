@@ -31,13 +31,11 @@ class Moment:
     Args:
         operation: Before so many-th change to what is in the folder `run`, counted from 1.
         under: Only changes of paths in `run` that begin like this are counted.
-        line: As soon as the package logs a line that begins like this.
         size_bytes: In the middle of writing a file, when that would grow larger.
     """
 
     operation: int | None = None
     under: str = ""
-    line: str | None = None
     size_bytes: int | None = None
 
 
@@ -117,7 +115,6 @@ def _work(folder: Path, command: str, config: object, moment: Moment) -> None:
 
 def _kill_at(moment: Moment) -> list[int]:
     """Arrange for the kill; return a count of operations that goes on."""
-    import logging
     import sys
 
     count, run = [0], str(Path("run").absolute())
@@ -133,14 +130,7 @@ def _kill_at(moment: Moment) -> list[int]:
             if count[0] == moment.operation:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    class Kill(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.getMessage().startswith(moment.line):
-                os.kill(os.getpid(), signal.SIGKILL)
-
     sys.addaudithook(watch)
-    if moment.line is not None:
-        logging.getLogger("transfer_cli").addHandler(Kill())
     if moment.size_bytes is not None:
         # Python ignores this signal, and then a file that grows too large is an error like any.
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -70,6 +70,25 @@ def transfer(capsys, tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def at_record(monkeypatch):
+    """Return how to have something done after the record of a kind and step, or before it."""
+    from transfer_cli.engine.handlers import Recorder
+
+    write, asked = Recorder.write, {}
+
+    def recording(self, kind, step, values):
+        asked.pop(("before", kind, step), lambda: None)()
+        write(self, kind, step, values)
+        asked.pop(("after", kind, step), lambda: None)()
+
+    def at(when, kind, step, action):
+        asked[when, kind, step] = action
+        monkeypatch.setattr(Recorder, "write", recording)
+
+    return at
+
+
+@pytest.fixture
 def shell(tmp_path):
     """Return how to start a command in a process of its own, in an empty folder."""
     project = str(conf_dir().parent)

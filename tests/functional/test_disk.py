@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import os
 import resource
 import shutil
@@ -18,18 +17,6 @@ LOOP = ("loop.steps=8", "checkpoint.every=3 steps", "loop.evaluate_every=2 steps
         "resume=auto")  # fmt: skip
 
 
-class At(logging.Handler):
-    """Does something once a step is validated."""
-
-    def __init__(self, step, action):
-        super().__init__()
-        self._line, self._action = f"step {step} validation", action
-
-    def emit(self, record):
-        if record.getMessage().startswith(self._line):
-            self._action()
-
-
 @pytest.fixture
 def text(short_text, tmp_path):
     """Return a text that a test may remove."""
@@ -43,16 +30,12 @@ def words(deep_words, text):
 
 
 @pytest.fixture
-def spoilt(transfer):
+def spoilt(transfer, at_record):
     """Return how to run a command under which something happens after a step."""
 
     def call(step, action, *words):
-        log, handler = logging.getLogger("transfer_cli.training.trainer"), At(step, action)
-        log.addHandler(handler)
-        try:
-            return transfer(*words)
-        finally:
-            log.removeHandler(handler)
+        at_record("before", "train", step + 1, action)
+        return transfer(*words)
 
     return call
 

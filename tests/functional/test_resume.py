@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import pickle
 import shutil
 import signal
@@ -28,30 +27,13 @@ KINDS = {
 }
 
 
-class StopAt(logging.Handler):
-    """Sends this process a signal once a step is validated, as a cluster or Ctrl-C would."""
-
-    def __init__(self, step, number=signal.SIGTERM):
-        super().__init__()
-        self._line = f"step {step} validation"
-        self._number = number
-
-    def emit(self, record):
-        if record.getMessage().startswith(self._line):
-            signal.raise_signal(self._number)
-
-
 @pytest.fixture
-def stopped(transfer):
-    """Return how to run a command that is told to stop at a step; gives the ended command."""
+def stopped(transfer, at_record):
+    """Return how to run a command that gets a signal once a step is validated, as a cluster's."""
 
     def call(step, *words, number=signal.SIGTERM):
-        log, stop = logging.getLogger("transfer_cli.training.trainer"), StopAt(step, number)
-        log.addHandler(stop)
-        try:
-            return transfer(*words)
-        finally:
-            log.removeHandler(stop)
+        at_record("after", "validation", step, lambda: signal.raise_signal(number))
+        return transfer(*words)
 
     return call
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from transfer_cli.engine.parallel import whole
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import WEIGHTS
@@ -15,10 +16,13 @@ MOST_JUDGED = 1000
 
 
 def layer_shares(model: TransferModel) -> list[float] | None:
-    """Return how much each layer counts in a learnt mix, from the embeddings up; None without."""
+    """Return how much each layer counts in a learnt mix, from the embeddings up; None without.
+
+    Of a sharded model all processes call this.
+    """
     if not isinstance(model.readout, ScalarMix):
         return None
-    return [round(share, 6) for share in model.readout.shares().tolist()]
+    return [round(share, 6) for share in whole(model.readout.shares()).tolist()]
 
 
 def peak_memory(device: torch.device) -> int:

@@ -275,6 +275,7 @@ class Job:
                 recorder.write(name, progress.step, found)
         forgetting = self._forgetting(recorder)
         tensors = self._keeping.tensors()
+        layers = layer_shares(parts.model)
         if not isinstance(recorder, handlers.Recorder):
             return  # only the main process writes
         trained = sum(p.numel() for p in parts.model.parameters())
@@ -293,7 +294,7 @@ class Job:
             "forgetting": forgetting,
             "best_step": progress.best_step or progress.step,
             "parameters": {"total": trained, "trainable": parts.stages.ever_trained()},
-            "layers": layer_shares(parts.model),
+            "layers": layers,
             "stages": [{"begin": s.begin, "end": s.end} for s in parts.stages.spans],
             "seen": {
                 "steps": progress.step,
