@@ -5,9 +5,11 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from transfer_cli.config.flags import check_plugins
 from transfer_cli.errors import ConfigError
 from transfer_cli.report.collect import Found, collect
 from transfer_cli.report.compare import Asked, tasks
@@ -48,6 +50,9 @@ def report(words: list[str]) -> None:
         raise ConfigError(
             "name runs, sweeps or folders that hold them, such as: transfer report runs/finetune"
         )
+    check_plugins(asked.plugin)
+    for package in asked.plugin:
+        import_module(package)  # which registers its sections of the page
     targets = {name: getattr(asked, name) for name in FORMATS if getattr(asked, name) is not None}
     check_targets(targets)
     found = collect([Path(path).expanduser() for path in asked.paths])
@@ -134,5 +139,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("paths", nargs="*")
     for flag in ("--sort", "--baseline", "--csv", "--markdown", "--json", "--html"):
         parser.add_argument(flag)
+    parser.add_argument("--plugin", action="append", default=[])
     parser.add_argument("--debug", action="store_true")
     return parser

@@ -25,6 +25,7 @@ from transfer_cli.report.model import (
 from transfer_cli.report.settings import read_settings, scalar
 from transfer_cli.report.standing import standing
 from transfer_cli.runs import sweep as sweeps
+from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory
 from transfer_cli.runs.sweep import JobWord, SweepDirectory
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
@@ -152,8 +153,9 @@ def _take(place: Path, found: Found) -> None:
     """Add what is at a place: a run, or how a sweep stands and those of its jobs without a run."""
     if RunDirectory.holds_run(place):
         try:
-            run = read_run(place)
-            found.runs.append(_with_job(run, _jobs(place.resolve().parent, found)))
+            run = _with_job(read_run(place), _jobs(place.resolve().parent, found))
+            analyses = tuple(read_analyses(place, found.problems))
+            found.runs.append(replace(run, analyses=analyses))
         except UnreadableError as error:
             found.problems.append(f"{place} cannot be read: {printable(str(error))}")
         return

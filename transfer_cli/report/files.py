@@ -9,7 +9,14 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report.model import FAILED, FINISHED, Group, Report, Task
+from transfer_cli.report.model import (
+    FAILED,
+    FINISHED,
+    LEFT_OUT_IF_EMPTY,
+    Group,
+    Report,
+    Task,
+)
 from transfer_cli.report.rows import apart, explanations, is_baseline, rows, unfinished
 from transfer_cli.safe_files import escaped
 
@@ -93,7 +100,11 @@ def _cell(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {
+            each.name: _plain(found)
+            for each in fields(value)
+            if (found := getattr(value, each.name)) or LEFT_OUT_IF_EMPTY not in each.metadata
+        }
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, frozenset | set):

@@ -5,9 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.runs.analyses import Analysis
+
 FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
     "finished", "running", "stopped", "failed", "left", "pruned",
 )  # fmt: skip
+
+LEFT_OUT_IF_EMPTY = "left out if empty"
+"""Of a field that JSON has only where something is in it."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Run:
         number: Its number there.
         overrides: What tells it from the other jobs of the sweep.
         typed: The keys and groups that were given on the command line.
+        analyses: What was found out about it later.
     """
 
     path: Path
@@ -44,6 +50,7 @@ class Run:
     number: int | None = None
     overrides: tuple[str, ...] = ()
     typed: frozenset[str] = frozenset()
+    analyses: tuple[Analysis, ...] = field(default=(), metadata={LEFT_OUT_IF_EMPTY: True})
 
     @property
     def seed(self) -> Any:

@@ -17,6 +17,7 @@ from importlib import resources
 from transfer_cli.errors import ConfigError
 from transfer_cli.report import words
 from transfer_cli.report.html import conditions, figures, mistakes, overview, results
+from transfer_cli.report.html.analyses import Pictures, analysis_sections
 from transfer_cli.report.html.charts import Chart
 from transfer_cli.report.html.cost_charts import label_chart, size_chart
 from transfer_cli.report.html.curves import read_curves
@@ -54,7 +55,10 @@ def page(report: Report) -> str:
     """
     library = _library()
     script = Html(_asset("page.js"))
-    tasks = [_task_sections(f"t{at}", task) for at, task in enumerate(report.tasks, start=1)]
+    pictures = Pictures()
+    tasks = [
+        _task_sections(f"t{at}", task, pictures) for at, task in enumerate(report.tasks, start=1)
+    ]
     sweeps = overview.sweeps(report.standings)
     head = tag(
         "head",
@@ -179,7 +183,7 @@ def _parts(
 # --- one task ---------------------------------------------------------------------------------
 
 
-def _task_sections(task_id: str, task: Task) -> list[Section]:
+def _task_sections(task_id: str, task: Task, pictures: Pictures) -> list[Section]:
     names = words.group_names(task)
     size, labels = size_chart(task, names), label_chart(task)
     cost = "Size and labels" if size and labels else "Size" if size else "Few labels"
@@ -190,6 +194,7 @@ def _task_sections(task_id: str, task: Task) -> list[Section]:
         ("parallel", "Parallel coordinates", _figures(task_id, [search_chart(task, names)])),
         ("confusion", "Confusion", mistakes.confusion_section(task_id, task, names)),
         ("errors", "Shared errors", _errors(task)),
+        *analysis_sections(task, names, pictures),
         ("settings", "Settings", conditions.settings_section(task, names)),
         ("environment", "Environment", conditions.environment_section(task)),
     ]

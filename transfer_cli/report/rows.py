@@ -75,6 +75,10 @@ def explanations(task: Task) -> Iterator[str]:
     if any(_learnt_nothing(group) for group in task.groups):
         yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
     yield from task.notes
+    analyses = Counter(each.name for run in task.runs for each in run.analyses)
+    if analyses:
+        named = (f"{name} of {words.several(n, 'run')}" for name, n in sorted(analyses.items()))
+        yield f"analyses, which --html shows: {', '.join(named)}"
 
 
 def apart(report: Report) -> str | None:

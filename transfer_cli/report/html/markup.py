@@ -11,7 +11,7 @@ from typing import Any
 from transfer_cli.safe_files import escaped
 
 _LONG_TITLE = 14
-_VOID = ("br", "link", "meta")
+_VOID = ("br", "img", "link", "meta")
 """Elements that nothing is in."""
 
 
