@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.report.comparisons import compare
 from transfer_cli.report.model import FINISHED, Comparison, Group
 from transfer_cli.report.outcomes import OutcomeReader
-from transfer_cli.report.settings import scalar
 from transfer_cli.report.statistics import holm
 from transfer_cli.report.varying import canonical, is_setting, plain
 

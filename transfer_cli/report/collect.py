@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from transfer_cli.config.plain_yaml import read_settings, scalar
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.report.model import (
     FAILED,
@@ -22,7 +23,6 @@ from transfer_cli.report.model import (
     Run,
     Standing,
 )
-from transfer_cli.report.settings import read_settings, scalar
 from transfer_cli.report.standing import standing
 from transfer_cli.runs import sweep as sweeps
 from transfer_cli.runs.analyses import read_analyses
