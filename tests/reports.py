@@ -21,6 +21,7 @@ from transfer_cli.report.model import (
     Standing,
     Task,
 )
+from transfer_cli.runs.results import UNDECLARED
 
 LABELS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 TRAINED = {"full": 11_995_786, "lora": 311_814, "adapters": 915_462, "frozen": 4_614}
@@ -158,7 +159,7 @@ def task(name: str, groups: Sequence[Group], measure: str = "test/error_rate", *
         done.append(Group(**values))
     more = {"labels": LABELS} | more
     return Task(
-        name, tuple(done), varying, measure, lower_is_better=True,
+        name, tuple(done), varying, measure, UNDECLARED,
         baseline=baseline.label if baseline else None, **more,
     )  # fmt: skip
 

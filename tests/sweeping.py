@@ -4,6 +4,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from transfer_cli.cli import _metrics
 from transfer_cli.config.flags import parse
 from transfer_cli.config.launch import launch
 from transfer_cli.sweep import plugins
@@ -29,7 +30,7 @@ class Recorder:
             (folder / "status.json").write_text('{"status": "finished"}')
 
 
-def run(words, command="pretrain", fails=lambda config: None):
+def run(words, command="pretrain", fails=lambda config: None, metrics=_metrics):
     """Run jobs in this process; return their configs, what became of them, and what was said."""
     recorder, reported = Recorder(fails), []
     request = parse([*words, "sweep.isolate=false"] if command != "evaluate" else words)
@@ -39,7 +40,13 @@ def run(words, command="pretrain", fails=lambda config: None):
         return f"job {job.number} is {job.error}"
 
     jobs = Jobs(
-        command, recorder, request, lambda job: None, report, makes_runs=command != "evaluate"
+        command,
+        recorder,
+        request,
+        lambda job: None,
+        report,
+        metrics,
+        makes_runs=command != "evaluate",
     )
     settings = {}
     if request.multirun:

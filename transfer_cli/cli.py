@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from transfer_cli.config.flags import Request
+    from transfer_cli.metrics import Metric
     from transfer_cli.sweep.jobs import Job, Jobs
 
 log = logging.getLogger(__name__)
@@ -198,7 +199,13 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
             _perform(name, command, request, config)
 
     jobs = Jobs(
-        name, task, request, announce=_announce, report=_report, makes_runs=command.makes_runs
+        name,
+        task,
+        request,
+        announce=_announce,
+        report=_report,
+        metrics=_metrics,
+        makes_runs=command.makes_runs,
     )
     if request.multirun and not request.looks_only:
         _sweep(jobs)
@@ -215,6 +222,16 @@ def _with_texts(request: "Request", command: Command) -> "Request":
 
     typed = as_overrides(request.overrides, command.typed, command.lists)
     return replace(request, overrides=typed)
+
+
+def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
+    """Return what a run of this config measures."""
+    _load("transfer_cli.commands.compose")
+    from transfer_cli.commands import compose
+    from transfer_cli.objectives.base import declared_metrics
+
+    asked = compose.objectives(config)
+    return declared_metrics({name: loss.objective for name, loss in asked.items()})
 
 
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:

@@ -70,6 +70,10 @@ def test_every_command_of_the_readme_runs(transfer, mylab, read_json):
     assert read_json(mylab / "runs" / "swapped" / "results.json")["measures"].keys() == {
         "validation", "test",
     }  # fmt: skip
+    declared = read_json(mylab / "runs" / "swapped" / "results.json")["metrics"]
+    assert [(each["name"], each["higher_is_better"]) for each in declared] == [
+        ("accuracy", True), ("loss", False),
+    ]  # fmt: skip
     # It does not say what becomes of single examples.
     assert not (mylab / "runs" / "swapped" / "items.jsonl").exists()
     chosen = read_json(mylab / "runs" / "bottom-up" / "presets.json")

@@ -23,11 +23,12 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
 from transfer_cli.lengths import Length
+from transfer_cli.metrics import Metric, require
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.meta import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import LoadReport, load_pretrained
-from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.base import Facts, declared_metrics
 from transfer_cli.seeds import derive
 
 
@@ -63,6 +64,8 @@ class Layout:
         groups: Layer groups, from the bottom to the top.
         spans: The stages.
         sizes: How long.
+        metrics: What an evaluation of these losses measures.
+        monitor: The one that decides which weights are best.
     """
 
     model: TransferModel
@@ -74,6 +77,8 @@ class Layout:
     groups: list[LayerGroup]
     spans: tuple[Span, ...]
     sizes: Sizes
+    metrics: tuple[Metric, ...]
+    monitor: Metric
 
 
 def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:
@@ -230,6 +235,8 @@ def lay_out(
     losses = compose.losses(
         asked, facts, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
+    metrics = declared_metrics({loss.name: loss.objective for loss in losses})
+    monitor = require(config.loop.monitor, metrics, "loop.monitor")
     nodes, before = compose.edit_nodes(config), {}
     report = None
     with without_weights() if device == "meta" else torch.device(device):
@@ -257,4 +264,7 @@ def lay_out(
     if report is not None:
         check_fresh(edited.fresh, spans)
     structure = before | edited.structure
-    return Layout(model, tokenizer, losses, report, inherited, structure, groups, spans, sizes)
+    return Layout(
+        model, tokenizer, losses, report, inherited, structure, groups, spans, sizes, metrics,
+        monitor,
+    )  # fmt: skip

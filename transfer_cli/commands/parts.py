@@ -23,7 +23,6 @@ from transfer_cli.commands.layout import (
     sizes_of,
     warmup_problem,
 )
-from transfer_cli.commands.monitor import check_monitor
 from transfer_cli.commands.pretrained import Pretrained
 from transfer_cli.commands.source import Forgetting, Source, fisher_of
 from transfer_cli.data.steps import Order
@@ -134,8 +133,6 @@ def put_together(config: DictConfig, command: str) -> Parts:
     if problem is not None:
         log.warning("%s", problem)
     model, losses, inherited = layout.model, layout.losses, layout.inherited
-    if "validation" in prepared["main"].splits:
-        check_monitor(config, losses[0], tokenizer.size, shape.direction)
     _place(model, config, precision.device, sharded=sharded)
 
     stages = Stages(model, layout.spans, frozen_eval=chosen.frozen_eval)

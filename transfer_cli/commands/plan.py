@@ -20,7 +20,6 @@ from transfer_cli.commands.layout import (
     sizes_of,
     warmup_problem,
 )
-from transfer_cli.commands.monitor import check_monitor
 from transfer_cli.commands.resume import config_to_resume, find_run
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.errors import ConfigError
@@ -89,7 +88,6 @@ def layout_without_weights(config: DictConfig, command: str) -> Layout:
     problem = warmup_problem(config, chosen, layout)
     if problem is not None:
         raise ConfigError(problem)
-    check_monitor(config, layout.losses[0], tokenizer.size, shape.direction)
     # The groups alone: to build an optimizer, torch loads its compiler.
     compose.parameter_groups(layout.model, layout.groups, chosen)
     for loss in layout.losses:

@@ -131,8 +131,8 @@ class SweepConfig:
     """Of a search: how many trials in all."""
     objective: str = "validation/error_rate"
     """Of a search: what to make small or large, a measure or any key of results.json."""
-    direction: str = "minimize"
-    """Of a search: minimize or maximize."""
+    direction: str = "auto"
+    """Of a search: minimize, maximize or auto: whatever is better, less of what is no measure."""
     sampler: str = "tpe"
     """Of a search: tpe (Bergstra et al. 2011) or random."""
     prune: bool = True

@@ -24,9 +24,10 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.train import Progress, report_of
 from transfer_cli.errors import ConfigError, DivergedError, StoppedError, nearest
 from transfer_cli.lengths import Length
+from transfer_cli.metrics import Metric
 from transfer_cli.runs.curves import Curves, event_files
 from transfer_cli.runs.directory import RunDirectory, flush, writing
-from transfer_cli.runs.records import HIGHER_IS_BETTER, MetricsFile, cut
+from transfer_cli.runs.records import MetricsFile, cut
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +208,7 @@ def attach_validation(  # noqa: C901 - handlers of one event share what they rem
     measure: Callable[[], dict[str, float]],
     *,
     every: Length,
-    monitor: str,
+    monitor: Metric,
     patience: int | None,
     stages: Stages,
     on_measures: Callable[[int, dict[str, float]], None],
@@ -220,29 +221,28 @@ def attach_validation(  # noqa: C901 - handlers of one event share what they rem
         progress: Remembers the best value, when it was, and how long ago.
         measure: Returns the measures of the validation split.
         every: How often.
-        monitor: Which measure decides.
+        monitor: The metric that decides; which end of it is good, it says.
         patience: Evaluations without a better value after which to end; None for never.
         stages: Told every value: one may end early, and is measured at its end.
         on_measures: Called with the step and the measures.
         on_best: Called with the step when the monitored measure is the best so far.
     """
-    # A further loss's measures begin with its name, those of a class end with it.
-    sign = 1.0 if set(HIGHER_IS_BETTER) & set(monitor.split("/")) else -1.0
+    sign = 1.0 if monitor.higher_is_better else -1.0
 
     def validate(engine: Engine) -> None:
         step = engine.state.iteration
         if progress.measures.get("step") == step:
             return
         measures = measure()
-        if monitor not in measures:
+        if monitor.name not in measures:  # of a class, for example, that validation lacks
             raise ConfigError(
-                f"loop.monitor: there is no measure {monitor!r}.{nearest(monitor, measures)} "
-                f"This run measures {', '.join(measures)}"
+                f"loop.monitor: there is no measure {monitor.name!r}."
+                f"{nearest(monitor.name, measures)} This run measures {', '.join(measures)}"
             )
-        value = measures[monitor]
+        value = measures[monitor.name]
         if math.isnan(value):
             raise DivergedError(
-                f"step {step}: validation {monitor} is not a number; try a lower optimizer.lr "
+                f"step {step}: validation {monitor.name} is not a number; try a lower optimizer.lr "
                 "or a longer schedule.warmup"
             )
         better = progress.best is None or sign * value > sign * progress.best
@@ -259,7 +259,7 @@ def attach_validation(  # noqa: C901 - handlers of one event share what they rem
             log.info("the last stage has ended early: ending")
             engine.terminate()
         if patience is not None and progress.waited >= patience:
-            log.info("no better %s for %d evaluations: ending early", monitor, progress.waited)
+            log.info("no better %s for %d evaluations: ending early", monitor.name, progress.waited)
             engine.terminate()
 
     at_rhythm(trainer, every, validate)

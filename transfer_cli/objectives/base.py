@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, is_padded
+from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.seeds import ExampleNoise
@@ -213,3 +214,24 @@ class Objective(ABC):
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
     ) -> dict[str, float]:
         """Return the measures of a split from its summed tallies and counts."""
+
+    @abstractmethod
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return what `measures` measures, in the order in which to show it; asked before `bind`.
+
+        What a split cannot have (words of a text that are not counted) may be missing from its
+        measures, and a metric may have parts (`accuracy/LABEL`). There is nothing else in them.
+        """
+
+
+def declared_metrics(objectives: Mapping[str, Objective]) -> tuple[Metric, ...]:
+    """Return what a run measures: the metrics of its main loss, then those of further ones.
+
+    Args:
+        objectives: Of its losses, by name; "main" is what the run is for.
+    """
+    return tuple(
+        metric if name == "main" else metric.of_loss(name)
+        for name, objective in objectives.items()
+        for metric in objective.declared_metrics()
+    )

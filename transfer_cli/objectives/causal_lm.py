@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.metrics import Metric
 from transfer_cli.objectives.base import TextFacts
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
@@ -53,3 +54,24 @@ class CausalLM(LanguageModel):
         if text.size_bytes:
             found["bits_per_byte"] = nats / (math.log(2) * text.size_bytes)
         return found
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the perplexity by word first, by token where words are not counted."""
+        return (
+            Metric(
+                "word_perplexity",
+                higher_is_better=False,
+                unit="perplexity",
+                headline=True,
+                per_example=True,
+            ),
+            Metric("bits_per_byte", higher_is_better=False, unit="bits", per_example=True),
+            Metric(
+                "token_perplexity",
+                higher_is_better=False,
+                unit="perplexity",
+                headline=True,
+                per_example=True,
+            ),
+            Metric("loss", higher_is_better=False, unit="nats", per_example=True),
+        )

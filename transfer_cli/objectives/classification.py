@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, size
 from transfer_cli.errors import CheckpointError
+from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
 from transfer_cli.model.transfer_model import TransferModel
@@ -205,6 +206,21 @@ class Classification(Objective):
             if all_of:
                 found[f"accuracy/{name}"] = float(hit / all_of)
         return found
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the error rate first, then what else is measured."""
+        return (
+            Metric(
+                "error_rate",
+                higher_is_better=False,
+                unit="percent",
+                headline=True,
+                per_example=True,
+            ),
+            Metric("macro_f1", higher_is_better=True, unit="fraction"),
+            Metric("accuracy", higher_is_better=True, unit="fraction", per_example=True),
+            Metric("loss", higher_is_better=False, unit="nats", per_example=True),
+        )
 
 
 def _activation(kind: str) -> str:

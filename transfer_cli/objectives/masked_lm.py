@@ -11,6 +11,7 @@ from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.errors import ConfigError
+from transfer_cli.metrics import Metric
 from transfer_cli.objectives.base import Facts, TextFacts
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
@@ -83,6 +84,19 @@ class MaskedLM(LanguageModel):
         """Return loss and masked-token perplexity, which is no likelihood of the text."""
         mean = float(totals["loss"]) / counts["loss"]
         return {"loss": mean, "masked_token_perplexity": exponential(mean)}
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the perplexity, then the loss."""
+        return (
+            Metric(
+                "masked_token_perplexity",
+                higher_is_better=False,
+                unit="perplexity",
+                headline=True,
+                per_example=True,
+            ),
+            Metric("loss", higher_is_better=False, unit="nats", per_example=True),
+        )
 
     def _tokens(self, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
         selected_BT = (draw_BT < self.rate) & eligible_BT

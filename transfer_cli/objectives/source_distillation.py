@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, rows_compared
 from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Facts, Objective, TextFacts
@@ -113,6 +114,10 @@ class SourceDistillation(Objective):
     ) -> dict[str, float]:
         """Return the loss: the divergence a position, 0 for a model that predicts as it did."""
         return {"loss": float(totals["loss"]) / counts["loss"]}
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the loss; what became of single examples is not known."""
+        return (Metric("loss", higher_is_better=False, unit="nats", headline=True),)
 
     @property
     def _key(self) -> str:

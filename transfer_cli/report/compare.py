@@ -7,20 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.report import grouping
 from transfer_cli.report.baseline import Against, Words, check_words, parse_words
-from transfer_cli.report.model import FINISHED, Group, Run, Spread, Task
+from transfer_cli.report.model import FINISHED, Group, Run, Spread, Task, lower_is_better
 from transfer_cli.report.outcomes import OutcomeReader, Outcomes, shared_errors
 from transfer_cli.report.varying import labels, varying
-from transfer_cli.runs.records import HIGHER_IS_BETTER
+from transfer_cli.runs.results import merged
 
 SECONDS, TRAINED, MEMORY = "seconds", "trained", "memory"
 COSTS = (SECONDS, TRAINED, MEMORY)
 """What a table can be sorted by beside measures; of all of them less is better."""
 
-_FAVOURITES = (
-    "error_rate", "word_perplexity", "token_perplexity", "masked_token_perplexity", "loss",
-)  # fmt: skip
 _SPLITS = ("test", "validation")
 _MOST_NAMED = 12
 
@@ -55,11 +53,6 @@ def tasks(runs: Sequence[Run], asked: Asked) -> tuple[Task, ...]:
         _task(name, groups, asked.sort, words, reader)
         for name, groups in zip(grouping.names(apart), grouped, strict=True)
     )
-
-
-def lower_is_better(measure: str) -> bool:
-    """Return which end of a measure is the good one."""
-    return not set(measure.split("/")) & set(HIGHER_IS_BETTER)
 
 
 def measures_of(run: Run) -> dict[str, float]:
@@ -143,20 +136,21 @@ def _task(
     words: Words,
     reader: OutcomeReader,
 ) -> Task:
-    measure = _measure(groups, sort)
-    best_first = _sorted(groups, measure)
+    runs = [run for group in groups for run in group.runs]
+    metrics = merged(run.metrics for run in runs)
+    measure = _measure(groups, sort, metrics)
+    best_first = _sorted(groups, measure, metrics)
     if len(best_first) > 1:
         best_first = [_marked(group, best_first[0], measure) for group in best_first]
     against = Against(best_first, words)
     compared, reasons = against.compared(measure, reader)
-    runs = [run for group in groups for run in group.runs]
     by = sort if sort in COSTS else measure
     return Task(
         name=name,
-        groups=tuple(_sorted(compared, by)),
+        groups=tuple(_sorted(compared, by, metrics)),
         varying=varying([group.runs for group in groups]),
         measure=measure,
-        lower_is_better=lower_is_better(measure),
+        metrics=metrics,
         baseline=against.name if measure else None,
         labels=next((found for found in map(grouping.labels_of, runs) if found), ()),
         errors=shared_errors(_outcomes(runs, measure, reader)),
@@ -165,12 +159,12 @@ def _task(
     )
 
 
-def _measure(groups: Sequence[Group], sort: str | None) -> str:
-    """Return by what groups are judged: what was asked for, else the first favourite there is."""
+def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric]) -> str:
+    """Return by what groups are judged: what was asked for, else the first headline there is."""
     known = dict.fromkeys(name for group in groups for name in group.measures)
     wanted = [] if sort is None else [sort, *(f"{split}/{sort}" for split in _SPLITS)]
-    favourites = [f"{split}/{name}" for name in _FAVOURITES for split in _SPLITS]
-    return next((each for each in (*wanted, *favourites, *known) if each in known), "")
+    preferred = [f"{split}/{each.name}" for each in by_preference(metrics) for split in _SPLITS]
+    return next((each for each in (*wanted, *preferred, *known) if each in known), "")
 
 
 def _value(group: Group, by: str) -> float | None:
@@ -182,8 +176,8 @@ def _value(group: Group, by: str) -> float | None:
     return None if found is None or math.isnan(found.mean) else found.mean
 
 
-def _sorted(groups: Iterable[Group], by: str) -> list[Group]:
-    sign = 1 if lower_is_better(by) else -1
+def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list[Group]:
+    sign = 1 if lower_is_better(by, metrics) else -1
 
     def place(group: Group) -> tuple[bool, float, str]:
         value = _value(group, by)

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from transfer_cli.metrics import Metric, by_preference, find
 from transfer_cli.report.model import FINISHED, Comparison, Run
 from transfer_cli.report.outcomes import OutcomeReader, Outcomes
 from transfer_cli.report.statistics import Scored, bootstrap, mcnemar
+from transfer_cli.runs.results import merged
 
 MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
 
-_ERROR_RATE, _ACCURACY, _LOSS, _BITS = "error_rate", "accuracy", "loss", "bits_per_byte"
-_OF_LABELS = (_ERROR_RATE, _ACCURACY, _LOSS)
+_LOSS = "loss"
 
 Floats = npt.NDArray[np.float64]
 BySeed = Mapping[Any, Sequence[Outcomes]]
@@ -33,11 +34,13 @@ class _Measure:
         name: `error_rate`, for example.
         counts: What counts of each item.
         of_mean: From the mean over targets to the measure.
+        is_of_errors: Whether an item counts as right or wrong, and not for its loss.
     """
 
     name: str
     counts: Callable[[Outcomes], Floats]
     of_mean: Callable[[Floats], Floats]
+    is_of_errors: bool = False
 
 
 def compare(
@@ -49,7 +52,7 @@ def compare(
         ours: The group's runs.
         theirs: The baseline's.
         measure: `split/measure`. One that is not a sum over items, such as macro-F1, is replaced
-            by the error rate, or the loss of a language model.
+            by the first declared one that is (the error rate), and where there is none by the loss.
         reader: Reads what the runs made of each item.
     """
     split, _, name = measure.partition("/")
@@ -97,31 +100,53 @@ def _alike(*several: Sequence[Outcomes]) -> bool:
 
 def _measure(name: str, runs: Sequence[Run], split: str, sample: Sequence[Outcomes]) -> _Measure:
     """Return how a measure, or the one that takes its place, is made of items."""
-    if sample[0].sheet.has_labels:
-        name = name if name in _OF_LABELS else _ERROR_RATE
-        if name == _ERROR_RATE:
-            return _Measure(name, lambda each: each.wrong, lambda mean: 100 * mean)
-        if name == _ACCURACY:
-            return _Measure(name, lambda each: each.wrong, lambda mean: 1 - mean)
-        return _Measure(name, lambda each: each.loss, lambda mean: mean)
-    scale = _scale(name, runs, split)
-    if name.endswith("perplexity") and scale is not None:
-        # By word or by token: the text is the same, and so is the number of tokens in a word.
-        return _Measure(name, lambda each: each.loss, lambda mean: np.exp(scale * mean))
-    if name == _BITS and scale is not None:
-        return _Measure(name, lambda each: each.loss, lambda mean: scale * mean)
+    declared = merged(run.metrics for run in runs)
+    asked = find(name, declared)
+    for metric in (*filter(None, (asked,)), *by_preference(declared)):
+        if not metric.per_example:
+            continue
+        if metric.unit in ("fraction", "percent"):
+            found = _of_errors(metric) if sample[0].sheet.has_labels else None
+        else:
+            found = _of_losses(metric, _scale(metric, runs, split))
+        if found is not None:
+            return found
     return _Measure(_LOSS, lambda each: each.loss, lambda mean: mean)
 
 
-def _scale(name: str, runs: Sequence[Run], split: str) -> float | None:
+def _of_errors(metric: Metric) -> _Measure:
+    """Return how a share of right or wrong items is made of them."""
+    whole = 100 if metric.unit == "percent" else 1
+    if metric.higher_is_better:
+        return _Measure(metric.name, _wrong, lambda mean: whole * (1 - mean), is_of_errors=True)
+    return _Measure(metric.name, _wrong, lambda mean: whole * mean, is_of_errors=True)
+
+
+def _wrong(outcomes: Outcomes) -> Floats:
+    return outcomes.wrong
+
+
+def _of_losses(metric: Metric, scale: float | None) -> _Measure | None:
+    """Return how a measure is made of losses; None where it is not, or was not measured."""
+    if metric.unit == "nats":
+        return _Measure(metric.name, lambda each: each.loss, lambda mean: mean)
+    if scale is None:
+        return None
+    if metric.unit == "perplexity":
+        # By word or by token: the text is the same, and so is the number of tokens in a word.
+        return _Measure(metric.name, lambda each: each.loss, lambda mean: np.exp(scale * mean))
+    return _Measure(metric.name, lambda each: each.loss, lambda mean: scale * mean)
+
+
+def _scale(metric: Metric, runs: Sequence[Run], split: str) -> float | None:
     """Return what the loss of a token is to be multiplied by for a measure or its logarithm."""
     for run in runs:
         measures = run.results.get("measures")
         found = measures.get(split) if isinstance(measures, dict) else None
         if isinstance(found, dict):
-            value, loss = _positive(found.get(name)), _positive(found.get(_LOSS))
+            value, loss = _positive(found.get(metric.name)), _positive(found.get(_LOSS))
             if value is not None and loss is not None:
-                return (value if name == _BITS else math.log(value)) / loss
+                return (math.log(value) if metric.unit == "perplexity" else value) / loss
     return None
 
 
@@ -152,7 +177,7 @@ def _tested(
     p, test = found.p, BOOTSTRAP
     (mine, base), *others = parts
     are_single = not others and all(len(seeds) == len(seeds[0]) == 1 for seeds in (mine, base))
-    if are_single and measure.name in (_ERROR_RATE, _ACCURACY):
+    if are_single and measure.is_of_errors:
         wrong, theirs = mine[0][0].wrong, base[0][0].wrong
         p = mcnemar(int((wrong < theirs).sum()), int((wrong > theirs).sum()))
         test = MCNEMAR

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from transfer_cli.metrics import by_preference
 from transfer_cli.report.collect import mapping
 from transfer_cli.report.compare import measures_of, trained
 from transfer_cli.report.comparisons import compare
@@ -11,6 +12,7 @@ from transfer_cli.report.grouping import labels_of
 from transfer_cli.report.model import Comparison, Run
 from transfer_cli.report.outcomes import OutcomeReader
 from transfer_cli.report.varying import canonical, shown_values
+from transfer_cli.runs.results import merged
 
 MISSING = "-"
 """What stands for a value that one of the runs does not have."""
@@ -18,7 +20,6 @@ MISSING = "-"
 _NAMES = ("run", "resume", "data_dir")
 """Keys that differ between any two runs, and say nothing."""
 
-_TESTED = ("error_rate", "word_perplexity", "token_perplexity", "masked_token_perplexity", "loss")
 _SPLITS = ("test", "validation")
 
 
@@ -164,8 +165,9 @@ def _tests(ours: Run, theirs: Run) -> tuple[list[Comparison], list[str]]:
     reader = OutcomeReader()
     tests, notes = [], []
     known = [measures_of(run) for run in (ours, theirs)]
+    preferred = by_preference(merged((ours.metrics, theirs.metrics)))
     for split in _SPLITS:
-        named = [f"{split}/{name}" for name in _TESTED]
+        named = [f"{split}/{each.name}" for each in preferred]
         measure = next((each for each in named if each in known[0] and each in known[1]), None)
         if measure is None:
             continue

@@ -1,11 +1,13 @@
 """What a report consists of: plain values, made by `collect` and `compare`, shown by the rest."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.metrics import Metric, find
 from transfer_cli.runs.analyses import Analysis
+from transfer_cli.runs.results import metrics_of
 
 FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
     "finished", "running", "stopped", "failed", "left", "pruned",
@@ -57,6 +59,11 @@ class Run:
         """The seed; none where it is not known."""
         return self.settings.get("seed")
 
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What its results say of its metrics."""
+        return metrics_of(self.results)
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -71,6 +78,12 @@ class Spread:
     values: tuple[float, ...]
     mean: float
     deviation: float | None
+
+
+def lower_is_better(measure: str, metrics: Sequence[Metric]) -> bool:
+    """Return which end of a `split/measure`, or of a cost, is the good one."""
+    found = find(measure.partition("/")[2], metrics)
+    return found is None or not found.higher_is_better
 
 
 @dataclass(frozen=True)
@@ -156,7 +169,7 @@ class Task:
         groups: Best first.
         varying: Keys in which the groups differ, the seed aside.
         measure: By what the best is told, and the differences: `test/error_rate`.
-        lower_is_better: Which end of it is good.
+        metrics: What the runs say of their metrics.
         baseline: The label of the group that the others are compared with; what was asked for,
             where that fits several groups.
         labels: The class names; empty for language models.
@@ -169,7 +182,7 @@ class Task:
     groups: tuple[Group, ...]
     varying: tuple[str, ...]
     measure: str
-    lower_is_better: bool
+    metrics: tuple[Metric, ...]
     baseline: str | None = None
     labels: tuple[str, ...] = ()
     errors: tuple[SharedError, ...] = ()
@@ -180,6 +193,16 @@ class Task:
     def runs(self) -> tuple[Run, ...]:
         """All runs, group by group."""
         return tuple(run for group in self.groups for run in group.runs)
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Which end of its measure is good."""
+        return lower_is_better(self.measure, self.metrics)
+
+    def unit_of(self, measure: str) -> str:
+        """Return the unit of a `split/measure`."""
+        found = find(measure.partition("/")[2], self.metrics)
+        return "none" if found is None else found.unit
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,6 @@ from typing import Any
 
 from transfer_cli.report.model import Group, Spread, Task
 
-PERCENT = ("error_rate",)
-"""Measures that are in percent."""
-
 NOTHING = "\N{EN DASH}"
 """What stands where there is nothing to say."""
 
@@ -27,14 +24,14 @@ def measure_words(measure: str) -> str:
     return measure.replace("/", " ", 1).replace("_", " ")
 
 
-def axis_words(measure: str) -> str:
+def axis_words(task: Task, measure: str) -> str:
     """Return the name of a measure with its unit."""
-    return measure_words(measure) + (" (%)" if unit(measure) else "")
+    return measure_words(measure) + (" (%)" if unit(task, measure) else "")
 
 
-def unit(measure: str) -> str:
+def unit(task: Task, measure: str) -> str:
     """Return what follows a number of this measure."""
-    return " %" if measure.rpartition("/")[2] in PERCENT else ""
+    return " %" if task.unit_of(measure) == "percent" else ""
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -57,9 +54,9 @@ def _decimals(value: float) -> int:
     return 2 if size == 0 else min(9, max(4, 2 - math.floor(math.log10(size))))
 
 
-def difference(value: float, like: float, measure: str) -> str:
+def difference(task: Task, value: float, like: float, measure: str) -> str:
     """Return the size of a difference between two numbers of a measure, one of them `like`."""
-    return number(abs(value), like) + (" points" if unit(measure) else "")
+    return number(abs(value), like) + (" points" if unit(task, measure) else "")
 
 
 def spread(found: Spread) -> str:

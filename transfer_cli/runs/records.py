@@ -8,9 +8,6 @@ from pathlib import Path
 from transfer_cli.runs.directory import write_text, writing
 from transfer_cli.safe_files import parse_json
 
-HIGHER_IS_BETTER = ("accuracy", "macro_f1")
-"""Measures, or parts of their names, of which more is better; of all others less is."""
-
 
 class MetricsFile:
     """A file such as `metrics.jsonl`: each line holds `step`, `kind` and numbers.

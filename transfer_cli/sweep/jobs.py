@@ -25,6 +25,7 @@ from transfer_cli.errors import (
     SweepError,
     TransferError,
 )
+from transfer_cli.metrics import Metric
 from transfer_cli.runs import sweep as files
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, RUNNING, STOPPED, SweepDirectory
@@ -78,6 +79,8 @@ class Jobs:
         makes_runs: Whether each job leaves a run directory, so that a sweep can be gone on with.
         announce: Called before a job of a sweep starts.
         report: Called as soon as a job of a sweep has failed; returns the reason in one line.
+        metrics: Returns what a run of a config measures, for a search that is to know whether it
+            is after more or less.
     """
 
     command: str
@@ -85,6 +88,7 @@ class Jobs:
     request: Request
     announce: Callable[[Job], None]
     report: Callable[[Job], str]
+    metrics: Callable[[DictConfig], Sequence[Metric]]
     makes_runs: bool = False
     sweep_dir: Path | None = None
     done: list[Job] = field(default_factory=list)

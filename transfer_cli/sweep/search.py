@@ -8,6 +8,7 @@ import importlib
 import json
 import logging
 import math
+import re
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
 from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.metrics import require
 from transfer_cli.runs.directory import RunDirectory, write_json
 from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, STOPPED, STUDY, JobWord
 from transfer_cli.safe_files import UnreadableError, read_json
@@ -25,7 +28,7 @@ from transfer_cli.sweep.grid import Planner
 from transfer_cli.sweep.jobs import NAMES_RUN
 from transfer_cli.sweep.local import side_by_side
 from transfer_cli.sweep.prepared import say_what_changes_the_data
-from transfer_cli.sweep.settings import Settings
+from transfer_cli.sweep.settings import AUTO, Settings
 from transfer_cli.sweep.trial import open_study, trial_file
 
 if TYPE_CHECKING:
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 log = logging.getLogger(__name__)
+
+_MEASURE = re.compile(r"(measures\.)?(validation|test)[/.](?P<name>.+)")
+"""A measure of a run, as `sweep.objective` may call it."""
 
 _FIRST_AT_RANDOM = 10
 """Trials before TPE trusts what it has seen; Optuna's own default."""
@@ -64,12 +70,26 @@ class Search(Planner):
         space = {each.get_key_element(): _distribution(each) for each in swept}
         corners = [[*fixed, *_words(low)] for low in _corners(space)]
         configs = self.composed(corners)
-        self._settings = Settings.of(configs[0].sweep)
+        self._settings = self._directed(Settings.of(configs[0].sweep), configs[0])
         self._workers = side_by_side(self._settings, configs[0])
         self._fixed, self._space = fixed, space
         say_what_changes_the_data(configs)
         self._say_what_is_unwise()
         self._search(seed=configs[0].seed)
+
+    def _directed(self, settings: Settings, config: DictConfig) -> Settings:
+        """Return the settings with the direction in which their measure is better.
+
+        Raises:
+            ConfigError: No such measure is declared, so nobody can tell.
+        """
+        if settings.direction != AUTO:
+            return settings
+        found = _MEASURE.fullmatch(settings.objective)
+        if found is None:  # a cost, for example
+            return replace(settings, direction="minimize")
+        metric = require(found["name"], self.jobs.metrics(config), "sweep.objective")
+        return replace(settings, direction="maximize" if metric.higher_is_better else "minimize")
 
     def _say_what_is_unwise(self) -> None:
         objective = self._settings.objective

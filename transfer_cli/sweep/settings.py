@@ -21,7 +21,7 @@ class Settings:
         stops: Whether a failed job ends the sweep.
         trials: Of a search: how many in all.
         objective: Of a search: `split/measure`, or a dotted key of results.json.
-        direction: Of a search: minimize or maximize.
+        direction: Of a search: minimize, maximize or auto.
         sampler: Of a search: tpe or random.
         prune: Of a search: whether hopeless trials end early.
         study: Of a search: its file; None: in the sweep's folder.
@@ -45,7 +45,7 @@ class Settings:
             ConfigError: A value cannot be; the message names its key.
         """
         _one_of("on_error", node.on_error, ("continue", "stop"))
-        _one_of("direction", node.direction, ("minimize", "maximize"))
+        _one_of("direction", node.direction, (AUTO, "minimize", "maximize"))
         _one_of("sampler", node.sampler, ("tpe", "random"))
         if node.trials < 1:
             raise ConfigError(f"sweep.trials: must be at least 1, got {node.trials}")

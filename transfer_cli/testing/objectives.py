@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from transfer_cli.batch import IGNORE, Batch, size
+from transfer_cli.metrics import find
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Facts, Objective
+from transfer_cli.objectives.base import Encoding, Facts, Objective, TextFacts
 from transfer_cli.seeds import ExampleNoise
 
 EXTRA_PADDING = 3
@@ -51,6 +52,7 @@ def check_objective(objective: Objective, facts: Facts, batch: Batch) -> None:
     padding_never_contributes(case)
     declared_modules_learn(case)
     outcomes_add_up(case)
+    declared_metrics_are_measured(case)
 
 
 def make_case(objective: Objective, facts: Facts, batch: Batch) -> Case:
@@ -168,6 +170,23 @@ def outcomes_add_up(case: Case) -> None:
     _close(found.loss.sum(), total.sum(), "outcomes: the losses do not add up to that of tallies")
     targets, counts = int(found.targets.sum()), case.objective.counts(batch)
     _claim(targets in counts.values(), f"outcomes has {targets} targets, and counts are {counts}")
+
+
+def declared_metrics_are_measured(case: Case) -> None:
+    """Claim: what is measured is what is declared; one metric at least, each name once."""
+    batch, objective = _prepared(case, case.batch), case.objective
+    declared = objective.declared_metrics()
+    names = [metric.name for metric in declared]
+    _claim(bool(names), "declared_metrics declares nothing")
+    _claim(len(set(names)) == len(names), f"declared_metrics declares a name twice: {names}")
+    with torch.no_grad():
+        tallies = objective.tallies(case.model, batch, Encoding(case.model, batch))
+    for text in (TextFacts(), TextFacts(words=1, size_bytes=1)):
+        measured = objective.measures(tallies, objective.counts(batch), text)
+        unknown = [name for name in measured if find(name, declared) is None]
+        _claim(not unknown, f"measures has {unknown}, and declared_metrics {names}")
+    missing = sorted(set(names) - set(measured))
+    _claim(not missing, f"declared_metrics has {missing}, which measures has not")
 
 
 def _prepared(case: Case, batch: Batch) -> Batch:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, TextFacts
@@ -98,6 +99,13 @@ class SwappedNeighbours(Objective):
         if totals["swapped"] > 0:
             found["accuracy/swapped"] = float(totals["found"] / totals["swapped"])
         return found
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return what a report shows first, first; `accuracy/swapped` is a part of the accuracy."""
+        return (
+            Metric("accuracy", higher_is_better=True, unit="fraction", headline=True),
+            Metric("loss", higher_is_better=False, unit="nats"),
+        )
 
 
 def judged(model: TransferModel, batch: Batch, encoded: Encoding) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,18 @@ from tests import tiny
 from transfer_cli.engine import handlers
 from transfer_cli.errors import EXIT_STOPPED, ConfigError, DivergedError, StoppedError
 from transfer_cli.lengths import Length
+from transfer_cli.metrics import Metric, require
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.records import read_metrics
+
+METRICS = (
+    Metric("loss", higher_is_better=False),
+    Metric("error_rate", higher_is_better=False),
+    Metric("accuracy", higher_is_better=True),
+    Metric("macro_f1", higher_is_better=True),
+    Metric("exact_match", higher_is_better=True),
+)
 
 
 def a_run(total=20):
@@ -28,7 +37,7 @@ def validated(run, values, *, every="2 steps", monitor="loss", patience=None):
         run.progress,
         lambda: next(left),
         every=Length.parse(every),
-        monitor=monitor,
+        monitor=require(monitor, METRICS, "loop.monitor"),
         patience=patience,
         stages=run.step.stages,
         on_measures=lambda step, found: said["measures"].append((step, found)),
@@ -72,8 +81,8 @@ def test_the_best_is_kept_at_each_improvement_and_only_then():
     assert (run.progress.best, run.progress.best_step, run.progress.waited) == (3, 10, 0)
 
 
-@pytest.mark.parametrize("monitor", ["accuracy", "macro_f1", "accuracy/animal"])
-def test_higher_is_better_for_accuracy_and_f1(monitor):
+@pytest.mark.parametrize("monitor", ["accuracy", "macro_f1", "accuracy/animal", "exact_match"])
+def test_higher_is_better_where_the_metric_says_so(monitor):
     run = a_run(total=6)
     said = validated(run, [{monitor: value} for value in (0.5, 0.4, 0.6)], monitor=monitor)
 
@@ -118,16 +127,20 @@ def test_what_else_happens_at_the_step_that_ends_early_still_happens():
     assert saves == [2, 4]
 
 
-def test_an_unknown_monitor_is_refused_with_the_nearest():
+def test_a_monitor_that_validation_does_not_have_is_refused_with_the_nearest():
     run = a_run()
-    validated(run, [{"loss": 1.0, "accuracy": 0.5}], monitor="acuracy")
+    measured = [{"loss": 1.0, "accuracy/animal": 0.5}]
+    validated(run, measured, monitor="accuracy/animol")
 
     with pytest.raises(ConfigError) as refused:
         run.go()
 
     text = str(refused.value)
-    assert "loop.monitor: there is no measure 'acuracy'. Did you mean 'accuracy'?" in text
-    assert "This run measures loss, accuracy" in text
+    assert (
+        "loop.monitor: there is no measure 'accuracy/animol'. Did you mean 'accuracy/animal'?"
+        in text
+    )
+    assert "This run measures loss, accuracy/animal" in text
 
 
 def test_a_measure_that_is_not_a_number_ends_the_run():

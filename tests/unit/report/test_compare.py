@@ -7,6 +7,8 @@ import pytest
 
 from tests.fake_runs import ITEMS, blocks, labelled, write_run, write_sweep
 from transfer_cli.errors import ConfigError
+from transfer_cli.metrics import Metric
+from transfer_cli.report import words
 from transfer_cli.report.collect import collect
 from transfer_cli.report.compare import Asked, measures_of, spread, tasks
 from transfer_cli.report.statistics import mcnemar
@@ -72,6 +74,33 @@ def test_of_an_accuracy_more_is_better(tmp_path):
     assert not task.lower_is_better
     assert [group.label for group in task.groups] == ["adaptation=full", "adaptation=lora"]
     assert task.groups[1].against.difference == pytest.approx(-0.15)
+
+
+def with_span_f1(folder, adaptation, value):
+    """Write a run whose objective, not one of ours, has a metric of its own."""
+    metrics = [
+        Metric("loss", higher_is_better=False, unit="nats", per_example=True),
+        Metric("span_f1", higher_is_better=True, unit="percent", headline=True),
+    ]
+    results = {
+        "measures": {"test": {"loss": 1.0, "span_f1": value}},
+        "metrics": [each.as_json() for each in metrics],
+    }
+    write_run(folder / adaptation, adaptation=adaptation, results=results, typed=FULL)
+
+
+def test_a_metric_of_another_objective_is_the_headline_in_its_direction_and_unit(tmp_path):
+    with_span_f1(tmp_path, "full", 60.0)
+    with_span_f1(tmp_path, "lora", 70.0)
+
+    task = only(tmp_path)
+
+    assert task.measure == "test/span_f1"
+    assert not task.lower_is_better
+    assert [group.measures["test/span_f1"].mean for group in task.groups] == [70.0, 60.0]
+    assert words.axis_words(task, task.measure) == "test span f1 (%)"
+    # Not a sum over items: what is one is tested in its place.
+    assert task.groups[0].against.measure == "test/loss"
 
 
 def test_costs_sort_and_the_measure_still_says_what_is_best(tmp_path):

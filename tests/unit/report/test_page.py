@@ -349,7 +349,7 @@ def test_fuzz_numbers_of_groups(data):
         for at in range(9)
     )
     task = Task(
-        "task", groups, ("data.labelled", "optimizer.lr", "seed"), "test/loss", True, "group 0"
+        "task", groups, ("data.labelled", "optimizer.lr", "seed"), "test/loss", (), "group 0"
     )
     standing = Standing(Path("sweep"), "words", 1, 0, 1, seconds_left=data.draw(NUMBERS))
 

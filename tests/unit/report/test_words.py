@@ -50,7 +50,7 @@ def test_keys_with_the_same_end_keep_their_whole_name():
 
 def named(*settings):
     groups = tuple(Group(f"group {at}", each, ()) for at, each in enumerate(settings))
-    return words.group_names(Task("", groups, tuple(settings[0]), "test/loss", True))
+    return words.group_names(Task("", groups, tuple(settings[0]), "test/loss", ()))
 
 
 def test_a_group_is_called_by_what_tells_it_from_the_others():

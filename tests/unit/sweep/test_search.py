@@ -6,6 +6,7 @@ import pytest
 
 from tests.sweeping import run
 from transfer_cli.errors import ConfigError, PrunedError, StoppedError
+from transfer_cli.metrics import Metric
 from transfer_cli.runs.sweep import DONE, FAILED, PRUNED, STOPPED, SweepDirectory
 from transfer_cli.sweep.search import value_at
 
@@ -254,3 +255,48 @@ def test_any_number_of_the_results_can_be_the_objective():
         value_at(results, "seen.step")
     with pytest.raises(KeyError, match="no number 'failed'"):
         value_at(results, "failed")
+
+
+def direction_of(objective, *words, **declared):
+    """Return the direction of a search for a measure, or what is said about it."""
+    wanted = [*WORDS, "sweep.trials=1", f"sweep.objective={objective}", *words]
+    results = {
+        "measures": {"validation": {"accuracy": 0.5, "span_f1": 3.0, "error_rate": 1.0}},
+        "parameters": {"total": 7},
+    }
+
+    def work(config):
+        folder = Path(config.run.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "results.json").write_text(json.dumps(results))
+
+    run(wanted, "finetune", fails=work, **declared)
+    return json.loads(Path("mine/sweep.json").read_text())["direction"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "wanted"),
+    [
+        ("validation/accuracy", "maximize"), ("measures.validation.accuracy", "maximize"),
+        ("validation/error_rate", "minimize"), ("parameters.total", "minimize"),
+    ],
+)  # fmt: skip
+def test_a_search_goes_where_its_measure_is_better(objective, wanted):
+    assert direction_of(objective) == wanted
+
+
+def test_a_search_for_a_metric_of_another_objective_goes_where_that_is_better():
+    span_f1 = Metric("span_f1", higher_is_better=True)
+
+    assert direction_of("validation/span_f1", metrics=lambda config: (span_f1,)) == "maximize"
+
+
+def test_a_direction_that_is_typed_is_kept():
+    assert direction_of("validation/accuracy", "sweep.direction=minimize") == "minimize"
+
+
+def test_a_search_for_a_measure_that_no_objective_declares_runs_no_trial():
+    with pytest.raises(ConfigError, match=r"sweep\.objective: there is no measure 'acuracy'\. Did"):
+        direction_of("validation/acuracy")
+
+    assert not Path("mine").exists()

@@ -63,7 +63,7 @@ def size_chart(task: Task, names: Sequence[str]) -> Chart | None:
         "meta": {"slots": [place for _, _, place in points], "role": "points",
                  "short": [f"#{place + 1}" if place in labelled else "" for _, _, place in points]},
     }  # fmt: skip
-    title = axis_words(task.measure)
+    title = axis_words(task, task.measure)
     layout = {
         "xaxis": {"type": "log", "range": padded_log([trained for trained, _, _ in points]),
                   "title": {"text": "parameters trained"}, "tickmode": "array",
@@ -135,7 +135,7 @@ def label_chart(task: Task) -> Chart | None:
         _labels_trace(place, label, points, all_at)
         for place, (label, points) in enumerate(series.items())
     ]
-    title = axis_words(task.measure)
+    title = axis_words(task, task.measure)
     words = measure_words(task.measure)
     ticks = [*counts, *([all_at] if None in amounts else [])]
     layout = {

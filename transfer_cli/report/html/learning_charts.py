@@ -40,7 +40,8 @@ def validation_chart(
         lines = [
             [(run, curves[run.name].of(measure)) for run in group.runs] for group in task.groups
         ]
-        views.append(_over_time(f"validation {measure}", names, lines))
+        title = axis_words(task, f"validation/{measure}")
+        views.append(_over_time(f"validation {measure}", title, names, lines))
     if not views:
         return None
     return Chart(
@@ -57,7 +58,7 @@ def training_chart(task: Task, names: Sequence[str], curves: Mapping[str, Curves
     lines = [[(run, curves[run.name].train) for run in group.runs] for group in task.groups]
     if not any(curve for each in lines for _, curve in each):
         return None
-    view = _over_time("training loss", names, lines)
+    view = _over_time("training loss", "training loss", names, lines)
     return Chart(
         "training",
         "Training loss",
@@ -74,7 +75,7 @@ def _validation_measures(task: Task, curves: Mapping[str, Curves]) -> list[str]:
 
 
 def _over_time(
-    name: str, names: Sequence[str], lines: Sequence[Sequence[tuple[Run, Curve]]]
+    name: str, title: str, names: Sequence[str], lines: Sequence[Sequence[tuple[Run, Curve]]]
 ) -> View:
     faint: list[Trace] = []
     means: list[Trace] = []
@@ -87,7 +88,7 @@ def _over_time(
         if mean:
             means.append(_mean(place, label, mean))
     values = [y for trace in (*faint, *means) for y in trace["y"] if y is not None]
-    y_axis: dict[str, Any] = {"title": {"text": axis_words(name.replace(" ", "/", 1))}}
+    y_axis: dict[str, Any] = {"title": {"text": title}}
     if is_wide(values):
         ticks = log_ticks(min(values), max(values))
         y_axis |= {

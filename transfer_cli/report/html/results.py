@@ -19,7 +19,6 @@ from transfer_cli.report.html.markup import (
 )  # fmt: skip
 from transfer_cli.report.model import FINISHED, Comparison, Group, Spread, Task
 
-_BESIDE = ("macro_f1", "word_perplexity", "bits_per_byte")
 _MOST_BESIDE = 1
 _UNFINISHED = "Runs that are not finished, or learnt next to nothing"
 _LEARNT_NOTHING = "†"
@@ -36,7 +35,7 @@ def best_sentence(task: Task, names: Sequence[str]) -> Html:
         "Best: " if len(task.groups) > 1 else "",
         tag("strong", names[best]),
         f" with a {words.measure_words(task.measure)} of ",
-        tag("strong", words.spread(found) + words.unit(task.measure)),
+        tag("strong", words.spread(found) + words.unit(task, task.measure)),
         f" ({words.several(len(found.values), 'run')})",
     ]
     if group.against is not None:
@@ -54,7 +53,7 @@ def _no_result(task: Task) -> str:
 def _against_words(task: Task, names: Sequence[str], group: Group, found: Comparison) -> str:
     like = _mean(group, found)
     baseline = _baseline_of(task, names, found)
-    size = words.difference(found.difference, like, found.measure)
+    size = words.difference(task, found.difference, like, found.measure)
     side = "above" if found.difference > 0 else "below"
     interval = "" if found.low is None else f"95 % interval {_interval(found, like)}, "
     p = words.probability(_p(found))
@@ -104,7 +103,9 @@ def _shown_measures(task: Task) -> list[str]:
     """Return the main measure, the same of validation, and a few others beside it."""
     split, _, name = task.measure.rpartition("/")
     there = {measure for group in task.groups for measure in group.measures}
-    beside = [f"{split}/{other}" for other in _BESIDE if other != name]
+    # Not the loss: what else is declared says the same in better words.
+    others = [each.name for each in task.metrics if each.unit != "nats" and each.name != name]
+    beside = [f"{split}/{other}" for other in others if "/" not in other]
     wanted = [f"validation/{name}", *[each for each in beside if each in there][:_MOST_BESIDE]]
     return [task.measure, *(each for each in wanted if each in there and each != task.measure)]
 
@@ -116,7 +117,7 @@ def _columns(task: Task, keys: Sequence[str], measures: Sequence[str]) -> list[C
         Column("difference, 95 % interval", is_number=True, note="To the baseline"),
         Column("p", is_number=True, note="How likely such a difference is where there is none"),
     ]
-    first, *others = [Column(words.axis_words(each), is_number=True) for each in measures]
+    first, *others = [Column(words.axis_words(task, each), is_number=True) for each in measures]
     return [
         Column("#"),
         *settings,

@@ -65,7 +65,7 @@ def search_chart(task: Task, names: Sequence[str]) -> Chart | None:
         axis_of(key, short[key], [group.settings.get(key) for group, _, _ in trials])
         for key in shown_keys
     ]
-    axes.append(number_axis(axis_words(task.measure), [value for _, _, value in trials]))
+    axes.append(number_axis(axis_words(task, task.measure), [value for _, _, value in trials]))
     words = measure_words(task.measure)
     left_out = "" if shown_keys == keys else f" Shown are the first {len(shown_keys)} keys."
     return Chart(
@@ -77,7 +77,7 @@ def search_chart(task: Task, names: Sequence[str]) -> Chart | None:
         f"{trials[0][1]} with a {words} of {number(trials[0][2])}.",
         [View(words, [*_binned(axes, trials)], _parallel_layout(axes))],
         [Column("trial"), *(Column(key) for key in keys),
-         Column(axis_words(task.measure), is_number=True)],
+         Column(axis_words(task, task.measure), is_number=True)],
         [(place, *(setting_of(key, group.settings.get(key)) for key in keys), number(value))
          for place, (group, _, value) in enumerate(trials, start=1)],
         narrowest=_AXIS_PIXELS * len(axes),
