@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.report import words
+from transfer_cli.report import formats
 from transfer_cli.report.collect import check_there, read_run
 from transfer_cli.report.difference import Difference, Row, difference, number
 from transfer_cli.report.files import plain_json
@@ -102,14 +102,14 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
 def _tests(found: Difference) -> Iterator[Block]:
     for test in found.tests:
         ends = [
-            words.signed(end, test.difference) for end in (test.low, test.high) if end is not None
+            formats.signed(end, test.difference) for end in (test.low, test.high) if end is not None
         ]
         yield Entry(
             [Piece(f"{test.measure}  ", "heading")],
             [
-                f"b - a {words.signed(test.difference, test.difference)}, {CONFIDENCE} % interval "
-                f"[{', '.join(ends)}], p {words.probability(test.p)} by {test.test} "
-                f"on {test.items:,} items"
+                f"b - a {formats.signed(test.difference, test.difference)}, "
+                f"{CONFIDENCE} % interval [{', '.join(ends)}], "
+                f"p {formats.probability(test.p)} by {test.test} on {test.items:,} items"
             ],
             28,
         )

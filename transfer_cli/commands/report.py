@@ -128,9 +128,13 @@ def _width() -> int | None:
 
 
 def _html(report: Report) -> str:
-    # Only here: it brings the charting library along.
-    from transfer_cli.report.page import page
-
+    # Only here: it brings the template engine and the charting library along.
+    try:
+        from transfer_cli.report.page import page
+    except ImportError as error:
+        raise ConfigError(
+            f"a page needs {error.name}, which is not installed: pip install 'transfer-cli[report]'"
+        ) from error
     return page(report)
 
 

@@ -23,7 +23,7 @@ from transfer_cli.report.model import (
     Run,
     Standing,
 )
-from transfer_cli.report.standing import standing
+from transfer_cli.report.sweep_progress import standing
 from transfer_cli.runs import sweep as sweeps
 from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory

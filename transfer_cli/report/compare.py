@@ -10,9 +10,9 @@ from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.report import grouping
 from transfer_cli.report.baseline import Against, Words, check_words, parse_words
+from transfer_cli.report.differing_settings import labels, varying
 from transfer_cli.report.model import FINISHED, Group, Run, Spread, Task, lower_is_better
 from transfer_cli.report.outcomes import OutcomeReader, Outcomes, shared_errors
-from transfer_cli.report.varying import labels, varying
 from transfer_cli.runs.results import merged
 
 SECONDS, TRAINED, MEMORY = "seconds", "trained", "memory"

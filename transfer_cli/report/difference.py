@@ -8,10 +8,10 @@ from transfer_cli.metrics import by_preference
 from transfer_cli.report.collect import mapping
 from transfer_cli.report.compare import measures_of, trained
 from transfer_cli.report.comparisons import compare
+from transfer_cli.report.differing_settings import canonical, shown_values
 from transfer_cli.report.grouping import labels_of
 from transfer_cli.report.model import Comparison, Run
 from transfer_cli.report.outcomes import OutcomeReader
-from transfer_cli.report.varying import canonical, shown_values
 from transfer_cli.runs.results import merged
 
 MISSING = "-"

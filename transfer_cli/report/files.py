@@ -17,7 +17,17 @@ from transfer_cli.report.model import (
     Report,
     Task,
 )
-from transfer_cli.report.rows import apart, explanations, is_baseline, rows, unfinished
+from transfer_cli.report.results_table import (
+    apart,
+    came_to,
+    explanations,
+    is_baseline,
+    learnt_nothing,
+    marked_texts,
+    of_analyses,
+    results_table,
+    unfinished,
+)
 from transfer_cli.safe_files import escaped
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -66,9 +76,7 @@ def _record(task: Task, group: Group) -> dict[str, Any]:
         "runs": len(group.runs),
         "finished": sum(run.status == FINISHED for run in group.runs),
         "failed": sum(run.status == FAILED for run in group.runs),
-        "learnt_nothing": sum(
-            run.status == FINISHED and run.reason is not None for run in group.runs
-        ),
+        "learnt_nothing": learnt_nothing(group),
         "seeds": " ".join(str(run.seed) for run in group.runs if run.status == FINISHED),
         "best": group.is_best,
         "baseline": is_baseline(group, task),
@@ -119,16 +127,18 @@ def _plain(value: Any) -> Any:
 
 
 def _markdown(task: Task) -> Iterator[str]:
-    found = rows(task)
+    columns = results_table(task)
     yield f"### {_text(task.name)}"
     yield ""
-    yield _line(map(_text, found.titles))
-    yield _line(["---", *["---:"] * (len(found.titles) - 1)])
-    for cells, best in zip(found.cells, found.is_best, strict=True):
-        first = _code(cells[0])
-        yield _line([f"**{first}** \\*" if best else first, *map(_text, cells[1:])])
-    remarks = [_text(line) for line in explanations(task)]
-    remarks += [f"{_code(run.name)}: {_text(what)}" for run, what in unfinished(task)]
+    yield _line(_text(each.title) for each in columns)
+    yield _line(["---", *["---:"] * (len(columns) - 1)])
+    rows = zip(*(marked_texts(task, each) for each in columns), strict=True)
+    for group, (name, *cells) in zip(task.groups, rows, strict=True):
+        first = f"**{_code(name)}** \\*" if group.is_best else _code(name)
+        yield _line([first, *map(_text, cells)])
+    remarks = [_text(line) for line in (*explanations(task), *of_analyses(task))]
+    came = ((run.name, came_to(run)) for run in unfinished(task))
+    remarks += [f"{_code(name)}: {_text(what)}" for name, what in came if what is not None]
     if remarks:
         yield ""
         yield from (f"- {line}" for line in remarks)

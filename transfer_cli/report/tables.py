@@ -3,9 +3,21 @@
 from collections.abc import Iterator, Set
 from pathlib import Path
 
-from transfer_cli.report import words
+from transfer_cli.report import formats
 from transfer_cli.report.model import Report, Standing, Task
-from transfer_cli.report.rows import BEST, Rows, apart, explanations, rows, split_of, unfinished
+from transfer_cli.report.results_table import (
+    BEST,
+    Kind,
+    apart,
+    came_to,
+    explanations,
+    marked_texts,
+    of_analyses,
+    results_table,
+    split_of,
+    unfinished,
+)
+from transfer_cli.safe_files import printable
 from transfer_cli.terminal import BLANK, Block, Column, Entry, Line, Page, Piece, Style, Table
 
 MOST_ERRORS = 5
@@ -63,25 +75,25 @@ def _to_go(found: Standing) -> str:
     if found.seconds_left is None:
         time = ""
     else:
-        about = words.duration(float(round(found.seconds_left)))
+        about = formats.duration(float(round(found.seconds_left)))
         time = f"; about {about} to go" if found.running else f"; about {about} if taken up again"
     return time if found.running else f", and nobody is at work on it{time}"
 
 
 def _task(task: Task, width: int | None) -> Iterator[Block]:
     yield Line(Piece(task.name, "heading"), f": {_size(task)}")
-    found = rows(task)
-    shown, left_out = _fitting(found, width)
-    titles = [found.titles[place] for place in shown]
+    columns, left_out = _fitting(task, width)
     table: list[list[Piece | str]] = []
-    for cells, best in zip(found.cells, found.is_best, strict=True):
-        first, measured, *others = (cells[place] for place in shown)
-        style: Style = "mark" if best else "name"
-        mark = f"{BEST} " if best else "  "
-        table.append([Piece(mark + first, style), Piece(measured, "mark" if best else ""), *others])
-    columns = [Column(f"  {titles[0]}"), *(Column(title, right=True) for title in titles[1:])]
-    yield Table(columns, table)
-    lines = [*explanations(task)]
+    rows = zip(*(texts for _, texts in columns), strict=True)
+    for group, cells in zip(task.groups, rows, strict=True):
+        first, measured, *others = cells
+        style: Style = "mark" if group.is_best else "name"
+        table.append(
+            [Piece(first, style), Piece(measured, "mark" if group.is_best else ""), *others]
+        )
+    names = [Column(title, right=at > 0) for at, (title, _) in enumerate(columns)]
+    yield Table(names, table)
+    lines = [*explanations(task), *of_analyses(task)]
     if left_out:
         lines.append(f"not shown here, for want of room: {', '.join(left_out)}")
     for line in lines:
@@ -90,27 +102,38 @@ def _task(task: Task, width: int | None) -> Iterator[Block]:
     yield from _errors(task)
 
 
-def _fitting(found: Rows, width: int | None) -> tuple[list[int], list[str]]:
-    """Return the places of the columns for which there is room, and the titles of the others."""
-    needed = [max(map(len, cells)) for cells in zip(found.titles, *found.cells, strict=True)]
-    needed[0] = min(needed[0] + 2, _NARROWEST_NAME)
+def _fitting(task: Task, width: int | None) -> tuple[list[tuple[str, list[str]]], list[str]]:
+    """Return title and texts of the columns that have room, and the titles of the others."""
+    found = results_table(task)
+    texts = {each.title: marked_texts(task, each) for each in found}
+    group = found[0].title
+    texts[group] = [
+        f"{BEST if each.is_best else ' '} {name}"
+        for each, name in zip(task.groups, texts[group], strict=True)
+    ]
+    needed = {title: max(map(len, (printable(title), *cells))) for title, cells in texts.items()}
+    needed[group] = min(needed[group], _NARROWEST_NAME)
+    further = [each.title for each in found if each.kind is Kind.MEASURE][1:]
+    least_first = [*further, *(kind.value for kind in (Kind.MEMORY, Kind.TRAINED, Kind.SECONDS))]
     left_out: list[str] = []
-    for title in (title for title in found.least_first if title in found.titles):
-        kept = [at for at, each in enumerate(found.titles) if each not in left_out]
-        if width is None or sum(needed[at] + 2 for at in kept) - 2 <= width:
+    for title in (title for title in least_first if title in texts):
+        room = [size + 2 for each, size in needed.items() if each not in left_out]
+        if width is None or sum(room) - 2 <= width:
             break
         left_out.append(title)
-    return [at for at, each in enumerate(found.titles) if each not in left_out], left_out
+    shown = [(printable(title), texts[title]) for title in texts if title not in left_out]
+    shown[0] = (f"  {shown[0][0]}", shown[0][1])
+    return shown, [printable(title) for title in left_out]
 
 
 def _size(task: Task) -> str:
     runs, groups = len(task.runs), len(task.groups)
     by = f", sorted by {task.sort}" if groups > 1 and task.sort else ""
-    return f"{words.several(runs, 'run')} in {words.several(groups, 'group')}{by}"
+    return f"{formats.several(runs, 'run')} in {formats.several(groups, 'group')}{by}"
 
 
 def _unfinished(task: Task) -> Iterator[Block]:
-    found = list(unfinished(task))
+    found = [(run, what) for run in unfinished(task) if (what := came_to(run)) is not None]
     if found:
         yield Line("  came to nothing, or not to an end:")
     for run, what in found:

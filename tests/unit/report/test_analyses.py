@@ -14,7 +14,7 @@ from transfer_cli.report.collect import collect
 from transfer_cli.report.compare import Asked, tasks
 from transfer_cli.report.files import as_json, as_markdown
 from transfer_cli.report.html import analyses as painting
-from transfer_cli.report.html.markup import tag
+from transfer_cli.report.html.markup import Html
 from transfer_cli.report.model import Report
 from transfer_cli.report.page import page
 from transfer_cli.report.sections import register_section
@@ -68,7 +68,8 @@ def test_a_registered_section_takes_the_place_of_the_plain_one(run):
     write_analysis(run.parent / "two", "lengths", {"own": 7})
 
     def render(found):
-        return tag("p", "; ".join(f"{each.group} {each.run} {len(each.content)}" for each in found))
+        told = (f"{each.group} {each.run} {len(each.content)}" for each in found)
+        return Html("<p>{}</p>").format("; ".join(told))
 
     register_section("lengths", render)
 

@@ -202,7 +202,7 @@ def test_the_best_is_said_in_a_sentence_and_marked_by_a_sign(sweep):
     assert re.search(
         r"Best: full, lr=0.001 with a test error rate of .* points below", outline.text
     )
-    (row,) = re.findall(r'<tr class="best">.*?</tr>', made)
+    (row,) = re.findall(r'<tr class="best">.*?</tr>', made, re.S)
     assert "★" in row
 
 
@@ -307,7 +307,7 @@ def test_without_items_the_difference_of_means_stands_alone(sweep):
 
     made = page(replace(sweep, tasks=(replace(task, groups=groups),)))
 
-    (row,) = re.findall(r'<tr class="best">.*?</tr>', made)
+    (row,) = re.findall(r'<tr class="best">.*?</tr>', made, re.S)
     assert f"\N{MINUS SIGN}{last - first:.2f}" in row
     assert "95 % interval " not in re.search(r'<p class="lead">.*?</p>', made)[0]
 

@@ -6,8 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report import words
-from transfer_cli.report.html.markup import Column, Html, details, joined, table, tag
+from transfer_cli.report import formats
+from transfer_cli.report.html.markup import Column, Html, details, joined, table
 from transfer_cli.report.model import Task
 from transfer_cli.report.sections import RunAnalysis, section_for
 from transfer_cli.runs.analyses import MOST_ANALYSES, read_picture
@@ -27,6 +27,12 @@ MOST_PICTURE_BYTES = 16 * 2**20
 _OPEN = 3
 """Runs that are open from the start; more of them open on demand."""
 
+_NOTE = Html('<p class="note">{}</p>')
+_PICTURE = Html(
+    '<figure class="picture"><img src="data:image/png;base64,{encoded}" alt="{caption}">'
+    "<figcaption>{caption}</figcaption></figure>"
+)
+
 
 class Pictures:
     """Puts pictures into a page, as long as there is room for them."""
@@ -43,18 +49,12 @@ class Pictures:
         if len(found) > self._room:
             return _not_shown(path, "the page has no room for more pictures")
         self._room -= len(found)
-        source = f"data:image/png;base64,{base64.b64encode(found).decode()}"
-        caption = shows.replace("_", " ")
-        return tag(
-            "figure",
-            tag("img", src=source, alt=caption),
-            tag("figcaption", caption),
-            class_="picture",
-        )
+        encoded, caption = base64.b64encode(found).decode(), shows.replace("_", " ")
+        return _PICTURE.format(encoded=encoded, caption=caption)
 
 
 def _not_shown(path: Path, reason: object) -> Html:
-    return tag("p", f"{path.name} is not shown: {reason}", class_="note")
+    return _NOTE.format(f"{path.name} is not shown: {reason}")
 
 
 def analysis_sections(
@@ -92,27 +92,22 @@ def _section(name: str, found: Sequence[RunAnalysis]) -> Html:
         try:
             return joined([render(found)])
         except Exception as error:
-            note = tag(
-                "p",
-                f"Shown plainly: its own section ends in {type(error).__name__}: {error}",
-                class_="note",
-            )
+            reason = f"{type(error).__name__}: {error}"
+            note = _NOTE.format(f"Shown plainly: its own section ends in {reason}")
     if len(found) == 1:
         return joined([note, *_plain(found[0])])
-    opened = len(found) <= _OPEN
-    return joined(
-        [
-            note,
-            *(details(f"{each.group}: {each.run}", *_plain(each), open=opened) for each in found),
-        ]
+    shown = (
+        details(f"{each.group}: {each.run}", joined(_plain(each)), is_open=len(found) <= _OPEN)
+        for each in found
     )
+    return joined([note, *shown])
 
 
 def _plain(found: RunAnalysis) -> Iterator[Html]:
     """Yield what can be shown of an analysis of which nothing is known."""
     summary, values, rows = (found.content.get(key) for key in ("summary", "values", "table"))
     if isinstance(summary, str):
-        yield tag("p", summary)
+        yield Html("<p>{}</p>").format(summary)
     if isinstance(values, dict) and values:
         pairs = ((_cut(name), _cell(value)) for name, value in islice(values.items(), MOST_ROWS))
         yield table("Values", [Column("what"), Column("value")], pairs)
@@ -132,15 +127,15 @@ def _table(titles: Any, rows: Any) -> Iterable[Html]:
     ]
     yield table("Table", columns, ([_cell(value) for value in row] for row in shown))
     if len(shown) < len(rows):
-        yield tag("p", f"{len(rows) - len(shown):,} rows are left out.", class_="note")
+        yield _NOTE.format(f"{len(rows) - len(shown):,} rows are left out.")
 
 
 def _cell(value: Any) -> str:
-    return words.number(value) if isinstance(value, float) else _cut(words.setting(value))
+    return formats.number(value) if isinstance(value, float) else _cut(formats.setting(value))
 
 
 def _cut(text: str) -> str:
-    return words.cut(text, MOST_CHARACTERS)
+    return formats.cut(text, MOST_CHARACTERS)
 
 
 def _is_number(value: Any) -> bool:

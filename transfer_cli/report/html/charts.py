@@ -10,15 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from transfer_cli.report.html.markup import Cell, Column, shown
+from transfer_cli.report.html.markup import Cell, Column, Html, shown, table
 from transfer_cli.report.model import Group, Task
-
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-SYMBOLS = (
-    "circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star",
-)  # fmt: skip
-COLOURS = 8
-"""How many the page's style has."""
 
 _LOG_RATIO = 20.0
 _FEW_POWERS = 3
@@ -66,15 +59,10 @@ class Chart:
     rows: Sequence[Sequence[Cell | object]] = ()
     narrowest: int = 0
 
-
-def dash(place: int) -> str:
-    """Return how the line of a group is dashed: groups of one colour differ in it."""
-    return DASHES[(place + place // COLOURS) % len(DASHES)]
-
-
-def symbol(place: int) -> str:
-    """Return the marker of a group."""
-    return SYMBOLS[(place + place // COLOURS) % len(SYMBOLS)]
+    @property
+    def numbers(self) -> Html:
+        """The table of its numbers."""
+        return table(f"Numbers of: {self.title}", self.columns, self.rows)
 
 
 def badness(task: Task, value: float) -> float:

@@ -3,22 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from transfer_cli.report.html.charts import (
-    Chart,
-    Trace,
-    View,
-    badness,
-    dash,
-    is_measured,
-    log_ticks,
-    padded_log,
-    rounded,
-    safe,
-    symbol,
-)  # fmt: skip
-from transfer_cli.report.html.markup import Column
-from transfer_cli.report.model import Group, Spread, Task
-from transfer_cli.report.words import (
+from transfer_cli.report.formats import (
     axis_words,
     count,
     cut,
@@ -29,6 +14,20 @@ from transfer_cli.report.words import (
     short_keys,
     spread,
 )  # fmt: skip
+from transfer_cli.report.html.charts import (
+    Chart,
+    Trace,
+    View,
+    badness,
+    is_measured,
+    log_ticks,
+    padded_log,
+    rounded,
+    safe,
+)  # fmt: skip
+from transfer_cli.report.html.line_styles import dash, symbol
+from transfer_cli.report.html.markup import Column
+from transfer_cli.report.model import Group, Spread, Task
 
 
 def size_chart(task: Task, names: Sequence[str]) -> Chart | None:

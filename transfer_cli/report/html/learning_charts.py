@@ -3,20 +3,19 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from transfer_cli.report.formats import axis_words, number
 from transfer_cli.report.html.charts import (
     Chart,
     Trace,
     View,
-    dash,
     is_wide,
     log_ticks,
     rounded,
     safe,
-    symbol,
 )
 from transfer_cli.report.html.curves import Curve, Curves, mean_curve
+from transfer_cli.report.html.line_styles import dash, symbol
 from transfer_cli.report.model import FINISHED, Run, Task
-from transfer_cli.report.words import axis_words, number
 
 _MARKED_POINTS = 40
 _MEANS = (

@@ -9,10 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transfer_cli.report.html.charts import Chart, Trace, View, badness, is_measured, is_wide, safe
-from transfer_cli.report.html.markup import Column
-from transfer_cli.report.model import Group, Task
-from transfer_cli.report.words import (
+from transfer_cli.report.formats import (
     axis_words,
     cut,
     measure_words,
@@ -21,6 +18,9 @@ from transfer_cli.report.words import (
     setting_of,
     short_keys,
 )
+from transfer_cli.report.html.charts import Chart, Trace, View, badness, is_measured, is_wide, safe
+from transfer_cli.report.html.markup import Column
+from transfer_cli.report.model import Group, Task
 
 FEWEST_TRIALS = 8
 MOST_AXES = 9

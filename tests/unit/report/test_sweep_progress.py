@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.fake_runs import write_sweep
-from transfer_cli.report.standing import standing
+from transfer_cli.report.sweep_progress import standing
 from transfer_cli.runs.sweep import JobWord, SweepDirectory
 
 
