@@ -23,7 +23,6 @@ from transfer_cli.report.results_table import (
     explanations,
     is_baseline,
     learnt_nothing,
-    marked_texts,
     of_analyses,
     results_table,
     unfinished,
@@ -107,6 +106,9 @@ def _cell(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Task):
+        found = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return found | {"lower_is_better": value.lower_is_better}
     if is_dataclass(value):
         return {
             each.name: _plain(found)
@@ -132,7 +134,7 @@ def _markdown(task: Task) -> Iterator[str]:
     yield ""
     yield _line(_text(each.title) for each in columns)
     yield _line(["---", *["---:"] * (len(columns) - 1)])
-    rows = zip(*(marked_texts(task, each) for each in columns), strict=True)
+    rows = zip(*([cell.text for cell in each.cells] for each in columns), strict=True)
     for group, (name, *cells) in zip(task.groups, rows, strict=True):
         first = f"**{_code(name)}** \\*" if group.is_best else _code(name)
         yield _line([first, *map(_text, cells)])

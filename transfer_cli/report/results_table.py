@@ -1,9 +1,9 @@
-"""The table of a task: typed values for each group, which terminal, files and page paint."""
+"""The table of a task: a row of typed cells for each group. Terminal, files and page paint it."""
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 from transfer_cli.report import formats
 from transfer_cli.report.comparisons import MCNEMAR
@@ -17,147 +17,97 @@ from transfer_cli.report.model import (
     Run,
     Spread,
     Task,
-)
+)  # fmt: skip
 from transfer_cli.report.statistics import CONFIDENCE
 
 BEST, LEARNT_NOTHING = "*", "†"
 """Marks: of the best group, and of one in which a run learnt next to nothing."""
 
-BASELINE = "baseline"
+DIFFERENCE, P, TRAINED, SECONDS, MEMORY, RUNS = (
+    "difference", "p", "trained", "seconds", "memory", "runs",
+)  # fmt: skip
+GROUP = "group"
 
 _OTHER = {"test": "validation", "validation": "test"}
-
-
-class Kind(Enum):
-    """What a column holds; the title of those that are no measure."""
-
-    GROUP = "group"
-    MEASURE = "measure"
-    DIFFERENCE = "difference"
-    P = "p"
-    TRAINED = "trained"
-    SECONDS = "seconds"
-    MEMORY = "memory"
-    RUNS = "runs"
+_MOST_BESIDE = 1
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A group's difference to the baseline.
+class Cell:
+    """A cell.
 
     Args:
-        value: Group minus baseline.
-        like: A number of the measure: the difference is written with as many decimals.
-        low: Lower end of its interval; none where only means were compared.
-        high: Upper end.
+        text: How its value is written; "" where there is none.
+        value: The value, by which rows are sorted.
+        note: What else is known of it.
     """
 
-    value: float
-    like: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def interval(self) -> str:
-        """How its interval is written; "" where there is none."""
-        if self.low is None or self.high is None:
-            return ""
-        return f"[{formats.signed(self.low, self.like)}, {formats.signed(self.high, self.like)}]"
+    text: str = ""
+    value: float | None = None
+    note: str | None = None
 
 
 @dataclass(frozen=True)
-class Probability:
-    """A p-value, and what it was before it was corrected for the number of comparisons."""
-
-    value: float
-    uncorrected: float | None = None
-
-
-@dataclass(frozen=True)
-class RunCount:
-    """How many runs of a group are finished, and what became of the others."""
-
-    finished: int
-    others: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        """How many there are."""
-        return self.finished + sum(self.others.values())
-
-
-Value = str | int | Spread | Difference | Probability | RunCount | None
-
-
-@dataclass(frozen=True)
-class ResultColumn:
+class Column:
     """A column.
 
     Args:
-        kind: What it holds.
-        title: What stands above it.
-        values: Of each group, in the order of the task.
+        title: What is in it: a measure, or one of the constants above.
+        cells: Of each group, in the order of the task.
+        is_measure: Whether it is one.
     """
 
-    kind: Kind
     title: str
-    values: tuple[Value, ...]
-
-    def texts(self) -> list[str]:
-        """Return how each value is written; "" where there is none."""
-        return [_text(self.kind, value) for value in self.values]
+    cells: tuple[Cell, ...]
+    is_measure: bool = False
 
 
-def results_table(task: Task) -> list[ResultColumn]:
-    """Return the columns of a task's table, but for those in which nothing stands."""
-    groups = task.groups
-    columns = [_column(Kind.GROUP, [group.label for group in groups])]
-    for measure in _shown_measures(task):
-        columns.append(measure_column(task, measure))
+def results_table(task: Task, measures: Iterable[str] | None = None) -> list[Column]:
+    """Return the columns of a task's table, but for those in which nothing stands.
+
+    Args:
+        task: The task.
+        measures: Those that are shown; none: that of the task, and the same of the other split.
+    """
+    columns = [_column(GROUP, task, lambda group: Cell(group.label))]
+    for measure in _measures(task) if measures is None else measures:
+        cells = tuple(_measured(group, measure) for group in task.groups)
+        columns.append(Column(measure, cells, is_measure=True))
     if task.baseline is not None:
-        columns.append(_column(Kind.DIFFERENCE, [_difference(each, task) for each in groups]))
-        columns.append(_column(Kind.P, [probability_of(group) for group in groups]))
+        columns += [_column(DIFFERENCE, task, lambda group: _difference(group, task)),
+                    _column(P, task, _probability)]  # fmt: skip
     columns += [
-        _column(Kind.TRAINED, [group.trained for group in groups]),
-        _column(Kind.SECONDS, [group.seconds for group in groups]),
-        _column(Kind.MEMORY, [group.memory for group in groups]),
-        _column(Kind.RUNS, [_run_count(group) for group in groups]),
+        _column(TRAINED, task, _trained),
+        _column(SECONDS, task, lambda group: _spread(group.seconds, formats.spread)),
+        _column(MEMORY, task, lambda group: _spread(group.memory, _mean_size)),
+        _column(RUNS, task, _runs),
     ]
-    return [column for column in columns if any(column.texts())]
+    return [column for column in columns if any(cell.text for cell in column.cells)]
 
 
-def marked_texts(task: Task, column: ResultColumn) -> list[str]:
-    """Return a column's texts, measures marked where runs of a group learnt next to nothing."""
-    is_measure = column.kind is Kind.MEASURE
-    return [
-        f"{text} {LEARNT_NOTHING}" if text and is_measure and learnt_nothing(group) else text
-        for text, group in zip(column.texts(), task.groups, strict=True)
-    ]
+def measures_beside(task: Task) -> list[str]:
+    """Return the task's measure, the same of validation, and a few others: for a wide table."""
+    split, _, name = task.measure.rpartition("/")
+    # Not the loss: what else is declared says the same in better words.
+    others = [each.name for each in task.metrics if each.unit != "nats" and each.name != name]
+    beside = _known(task, (f"{split}/{other}" for other in others if "/" not in other))
+    wanted = [f"validation/{name}", *beside[:_MOST_BESIDE]]
+    return [task.measure, *(each for each in _known(task, wanted) if each != task.measure)]
 
 
-def measure_column(task: Task, measure: str) -> ResultColumn:
-    """Return the column of a measure."""
-    values = tuple(group.measures.get(measure) for group in task.groups)
-    return ResultColumn(Kind.MEASURE, measure, values)
+def compared(task: Task, group: Group) -> tuple[str, str, str]:
+    """Return the size of a group's tested difference, its interval, and its p, as written.
 
-
-def difference_to_baseline(group: Group) -> Difference | None:
-    """Return a group's difference item by item; none where there is none."""
+    Raises:
+        ValueError: It was not tested.
+    """
     found = group.against
     if found is None:
-        return None
-    like = group.measures[found.measure].mean if found.measure in group.measures else found.low
-    return Difference(found.difference, like or 0.0, found.low, found.high)
-
-
-def probability_of(group: Group) -> Probability | None:
-    """Return how likely a group's difference is by chance; none where it was not tested."""
-    found = group.against
-    if found is None:
-        return None
-    return (
-        Probability(found.p) if found.corrected is None else Probability(found.corrected, found.p)
-    )
+        raise ValueError(f"{group.label} was compared with nothing")
+    like = _like(group)
+    size = formats.difference(task, found.difference, like, found.measure)
+    p = found.p if found.corrected is None else found.corrected
+    return size, _interval(group), formats.probability(p)
 
 
 def learnt_nothing(group: Group) -> int:
@@ -183,15 +133,21 @@ def came_to(run: Run) -> str | None:
     return None if run.reason is None else f"{LEARNT_NOTHING} {run.reason}"
 
 
-def explanations(task: Task, best: str = BEST) -> Iterator[str]:
-    """Yield what a reader of the table must know, a line each; `best` marks the best group."""
+def explanations(task: Task, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
+    """Yield what a reader of the table must know, a line each.
+
+    Args:
+        task: Whose table it is.
+        best: How the best group is marked.
+        baseline: What the baseline is called there.
+    """
     if any(group.is_best for group in task.groups):
         end = "lower" if task.lower_is_better else "higher"
         yield f"{best} best {task.measure} ({end} is better)"
     spreads = (each for group in task.groups for each in group.measures.values())
     if any(each.deviation is not None for each in spreads):
         yield "± is the standard deviation over the finished runs of a group"
-    yield from _of_tests(task)
+    yield from _of_tests(task, baseline or task.baseline)
     if any(map(learnt_nothing, task.groups)):
         yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
     yield from task.notes
@@ -215,56 +171,92 @@ def apart(report: Report) -> str | None:
     )
 
 
-def split_of(task: Task) -> str:
-    """Return the split that a task's measure is of."""
-    return task.measure.partition("/")[0]
+# --- cells -------------------------------------------------------------------------------------
 
 
-def _column(kind: Kind, values: list[Value]) -> ResultColumn:
-    return ResultColumn(kind, kind.value, tuple(values))
+def _column(title: str, task: Task, cell: Callable[[Group], Cell]) -> Column:
+    return Column(title, tuple(map(cell, task.groups)))
 
 
-def _shown_measures(task: Task) -> list[str]:
-    """Return the measures that are shown: that of the task, and the same of the other split."""
+def _measures(task: Task) -> list[str]:
     split, _, name = task.measure.partition("/")
+    return _known(task, (task.measure, f"{_OTHER.get(split, '')}/{name}"))
+
+
+def _known(task: Task, measures: Iterable[str]) -> list[str]:
     known = {each for group in task.groups for each in group.measures}
-    other = f"{_OTHER.get(split, '')}/{name}"
-    return [each for each in (task.measure, other) if each in known]
+    return [each for each in measures if each in known]
 
 
-def _difference(group: Group, task: Task) -> Difference | str | None:
+def _measured(group: Group, measure: str) -> Cell:
+    cell = _spread(group.measures.get(measure), formats.spread)
+    weak = cell.text and learnt_nothing(group)
+    return Cell(f"{cell.text} {LEARNT_NOTHING}", cell.value) if weak else cell
+
+
+def _spread(found: Spread | None, written: Callable[[Spread], str]) -> Cell:
+    if found is None:
+        return Cell()
+    return Cell(written(found), found.mean if math.isfinite(found.mean) else None)
+
+
+def _mean_size(found: Spread) -> str:
+    return formats.size(found.mean)
+
+
+def _trained(group: Group) -> Cell:
+    return Cell() if group.trained is None else Cell(f"{group.trained:,}", group.trained)
+
+
+def _difference(group: Group, task: Task) -> Cell:
     """Return the difference that was tested, else that of the means."""
-    tested = difference_to_baseline(group)
-    if tested is not None or is_baseline(group, task):
-        return tested or BASELINE
+    found = group.against
+    if found is not None:
+        text = f"{formats.signed(found.difference, _like(group))} {_interval(group)}"
+        return Cell(text, found.difference)
+    if is_baseline(group, task):
+        return Cell("baseline", 0)
     base = next((each for each in task.groups if each.label == task.baseline), None)
     if base is None or task.measure not in base.measures or task.measure not in group.measures:
-        return None
+        return Cell()
     mean = group.measures[task.measure].mean
-    return Difference(mean - base.measures[task.measure].mean, mean)
+    difference = mean - base.measures[task.measure].mean
+    text = formats.signed(difference, mean)
+    return Cell(text, difference, "Of the means: not compared by item")
 
 
-def _run_count(group: Group) -> RunCount:
+def _like(group: Group) -> float:
+    """Return a number of the measure that was compared: differences have as many decimals."""
+    found = group.against
+    if found is None or found.measure not in group.measures:
+        return (found and found.low) or 0.0
+    return group.measures[found.measure].mean or 0.0
+
+
+def _interval(group: Group) -> str:
+    found, like = group.against, _like(group)
+    ends = () if found is None else (found.low, found.high)
+    return f"[{', '.join('' if end is None else formats.signed(end, like) for end in ends)}]"
+
+
+def _probability(group: Group) -> Cell:
+    found = group.against
+    if found is None:
+        return Cell()
+    if found.corrected is None:
+        return Cell(formats.probability(found.p), found.p)
+    note = f"p {formats.probability(found.p)} before the correction"
+    return Cell(formats.probability(found.corrected), found.corrected, note)
+
+
+def _runs(group: Group) -> Cell:
     counts = Counter(run.status for run in group.runs)
-    return RunCount(counts.pop(FINISHED, 0), counts)
+    done, total = counts.pop(FINISHED, 0), len(group.runs)
+    others = ", ".join(f"{n} {status}" for status, n in counts.items())
+    return Cell(f"{done} of {total} ({others})" if others else str(total), done)
 
 
-def _text(kind: Kind, value: Value) -> str:
-    if isinstance(value, Spread):
-        return formats.size(value.mean) if kind is Kind.MEMORY else formats.spread(value)
-    if isinstance(value, Difference):
-        return f"{formats.signed(value.value, value.like)} {value.interval}".rstrip()
-    if isinstance(value, Probability):
-        return formats.probability(value.value)
-    if isinstance(value, RunCount):
-        others = ", ".join(f"{n} {status}" for status, n in value.others.items())
-        return f"{value.finished} of {value.total} ({others})" if others else str(value.total)
-    if isinstance(value, int):
-        return f"{value:,}"
-    return value or ""
-
-
-def _of_tests(task: Task) -> Iterator[str]:
+def _of_tests(task: Task, baseline: str | None) -> Iterator[str]:
     found = [group.against for group in task.groups if group.against is not None]
     if not found:
         return
@@ -272,12 +264,12 @@ def _of_tests(task: Task) -> Iterator[str]:
     items = {f"{each.items:,}" for each in found}
     how = []
     if MCNEMAR in tests:
-        how.append("McNemar's exact test of single runs, which says nothing of other seeds,")
+        how.append("McNemar's exact test of single runs, which says nothing of other seeds")
     if tests - {MCNEMAR}:
         how.append("a bootstrap over items and seeds")
     several = any(each.corrected is not None for each in found)
     yield (
-        f"difference to {task.baseline}, with its {CONFIDENCE} % interval; p by "
-        f"{' or '.join(how)}, paired on the same {' or '.join(sorted(items))} items"
+        f"difference to {baseline}, with its {CONFIDENCE} % interval; p by "
+        f"{', or '.join(how)}, paired on the same {' or '.join(sorted(items))} items"
         + (f"; corrected for {len(found)} comparisons (Holm; --csv has both)" if several else "")
     )

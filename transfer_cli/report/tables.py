@@ -4,17 +4,19 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 
 from transfer_cli.report import formats
+from transfer_cli.report import results_table as results
 from transfer_cli.report.model import Report, Standing, Task
 from transfer_cli.report.results_table import (
     BEST,
-    Kind,
+    GROUP,
+    MEMORY,
+    SECONDS,
+    TRAINED,
     apart,
     came_to,
     explanations,
-    marked_texts,
     of_analyses,
     results_table,
-    split_of,
     unfinished,
 )
 from transfer_cli.safe_files import printable
@@ -82,17 +84,15 @@ def _to_go(found: Standing) -> str:
 
 def _task(task: Task, width: int | None) -> Iterator[Block]:
     yield Line(Piece(task.name, "heading"), f": {_size(task)}")
-    columns, left_out = _fitting(task, width)
+    columns, left_out = _fitting(results_table(task), width)
     table: list[list[Piece | str]] = []
-    rows = zip(*(texts for _, texts in columns), strict=True)
-    for group, cells in zip(task.groups, rows, strict=True):
-        first, measured, *others = cells
-        style: Style = "mark" if group.is_best else "name"
-        table.append(
-            [Piece(first, style), Piece(measured, "mark" if group.is_best else ""), *others]
-        )
-    names = [Column(title, right=at > 0) for at, (title, _) in enumerate(columns)]
-    yield Table(names, table)
+    rows = zip(*([cell.text for cell in each.cells] for each in columns), strict=True)
+    for group, (name, measured, *others) in zip(task.groups, rows, strict=True):
+        mark, style = (BEST, "mark") if group.is_best else (" ", "name")
+        best: Style = "mark" if group.is_best else ""
+        table.append([Piece(f"{mark} {name}", style), Piece(measured, best), *others])
+    titles = [Column(printable(each.title), right=True) for each in columns[1:]]
+    yield Table([Column(f"  {columns[0].title}"), *titles], table)
     lines = [*explanations(task), *of_analyses(task)]
     if left_out:
         lines.append(f"not shown here, for want of room: {', '.join(left_out)}")
@@ -102,28 +102,23 @@ def _task(task: Task, width: int | None) -> Iterator[Block]:
     yield from _errors(task)
 
 
-def _fitting(task: Task, width: int | None) -> tuple[list[tuple[str, list[str]]], list[str]]:
-    """Return title and texts of the columns that have room, and the titles of the others."""
-    found = results_table(task)
-    texts = {each.title: marked_texts(task, each) for each in found}
-    group = found[0].title
-    texts[group] = [
-        f"{BEST if each.is_best else ' '} {name}"
-        for each, name in zip(task.groups, texts[group], strict=True)
-    ]
-    needed = {title: max(map(len, (printable(title), *cells))) for title, cells in texts.items()}
-    needed[group] = min(needed[group], _NARROWEST_NAME)
-    further = [each.title for each in found if each.kind is Kind.MEASURE][1:]
-    least_first = [*further, *(kind.value for kind in (Kind.MEMORY, Kind.TRAINED, Kind.SECONDS))]
+def _fitting(
+    columns: list[results.Column], width: int | None
+) -> tuple[list[results.Column], list[str]]:
+    """Return the columns for which there is room, and the titles of the others."""
+    needed = {
+        each.title: max(len(printable(each.title)), *(len(cell.text) for cell in each.cells))
+        for each in columns
+    }
+    needed[GROUP] = min(needed[GROUP] + 2, _NARROWEST_NAME)
+    further = [each.title for each in columns if each.is_measure][1:]
     left_out: list[str] = []
-    for title in (title for title in least_first if title in texts):
+    for title in (each for each in (*further, MEMORY, TRAINED, SECONDS) if each in needed):
         room = [size + 2 for each, size in needed.items() if each not in left_out]
         if width is None or sum(room) - 2 <= width:
             break
         left_out.append(title)
-    shown = [(printable(title), texts[title]) for title in texts if title not in left_out]
-    shown[0] = (f"  {shown[0][0]}", shown[0][1])
-    return shown, [printable(title) for title in left_out]
+    return [each for each in columns if each.title not in left_out], left_out
 
 
 def _size(task: Task) -> str:
@@ -144,7 +139,7 @@ def _unfinished(task: Task) -> Iterator[Block]:
 def _errors(task: Task) -> Iterator[Block]:
     if task.errors:
         most = f", the first {MOST_ERRORS}" if len(task.errors) > MOST_ERRORS else ""
-        yield Line(f"  wrong in most runs ({split_of(task)}{most}):")
+        yield Line(f"  wrong in most runs ({task.measure.partition('/')[0]}{most}):")
     for each in task.errors[:MOST_ERRORS]:
         said = ", ".join(f"{label} {count}" for label, count in each.predicted.items())
         text = " ".join(each.text.split())

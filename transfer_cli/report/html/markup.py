@@ -93,7 +93,9 @@ def _cells(row: Sequence[Cell | object]) -> list[Cell]:
 
 def joined(parts: Iterable[object], between: str = "") -> Html:
     """Return markup and texts one after another; None is left out."""
-    return Html(between).join(part for part in parts if part is not None)
+    return Html(between).join(
+        part if isinstance(part, Html) else str(part) for part in parts if part is not None
+    )
 
 
 def shown(value: object) -> str:

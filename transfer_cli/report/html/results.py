@@ -2,51 +2,35 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from transfer_cli.report import formats
+from transfer_cli.report import formats, results_table
 from transfer_cli.report.html.markup import (
     Cell,
     Column,
     Html,
     MarkedRow,
+    details,
     joined,
     macros,
     sortable_table,
     table,
 )
-from transfer_cli.report.model import FINISHED, Group, Spread, Task
-from transfer_cli.report.results_table import (
-    LEARNT_NOTHING,
-    Difference,
-    Kind,
-    Probability,
-    ResultColumn,
-    RunCount,
-    difference_to_baseline,
-    explanations,
-    learnt_nothing,
-    measure_column,
-    probability_of,
-    results_table,
-    unfinished,
-)
+from transfer_cli.report.model import FINISHED, Group, Task
 
-MOST_OPEN = 8
+_MOST_OPEN = 8
 """Runs that did not finish which are listed from the start; more of them on demand."""
 
-_MOST_BESIDE = 1
 _UNFINISHED = "Runs that are not finished, or learnt next to nothing"
-_HEADS: Mapping[Kind, tuple[str, str]] = {
-    Kind.DIFFERENCE: ("difference, 95 % interval", "To the baseline"),
-    Kind.P: ("p", "How likely such a difference is where there is none"),
-    Kind.RUNS: ("runs", "Finished runs, of all"),
-    Kind.TRAINED: ("trained", "Parameters that were ever trained"),
-    Kind.SECONDS: ("time", "Mean of a run"),
-    Kind.MEMORY: ("memory", "Mean of the peaks"),
+_NOTES = {
+    results_table.DIFFERENCE: "To the baseline, with its 95 % interval",
+    results_table.P: "How likely such a difference is where there is none",
+    results_table.RUNS: "Finished runs, of all",
+    results_table.TRAINED: "Parameters that were ever trained",
+    results_table.SECONDS: "Of a run",
+    results_table.MEMORY: "Mean of the peaks",
 }
-"""Title and note of the columns that are no measure, in their order."""
 
 
 def best_sentence(task: Task, names: Sequence[str]) -> Html:
@@ -70,62 +54,57 @@ def _no_result(task: Task) -> str:
 
 
 def _against_words(task: Task, names: Sequence[str], group: Group) -> str:
-    found, tested, p = group.against, difference_to_baseline(group), probability_of(group)
-    if found is None or tested is None or p is None:
+    found = group.against
+    if found is None:
         return ""
-    label = found.baseline or task.baseline or ""
+    size, interval, p = results_table.compared(task, group)
+    side = "above" if found.difference > 0 else "below"
+    baseline = _name_of(task, names, found.baseline or task.baseline or "")
+    p = p if p.startswith("<") else f"= {p}"
+    return f"{size} {side} {baseline} (95 % interval {interval}, p {p})"
+
+
+def _name_of(task: Task, names: Sequence[str], label: str) -> str:
+    """Return what the group of a label is called on the page."""
     named = zip(task.groups, names, strict=True)
-    baseline = next((name for group, name in named if group.label == label), label)
-    size = formats.difference(task, tested.value, tested.like, found.measure)
-    side = "above" if tested.value > 0 else "below"
-    interval = f"95 % interval {tested.interval}, " if tested.interval else ""
-    shown = formats.probability(p.value)
-    return f"{size} {side} {baseline} ({interval}p {'' if shown.startswith('<') else '= '}{shown})"
+    return next((name for group, name in named if group.label == label), label)
 
 
 def results(task: Task, names: Sequence[str]) -> Html:
     """Return the table of the groups, how to read it, and which runs did not finish."""
-    columns = list(_columns(task, names))
-    rows = [
-        MarkedRow([cells[at] for _, cells in columns], group.is_best)
-        for at, group in enumerate(task.groups)
-    ]
+    columns = [*_columns(task, names)]
+    cells = zip(*(each for _, each in columns), strict=True)
+    rows = [MarkedRow(row, group.is_best) for row, group in zip(cells, task.groups, strict=True)]
     made = sortable_table(f"Results of {task.name}", [column for column, _ in columns], rows)
-    lines = [*explanations(task, "★")]
+    lines = []
     if len(task.groups) > 1 and task.sort not in ("", task.measure):
-        lines.insert(0, f"sorted by {formats.measure_words(task.sort)}")
-    runs = [(run.name, run.status, run.reason or formats.NOTHING) for run in unfinished(task)]
-    listed = table(_UNFINISHED, [Column("run"), Column("state"), Column("reason")], runs)
-    below = macros("results.html").below(
-        lines, listed if runs else None, f"{_UNFINISHED}: {len(runs)}", len(runs) <= MOST_OPEN
-    )
-    return joined([made, below])
+        lines.append(f"sorted by {formats.measure_words(task.sort)}")
+    baseline = _name_of(task, names, task.baseline or "")
+    lines += results_table.explanations(task, best="★", baseline=baseline)
+    return joined([made, *map(Html('<p class="note">{}</p>').format, lines), _unfinished(task)])
 
 
-def _columns(task: Task, names: Sequence[str]) -> Iterator[tuple[Column, list[Cell]]]:
+def _columns(task: Task, names: Sequence[str]) -> Iterator[tuple[Column, Sequence[Cell]]]:
     """Yield the columns of the page's table with a cell for each group."""
     place = macros("results.html").place
-    groups = list(enumerate(task.groups))
+    groups = enumerate(task.groups)
     yield Column("#"), [Cell(place(at, group.is_best), at + 1) for at, group in groups]
     yield from _setting_columns(task, names)
-    found = {each.kind: each for each in results_table(task)}
-    first, *others = [measure_column(task, measure) for measure in _shown_measures(task)]
-    yield _measure_cells(task, first)
-    for kind, (title, note) in _HEADS.items():
-        if kind in found:
-            cells = [_PAINTERS[kind](value) for value in found[kind].values]
-            if kind is Kind.RUNS:
-                cells = [
-                    Cell(f"{cell.content} {LEARNT_NOTHING}", cell.value) if learnt_nothing(group)
-                    else cell
-                    for cell, group in zip(cells, task.groups, strict=True)
-                ]  # fmt: skip
-            yield Column(title, is_number=True, note=note), cells
-        if kind is Kind.P:
-            yield from (_measure_cells(task, other) for other in others)
+    measures = results_table.measures_beside(task)
+    for column in results_table.results_table(task, measures)[1:]:
+        title = formats.axis_words(task, column.title) if column.is_measure else column.title
+        head = Column(title, is_number=True, note=_NOTES.get(column.title))
+        yield head, [_painted(cell) for cell in column.cells]
 
 
-def _setting_columns(task: Task, names: Sequence[str]) -> Iterator[tuple[Column, list[Cell]]]:
+def _painted(cell: results_table.Cell) -> Cell:
+    content: str = cell.text or formats.NOTHING
+    if cell.note is not None:
+        content = Html('<span title="{}">{}</span>').format(cell.note, content)
+    return Cell(content, cell.value)
+
+
+def _setting_columns(task: Task, names: Sequence[str]) -> Iterator[tuple[Column, Sequence[Cell]]]:
     short = formats.short_keys(task.varying)
     keys = task.varying if len(task.varying) <= formats.MOST_NAMED else ()
     for key in keys:
@@ -134,30 +113,6 @@ def _setting_columns(task: Task, names: Sequence[str]) -> Iterator[tuple[Column,
         shown = Html('<span title="{}">{}</span>')
         named = zip(task.groups, names, strict=True)
         yield Column("settings"), [Cell(shown.format(g.label, name), name) for g, name in named]
-
-
-def _shown_measures(task: Task) -> list[str]:
-    """Return the main measure, the same of validation, and a few others beside it."""
-    split, _, name = task.measure.rpartition("/")
-    there = {measure for group in task.groups for measure in group.measures}
-    # Not the loss: what else is declared says the same in better words.
-    others = [each.name for each in task.metrics if each.unit != "nats" and each.name != name]
-    beside = [f"{split}/{other}" for other in others if "/" not in other]
-    wanted = [f"validation/{name}", *[each for each in beside if each in there][:_MOST_BESIDE]]
-    return [task.measure, *(each for each in wanted if each in there and each != task.measure)]
-
-
-def _measure_cells(task: Task, found: ResultColumn) -> tuple[Column, list[Cell]]:
-    column = Column(formats.axis_words(task, found.title), is_number=True)
-    cells = [
-        Cell(text or formats.NOTHING, _mean(value))
-        for text, value in zip(found.texts(), found.values, strict=True)
-    ]
-    return column, cells
-
-
-def _mean(value: object) -> float | None:
-    return value.mean if isinstance(value, Spread) and math.isfinite(value.mean) else None
 
 
 def _setting_cell(settings: Mapping[str, Any], key: str) -> Cell:
@@ -170,54 +125,10 @@ def _setting_cell(settings: Mapping[str, Any], key: str) -> Cell:
     return Cell(shown, math.inf if shown == "all" else shown)
 
 
-# --- cells by the kind of their column ---------------------------------------------------------
-
-
-def _difference(value: Any) -> Cell:
-    if not isinstance(value, Difference):
-        return Cell(value or formats.NOTHING, 0 if value else None)
-    text = formats.signed(value.value, value.like)
-    if not value.interval:
-        shown = Html('<span title="Of the means: not compared by item">{}</span>').format(text)
-    else:
-        shown = Html("<span>{}<small> {}</small></span>").format(text, value.interval)
-    return Cell(shown, value.value)
-
-
-def _probability(value: Probability | None) -> Cell:
-    if value is None:
-        return Cell(formats.NOTHING)
-    text = formats.probability(value.value)
-    if value.uncorrected is None:
-        return Cell(text, value.value)
-    note = f"p {formats.probability(value.uncorrected)} before the correction"
-    return Cell(Html('<span title="{}">{}</span>').format(note, text), value.value)
-
-
-def _trained(value: int | None) -> Cell:
-    if value is None:
-        return Cell(formats.NOTHING)
-    shown = Html('<span title="{:,} parameters">{}</span>')
-    return Cell(shown.format(value, formats.count(value)), value)
-
-
-def _mean_as(written: Callable[[float], str]) -> Callable[[Spread | None], Cell]:
-    def painted(value: Spread | None) -> Cell:
-        return Cell(formats.NOTHING) if value is None else Cell(written(value.mean), value.mean)
-
-    return painted
-
-
-def _runs(value: RunCount) -> Cell:
-    text = f"{value.finished} of {value.total}" if value.others else str(value.finished)
-    return Cell(text, value.finished)
-
-
-_PAINTERS: Mapping[Kind, Callable[[Any], Cell]] = {
-    Kind.DIFFERENCE: _difference,
-    Kind.P: _probability,
-    Kind.TRAINED: _trained,
-    Kind.SECONDS: _mean_as(formats.duration),
-    Kind.MEMORY: _mean_as(formats.size),
-    Kind.RUNS: _runs,
-}
+def _unfinished(task: Task) -> Html | None:
+    runs = results_table.unfinished(task)
+    if not runs:
+        return None
+    rows = [(run.name, run.status, run.reason or formats.NOTHING) for run in runs]
+    listed = table(_UNFINISHED, [Column("run"), Column("state"), Column("reason")], rows)
+    return details(f"{_UNFINISHED}: {len(runs)}", listed, is_open=len(runs) <= _MOST_OPEN)
