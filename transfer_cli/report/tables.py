@@ -20,7 +20,7 @@ from transfer_cli.report.results_table import (
     unfinished,
 )
 from transfer_cli.safe_files import printable
-from transfer_cli.terminal import BLANK, Block, Column, Entry, Line, Page, Piece, Style, Table
+from transfer_cli.terminal import BLANK, Block, Column, Entry, Line, Page, Piece, Table
 
 MOST_ERRORS = 5
 """Shared errors that are shown."""
@@ -88,9 +88,11 @@ def _task(task: Task, width: int | None) -> Iterator[Block]:
     table: list[list[Piece | str]] = []
     rows = zip(*([cell.text for cell in each.cells] for each in columns), strict=True)
     for group, (name, measured, *others) in zip(task.groups, rows, strict=True):
-        mark, style = (BEST, "mark") if group.is_best else (" ", "name")
-        best: Style = "mark" if group.is_best else ""
-        table.append([Piece(f"{mark} {name}", style), Piece(measured, best), *others])
+        first = f"{BEST if group.is_best else ' '} {name}"
+        if group.is_best:
+            table.append([Piece(first, "mark"), Piece(measured, "mark"), *others])
+        else:
+            table.append([Piece(first, "name"), measured, *others])
     titles = [Column(printable(each.title), right=True) for each in columns[1:]]
     yield Table([Column(f"  {columns[0].title}"), *titles], table)
     lines = [*explanations(task), *of_analyses(task)]
