@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-IMPORTED = ("transfer_cli.commands.train", "torch._dynamo", "tensorboard.summary.writer")
+IMPORTED = ("transfer_cli.training.train", "torch._dynamo", "tensorboard.summary.writer")
 """What a command imports in the end, too."""
 
 OPERATIONS = frozenset(
@@ -104,7 +104,7 @@ def _work(folder: Path, command: str, config: object, moment: Moment) -> None:
     import torch
     from tqdm import tqdm
 
-    from transfer_cli.commands.train import train
+    from transfer_cli.training.train import train
 
     torch.set_num_threads(1)
     # Between processes it would be a semaphore, which a killed one leaves in the system.

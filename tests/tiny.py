@@ -26,6 +26,7 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, StepReport, TrainStep
 from transfer_cli.engine.train import Progress, Stream, build_trainer, report_of, run_trainer
 from transfer_cli.lengths import Length
+from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.objectives.base import Facts, Objective, TextFacts
@@ -302,3 +303,7 @@ def weights_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
     """Return whether two sets of tensors are equal bit for bit."""
     return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+class AddedLinear(Added, torch.nn.Linear):
+    """A layer that an edit of somebody else's may put anywhere."""

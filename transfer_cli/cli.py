@@ -226,25 +226,31 @@ def _with_texts(request: "Request", command: Command) -> "Request":
 
 def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
     """Return what a run of this config measures."""
-    _load("transfer_cli.commands.compose")
-    from transfer_cli.commands import compose
+    _load("transfer_cli.assembly.losses")
+    from transfer_cli.assembly.losses import build_objectives
     from transfer_cli.objectives.base import declared_metrics
 
-    asked = compose.objectives(config)
+    asked = build_objectives(config)
     return declared_metrics({name: loss.objective for name, loss in asked.items()})
 
 
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
     """Do the work of a command, or have the processes that it starts do it."""
-    if command.scales:
-        _load("transfer_cli.commands.processes")
-        from transfer_cli.commands import processes
+    from transfer_cli.config.build import import_plugins
 
-        processes.check(config)
-        if processes.wanted(config):
-            processes.start(name, request.flags, config)
+    if command.scales:
+        _load("transfer_cli.training.workers")
+        from transfer_cli.config.command_line import CommandLine
+        from transfer_cli.training import workers
+
+        workers.check(config)
+        if workers.wanted(config):
+            typed = CommandLine.of_this_command().overrides
+            workers.start(name, request.flags, config, typed)
             return
-    _function_of(command)(config)
+    perform = _function_of(command)
+    import_plugins(request.plugins)  # what they register is there before any work begins
+    perform(config)
 
 
 def _trust_plugins(request: "Request") -> None:

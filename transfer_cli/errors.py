@@ -5,7 +5,7 @@ escapes is our fault and keeps its traceback (exit code 1).
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _LONGEST_NAME = 100
 _MOST_NAMES = 10_000
@@ -106,3 +106,9 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     names = [name for name in choices if len(name) <= _LONGEST_NAME][:_MOST_NAMES]
     close = difflib.get_close_matches(word[:_LONGEST_NAME], names, n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return the first three names, and how many more there are."""
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -181,7 +181,7 @@ def score(arrive: Gate, words: Sequence[str], *, in_order: bool) -> None:
     parts = _parts(words)
     split = parts.data.splits["test"]
     asked = split if in_order else replace(split, order=None)
-    objective = parts.layout.losses[0].objective
+    objective = parts.blueprint.losses[0].objective
     while True:
         arrive()
         evaluate(parts.model, objective, asked, batch=BATCH, precision=parts.precision)
@@ -189,10 +189,10 @@ def score(arrive: Gate, words: Sequence[str], *, in_order: bool) -> None:
 
 def _parts(words: Sequence[str]) -> Any:
     """Return what `transfer finetune WORDS` is put together from."""
-    from transfer_cli.commands.parts import put_together
+    from transfer_cli.assembly.run import build_run
     from transfer_cli.config import flags, launch
 
-    return put_together(launch.compose("finetune", flags.parse(list(words))), "finetune")
+    return build_run(launch.compose("finetune", flags.parse(list(words))), "finetune")
 
 
 def _padded(parts: Any, indices: Any) -> int:

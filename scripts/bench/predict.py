@@ -114,10 +114,11 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str) -> N
 
     import torch
 
-    from transfer_cli.commands import predict, predict_input
-    from transfer_cli.commands.ensemble import open_ensemble
-    from transfer_cli.commands.predict_input import Columns
-    from transfer_cli.commands.predict_output import JsonLines
+    from transfer_cli.commands.predict import command as predict
+    from transfer_cli.commands.predict import reading as predict_input
+    from transfer_cli.commands.predict.ensemble import open_ensemble
+    from transfer_cli.commands.predict.reading import Columns
+    from transfer_cli.commands.predict.writing import JsonLines
     from transfer_cli.engine.precision import Precision
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

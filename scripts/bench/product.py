@@ -109,15 +109,15 @@ def pretrain(arrive: Callable[[], None], words: Sequence[str], command: str = "p
     """Run `transfer COMMAND WORDS`, all of it, and stop at the start of each step."""
     from ignite.engine import Events
 
-    from transfer_cli.commands import job
+    from transfer_cli.training import trainer
 
     def build(*parts: Any) -> Any:
         trainer = build_trainer(*parts)
         trainer.add_event_handler(Events.ITERATION_STARTED, lambda engine: arrive())
         return trainer
 
-    build_trainer = job.build_trainer
-    with patch.object(job, "build_trainer", build):
+    build_trainer = trainer.build_trainer
+    with patch.object(trainer, "build_trainer", build):
         _command(words, command)
 
 
@@ -129,7 +129,7 @@ def pretrain_timed(arrive: Any, words: Sequence[str]) -> None:
     """
     from ignite.engine import Events
 
-    from transfer_cli.commands import job
+    from transfer_cli.training import trainer
 
     parts = _Parts()
 
@@ -154,8 +154,8 @@ def pretrain_timed(arrive: Any, words: Sequence[str]) -> None:
         arrive()
         parts.begin("engine")
 
-    build_trainer = job.build_trainer
-    with patch.object(job, "build_trainer", build):
+    build_trainer = trainer.build_trainer
+    with patch.object(trainer, "build_trainer", build):
         _command(words)
 
 
@@ -202,8 +202,8 @@ def in_place_of_engine(
         body: Called with the training step and with what returns the batch of a step by its number.
             When it returns, the command is over and leaves no run directory behind.
     """
-    from transfer_cli.commands import job
     from transfer_cli.engine.train import StepLoader
+    from transfer_cli.training import trainer
 
     taken: list[Callable[..., Any]] = []
 
@@ -217,10 +217,10 @@ def in_place_of_engine(
         body(taken[0], loader.at)
         raise _EnoughError
 
-    build_trainer = job.build_trainer
+    build_trainer = trainer.build_trainer
     with (
-        patch.object(job, "build_trainer", build),
-        patch.object(job, "run_trainer", run),
+        patch.object(trainer, "build_trainer", build),
+        patch.object(trainer, "run_trainer", run),
         suppress(_EnoughError),
     ):
         _command(words)

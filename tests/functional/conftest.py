@@ -192,14 +192,14 @@ def _watching(watched):
     """Note down what a run trains, from hooks of its step and of its optimizer."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    from transfer_cli.commands import train
     from transfer_cli.engine.step import TrainStep
+    from transfer_cli.training import train
 
-    names, put_together, call = {}, train.put_together, TrainStep.__call__
+    names, build_run, call = {}, train.build_run, TrainStep.__call__
 
     def made(config, command):
-        parts = put_together(config, command)
-        watched.inherited, watched.spans = parts.layout.inherited, parts.layout.spans
+        parts = build_run(config, command)
+        watched.inherited, watched.spans = parts.blueprint.inherited, parts.blueprint.spans
         return parts
 
     def step(self, batches, number):
@@ -215,7 +215,7 @@ def _watching(watched):
 
     handle = register_optimizer_step_pre_hook(hook)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "put_together", made)
+        patch.setattr(train, "build_run", made)
         patch.setattr(TrainStep, "__call__", step)
         try:
             yield

@@ -47,7 +47,7 @@ def spoilt(transfer):
     """Return how to run a command under which something happens after a step."""
 
     def call(step, action, *words):
-        log, handler = logging.getLogger("transfer_cli.commands.job"), At(step, action)
+        log, handler = logging.getLogger("transfer_cli.training.trainer"), At(step, action)
         log.addHandler(handler)
         try:
             return transfer(*words)
@@ -121,7 +121,7 @@ def test_a_disk_that_is_full_at_the_very_end_costs_no_step(
     transfer, spoilt, words, files_up_to, monkeypatch
 ):
     assert transfer(*words, "run.dir=whole").code == 0
-    from transfer_cli.commands.keeping import Keeping
+    from transfer_cli.training.checkpoints import Keeping
 
     write = Keeping.write_model
 

@@ -1,6 +1,7 @@
 """The package of `docs/example`: a user's own parts, by command line and by our contracts."""
 
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -10,13 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests import tiny
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.batch import IGNORE
 from transfer_cli.model.weights import read_description
 from transfer_cli.objectives.base import Facts
 from transfer_cli.runs.records import read_metrics
 from transfer_cli.seeds import ExampleNoise
+from transfer_cli.testing.edits import check_edit
 from transfer_cli.testing.objectives import check_objective
 from transfer_cli.testing.plans import check_plan
 
@@ -119,3 +123,163 @@ def test_swapping_moves_neighbours_and_nothing_else(mylab):
         assert torch.equal(after_BT[row, left], before_BT[row, right])
         assert torch.equal(after_BT[row, right], before_BT[row, left])
     assert 0.2 < float((target_BT == 1).sum() / (target_BT != IGNORE).sum()) < 0.8
+
+
+# --- an edit whose parameter has a name that the package has never seen ------------------------
+
+OWN = ("--plugin", "mylab", "--config-dir", "conf")
+
+
+@pytest.fixture
+def scaled(transfer, mylab, adapting):
+    """Return how to fine-tune a few steps with the example's edit; gives the ended command."""
+
+    def call(run, *words):
+        pooling = "objective.pooling=cls_last"  # as published models pool
+        chosen = (*adapting("scaled_attention"), pooling, "loop.steps=4", f"run.dir={run}")
+        return transfer("finetune", *OWN, *chosen, *words)
+
+    return call
+
+
+@pytest.fixture
+def probabilities(transfer, few_questions):
+    """Return how to label the questions with a run or an exported folder."""
+
+    def call(run):
+        ended = transfer("predict", *OWN, f"run={run}", f"input={few_questions}")
+        assert ended.code == 0, ended.err
+        rows = [json.loads(line) for line in ended.out.splitlines()]
+        return torch.tensor([list(row["probabilities"].values()) for row in rows])
+
+    return call
+
+
+def stored(run):
+    return load_file(Path(run) / "model" / "weights.safetensors")
+
+
+def rewrite(module, old, new):
+    text = module.read_text()
+    assert old in text
+    module.write_text(text.replace(old, new))
+
+
+def refused(ended, *parts):
+    lines = [line for line in ended.err.splitlines() if not line.startswith("usage")]
+    assert ended.code == 2, ended.err
+    assert len(lines) == 1, ended.err
+    assert all(part in lines[0] for part in parts), lines[0]
+
+
+def test_the_own_edit_keeps_the_contract(mylab):
+    from mylab.scaled_attention import ScaledAttention
+
+    check_edit(ScaledAttention())
+
+
+def test_only_the_own_edit_and_the_head_train_and_only_they_are_stored(scaled, deep, read_json):
+    ended = scaled("run", "adaptation/layer_scale=geometric", "schedule=constant")
+
+    assert ended.code == 0, ended.err
+    names = {f"backbone.blocks.{n}.attention.packed.factors.stretch" for n in (0, 1)}
+    found = stored("run")
+    assert {name for name in found if not name.startswith("heads.class.")} == names
+    assert not any(torch.equal(found[name], torch.ones(32)) for name in names)
+    heads = sum(t.numel() for n, t in found.items() if n.startswith("heads."))
+    assert read_json(Path("run/results.json"))["parameters"]["trainable"] == 64 + heads
+    (first, *_) = read_metrics(Path("run/metrics.jsonl"))
+    rates = {key: value for key, value in first.items() if key.startswith("rate/")}
+    # Those of pretrained blocks would shrink with depth.
+    assert rates.keys() == {"rate/added.0", "rate/added.1", "rate/head.class"}
+    assert rates["rate/added.0"] == rates["rate/added.1"] == rates["rate/head.class"] > 0
+    assert read_json(Path("run/model/model.json"))["edits"] == {
+        "scaled_attention": {"_target_": "mylab.scaled_attention.ScaledAttention"}
+    }
+
+
+def test_the_own_edit_is_there_again_when_a_run_is_opened(transfer, scaled, probabilities):
+    assert scaled("run").code == 0
+    evaluated = transfer("evaluate", *OWN, "run=run", "split=validation", "output=found.json")
+    assert evaluated.code == 0, evaluated.err
+    again = json.loads(Path("found.json").read_text())["measures"]["validation"]
+
+    assert again == json.loads(Path("run/results.json").read_text())["measures"]["validation"]
+    assert len(probabilities("run")) == 30
+
+
+def test_the_own_edit_is_merged_because_it_says_that_it_can_be(scaled, deep, probabilities):
+    assert scaled("apart").code == 0
+    ended = scaled("merged", "adaptation.store=merged")
+
+    assert ended.code == 0, ended.err
+    assert {n for n in stored("merged") if n.startswith("backbone.")} == {
+        n for n in stored(deep) if n.startswith("backbone.")
+    }
+    assert not read_description(Path("merged/model")).edits
+    assert torch.allclose(probabilities("merged"), probabilities("apart"), atol=1e-5)
+
+
+def test_lora_is_merged_beside_the_own_edit(scaled, probabilities):
+    both = (
+        "adaptation/edits=[scaled_attention,lora]", "adaptation.edits.lora.targets=[output]",
+    )  # fmt: skip
+    assert scaled("apart", *both).code == 0
+    assert scaled("merged", *both, "adaptation.store=merged").code == 0
+
+    assert not read_description(Path("merged/model")).edits
+    assert torch.allclose(probabilities("merged"), probabilities("apart"), atol=1e-5)
+
+
+def test_the_own_edit_is_merged_into_what_is_exported(transfer, scaled):
+    assert scaled("run").code == 0
+    assert scaled("merged", "adaptation.store=merged").code == 0
+
+    ended = transfer("export", *OWN, "run=run", "to=out")
+
+    assert ended.code == 0, ended.err
+    exported, merged = open_pretrained("out").tensors(), stored("merged")
+    packed = [name for name in merged if ".attention.packed." in name]
+    assert len(packed) == 4
+    assert all(torch.equal(exported[name], merged[name]) for name in packed)
+
+
+def test_what_cannot_be_merged_is_refused_by_its_edits_name(transfer, scaled, mylab):
+    rewrite(mylab / "mylab" / "scaled_attention.py", "def merged(", "def in_one(")
+    what = "scaled keys and values (adaptation.edits.scaled_attention)"
+
+    refused(scaled("merged", "adaptation.store=merged"), "adaptation.store: merged", what)
+    assert scaled("run").code == 0
+    refused(transfer("export", *OWN, "run=run", "to=out"), what, "format=onnx takes any model")
+    assert not Path("merged").exists()
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("command", ["finetune", "plan"])
+def test_an_own_edit_without_the_mark_is_refused(transfer, adapting, mylab, command):
+    rewrite(
+        mylab / "mylab" / "scaled_attention.py", "class Factors(Added)", "class Factors(nn.Module)"
+    )
+    words = adapting("scaled_attention", "loop.steps=4", "run.dir=run")
+    command = ("plan", "finetune") if command == "plan" else ("finetune",)
+
+    ended = transfer(*command, *OWN, *words)
+
+    refused(
+        ended,
+        "adaptation.edits.scaled_attention: adds ",
+        "backbone.blocks.0.attention.packed.factors.stretch and 1 more outside of any Added",
+    )
+    assert not Path("run").exists()
+
+
+def test_an_edit_that_would_remove_what_another_one_has_added_is_refused(scaled):
+    ended = scaled("run", "adaptation/edits=[scaled_attention,lora]")
+
+    refused(ended, "adaptation.edits.lora: removes backbone.blocks.0.attention.packed.factors")
+
+
+def test_the_own_edit_can_be_distilled_to_the_source(scaled):
+    ended = scaled("run", "+objective@losses.source=source_distillation", "losses.source.weight=1")
+
+    assert ended.code == 0, ended.err

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from tests.functional.conftest import LOOP, finished
 from tests.published import FAMILIES, TEXT, publish, reference
-from transfer_cli.commands.pretrained import open_pretrained
-from transfer_cli.commands.trained import open_trained
+from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.encoded_task import EncodedTask
 from transfer_cli.data.tasks import Example
 from transfer_cli.engine.evaluate import logits

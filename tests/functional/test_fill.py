@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 
 from tests import published, tiny
 from tests.functional.conftest import LOOP, TINY, finished
+from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.commands.fill import _around
-from transfer_cli.commands.pretrained import open_pretrained
-from transfer_cli.commands.trained import open_trained
 
 pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
 

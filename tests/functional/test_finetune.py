@@ -3,7 +3,7 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.model.weights import read_description
 from transfer_cli.runs.records import read_metrics
 

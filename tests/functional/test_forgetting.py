@@ -8,9 +8,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from transfer_cli.commands import datasets
-from transfer_cli.commands.pretrained import open_pretrained
-from transfer_cli.commands.trained import open_trained
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.engine.evaluate import evaluate
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.split import Split

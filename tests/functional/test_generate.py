@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from tests import published
 from tests.functional.test_look import on_a_terminal
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.cli import main
-from transfer_cli.commands.pretrained import open_pretrained
 from transfer_cli.generation.sampling import Sampling
 
 pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]

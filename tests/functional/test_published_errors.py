@@ -128,7 +128,7 @@ def test_a_tokenizer_of_another_size(tmp_path, refused, size):
 
 
 def test_rows_that_only_fill_up_the_table_are_let_through(tmp_path):
-    from transfer_cli.commands.pretrained import open_pretrained
+    from transfer_cli.assembly.init_from import open_pretrained
 
     publish(tmp_path, "bert")
     lines = (tmp_path / "vocab.txt").read_text().splitlines()
@@ -331,7 +331,7 @@ def test_heads_of_odd_shapes_and_kinds(tmp_path, refused, changes, told):
 
 
 def test_a_buffer_of_any_kind_is_only_dropped(tmp_path):
-    from transfer_cli.commands.pretrained import open_pretrained
+    from transfer_cli.assembly.init_from import open_pretrained
 
     publish(tmp_path, "gpt2")
     for number, kind in enumerate((torch.uint8, torch.bool, torch.int32)):

@@ -14,8 +14,8 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from transfer_cli.commands.job import Job
 from transfer_cli.runs import checkpoint
+from transfer_cli.training.trainer import Job
 
 pytestmark = pytest.mark.functional
 
@@ -46,7 +46,7 @@ def stopped(transfer):
     """Return how to run a command that is told to stop at a step; gives the ended command."""
 
     def call(step, *words, number=signal.SIGTERM):
-        log, stop = logging.getLogger("transfer_cli.commands.job"), StopAt(step, number)
+        log, stop = logging.getLogger("transfer_cli.training.trainer"), StopAt(step, number)
         log.addHandler(stop)
         try:
             return transfer(*words)

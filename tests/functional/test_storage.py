@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.model.weights import backbone_hash, read_description
 
 pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
@@ -282,6 +282,18 @@ def test_merged_low_rank_updates_leave_a_plain_model_with_the_same_answers(
     one, other = accuracy("merged"), accuracy("apart")
     assert one["accuracy"] == other["accuracy"]
     assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+
+
+def test_an_edit_that_cannot_be_merged_stays_beside_one_that_can(run_on, predictions, deep):
+    both = "adaptation/edits=[lora,new_rows]"
+    run_on(deep, "apart", "lora", both)
+    run_on(deep, "merged", "lora", both, "adaptation.store=merged")
+
+    assert read_description(Path("merged/model")).edits.keys() == {"new_rows"}
+    found = {name for name in stored("merged") if name.startswith("backbone.")}
+    plain = {name for name in stored(deep) if name.startswith("backbone.")}
+    assert found - plain == {"backbone.new_rows.delta"}
+    assert torch.allclose(predictions("merged"), predictions("apart"), atol=1e-5)
 
 
 def test_a_merged_model_can_be_the_start_of_another_run(run_on, deep):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.engine.train import StepLoader
 from transfer_cli.runs.records import read_metrics

@@ -16,7 +16,7 @@ from transfer_cli.adaptation.plans import (
     SequentialUnfreezing,
     TopBlocks,
 )
-from transfer_cli.commands.compose import options_of
+from transfer_cli.assembly.losses import objective_options
 from transfer_cli.config import commands, launch
 from transfer_cli.config.build import build, check_options
 from transfer_cli.config.check import check
@@ -98,7 +98,7 @@ def test_an_option_composes_and_builds(option):
         extra = {"params": [torch.nn.Parameter(torch.zeros(2, 2))]}
     node = OmegaConf.select(config, key)
     if option.group == "objective":
-        node = options_of(node, key)
+        node = objective_options(node, key)
     assert build(node, key, object, **extra) is not None
 
 
@@ -192,7 +192,7 @@ def test_presets_that_add_losses_name_and_weigh_them():
     assert not any(losses(name) for name in ("full", "ulmfit", "l2_sp", "ewc"))
     for name in PRESETS:
         for loss, node in losses(name).items():
-            assert build(options_of(node, loss), loss, Objective) is not None
+            assert build(objective_options(node, loss), loss, Objective) is not None
 
 
 def test_multi_task_brings_a_stream_of_text():

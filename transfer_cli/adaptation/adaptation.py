@@ -46,7 +46,7 @@ class Adaptation:
         schedule_per: Whether the learning-rate schedule spans the run, or begins anew with each
             stage.
         store: What a run keeps of its weights: all of them; those that trained, with a reference
-            to the model that it started from; or all, with added low-rank products folded in.
+            to the model that it started from; or all, with every edit merged that can be.
     """
 
     plan: Plan

@@ -1,7 +1,8 @@
 """What changes in a model before it is adapted.
 
 An edit is called once a run, when the pretrained weights are loaded. It changes the model in place;
-every tensor that was loaded keeps its name, and what is added starts as if it were not there.
+every tensor that was loaded keeps its name, and what is added starts as if it were not there. What
+is added says so itself: it is an `Added`.
 """
 
 from abc import ABC, abstractmethod
@@ -12,6 +13,7 @@ from typing import ClassVar, Literal, cast, get_args
 from torch import nn
 
 from transfer_cli.model.adapters import Adapter
+from transfer_cli.model.added import added_modules, added_parameters
 from transfer_cli.model.block import ACTIVATIONS, Activation, Block
 from transfer_cli.model.lora import Target, add_lora
 from transfer_cli.model.new_rows import NewRows as AddedRows
@@ -42,6 +44,49 @@ class Edit(ABC):
         Raises:
             ValueError: The model has no room for it.
         """
+
+
+def make_edit(edit: Edit, name: str, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+    """Make an edit, and account for every parameter that it adds.
+
+    Args:
+        edit: Which.
+        name: Its name in `adaptation.edits`; every module that it adds will know it.
+        model: See `Edit`.
+        special: See `Edit`.
+
+    Returns:
+        What the edit returns.
+
+    Raises:
+        ValueError: The model has no room for it, or it breaks a promise of an edit that plans and
+            stored weights rely on.
+    """
+    before, earlier = _parameters(model), set(added_modules(model).values())
+    fresh = edit(model, special)
+    after, added = _parameters(model), added_parameters(model).keys()
+    _refuse(before - after, "removes {}, which must keep its name")
+    _refuse(fresh - before, "reports {} as drawn anew, which was not there")
+    _refuse(
+        after - before - added,
+        "adds {} outside of any Added (transfer_cli.model.added), so it would count as a part of "
+        "what was there before; let the module that holds it be an Added",
+    )
+    for module in set(added_modules(model).values()) - earlier:
+        module.edit = name
+    if not edit.structural:
+        _refuse(after - before, "adds {}, and says that it is not structural")
+    return fresh
+
+
+def _parameters(model: TransferModel) -> set[str]:
+    return {name for name, _ in model.named_parameters()}
+
+
+def _refuse(names: set[str], what: str) -> None:
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise ValueError(what.format(f"{min(names)}{more}"))
 
 
 @dataclass(frozen=True)
@@ -141,7 +186,7 @@ class MixLayers(Edit):
                 "a model has one readout"
             )
         backbone = model.backbone
-        norm = backbone.shape.residual == "pre" if self.norm is None else self.norm
+        norm = backbone.shape.has_final_norm if self.norm is None else self.norm
         mix = ScalarMix(backbone.shape.depth + 1, norm=norm)
         model.readout = mix.to(backbone.token_embedding.weight)
         return set()

@@ -6,7 +6,7 @@ knows parameters by name, so a tied matrix, which is one parameter here, counts 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -58,10 +58,21 @@ class Penalty(ABC):
             for name, parameter in start.model.named_parameters()
             if name in start.inherited
         }
-        if not self.anchors:
+        self.check(self.anchors)
+
+    def check(self, inherited: Collection[str]) -> None:
+        """Refuse to pull towards nothing.
+
+        Args:
+            inherited: Names of the parameters that pretrained weights filled.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        if not inherited:
             raise ConfigError(
                 f"adaptation.penalty: {self.name} pulls towards pretrained weights, and nothing "
-                "inherited any; give init_from=RUN (without init=scratch), or "
+                "is inherited; give init_from=RUN (without init=scratch), or "
                 "adaptation/penalty=null"
             )
 

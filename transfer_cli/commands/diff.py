@@ -1,10 +1,9 @@
 """`transfer diff`: in what two runs differ."""
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from transfer_cli.config.flags import FlagParser
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.report import formats
 from transfer_cli.report.collect import check_there, read_run
@@ -20,11 +19,6 @@ _MOST_MEASURES = 40
 """Measures that are shown: a task of 50 labels has an accuracy for each."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def diff(words: list[str]) -> None:
     """Print in what the second of two runs differs from the first, as tables or as JSON.
 
@@ -32,7 +26,7 @@ def diff(words: list[str]) -> None:
         ConfigError: There are not two runs.
         CheckpointError: One of them cannot be read.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("paths", nargs="*")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--debug", action="store_true")

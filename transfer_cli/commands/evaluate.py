@@ -6,21 +6,22 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from transfer_cli.commands import compose, datasets
-from transfer_cli.commands.processes import together
-from transfer_cli.commands.trained import Trained, open_trained
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks, encode_text
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import evaluate as score
-from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.engine.split import Split
 from transfer_cli.errors import ConfigError, DataError, nearest
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.directory import write_json
 from transfer_cli.safe_files import escaped
+from transfer_cli.training.workers import together
 
 ASKED = (*datasets.SPLITS, "all")
 BASELINES = ("none", "unigram")
@@ -33,10 +34,11 @@ def evaluate(config: DictConfig) -> None:
 
 
 def _evaluate(config: DictConfig) -> None:
-    precision = compose.machine(config)
+    precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
     if config.data is None:
-        config.data_dir = datasets.data_dir_of(trained.config, config)
+        typed = CommandLine.of_this_command().overrides
+        config.data_dir = datasets.data_dir_of(trained.config, config, typed)
     names = datasets.SPLITS if config.split == "all" else (config.split,)
     source = data_source(config, trained)
     of_kind = _text if isinstance(source, TextData) else _labelled

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.commands import compose
+from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
-from transfer_cli.commands.trained import Trained, open_trained
 from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import PretrainConfig
+from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.generation.filling import Around, Candidate, fill, filled, with_gaps
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -21,7 +21,7 @@ def fill_gaps(config: DictConfig) -> None:
     """Print the likeliest words for each gap; write them to `output` if there is one."""
     text = text_of(config.text, "text")
     _check(config, text)
-    precision = compose.machine(config)
+    precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
     _check_objective(trained, config.run)
     tokenizer = trained.start.tokenizer

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from omegaconf import DictConfig
 
-from transfer_cli.commands import compose
+from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
-from transfer_cli.commands.trained import Trained, open_trained
 from transfer_cli.config.literal import text_of, texts_of
+from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError
 from transfer_cli.generation.decoding import NextToken, go_on
 from transfer_cli.generation.layout import Layout
@@ -34,7 +34,7 @@ def generate(config: DictConfig) -> None:
     """Print the text as it comes; of several continuations, one after the other."""
     sampling, stops = _sampling(config), _stops(config)
     prompt = _prompt(text_of(config.prompt, "prompt"))
-    precision = compose.machine(config)
+    precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
     _check_objective(trained, config.run)
     layout = Layout(trained.start.tokenizer, has_lines=trained.start.published is None)

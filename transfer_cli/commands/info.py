@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.commands.datasets import cache_folder, data_folder
-from transfer_cli.commands.environment import environment
+from transfer_cli.assembly.datasets import cache_folder, data_folder
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.runs.environment import environment
 from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, show
 
 FLAGS = ("--json", "--debug")

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from omegaconf import DictConfig
 
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.init_from import Pretrained, open_start
+from transfer_cli.assembly.losses import objective_options
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.commands import compose, datasets, pretrained
 from transfer_cli.config.build import build
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
@@ -29,7 +32,9 @@ def inspect(config: DictConfig) -> None:
     if config.samples < 0:
         raise ConfigError(f"samples: must be 0 or more, got {config.samples}")
     found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
-    start = pretrained.start_of(config)
+    start = open_start(
+        config.init_from, config.get("base"), CommandLine.of_this_command().overrides
+    )
     shape = SHAPE if start is None else start.description.shape
     if start is None and config.model is not None:
         shape = build(config.model, "model", BackboneShape)
@@ -70,12 +75,12 @@ def _labelled(
     _overlaps({name: set(_texts(examples)) for name, examples in data.splits.items()}, "texts")
 
 
-def _text(config: DictConfig, shape: BackboneShape, start: pretrained.Pretrained | None) -> None:
+def _text(config: DictConfig, shape: BackboneShape, start: Pretrained | None) -> None:
     prepared, tokenizer = datasets.text(config, shape, start)
     objective = (
         CausalLM()
         if config.objective is None
-        else build(compose.options_of(config.objective, "objective"), "objective", Objective)
+        else build(objective_options(config.objective, "objective"), "objective", Objective)
     )
     objective.bind(Facts(tokenizer))
     for name, split in prepared.splits.items():

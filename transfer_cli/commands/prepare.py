@@ -2,8 +2,10 @@
 
 from omegaconf import DictConfig
 
-from transfer_cli.commands import datasets, pretrained
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.init_from import open_start, own_tokenizer
 from transfer_cli.config.build import build
+from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import cached_tokenizer, encode_text
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
@@ -21,9 +23,11 @@ def prepare(config: DictConfig) -> None:
     source: TextData = datasets.source(config, TextData)
     raw = source.splits(datasets.data_folder(config.data_dir), config.seed)
     cache = datasets.cache_folder(config.data_dir)
-    start = pretrained.start_of(config)
+    start = open_start(
+        config.init_from, config.get("base"), CommandLine.of_this_command().overrides
+    )
     if start is not None:
-        tokenizer = pretrained.own_tokenizer(config, start)
+        tokenizer = own_tokenizer(config.tokenizer, start)
     else:
         recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
         tokenizer = cached_tokenizer(recipe, raw["train"], cache)

@@ -1,20 +1,14 @@
 """`transfer presets`: every config group and option, with one line on each."""
 
-import argparse
 import json
 from itertools import groupby
 from pathlib import Path
-from typing import NoReturn
 
 from transfer_cli.config.bounded_yaml import check_folder
 from transfer_cli.config.describe import PACKAGED, Option, options
+from transfer_cli.config.flags import FlagParser
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, Style, show
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
 
 
 def presets(words: list[str]) -> None:
@@ -23,7 +17,7 @@ def presets(words: list[str]) -> None:
     Raises:
         ConfigError: There is no such group, flag or folder.
     """
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("groups", nargs="*")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--config-dir", "-cd")

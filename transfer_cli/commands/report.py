@@ -5,11 +5,9 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
-from transfer_cli.config.flags import check_plugins
+from transfer_cli.config.flags import FlagParser, check_plugins
 from transfer_cli.errors import ConfigError
 from transfer_cli.report.collect import Found, collect
 from transfer_cli.report.compare import Asked, tasks
@@ -34,11 +32,6 @@ FORMATS: Mapping[str, tuple[Callable[[Report], str], str]] = {
 """What a report can be written as, and how such a file ends."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def report(words: list[str]) -> None:
     """Print a table of the runs at the paths among `words`, and write the files asked for.
 
@@ -50,9 +43,8 @@ def report(words: list[str]) -> None:
         raise ConfigError(
             "name runs, sweeps or folders that hold them, such as: transfer report runs/finetune"
         )
-    check_plugins(asked.plugin)
-    for package in asked.plugin:
-        import_module(package)  # which registers its sections of the page
+    if asked.plugin:
+        _import_sections(asked.plugin)
     targets = {name: getattr(asked, name) for name in FORMATS if getattr(asked, name) is not None}
     check_targets(targets)
     found = collect([Path(path).expanduser() for path in asked.paths])
@@ -72,6 +64,15 @@ def report(words: list[str]) -> None:
         else:
             write_text(Path(targets[name]).expanduser(), text)
             say(Line(f"{name}: {targets[name]}"))
+
+
+def _import_sections(packages: list[str]) -> None:
+    """Import packages, which register their sections of the page."""
+    # Only here: it brings Hydra along.
+    from transfer_cli.config.build import import_plugins
+
+    check_plugins(packages)
+    import_plugins(packages)
 
 
 def _check_ended(found: Found) -> None:
@@ -139,7 +140,7 @@ def _html(report: Report) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("paths", nargs="*")
     for flag in ("--sort", "--baseline", "--csv", "--markdown", "--json", "--html"):
         parser.add_argument(flag)

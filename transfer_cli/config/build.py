@@ -54,6 +54,16 @@ def trust(packages: Iterable[str]) -> None:
     _plugins.update(packages)
 
 
+def import_plugins(packages: Iterable[str]) -> None:
+    """Import packages of the command line, which may register parts that no config names.
+
+    Raises:
+        ConfigError: One of them needs a package that is not installed.
+    """
+    for package in packages:
+        _import(package, f"--plugin {package}")
+
+
 def trusted_packages() -> tuple[str, ...]:
     """Return the packages whose classes a config may name."""
     return (*TRUSTED, *sorted(_plugins))

@@ -47,7 +47,7 @@ Trains a Transformer on text without labels: `objective=clm` predicts the next w
 `objective=mlm` restores hidden ones. Alone it is a causal model of about 50M parameters on
 WikiText-103. The run directory then holds the weights, the tokenizer, all measures and the
 TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
-    function=f"{_MODULES}.train.pretrain",
+    function=f"{_MODULES}.pretrain.pretrain",
     keys=(
         "optimizer.lr",
         "loop.steps",
@@ -81,7 +81,7 @@ tokenizer are those of `init_from`: a run, or a published BERT, RoBERTa, DistilB
 GPT-2 (a folder, or `hf:owner/name`). The weights that did best on the validation split are kept,
 and the test split sees only those, once. `init=scratch` trains the same model from fresh
 weights, for comparison.""",
-    function=f"{_MODULES}.train.finetune",
+    function=f"{_MODULES}.finetune.finetune",
     keys=(
         "init_from",
         "init",
@@ -134,7 +134,7 @@ PREDICT = Command(
 Reads texts from a file or standard input and writes a JSON line or a row of a table for each, in
 input order, with the label and the probability of every label. Works on any amount of text in
 bounded memory. Of several runs it writes the mean of their probabilities.""",
-    function=f"{_MODULES}.predict.predict",
+    function=f"{_MODULES}.predict.command.predict",
     keys=(
         "run",
         "input",
@@ -211,8 +211,8 @@ Writes the model of a run for use without this tool. `format=hf` writes what Hug
 and a model card, where the model is one of a published family: GPT-2, BERT, DistilBERT, RoBERTa or
 ELECTRA. Low-rank updates are folded in; what has no place there is refused by name. `format=onnx`
 writes any model as an ONNX graph, checked against torch.""",
-    function=f"{_MODULES}.export.export",
-    keys=("run", "to", "format", "head", "base"),
+    function=f"{_MODULES}.export.command.export",
+    keys=("run", "to", "format", "family", "head", "base"),
     examples=(
         ("transfer export run=runs/finetune/RUN to=my-classifier", "for transformers"),
         ("transfer export run=RUN to=graph format=onnx", "for ONNX runtimes"),
@@ -290,8 +290,8 @@ curve is left as a picture, as numbers and in TensorBoard; no model is kept. `lr
 )
 
 LR_FOUND = {
-    "finetune": _about(FINETUNE, "lr_find.find_finetune"),
-    "pretrain": _about(PRETRAIN, "lr_find.find_pretrain"),
+    "finetune": _about(FINETUNE, "lr_find.command.find_finetune"),
+    "pretrain": _about(PRETRAIN, "lr_find.command.find_pretrain"),
 }
 """The commands whose rate `lr-find` can find."""
 
@@ -336,7 +336,7 @@ Makes DIR, a folder of your own configs: commented copies of ours, one for each 
 people change most, and a README.md that says how to use them. With `--from` it holds copies of the
 named options instead, as `my_OPTION`. `--config-dir DIR` then offers them to any command, and
 `transfer presets --config-dir DIR` marks them.""",
-    function=f"{_MODULES}.init.init",
+    function=f"{_MODULES}.init.command.init",
     composes=False,
 )
 

@@ -48,8 +48,11 @@ class Request:
         return values[-1] if values else None
 
 
-class _Parser(argparse.ArgumentParser):
+class FlagParser(argparse.ArgumentParser):
+    """A parser that raises where argparse would print a usage and leave."""
+
     def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
         raise ConfigError(message)
 
 
@@ -113,8 +116,8 @@ def _get(found: argparse.Namespace, name: str) -> object:
     return getattr(found, name.replace("-", "_"))
 
 
-def _make_parser() -> _Parser:
-    parser = _Parser(add_help=False, allow_abbrev=False)
+def _make_parser() -> FlagParser:
+    parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--hydra-help", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from transfer_cli.engine import distributed
 from transfer_cli.errors import ConfigError, RunError, nearest
 
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -101,3 +102,17 @@ def device_of_process(name: str, local_rank: int, local_count: int) -> torch.dev
             "start fewer, or use device=cpu"
         )
     return torch.device("cuda", local_rank)
+
+
+def device_and_precision(device: str, precision: str) -> Precision:
+    """Return where this process computes, and in what; see `choose_device` and `Precision.choose`.
+
+    Raises:
+        ConfigError: There is no such device or precision.
+        RunError: A GPU that is not there.
+    """
+    place = choose_device(device)
+    if distributed.started_by_torchrun():
+        ranks = distributed.local_rank(), distributed.local_count()
+        place = device_of_process(device, *ranks)
+    return Precision.choose(precision, place)

@@ -16,6 +16,7 @@ from transfer_cli.data.mixture import MAIN, Mixture
 from transfer_cli.data.steps import Filler, Order, in_portions, rounds, share
 from transfer_cli.engine import distributed
 from transfer_cli.engine.split import Dataset
+from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import StepReport, TrainStep
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,11 @@ class Progress:
     best_step: int = 0
     waited: int = 0
     measures: dict[str, float] = field(default_factory=dict)
+
+    def has_ended(self, total_steps: int, stages: Stages, patience: int | None) -> bool:
+        """Return whether nothing is left to train: all steps are taken, or patience ran out."""
+        gave_up = patience is not None and self.waited >= patience
+        return gave_up or self.step >= total_steps or stages.exhausted
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -28,7 +28,7 @@ class NextToken:
     def __init__(self, model: TransferModel, *, rows: int, room: int, cached: bool) -> None:
         self._model = model
         self._rows = rows
-        self._kept = KeyValues(len(model.backbone.blocks), room) if cached else None
+        self._kv_cache = KeyValues(len(model.backbone.blocks), room) if cached else None
         self._read_BT: Tensor | None = None
 
     def __call__(self, tokens: Sequence[Sequence[int]]) -> Tensor:
@@ -42,10 +42,10 @@ class NextToken:
         if self._read_BT is None:
             self._read_BT = new_BT
             logits_BV = self._logits(new_BT).expand(self._rows, -1)
-            if self._kept is not None:
-                self._kept.repeat(self._rows)
+            if self._kv_cache is not None:
+                self._kv_cache.repeat(self._rows)
             return logits_BV
-        if self._kept is not None:
+        if self._kv_cache is not None:
             return self._logits(new_BT)
         self._read_BT = torch.cat([self._read_BT.expand(self._rows, -1), new_BT], dim=1)
         return self._logits(self._read_BT)
@@ -53,7 +53,7 @@ class NextToken:
     def _logits(self, tokens_BT: Tensor) -> Tensor:
         def read(model: TransferModel) -> Tensor:
             mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-            states = model.backbone(tokens_BT, mask_BT, padded=False, kept=self._kept)
+            states = model.backbone(tokens_BT, mask_BT, padded=False, kv_cache=self._kv_cache)
             last_BD = model.readout([state[:, -1:] for state in states])[:, 0]
             logits_BV: Tensor = model.heads[HEAD](last_BD, model.backbone.token_embedding.weight)
             return logits_BV.float()

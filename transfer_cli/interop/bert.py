@@ -6,10 +6,20 @@ The three have one encoder under other names; they differ in positions, embeddin
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.interop.family import ACTIVATIONS, Architectures, Family, activation_there
-from transfer_cli.interop.rules import Copied, FromRow, Rule, Stacked, same
-from transfer_cli.interop.settings import Settings
+from transfer_cli.interop.family import (
+    ACTIVATIONS,
+    LANGUAGE_MODEL,
+    SEQUENCE_CLASSIFICATION,
+    Family,
+    PublishedHead,
+    activation_there,
+)
+from transfer_cli.interop.published_config import PublishedConfig
+from transfer_cli.interop.rules import Copied, FromRow, Rule, packed_attention, same
 from transfer_cli.model.backbone import BackboneShape
 
 PAD = 1
@@ -18,14 +28,17 @@ PAD = 1
 ROBERTA_FIRST_POSITION = PAD + 1
 """Its positions are counted on from that number."""
 
+_SEGMENTS = "embeddings.token_type_embeddings"
+
 
 class Bert(Family):
     """BERT."""
 
     name = "BERT"
     model_type = "bert"
+    base_model = "BertModel"
     prefix = "bert"
-    architectures = Architectures("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
+    blocks = "encoder.layer"
     keys: ClassVar[Mapping[str, str]] = {
         "width": "hidden_size", "heads": "num_attention_heads", "depth": "num_hidden_layers",
         "feedforward": "intermediate_size", "positions": "max_position_embeddings",
@@ -36,23 +49,21 @@ class Bert(Family):
     }  # fmt: skip
     pooler_activation = "tanh"
 
-    def shape(self, settings: Settings) -> BackboneShape:
+    def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes."""
         return BackboneShape(**self.shape_fields(settings))
 
-    def shape_fields(self, settings: Settings) -> dict[str, Any]:
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape, of a config that asks for nothing else."""
         settings.only("position_embedding_type", "absolute")
         settings.only("is_decoder", value=False)
         settings.only("add_cross_attention", value=False)
         return {
+            **self.fixed,
             **self.sizes(settings),
             "dropout": settings.fraction("hidden_dropout_prob", 0.1),
             "attention_dropout": settings.fraction("attention_probs_dropout_prob", 0.1),
             "activation": settings.one_of("hidden_act", ACTIVATIONS, "gelu"),
-            "residual": "post",
-            "direction": "bidirectional",
-            "embedding_norm": True,
             "output_transform": True,
             "tie_output": settings.truth("tie_word_embeddings", otherwise=True),
             "segments": settings.number("type_vocab_size", 2),
@@ -72,19 +83,44 @@ class Bert(Family):
             "tie_word_embeddings": shape.tie_output,
         }
 
-    def backbone(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the backbone."""
+    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
+        """Return its heads; the classifier reads the pooler of the backbone."""
+        transform = "cls.predictions.transform"
+        output = [
+            *same("heads.lm.transform", f"{transform}.dense"),
+            *same("heads.lm.norm", f"{transform}.LayerNorm"),
+            *_output(shape, "cls.predictions"),
+        ]
+        found = {
+            SEQUENCE_CLASSIFICATION: PublishedHead(
+                "BertForSequenceClassification",
+                "text-classification",
+                [*self.pooler(), *same("heads.class.linear", "classifier")],
+            )
+        }
+        if shape.activation == "gelu":  # there it is the head's, too
+            found[LANGUAGE_MODEL] = PublishedHead("BertForMaskedLM", "fill-mask", output)
+        return found
+
+    def pooler(self) -> list[Rule]:
+        """Return the rules of the pooler."""
+        return same("heads.pooler.linear", f"{self.prefix}.pooler.dense")
+
+    def constants(self, shape: BackboneShape) -> dict[str, Tensor]:
+        """Return a row of zeros for the one segment that their embeddings always have."""
+        return (
+            {} if shape.segments else {f"{_SEGMENTS}.weight": torch.zeros(1, shape.embedding_size)}
+        )
+
+    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of the embeddings."""
         rules = [
             *same("backbone.token_embedding", "embeddings.word_embeddings", "weight"),
             self.positions(),
             *same("backbone.embedding_norm", "embeddings.LayerNorm"),
         ]
         if shape.segments:
-            rules += same(
-                "backbone.segment_embedding", "embeddings.token_type_embeddings", "weight"
-            )
-        for number in range(shape.depth):
-            rules += self._block(f"backbone.blocks.{number}", f"encoder.layer.{number}")
+            rules += same("backbone.segment_embedding", _SEGMENTS, "weight")
         return rules
 
     def positions(self) -> Rule:
@@ -93,41 +129,17 @@ class Bert(Family):
             "backbone.position_embedding.weight", ("embeddings.position_embeddings.weight",)
         )
 
-    def _block(self, ours: str, theirs: str) -> list[Rule]:
-        attention = f"{theirs}.attention"
+    def block(self) -> list[Rule]:
+        """Return the rules of a block."""
+        attention = "attention.self"
         return [
-            *(
-                Rule(
-                    f"{ours}.attention.packed.{kind}",
-                    tuple(f"{attention}.self.{part}.{kind}" for part in ("query", "key", "value")),
-                    Stacked(3),
-                )
-                for kind in ("weight", "bias")
-            ),
-            *same(f"{ours}.attention.output", f"{attention}.output.dense"),
-            *same(f"{ours}.attention_norm", f"{attention}.output.LayerNorm"),
-            *same(f"{ours}.feed_forward.inner", f"{theirs}.intermediate.dense"),
-            *same(f"{ours}.feed_forward.output", f"{theirs}.output.dense"),
-            *same(f"{ours}.feed_forward_norm", f"{theirs}.output.LayerNorm"),
+            *packed_attention(f"{attention}.query", f"{attention}.key", f"{attention}.value"),
+            *same("attention.output", "attention.output.dense"),
+            *same("attention_norm", "attention.output.LayerNorm"),
+            *same("feed_forward.inner", "intermediate.dense"),
+            *same("feed_forward.output", "output.dense"),
+            *same("feed_forward_norm", "output.LayerNorm"),
         ]
-
-    def language_model(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the head that restores hidden tokens."""
-        if shape.activation != "gelu":  # there it is the head's, too
-            return []
-        rules = [
-            *same("heads.lm.transform", "cls.predictions.transform.dense"),
-            *same("heads.lm.norm", "cls.predictions.transform.LayerNorm"),
-        ]
-        return rules + _output(shape, "cls.predictions")
-
-    def pooler(self, *, of_classifier: bool) -> list[Rule]:
-        """Return the rules of the pooler, which every BERT may have."""
-        return same("heads.pooler.linear", f"{self.prefix}.pooler.dense")
-
-    def classifier(self) -> list[Rule]:
-        """Return the rules of the layer after the pooler."""
-        return same("heads.class.linear", "classifier")
 
 
 class Roberta(Bert):
@@ -135,10 +147,9 @@ class Roberta(Bert):
 
     name = "RoBERTa"
     model_type = "roberta"
+    base_model = "RobertaModel"
     prefix = "roberta"
-    architectures = Architectures(
-        "RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification"
-    )
+    mask_lstrip = True
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         """Return what no RoBERTa has."""
@@ -149,7 +160,7 @@ class Roberta(Bert):
             wrong.append("a tokenizer without <s>")
         return wrong
 
-    def shape(self, settings: Settings) -> BackboneShape:
+    def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes."""
         settings.only("pad_token_id", PAD)
         found = self.shape_fields(settings)
@@ -165,22 +176,22 @@ class Roberta(Bert):
         rule = super().positions()
         return Rule(rule.ours, rule.theirs, FromRow(ROBERTA_FIRST_POSITION))
 
-    def language_model(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the head that restores hidden tokens."""
-        rules = [
-            *same("heads.lm.transform", "lm_head.dense"),
-            *same("heads.lm.norm", "lm_head.layer_norm"),
-        ]
-        return rules + _output(shape, "lm_head")
-
-    def pooler(self, *, of_classifier: bool) -> list[Rule]:
-        """Return the rules of the pooler."""
-        theirs = "classifier.dense" if of_classifier else f"{self.prefix}.pooler.dense"
-        return same("heads.pooler.linear", theirs)
-
-    def classifier(self) -> list[Rule]:
-        """Return the rules of the layer after the pooler."""
-        return same("heads.class.linear", "classifier.out_proj")
+    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
+        """Return its heads; the classifier has a pooler of its own."""
+        return {
+            LANGUAGE_MODEL: PublishedHead(
+                "RobertaForMaskedLM",
+                "fill-mask",
+                [
+                    *same("heads.lm.transform", "lm_head.dense"),
+                    *same("heads.lm.norm", "lm_head.layer_norm"),
+                    *_output(shape, "lm_head"),
+                ],
+            ),
+            SEQUENCE_CLASSIFICATION: PublishedHead(
+                "RobertaForSequenceClassification", "text-classification", _two_layers()
+            ),
+        }
 
 
 class Electra(Bert):
@@ -188,16 +199,14 @@ class Electra(Bert):
 
     name = "ELECTRA"
     model_type = "electra"
+    base_model = "ElectraModel"
     prefix = "electra"
-    architectures = Architectures(
-        "ElectraModel", "ElectraForMaskedLM", "ElectraForSequenceClassification"
-    )
     fixed: ClassVar[Mapping[str, Any]] = {
         key: value for key, value in Bert.fixed.items() if key != "embedding_width"
     }
     pooler_activation = "gelu"
 
-    def shape_fields(self, settings: Settings) -> dict[str, Any]:
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
         found = super().shape_fields(settings)
         size = settings.number("embedding_size", 128)
@@ -207,31 +216,40 @@ class Electra(Bert):
         """Return the config that describes a shape."""
         return {**super().config(shape), "embedding_size": shape.embedding_size}
 
-    def backbone(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the backbone."""
-        rules = super().backbone(shape)
+    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of the embeddings."""
+        rules = super().outside_blocks(shape)
         if shape.embedding_size != shape.width:
             rules += same("backbone.embedding_projection", "embeddings_project")
         return rules
 
-    def language_model(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the generator's head."""
-        rules = [
+    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
+        """Return its heads, of which the language model's is the generator's."""
+        output = [
             *same("heads.lm.transform", "generator_predictions.dense"),
             *same("heads.lm.norm", "generator_predictions.LayerNorm"),
             *same("heads.lm", "generator_lm_head", "bias"),
         ]
         if not shape.tie_output:
-            rules += same("heads.lm", "generator_lm_head", "weight")
-        return rules
+            output += same("heads.lm", "generator_lm_head", "weight")
+        return {
+            LANGUAGE_MODEL: PublishedHead("ElectraForMaskedLM", "fill-mask", output),
+            SEQUENCE_CLASSIFICATION: PublishedHead(
+                "ElectraForSequenceClassification", "text-classification", _two_layers()
+            ),
+        }
 
-    def pooler(self, *, of_classifier: bool) -> list[Rule]:
-        """Return the rules of the classifier's first layer."""
-        return same("heads.pooler.linear", "classifier.dense") if of_classifier else []
+    def pooler(self) -> list[Rule]:
+        """Return nothing: its classifier alone has one."""
+        return []
 
-    def classifier(self) -> list[Rule]:
-        """Return the rules of its second layer."""
-        return same("heads.class.linear", "classifier.out_proj")
+
+def _two_layers() -> list[Rule]:
+    """Return the rules of a classifier that brings its own pooler."""
+    return [
+        *same("heads.pooler.linear", "classifier.dense"),
+        *same("heads.class.linear", "classifier.out_proj"),
+    ]
 
 
 def _output(shape: BackboneShape, theirs: str) -> list[Rule]:

@@ -5,13 +5,15 @@ of its tensors are which of ours. One table serves both directions.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.interop.rules import Rule
-from transfer_cli.interop.settings import Settings
+from transfer_cli.interop.published_config import PublishedConfig
+from transfer_cli.interop.rules import Rule, with_prefix
 from transfer_cli.model.backbone import BackboneShape
 
 ACTIVATIONS = {
@@ -19,49 +21,69 @@ ACTIVATIONS = {
 }  # fmt: skip
 """What the activations are called there and here."""
 
+COMMON = {"norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full"}
+"""What `fixed` holds in every family that does not say otherwise."""
+
 ALL_SIZES = ("width", "heads", "depth", "feedforward", "positions")
 
 
+LANGUAGE_MODEL = "language_model"
+SEQUENCE_CLASSIFICATION = "sequence_classification"
+
+
 @dataclass(frozen=True)
-class Architectures:
-    """What the family calls its models.
+class PublishedHead:
+    """One kind of head that a family's models have.
 
     Args:
-        backbone: Without a head.
-        language_model: With the head of its pretraining.
-        classifier: With a head for one label a text.
+        architecture: What `config.json` calls a model with it.
+        pipeline: What the hub and `transformers.pipeline` call its task.
+        rules: Its tensors, under their whole names; its own pooler is one of them. None where it
+            has no tensors of its own (an output layer that is the token embedding).
     """
 
-    backbone: str
-    language_model: str
-    classifier: str
+    architecture: str
+    pipeline: str
+    rules: Sequence[Rule]
 
 
 class Family(ABC):
     """One of the families whose models are read and written.
 
+    All that tells one family from another is asked here; nobody asks which family it is.
+
     Attributes:
         name: What people call it.
         model_type: What `config.json` calls it.
+        base_model: What `config.json` calls a model without a head.
         prefix: What stands before the names of the backbone's tensors in a model with a head.
-        architectures: The names of its models.
+        blocks: Where its blocks stand: the tensors of block 2 begin with `{blocks}.2.`.
         keys: What the config calls the fields of a `BackboneShape` that are numbers.
-        fixed: Fields that have one value in all models of the family.
+        fixed: Fields that have one value in all models of the family, such as `direction`,
+            `position_kind` and `residual`.
         pooling: Which state of a text its classifier reads.
         pooler_activation: What its classifier has between that state and the last layer.
+        mask_lstrip: Whether the mask token of its tokenizer takes the space before it.
     """
 
     name: ClassVar[str]
     model_type: ClassVar[str]
+    base_model: ClassVar[str]
     prefix: ClassVar[str]
-    architectures: ClassVar[Architectures]
+    blocks: ClassVar[str]
     keys: ClassVar[Mapping[str, str]]
     fixed: ClassVar[Mapping[str, Any]]
     pooling: ClassVar[str] = "cls_first"
     pooler_activation: ClassVar[str] = "none"
+    mask_lstrip: ClassVar[bool] = False
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees those before it alone."""
+        return bool(self.fixed["direction"] == "causal")
 
     @abstractmethod
-    def shape(self, settings: Settings) -> BackboneShape:
+    def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes.
 
         Raises:
@@ -74,35 +96,53 @@ class Family(ABC):
         """Return the config that describes a shape, without vocabulary, labels and names."""
 
     @abstractmethod
+    def heads(self, shape: BackboneShape) -> Mapping[str, PublishedHead]:
+        """Return the heads that such a model can have, by kind (`LANGUAGE_MODEL`, ...)."""
+
+    @abstractmethod
+    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of the backbone's embeddings and norms; theirs lack the prefix."""
+
+    @abstractmethod
+    def block(self) -> list[Rule]:
+        """Return the rules of a block, whose names begin inside it on both sides."""
+
+    def pooler(self) -> list[Rule]:
+        """Return the rules of the pooler that a model without a classifier may have."""
+        return []
+
+    def constants(self, shape: BackboneShape) -> dict[str, Tensor]:
+        """Return backbone tensors, by their names, that ours lacks and that change nothing."""
+        return {}
+
     def backbone(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of the backbone; their names there lack the prefix."""
+        rules, block = self.outside_blocks(shape), self.block()
+        for number in range(shape.depth):
+            rules += with_prefix(block, f"{self.blocks}.{number}.", f"backbone.blocks.{number}.")
+        return rules
 
-    @abstractmethod
-    def language_model(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the language-model head."""
-
-    @abstractmethod
-    def pooler(self, *, of_classifier: bool) -> list[Rule]:
-        """Return the rules of the pooler, of which a classifier may have one of its own."""
-
-    @abstractmethod
-    def classifier(self) -> list[Rule]:
-        """Return the rules of the classification head after the pooler."""
+    def block_number(self, name: str) -> int | None:
+        """Return the number of the block that a tensor there is of; None where it is of none."""
+        stem, _, rest = name.removeprefix(f"{self.prefix}.").partition(f"{self.blocks}.")
+        number = rest.partition(".")[0]
+        return int(number) if not stem and number.isdecimal() and len(number) < 10 else None
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         """Return what no model of this family has, as `option=value, not its own value`."""
         found = {field.name: getattr(shape, field.name) for field in fields(shape)}
         found["embedding_norm"] = shape.has_embedding_norm
+        fixed = {**COMMON, **self.fixed}
         wrong = [
-            f"{name}={value}, not {self.fixed[name]}"
+            f"{name}={value}, not {fixed[name]}"
             for name, value in found.items()
-            if name in self.fixed and value != self.fixed[name]
+            if name in fixed and value != fixed[name]
         ]
         if shape.pooler not in ("none", self.pooler_activation):
             wrong.append(f"pooler={shape.pooler}, not {self.pooler_activation}")
         return wrong
 
-    def sizes(self, settings: Settings) -> dict[str, Any]:
+    def sizes(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape that the config gives as whole numbers."""
         return {ours: settings.number(self.keys[ours]) for ours in ALL_SIZES if ours in self.keys}
 

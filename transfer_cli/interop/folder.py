@@ -1,7 +1,6 @@
 """A published model's folder, read as a model of ours."""
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,17 @@ from typing import Any
 from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, some_of
 from transfer_cli.interop import files
-from transfer_cli.interop.families import FAMILIES
-from transfer_cli.interop.family import Family
-from transfer_cli.interop.rules import Rule
-from transfer_cli.interop.settings import CONFIG, Settings
+from transfer_cli.interop.families import families
+from transfer_cli.interop.family import (
+    LANGUAGE_MODEL,
+    SEQUENCE_CLASSIFICATION,
+    Family,
+    PublishedHead,
+)
+from transfer_cli.interop.published_config import CONFIG, PublishedConfig
+from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead
@@ -65,7 +69,7 @@ class Published:
         return self._ours(files.read_shapes(self.folder))
 
     def _ours(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        made = {rule.ours: rule.layout.take([found[n] for n in rule.theirs]) for rule in self.rules}
+        made = {r.ours: r.conversion.take([found[n] for n in r.theirs]) for r in self.rules}
         vocabulary = self.description.vocabulary
         for name in ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias"):
             if name in made:
@@ -90,7 +94,7 @@ def open_folder(folder: Path, key: str) -> Published:
             its tensors contradict each other.
         DataError: Its tokenizer cannot be used.
     """
-    settings = Settings.read(folder)
+    settings = PublishedConfig.read(folder)
     family = _family(settings, key)
     try:
         shape = family.shape(settings)
@@ -98,7 +102,9 @@ def open_folder(folder: Path, key: str) -> Published:
         raise CheckpointError(f"{settings.path}: {error}") from error
     found = files.read_shapes(folder)
     tokenizer = read_tokenizer(folder)
-    backbone = _named(family.backbone(shape), found, family.prefix)
+    backbone = family.backbone(shape)
+    if any(name.startswith(f"{family.prefix}.") for name in found):
+        backbone = with_prefix(backbone, f"{family.prefix}.")
     _check(backbone, found, family, shape, settings)
     _check_vocabulary(tokenizer, found, backbone, settings)
     heads, objective, labels = _heads(family, shape, found, settings)
@@ -116,31 +122,20 @@ def open_folder(folder: Path, key: str) -> Published:
     return Published(folder, family, description, tokenizer, tuple(rules), dropped)
 
 
-def _family(settings: Settings, key: str) -> Family:
+def _family(settings: PublishedConfig, key: str) -> Family:
     kind = settings.values.get("model_type")
     if kind is None:
         raise CheckpointError(
             f"{key}: {settings.path} has no model_type, which says what family the model is of"
         )
-    for family in FAMILIES:
-        if family.model_type == kind:
-            return family
-    known = ", ".join(f"{family.name} ({family.model_type})" for family in FAMILIES)
+    known = families()
+    if isinstance(kind, str) and kind in known:
+        return known[kind]
+    names = ", ".join(f"{family.name} ({family.model_type})" for family in known.values())
     raise CheckpointError(
         f"{key}: {settings.path.parent} is of the family {str(kind)[:100]!r} (model_type in "
-        f"{CONFIG}), which is not read; those that are: {known}"
+        f"{CONFIG}), which is not read; those that are: {names}"
     )
-
-
-def _named(rules: Sequence[Rule], found: Mapping[str, Tensor], prefix: str) -> list[Rule]:
-    """Return the rules of a backbone with the names that its tensors have in the files."""
-    has_prefix = any(name.startswith(f"{prefix}.") for name in found)
-    if not has_prefix:
-        return list(rules)
-    return [
-        Rule(rule.ours, tuple(f"{prefix}.{name}" for name in rule.theirs), rule.layout)
-        for rule in rules
-    ]
 
 
 def _check(
@@ -148,7 +143,7 @@ def _check(
     found: Mapping[str, Tensor],
     family: Family,
     shape: BackboneShape,
-    settings: Settings,
+    settings: PublishedConfig,
 ) -> None:
     """Compare the tensors of the backbone with what the config says.
 
@@ -156,34 +151,31 @@ def _check(
         CheckpointError: One is missing, of another shape, or of a block that there should not be.
     """
     place = settings.path
-    names = [name for rule in rules for name in rule.theirs]
-    lost = [name for name in names if name not in found]
+    lost = [name for rule in rules for name in rule.theirs if name not in found]
     if lost:
         raise CheckpointError(
-            f"{place.parent}: the weights lack {_some(lost)}, which {place.name} asks for "
+            f"{place.parent}: the weights lack {some_of(lost)}, which {place.name} asks for "
             f"({family.keys['depth']}={shape.depth}); without the whole backbone nothing is loaded"
         )
     with without_weights():
         backbone = Backbone(shape, _vocabulary(settings)).state_dict(prefix="backbone.")
     _check_sizes(rules, backbone, found, settings)
-    blocks = {_block_pattern(name) for name in names} - {None}
-    extra = [n for n in found if n not in names and _block_pattern(n) in blocks]
-    beyond = [n for n in extra if _number(n) >= shape.depth]
-    if beyond:
+    surplus = [name for name in found if (family.block_number(name) or 0) >= shape.depth]
+    if surplus:
         raise CheckpointError(
             f"{place} says {family.keys['depth']}={shape.depth}, and the weights hold "
-            f"{_some(beyond)}; one of the two is of another model"
+            f"{some_of(surplus)}; one of the two is of another model"
         )
 
 
-def _vocabulary(settings: Settings) -> int:
+def _vocabulary(settings: PublishedConfig) -> int:
     size = settings.number("vocab_size")
     if not 0 < size <= MAX_SIZE:
         raise settings.wrong("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
     return size
 
 
-def _heads_of(shape: BackboneShape, settings: Settings, labels: int) -> dict[str, Tensor]:
+def _heads_of(shape: BackboneShape, settings: PublishedConfig, labels: int) -> dict[str, Tensor]:
     """Return the tensors that heads of such a model have, without values."""
     with without_weights():
         heads = {
@@ -202,7 +194,7 @@ def _check_sizes(
     rules: Sequence[Rule],
     own: Mapping[str, Tensor],
     found: Mapping[str, Tensor],
-    settings: Settings,
+    settings: PublishedConfig,
 ) -> None:
     """Compare tensors in the files with what ours would be there.
 
@@ -211,7 +203,7 @@ def _check_sizes(
     """
     for rule in rules:
         with without_weights():
-            expected = rule.layout.give(own[rule.ours])
+            expected = rule.conversion.give(own[rule.ours])
         for name, tensor in zip(rule.theirs, expected, strict=True):
             if tensor.shape != found[name].shape:
                 raise _contradiction(name, found[name], tensor, settings)
@@ -223,7 +215,7 @@ def _check_sizes(
 
 
 def _contradiction(
-    name: str, found: Tensor, expected: Tensor, settings: Settings
+    name: str, found: Tensor, expected: Tensor, settings: PublishedConfig
 ) -> CheckpointError:
     pairs = zip(found.shape, expected.shape, strict=False)
     sizes = {asked for there, asked in pairs if there != asked} or set(expected.shape)
@@ -243,7 +235,7 @@ def _check_vocabulary(
     tokenizer: Tokenizer,
     found: Mapping[str, Tensor],
     rules: Sequence[Rule],
-    settings: Settings,
+    settings: PublishedConfig,
 ) -> None:
     """Refuse a tokenizer that is not the model's.
 
@@ -264,57 +256,61 @@ def _check_vocabulary(
 
 
 def _heads(
-    family: Family, shape: BackboneShape, found: Mapping[str, Tensor], settings: Settings
+    family: Family, shape: BackboneShape, found: Mapping[str, Tensor], settings: PublishedConfig
 ) -> tuple[list[Rule], dict[str, Any], tuple[str, ...]]:
     """Return the rules of the heads that are there, what the model was trained for, its labels."""
 
     def there(rules: Sequence[Rule]) -> bool:
         return bool(rules) and all(name in found for rule in rules for name in rule.theirs)
 
-    causal = shape.direction == "causal"
-    objective: dict[str, Any] = {
-        "_target_": f"{_OBJECTIVES}.{'causal_lm.CausalLM' if causal else _MASKED}"
-    }
+    heads = family.heads(shape)
     rules: list[Rule] = []
-    language_model = family.language_model(shape)
-    if there(language_model):
-        rules += language_model
-    classifier, own_pooler = family.classifier(), family.pooler(of_classifier=True)
-    # GPT-2 reads the last token of a text, ours the classification token behind it.
-    classifies = not causal and there(own_pooler) and _is_classifier(family, settings)
-    classifies = classifies and there(classifier)
-    labels = _labels(settings, found[classifier[0].theirs[0]]) if classifies else ()
-    if len(labels) > 1:
-        objective = {
-            "_target_": f"{_OBJECTIVES}.classification.Classification",
-            "pooling": family.pooling,
-            "pooler": True,
-        }
-        return [*rules, *own_pooler, *classifier], objective, labels
-    for pooler in (family.pooler(of_classifier=False), own_pooler):
-        plain = [Rule(r.ours, tuple(_bare(n, family) for n in r.theirs), r.layout) for r in pooler]
-        for kind in (pooler, plain):
-            if there(kind):
-                return [*rules, *kind], objective, ()
+    if LANGUAGE_MODEL in heads and there(heads[LANGUAGE_MODEL].rules):
+        rules += heads[LANGUAGE_MODEL].rules
+    classifier = heads.get(SEQUENCE_CLASSIFICATION)
+    own_pooler: list[Rule] = []
+    if classifier is not None:
+        own_pooler = [r for r in classifier.rules if r.ours.startswith("heads.pooler.")]
+        # A causal one reads the last token of a text, ours the classification token behind it.
+        reads = not family.is_causal and _is_classifier(classifier, settings)
+        if reads and there(classifier.rules):
+            labels = _labels(settings, found[_output_of(classifier).theirs[0]])
+            if len(labels) > 1:
+                return [*rules, *classifier.rules], _classification(family), labels
+    objective = {"_target_": f"{_OBJECTIVES}.{_CAUSAL if family.is_causal else _MASKED}"}
+    prefix = f"{family.prefix}."
+    for pooler in (family.pooler(), own_pooler):
+        for each in (pooler, without_prefix(pooler, prefix)):
+            if there(each):
+                return [*rules, *each], objective, ()
     return rules, objective, ()
 
 
-def _is_classifier(family: Family, settings: Settings) -> bool:
+_CAUSAL = "causal_lm.CausalLM"
+_MASKED = "masked_lm.MaskedLM"
+
+
+def _classification(family: Family) -> dict[str, Any]:
+    return {
+        "_target_": f"{_OBJECTIVES}.classification.Classification",
+        "pooling": family.pooling,
+        "pooler": family.pooler_activation != "none",
+    }
+
+
+def _output_of(classifier: PublishedHead) -> Rule:
+    return next(rule for rule in classifier.rules if rule.ours == "heads.class.linear.weight")
+
+
+def _is_classifier(head: PublishedHead, settings: PublishedConfig) -> bool:
     """Return whether the head gives each text one label, not each token, nor several."""
     architectures = settings.values.get("architectures")
-    if architectures is not None and architectures != [family.architectures.classifier]:
+    if architectures is not None and architectures != [head.architecture]:
         return False
     return settings.values.get("problem_type") in (None, "single_label_classification")
 
 
-_MASKED = "masked_lm.MaskedLM"
-
-
-def _bare(name: str, family: Family) -> str:
-    return name.removeprefix(f"{family.prefix}.")
-
-
-def _labels(settings: Settings, classifier: Tensor) -> tuple[str, ...]:
+def _labels(settings: PublishedConfig, classifier: Tensor) -> tuple[str, ...]:
     """Return the names of the classes, in the order of their numbers.
 
     Raises:
@@ -339,19 +335,3 @@ def _labels(settings: Settings, classifier: Tensor) -> tuple[str, ...]:
 def _is_text(label: str) -> bool:
     """Return whether a label can be written: not half of a surrogate pair."""
     return label == label.encode("utf-8", "replace").decode()
-
-
-def _block_pattern(name: str) -> str | None:
-    """Return a name with the number of its block left out; None where it has none."""
-    match = re.fullmatch(r"((?:\w+\.)*?(?:layer|h))\.(\d+)\.(.+)", name)
-    return f"{match[1]}.*.{match[3]}" if match else None
-
-
-def _number(name: str) -> int:
-    match = re.search(r"\.?(?:layer|h)\.(\d+)\.", name)
-    return int(match[1]) if match else 0
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -3,9 +3,16 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from transfer_cli.interop.family import ACTIVATIONS, Architectures, Family, activation_there
+from transfer_cli.interop.family import (
+    ACTIVATIONS,
+    LANGUAGE_MODEL,
+    SEQUENCE_CLASSIFICATION,
+    Family,
+    PublishedHead,
+    activation_there,
+)
+from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, Transposed, same
-from transfer_cli.interop.settings import Settings
 from transfer_cli.model.backbone import BackboneShape
 
 
@@ -14,8 +21,9 @@ class Gpt2(Family):
 
     name = "GPT-2"
     model_type = "gpt2"
+    base_model = "GPT2Model"
     prefix = "transformer"
-    architectures = Architectures("GPT2Model", "GPT2LMHeadModel", "GPT2ForSequenceClassification")
+    blocks = "h"
     keys: ClassVar[Mapping[str, str]] = {
         "width": "n_embd", "heads": "n_head", "depth": "n_layer", "positions": "n_positions",
     }  # fmt: skip
@@ -25,7 +33,7 @@ class Gpt2(Family):
     }  # fmt: skip
     pooling = "cls_last"
 
-    def shape(self, settings: Settings) -> BackboneShape:
+    def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes."""
         settings.only("add_cross_attention", value=False)
         settings.only("scale_attn_weights", value=True)
@@ -57,42 +65,33 @@ class Gpt2(Family):
             "tie_word_embeddings": shape.tie_output,
         }
 
-    def backbone(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the backbone."""
-        rules = [
+    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
+        """Return its heads; the classifier has no bias."""
+        output = [] if shape.tie_output else same("heads.lm", "lm_head", "weight")
+        score = same("heads.class.linear", "score", "weight")
+        return {
+            LANGUAGE_MODEL: PublishedHead("GPT2LMHeadModel", "text-generation", output),
+            SEQUENCE_CLASSIFICATION: PublishedHead(
+                "GPT2ForSequenceClassification", "text-classification", score
+            ),
+        }
+
+    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of the embeddings and the last norm."""
+        return [
             *same("backbone.token_embedding", "wte", "weight"),
             *same("backbone.position_embedding", "wpe", "weight"),
             *same("backbone.final_norm", "ln_f"),
         ]
-        for number in range(shape.depth):
-            rules += _block(f"backbone.blocks.{number}", f"h.{number}")
+
+    def block(self) -> list[Rule]:
+        """Return the rules of a block."""
+        rules = [*same("attention_norm", "ln_1"), *same("feed_forward_norm", "ln_2")]
+        products = {
+            "attention.packed": "attn.c_attn", "attention.output": "attn.c_proj",
+            "feed_forward.inner": "mlp.c_fc", "feed_forward.output": "mlp.c_proj",
+        }  # fmt: skip
+        for here, there in products.items():
+            rules.append(Rule(f"{here}.weight", (f"{there}.weight",), Transposed()))
+            rules += same(here, there, "bias")
         return rules
-
-    def language_model(self, shape: BackboneShape) -> list[Rule]:
-        """Return the rules of the head: none where the token embedding is its matrix."""
-        return [] if shape.tie_output else same("heads.lm", "lm_head", "weight")
-
-    def pooler(self, *, of_classifier: bool) -> list[Rule]:
-        """Return nothing: there is none."""
-        return []
-
-    def classifier(self) -> list[Rule]:
-        """Return the rule of its matrix; it has no bias."""
-        return same("heads.class.linear", "score", "weight")
-
-
-def _block(ours: str, theirs: str) -> list[Rule]:
-    rules = [
-        *same(f"{ours}.attention_norm", f"{theirs}.ln_1"),
-        *same(f"{ours}.feed_forward_norm", f"{theirs}.ln_2"),
-    ]
-    products = {
-        "attention.packed": "attn.c_attn", "attention.output": "attn.c_proj",
-        "feed_forward.inner": "mlp.c_fc", "feed_forward.output": "mlp.c_proj",
-    }  # fmt: skip
-    for here, there in products.items():
-        rules += [
-            Rule(f"{ours}.{here}.weight", (f"{theirs}.{there}.weight",), Transposed()),
-            Rule(f"{ours}.{here}.bias", (f"{theirs}.{there}.bias",)),
-        ]
-    return rules

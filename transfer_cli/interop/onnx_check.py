@@ -27,7 +27,7 @@ CHECKED = ((1, 1), (3, 1), (1, 5), (3, 5), (4, 64), (1, 1024))
 
 
 @dataclass(frozen=True)
-class Sample:
+class CheckedBatch:
     """A batch, and what the model makes of it.
 
     Args:
@@ -41,7 +41,7 @@ class Sample:
     counts: Tensor | None
 
 
-def samples_of(model: TransferModel, objective: Objective | None) -> list[Sample]:
+def samples_of(model: TransferModel, objective: Objective | None) -> list[CheckedBatch]:
     """Return batches of several shapes, and what the model itself makes of them.
 
     Args:
@@ -53,7 +53,9 @@ def samples_of(model: TransferModel, objective: Objective | None) -> list[Sample
     return [_sample(model, objective, rows, length) for rows, length in shapes]
 
 
-def _sample(model: TransferModel, objective: Objective | None, rows: int, length: int) -> Sample:
+def _sample(
+    model: TransferModel, objective: Objective | None, rows: int, length: int
+) -> CheckedBatch:
     """Return a batch, padded on the right, and what the model itself makes of it."""
     generator = torch.Generator().manual_seed(rows * length)
     vocabulary, segments = model.backbone.vocabulary, model.backbone.shape.segments
@@ -69,15 +71,15 @@ def _sample(model: TransferModel, objective: Objective | None, rows: int, length
     with torch.no_grad():
         encoded = Encoding(model, batch)
         if isinstance(objective, Classification):
-            return Sample(inputs, objective.class_logits(model, batch, encoded), None)
+            return CheckedBatch(inputs, objective.class_logits(model, batch, encoded), None)
         top_BTD = encoded.top
         if objective is None:
-            return Sample(inputs, top_BTD, mask_BT)
+            return CheckedBatch(inputs, top_BTD, mask_BT)
         logits_BTV = model.heads[HEAD](top_BTD, model.backbone.token_embedding.weight)
-        return Sample(inputs, logits_BTV, mask_BT)
+        return CheckedBatch(inputs, logits_BTV, mask_BT)
 
 
-def compare(path: Path, output: str, samples: Iterable[Sample]) -> float:
+def compare(path: Path, output: str, samples: Iterable[CheckedBatch]) -> float:
     """Return the largest absolute difference between what the graph gives and what it should.
 
     Raises:
@@ -97,7 +99,7 @@ def compare(path: Path, output: str, samples: Iterable[Sample]) -> float:
     return largest
 
 
-def _difference(found: npt.NDArray[np.float32], sample: Sample) -> float:
+def _difference(found: npt.NDArray[np.float32], sample: CheckedBatch) -> float:
     expected = sample.expected.numpy()
     where = f"a batch of {' x '.join(map(str, sample.inputs['input_ids'].shape))} tokens"
     if found.shape != expected.shape:

@@ -16,7 +16,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop.onnx_check import compare, samples_of
 from transfer_cli.interop.onnx_modules import Graph, graph_of
-from transfer_cli.model.lora import merge_lora, unmerge_lora
+from transfer_cli.model.added import merge, unmerge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 
@@ -45,8 +45,8 @@ def write_onnx(
     with several segments also `token_type_ids`; each is `[batch, length]` int64, padded on the
     right, any batch and any length up to the model's positions. It gives float32: of a classifier
     `logits` `[batch, labels]`, of a language model `logits` `[batch, length, vocabulary]`, of a
-    model without a head `hidden` `[batch, length, width]`. Low-rank updates are merged into their
-    matrices. Weights of more than 1.5 GB lie beside the graph, in `model.onnx.data`.
+    model without a head `hidden` `[batch, length, width]`. Edits that can be merged are merged into
+    their matrices. Weights of more than 1.5 GB lie beside the graph, in `model.onnx.data`.
 
     `onnx.json` holds what else a program must know to use it:
 
@@ -90,12 +90,12 @@ def write_onnx(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".onnx-") as place:
         unfinished = Path(place)
-        merged = merge_lora(model)
+        merged = merge(model)
         try:
             with _quiet():
                 _export(graph, model.backbone.shape.positions, unfinished / GRAPH)
         finally:
-            unmerge_lora(model, merged)
+            unmerge(model, merged)
         largest = compare(unfinished / GRAPH, graph.output, samples)
         tokenizer.save(unfinished / TOKENIZER)
         facts = _facts(model, graph, tokenizer, labels, layout)

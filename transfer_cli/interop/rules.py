@@ -4,18 +4,16 @@ Every rule works both ways without rounding, so that a model that was read and w
 same to the last bit.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-Shape = tuple[int, ...]
 
-
-class Layout(Protocol):
-    """How numbers are laid out there, as seen from here."""
+class Conversion(Protocol):
+    """How numbers are arranged there, as seen from here."""
 
     def take(self, theirs: Sequence[Tensor]) -> Tensor:
         """Return our tensor."""
@@ -64,7 +62,7 @@ class Transposed:
 
 
 @dataclass(frozen=True)
-class Stacked:
+class Concatenated:
     """Several tensors there that are one here, one below the other.
 
     Args:
@@ -112,14 +110,39 @@ class Rule:
     Args:
         ours: Its name.
         theirs: The names of what it is made of.
-        layout: How.
+        conversion: How.
     """
 
     ours: str
     theirs: tuple[str, ...]
-    layout: Layout = SAME
+    conversion: Conversion = SAME
 
 
 def same(ours: str, theirs: str, *kinds: str) -> list[Rule]:
     """Return the rules of a module whose tensors have the same names and values in both models."""
     return [Rule(f"{ours}.{kind}", (f"{theirs}.{kind}",)) for kind in kinds or ("weight", "bias")]
+
+
+def packed_attention(query: str, key: str, value: str) -> list[Rule]:
+    """Return the rules of a block's queries, keys and values: three layers there, one here."""
+    return [
+        Rule(
+            f"attention.packed.{kind}",
+            tuple(f"{part}.{kind}" for part in (query, key, value)),
+            Concatenated(3),
+        )
+        for kind in ("weight", "bias")
+    ]
+
+
+def with_prefix(rules: Iterable[Rule], theirs: str, ours: str = "") -> list[Rule]:
+    """Return the rules with something before their names."""
+    return [
+        replace(r, ours=f"{ours}{r.ours}", theirs=tuple(f"{theirs}{n}" for n in r.theirs))
+        for r in rules
+    ]
+
+
+def without_prefix(rules: Iterable[Rule], theirs: str) -> list[Rule]:
+    """Return the rules without what stands before their names there, where it does."""
+    return [replace(r, theirs=tuple(n.removeprefix(theirs) for n in r.theirs)) for r in rules]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,25 +11,26 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, ConfigError, nearest
 from transfer_cli.interop import files, vocabulary
-from transfer_cli.interop.bert import Bert, Roberta
-from transfer_cli.interop.families import FAMILIES
-from transfer_cli.interop.family import Family
-from transfer_cli.interop.gpt2 import Gpt2
-from transfer_cli.interop.rules import Rule
-from transfer_cli.interop.settings import CONFIG
+from transfer_cli.interop.families import families
+from transfer_cli.interop.family import LANGUAGE_MODEL, Family, PublishedHead
+from transfer_cli.interop.published_config import CONFIG
+from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.weights import readable_like
 
 TOKENS = "backbone.token_embedding.weight"
-CLASS = "heads.class.linear"
+FINAL_NORM = "backbone.final_norm.bias"
+"""Where the bias of a classifier goes that has none in its family."""
+
+_CLASS_BIAS = "heads.class.linear.bias"
 PADDING = "[PAD]"
 """Of a model that has no padding token of its own, and needs one to find the end of a text."""
 
 
 @dataclass(frozen=True)
-class Classifier:
+class ClassificationHead:
     """What turns a text's state into labels.
 
     Args:
@@ -53,18 +54,20 @@ class Ours:
         shape: Of its backbone.
         tensors: Its weights, by our names.
         tokenizer: Its tokenizer.
-        classifier: What it was adapted for; None for a language model or a bare backbone.
-        keeps_head: Whether the head goes along.
+        head: The kind of head that goes along, by the name that families know it by; None: none.
+        classifier: What a head that gives labels does; None for other heads.
         texts: How the texts were laid out that it was trained on last: lines, as text to pretrain
             on is; labelled, as labelled texts are; published, as its tokenizer says.
+        added: Names of tensors that edits have added, each with what people call its part.
     """
 
     shape: BackboneShape
     tensors: Mapping[str, Tensor]
     tokenizer: Tokenizer
-    classifier: Classifier | None
-    keeps_head: bool
+    head: str | None
+    classifier: ClassificationHead | None
     texts: Literal["lines", "labelled", "published"]
+    added: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,47 +77,48 @@ class Written:
     Args:
         family: As a model of which family.
         architecture: What that family calls it.
-        kind: "classifier", "causal", "masked" or "backbone".
+        pipeline: What the hub calls its task.
+        labels: Names of the classes.
         folded_bias: Whether the classifier's bias stands in the final norm.
         left_out: Tensors of ours that the family has no place for and the outputs do not need.
     """
 
     family: Family
     architecture: str
-    kind: str
+    pipeline: str
+    labels: tuple[str, ...]
     folded_bias: bool
     left_out: tuple[str, ...]
 
 
-def write_folder(ours: Ours, folder: Path) -> Written:
+def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written:
     """Write `config.json`, `model.safetensors` and the tokenizer's files.
 
     Args:
         ours: The model.
         folder: Where to; it is there, and empty.
+        family: The `model_type` of the family to write it as. None: the first that fits.
 
     Raises:
+        ConfigError: There is no such family.
         CheckpointError: No family has such a model; the message says what does not fit.
     """
-    family = _fitting(ours)
-    rules, architecture = _rules(family, ours)
+    kind = _fitting(ours, family)
+    rules, head = _rules(kind, ours)
     tensors = dict(ours.tensors)
     pad = ours.tokenizer.pad
-    needs_padding = ours.classifier is not None and pad == ours.tokenizer.cls and ours.keeps_head
-    folds_bias = isinstance(family, Gpt2) and ours.classifier is not None and ours.keeps_head
+    needs_padding = ours.classifier is not None and pad == ours.tokenizer.cls
+    folds_bias = ours.classifier is not None and not any(r.ours == _CLASS_BIAS for r in rules)
     if folds_bias:
-        tensors = _without_bias(tensors)
-    if isinstance(family, Bert) and not ours.shape.segments:
-        # Their embeddings always have one; a row of zeros changes nothing.
-        rules = [*rules, Rule(_NO_SEGMENTS, (f"{_in(family)}{_SEGMENTS}",))]
-        tensors[_NO_SEGMENTS] = torch.zeros(1, ours.shape.embedding_size)
+        tensors = _without_bias(tensors, kind)
     if needs_padding:
         table = tensors[TOKENS]
         tensors[TOKENS] = torch.cat([table, torch.zeros(1, table.shape[1], dtype=table.dtype)])
         pad = len(table)
-    given: dict[str, Tensor] = {}
+    before = f"{kind.prefix}." if head else ""
+    given = {f"{before}{name}": each for name, each in kind.constants(ours.shape).items()}
     for rule in rules:
-        parts = rule.layout.give(tensors[rule.ours].detach().cpu())
+        parts = rule.conversion.give(tensors[rule.ours].detach().cpu())
         given |= dict(zip(rule.theirs, parts, strict=True))
     save_file(
         {name: tensor.contiguous() for name, tensor in given.items()},
@@ -122,54 +126,50 @@ def write_folder(ours: Ours, folder: Path) -> Written:
         metadata={"format": "pt"},
     )
     readable_like(folder / files.WEIGHTS, folder)
+    architecture = head.architecture if head else kind.base_model
     config = {
         "architectures": [architecture],
-        "model_type": family.model_type,
+        "model_type": kind.model_type,
         "dtype": "float32",
         "vocab_size": len(tensors[TOKENS]),
-        **family.config(ours.shape),
+        **kind.config(ours.shape),
         **_tokens(ours, pad),
-        **(_labels(ours.classifier) if ours.classifier and ours.keeps_head else {}),
+        **(_labels(ours.classifier) if ours.classifier else {}),
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    _write_tokenizer(ours, family, folder, pad if needs_padding else None)
-    used = {rule.ours for rule in rules} | ({f"{CLASS}.bias"} if folds_bias else set())
+    _write_tokenizer(ours, kind, folder, pad if needs_padding else None)
+    used = {rule.ours for rule in rules} | ({_CLASS_BIAS} if folds_bias else set())
     return Written(
-        family,
+        kind,
         architecture,
-        _kind(family, architecture),
+        head.pipeline if head else "feature-extraction",
+        ours.classifier.labels if ours.classifier else (),
         folds_bias,
         tuple(sorted(ours.tensors.keys() - used)),
     )
 
 
-def _kind(family: Family, architecture: str) -> str:
-    names = family.architectures
-    if architecture == names.language_model:
-        return "causal" if isinstance(family, Gpt2) else "masked"
-    return "classifier" if architecture == names.classifier else "backbone"
-
-
-_NO_SEGMENTS = "no segments"
-_SEGMENTS = "embeddings.token_type_embeddings.weight"
-
-
-def _in(family: Family) -> str:
-    return f"{family.prefix}."
-
-
-def _fitting(ours: Ours) -> Family:
+def _fitting(ours: Ours, wanted: str | None) -> Family:
     """Return the family that has such models.
 
     Raises:
-        CheckpointError: There is none.
+        ConfigError: There is no family of the name that is wanted.
+        CheckpointError: There is none that fits.
     """
-    found = {family: _misfits(family, ours) for family in FAMILIES}
-    best = min(FAMILIES, key=lambda family: len(found[family]))
+    known = families()
+    if wanted is not None and wanted not in known:
+        raise ConfigError(
+            f"family: {wanted!r} is not one of {', '.join(known)}.{nearest(wanted, known)}"
+        )
+    asked = list(known.values()) if wanted is None else [known[wanted]]
+    found = {family: _misfits(family, ours) for family in asked}
+    best = min(asked, key=lambda family: len(found[family]))
     if found[best]:
+        none = "no published family has such a model; " if wanted is None else ""
+        nearly = f"{best.name} comes nearest, and " if wanted is None else f"as a {best.name}, "
         raise CheckpointError(
-            f"run: no published family has such a model; {best.name} comes nearest, and what does "
-            f"not fit is {'; '.join(found[best])}. format=onnx takes any model"
+            f"run: {none}{nearly}what does not fit is {'; '.join(found[best])}. "
+            "format=onnx takes any model"
         )
     return best
 
@@ -180,21 +180,27 @@ def _misfits(family: Family, ours: Ours) -> list[str]:
         return wrong
     has_place = {rule.ours for rule in family.backbone(ours.shape)}
     lost = [n for n in ours.tensors if not n.startswith("heads.") and n not in has_place]
-    wrong += sorted({_part(name) for name in lost})
-    if not ours.keeps_head:
+    wrong += sorted({ours.added.get(name, name) for name in lost})
+    if ours.head is None:
+        return wrong
+    head = family.heads(ours.shape).get(ours.head)
+    if ours.head == LANGUAGE_MODEL:
+        own = {name for name in ours.tensors if name.startswith("heads.lm.")}
+        theirs = {rule.ours for rule in head.rules} if head else set()
+        if own and own != theirs:
+            names = ", ".join(sorted(own ^ theirs))
+            wrong.append(f"the language-model head ({names}; head=false leaves it out)")
         return wrong
     if ours.classifier is not None:
-        return wrong + _classifier_misfits(family, ours, ours.classifier)
-    own = {name for name in ours.tensors if name.startswith("heads.lm.")}
-    theirs = {rule.ours for rule in family.language_model(ours.shape)}
-    if own and own != theirs:
-        wrong.append(
-            f"the language-model head ({', '.join(sorted(own ^ theirs))}; head=false leaves it out)"
-        )
+        wrong += _classifier_misfits(family, ours, ours.classifier)
+    if head is None:
+        wrong.append(f"a head for {ours.head.replace('_', ' ')} (head=false leaves it out)")
+    elif not wrong:
+        wrong += [f"no {rule.ours}" for rule in head.rules if rule.ours not in ours.tensors]
     return wrong
 
 
-def _classifier_misfits(family: Family, ours: Ours, classifier: Classifier) -> list[str]:
+def _classifier_misfits(family: Family, ours: Ours, classifier: ClassificationHead) -> list[str]:
     wrong = []
     if classifier.pooling != family.pooling:
         wrong.append(f"objective.pooling={classifier.pooling}, not {family.pooling}")
@@ -210,74 +216,42 @@ def _classifier_misfits(family: Family, ours: Ours, classifier: Classifier) -> l
     return wrong
 
 
-def _part(name: str) -> str:
-    """Return what people call the part of a model that a tensor belongs to."""
-    if ".sites." in name:
-        return "adapters between its layers (adaptation.edits)"
-    if name.startswith("readout."):
-        return "a mix of its layers (scalar_mix)"
-    if ".new_rows." in name:
-        return "embeddings that are added to others (new_rows)"
-    return name
+def _rules(family: Family, ours: Ours) -> tuple[list[Rule], PublishedHead | None]:
+    """Return the rules, with whole names, and the head that goes along."""
+    head = family.heads(ours.shape).get(ours.head) if ours.head else None
+    if head is not None and any(rule.ours not in ours.tensors for rule in head.rules):
+        head = None  # a model that came without the head of its pretraining
+    of_head = list(head.rules) if head else []
+    has_place = {rule.ours for rule in of_head}
+    pooler = [r for r in family.pooler() if r.ours in ours.tensors and r.ours not in has_place]
+    prefix = f"{family.prefix}."
+    rules = [*with_prefix(family.backbone(ours.shape), prefix), *pooler, *of_head]
+    # A bare backbone has no prefix, nor has what belongs to it.
+    return (rules, head) if head else (without_prefix(rules, prefix), None)
 
 
-def _rules(family: Family, ours: Ours) -> tuple[list[Rule], str]:
-    """Return the rules, with whole names, and what the family calls such a model."""
-    shape, names = ours.shape, family.architectures
-    classifies = ours.classifier is not None and ours.keeps_head
-    backbone = [
-        Rule(rule.ours, tuple(f"{family.prefix}.{n}" for n in rule.theirs), rule.layout)
-        for rule in family.backbone(shape)
-    ]
-    language_model = family.language_model(shape)
-    head: list[Rule] = family.pooler(of_classifier=classifies)
-    architecture = names.backbone
-    if classifies:
-        architecture = names.classifier
-        head = [*head, *family.classifier()]
-    elif ours.keeps_head and ours.classifier is None and _has_head(family, ours):
-        architecture = names.language_model
-    if ours.keeps_head and not classifies:
-        head = [*head, *language_model]
-    there = [rule for rule in head if rule.ours in ours.tensors]
-    rules = [*backbone, *there]
-    if architecture == names.backbone:
-        # A bare backbone has no prefix, nor has what belongs to it.
-        cut = f"{family.prefix}."
-        rules = [
-            Rule(r.ours, tuple(n.removeprefix(cut) for n in r.theirs), r.layout) for r in rules
-        ]
-    return rules, architecture
-
-
-def _has_head(family: Family, ours: Ours) -> bool:
-    rules = family.language_model(ours.shape)
-    tied = isinstance(family, Gpt2) and ours.shape.tie_output
-    return tied or (bool(rules) and all(rule.ours in ours.tensors for rule in rules))
-
-
-def _without_bias(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Fold the classifier's bias into the bias of the norm that it reads: GPT-2's has none.
+def _without_bias(tensors: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """Fold the classifier's bias into the bias of the norm that it reads.
 
     Of the shifts c of the norm with W c = b the shortest is taken; the logits are the same.
 
     Raises:
-        CheckpointError: The rows of W depend on each other, so that there is none.
+        CheckpointError: The rows of W depend on each other, so that there is none, or no norm is
+            the last layer.
     """
     found = dict(tensors)
-    weight, bias = found[f"{CLASS}.weight"].double(), found.pop(f"{CLASS}.bias").double()
+    weight, bias = found["heads.class.linear.weight"].double(), found.pop(_CLASS_BIAS).double()
+    norm = found.get(FINAL_NORM)
     shift = torch.linalg.lstsq(weight, bias[:, None], driver="gelsd").solution[:, 0]
-    if not torch.allclose(weight @ shift, bias, atol=1e-7):
+    if norm is None or not torch.allclose(weight @ shift, bias, atol=1e-7):
         raise CheckpointError(
-            "run: the classifier's bias has no place in GPT-2, whose classifier has none; "
+            f"run: the classifier's bias has no place in {family.name}, whose classifier has none; "
             "format=onnx takes any model"
         )
-    norm = found["backbone.final_norm.bias"]
-    found["backbone.final_norm.bias"] = (norm.double() + shift).to(norm.dtype)
-    return found
+    return found | {FINAL_NORM: (norm.double() + shift).to(norm.dtype)}
 
 
-def _labels(classifier: Classifier) -> dict[str, Any]:
+def _labels(classifier: ClassificationHead) -> dict[str, Any]:
     named = dict(enumerate(classifier.labels))
     return {
         "id2label": {str(number): label for number, label in named.items()},
@@ -298,15 +272,9 @@ def _write_tokenizer(ours: Ours, family: Family, folder: Path, new_padding: int 
     tokenizer, path = ours.tokenizer, folder / vocabulary.FILE
     tokenizer.save(path)
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    names = dict(
-        zip(
-            ("pad", "unk", "cls", "sep", "mask"),
-            tokenizer.pieces(
-                [tokenizer.pad, tokenizer.unk, tokenizer.cls, tokenizer.sep, tokenizer.mask]
-            ),
-            strict=True,
-        )
-    )
+    kinds = ("pad", "unk", "cls", "sep", "mask")
+    numbers = [getattr(tokenizer, kind) for kind in kinds]
+    names = dict(zip(kinds, tokenizer.pieces(numbers), strict=True))
     if new_padding is not None:
         names["pad"] = PADDING
         data["added_tokens"].append(
@@ -315,8 +283,7 @@ def _write_tokenizer(ours: Ours, family: Family, folder: Path, new_padding: int 
                 "rstrip": False, "normalized": False, "special": True,
             }
         )  # fmt: skip
-    if isinstance(family, Roberta):
-        # As its own tokenizer has it: the space before a gap belongs to the gap.
+    if family.mask_lstrip:
         for token in data["added_tokens"]:
             if token["content"] in (names["mask"], names["unk"]):
                 token["lstrip"] = token["content"] == names["mask"]

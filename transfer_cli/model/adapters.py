@@ -5,11 +5,12 @@ Legend: B batch, T positions, D width.
 
 from torch import Tensor, nn
 
+from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import initialise_plain
 from transfer_cli.model.block import ACTIVATIONS, Activation
 
 
-class Adapter(nn.Module):
+class Adapter(Added):
     """A(z) = z + W_up act(W_down z + b_down) + b_up, with 2 D size + size + D parameters.
 
     It is the identity at birth: W_up is zero. The paper draws both matrices, from a truncated
@@ -20,6 +21,8 @@ class Adapter(nn.Module):
         size: The bottleneck's.
         activation: Between the two products.
     """
+
+    kind = "adapters between its layers"
 
     def __init__(self, width: int, size: int, activation: Activation) -> None:
         super().__init__()

@@ -1,9 +1,12 @@
 """Self-attention (Vaswani et al. 2017, section 3.2).
 
-Legend: B batch, H heads, T positions, D width, W width of a head.
+Legend: B batch, H heads, T queries, S keys, D width, W width of a head.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -11,64 +14,65 @@ from torch import Tensor, nn
 
 from transfer_cli.model.key_values import LayerKeyValues
 
+if TYPE_CHECKING:
+    from transfer_cli.model.shape import BackboneShape
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What the attention of a block is told beside its hidden states.
+
+    Args:
+        attn_mask: Broadcast to `[B, H, T, S]`: True where a query may see a key, or numbers that
+            are added to the scores. None: `causal` says everything.
+        causal: Position t sees positions up to t only. Not together with `attn_mask`.
+        kv_cache: Keys and values of earlier positions, which are seen too; those of these positions
+            are added to it.
+        rotate: What a position kind does to queries and keys, `[B, H, T, W]` each.
+    """
+
+    attn_mask: Tensor | None = None
+    causal: bool = False
+    kv_cache: LayerKeyValues | None = None
+    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+
 
 class SelfAttention(nn.Module):
     """Multi-head attention of a sequence on itself, with biases on all four products.
 
     Queries, keys and values are one packed matrix. Attention runs through torch's fused kernels.
-
-    Args:
-        width: D; a multiple of `heads`.
-        heads: H.
-        dropout: On the attention probabilities, in training. The fused CPU kernels have none, so a
-            value above 0 costs time and memory there.
+    Dropout, in training, is on the attention probabilities. The fused CPU kernels have none, so a
+    value above 0 costs time and memory there.
     """
 
-    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
+    def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
-        self.heads = heads
-        self.dropout = dropout
-        self.packed = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
+        self.heads = shape.heads
+        self.dropout = shape.attention_dropout
+        self.packed = nn.Linear(shape.width, 3 * shape.width)
+        self.output = nn.Linear(shape.width, shape.width)
+        self.on_probabilities: Callable[[Tensor], None] | None = None
+        """Is handed the attention probabilities `[B, H, T, S]` of a pass; see `captures`."""
 
-    def forward(
-        self,
-        hidden_BTD: Tensor,
-        allowed: Tensor | None,
-        *,
-        causal: bool,
-        kept: LayerKeyValues | None = None,
-    ) -> Tensor:
-        """Return `[B, T, D]`.
-
-        Args:
-            hidden_BTD: The input.
-            allowed: `attention_mask` of the batch; None when `causal` says everything.
-            causal: Position t sees positions up to t only. Ignored when `allowed` is given.
-            kept: Keys and values of positions before these, which are seen too; it takes up those
-                of these.
-        """
+    def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`."""
         query, key, value = self._split(hidden_BTD)
-        if kept is not None:
-            key, value = kept.extend(key, value)
+        if inputs.rotate is not None:
+            query, key = inputs.rotate(query, key)
+        if inputs.kv_cache is not None:
+            key, value = inputs.kv_cache.extend(key, value)
         dropout = self.dropout if self.training else 0.0
-        mixed_BHTW = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=allowed, dropout_p=dropout,
-            is_causal=causal and allowed is None,
-        )  # fmt: skip
+        if self.on_probabilities is None:
+            mixed_BHTW = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=inputs.attn_mask, dropout_p=dropout,
+                is_causal=inputs.causal,
+            )  # fmt: skip
+        else:
+            shares_BHTS = _probabilities(query, key, inputs)
+            self.on_probabilities(shares_BHTS)
+            mixed_BHTW = F.dropout(shares_BHTS, dropout) @ value
         out: Tensor = self.output(mixed_BHTW.transpose(1, 2).flatten(2))
         return out
-
-    def weights(self, hidden_BTD: Tensor, allowed: Tensor | None, *, causal: bool) -> Tensor:
-        """Return the attention probabilities `[B, H, T, T]`, for inspection; no dropout."""
-        query, key, _ = self._split(hidden_BTD)
-        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, -math.inf)
-        elif causal:
-            above = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(above, -math.inf)
-        return scores.softmax(-1)
 
     def _split(self, hidden_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Cut before the heads are: gradients of the three are then joined by one copy, not two.
@@ -79,16 +83,14 @@ class SelfAttention(nn.Module):
         return query, key, value
 
 
-def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
-    """Return which keys each query may see, `[B, 1, T, T]` bool, where there is padding.
-
-    A position always sees itself: a padded row that saw no key at all would be NaN, and NaN times a
-    zero mask is still NaN in the backward pass.
-    """
-    positions = mask_BT.shape[1]
-    allowed = mask_BT[:, None, None, :].expand(-1, 1, positions, -1)
-    if causal:
-        below = torch.ones(positions, positions, dtype=torch.bool, device=mask_BT.device).tril()
-        allowed = allowed & below
-    itself = torch.eye(positions, dtype=torch.bool, device=mask_BT.device)
-    return allowed | itself
+def _probabilities(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs) -> Tensor:
+    """Return the attention probabilities `[B, H, T, S]`, which the fused kernels never write."""
+    scores = query_BHTW @ key_BHSW.transpose(-2, -1) / math.sqrt(query_BHTW.shape[-1])
+    attn_mask = inputs.attn_mask
+    if inputs.causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is None:
+        return scores.softmax(-1)
+    if attn_mask.dtype == torch.bool:
+        return scores.masked_fill(~attn_mask, -math.inf).softmax(-1)
+    return (scores + attn_mask).softmax(-1)

@@ -12,21 +12,24 @@ Legend: B batch, T positions, D width.
 of `post`, and the norm after its last sub-layer is missing.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transfer_cli.model.attention import SelfAttention
+from transfer_cli.model.attention import AttentionInputs, SelfAttention
 from transfer_cli.model.dropout import Dropout
-from transfer_cli.model.key_values import LayerKeyValues
+from transfer_cli.model.norms import build_norm
+
+if TYPE_CHECKING:
+    from transfer_cli.model.shape import BackboneShape
 
 Activation = Literal["relu", "gelu", "gelu_tanh"]
-Residual = Literal["pre", "post", "tutorial"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -36,13 +39,22 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
+    """A feed-forward part; made from a shape."""
+
+    inner: nn.Linear
+    """Reads the residual stream."""
+    output: nn.Linear
+    """Writes into it."""
+
+
+class MLP(FeedForward):
     """Two products with an activation between them, at every position alike."""
 
-    def __init__(self, width: int, inner: int, activation: Activation) -> None:
+    def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
-        self.inner = nn.Linear(width, inner)
-        self.output = nn.Linear(inner, width)
-        self.activation = ACTIVATIONS[activation]
+        self.inner = nn.Linear(shape.width, shape.feedforward)
+        self.output = nn.Linear(shape.feedforward, shape.width)
+        self.activation = ACTIVATIONS[shape.activation]
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return `[B, T, D]`."""
@@ -50,80 +62,98 @@ class FeedForward(nn.Module):
         return out
 
 
-class Block(nn.Module):
+FEED_FORWARDS: dict[str, Callable[["BackboneShape"], FeedForward]] = {"mlp": MLP}
+
+
+class Block(nn.Module, ABC):
     """Attention, then feed-forward, each with its norm, dropout and residual sum.
 
-    `sites` are two named places, no-ops at birth, on each sub-layer's output after its dropout and
-    before the residual sum: what an adaptation adds to a block is put there. `nn.Identity` has no
-    parameters, so a plain and an edited model share their state-dict keys.
+    A subclass is a residual form. `sites` are two named places, no-ops at birth, on each
+    sub-layer's output after its dropout and before the residual sum: what an adaptation adds to a
+    block is put there. `nn.Identity` has no parameters, so a plain and an edited model share their
+    state-dict keys.
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int,
-        inner: int,
-        *,
-        activation: Activation,
-        residual: Residual,
-        dropout: float,
-        attention_dropout: float,
-        epsilon: float,
-    ) -> None:
+    embedding_norm: ClassVar[bool] = False
+    """Whether the form has a norm on the embeddings, unless the shape says otherwise."""
+    final_norm: ClassVar[bool] = False
+    """Whether no norm is ever applied to the residual stream itself.
+
+    Then one follows the last block, and the products that write into the stream start smaller.
+    """
+
+    def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
-        self.residual = residual
         self.recomputed = False
         """Whether the backward pass computes the inside again instead of keeping it."""
-        self.attention_norm = nn.LayerNorm(width, eps=epsilon)
-        self.attention = SelfAttention(width, heads, attention_dropout)
-        self.feed_forward_norm = nn.LayerNorm(width, eps=epsilon)
-        self.feed_forward = FeedForward(width, inner, activation)
-        self.drop = Dropout(dropout)
+        self.attention_norm = build_norm(shape, shape.width)
+        self.attention = SelfAttention(shape)
+        self.feed_forward_norm = build_norm(shape, shape.width)
+        self.feed_forward = FEED_FORWARDS[shape.feedforward_kind](shape)
+        self.drop = Dropout(shape.dropout)
         self.sites = nn.ModuleDict(
             {"after_attention": nn.Identity(), "after_feed_forward": nn.Identity()}
         )
 
-    def forward(
-        self,
-        hidden_BTD: Tensor,
-        allowed: Tensor | None,
-        *,
-        causal: bool,
-        kept: LayerKeyValues | None = None,
-    ) -> Tensor:
-        """Return `[B, T, D]`; see `SelfAttention` for the arguments."""
-        if self.recomputed and kept is None and torch.is_grad_enabled():
+    def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`."""
+        if self.recomputed and inputs.kv_cache is None and torch.is_grad_enabled():
             # Chen et al. 2016. Inside of the block, so that what gathers a block's weights before
             # its passes does so for this one, too.
-            run = partial(self._run, causal=causal)
-            again: Tensor = checkpoint(run, hidden_BTD, allowed, use_reentrant=False)
+            run = partial(self.update, inputs=inputs)
+            again: Tensor = checkpoint(run, hidden_BTD, use_reentrant=False)
             return again
-        return self._run(hidden_BTD, allowed, causal=causal, kept=kept)
+        return self.update(hidden_BTD, inputs)
 
-    def _run(
-        self,
-        hidden_BTD: Tensor,
-        allowed: Tensor | None,
-        *,
-        causal: bool,
-        kept: LayerKeyValues | None = None,
-    ) -> Tensor:
-        def attend(z: Tensor) -> Tensor:
-            attended: Tensor = self.attention(z, allowed, causal=causal, kept=kept)
-            return attended
+    @abstractmethod
+    def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`: both sub-layers with their norms and sums."""
 
-        after_attention = self._sublayer(hidden_BTD, attend, self.attention_norm, "after_attention")
-        return self._sublayer(
-            after_attention, self.feed_forward, self.feed_forward_norm, "after_feed_forward"
-        )
+    def attend(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return what attention adds to the residual stream."""
+        attended: Tensor = self.sites["after_attention"](self.drop(self.attention(z, inputs)))
+        return attended
 
-    def _sublayer(
-        self, z: Tensor, function: Callable[[Tensor], Tensor], norm: nn.Module, site: str
-    ) -> Tensor:
-        if self.residual == "post":
-            out: Tensor = norm(z + self.sites[site](self.drop(function(z))))
-            return out
-        normed = norm(z)
-        carried = normed if self.residual == "tutorial" else z
-        summed: Tensor = carried + self.sites[site](self.drop(function(normed)))
-        return summed
+    def feed(self, z: Tensor) -> Tensor:
+        """Return what the feed-forward part adds to the residual stream."""
+        fed: Tensor = self.sites["after_feed_forward"](self.drop(self.feed_forward(z)))
+        return fed
+
+
+class PreNormBlock(Block):
+    """Norms before each sub-layer."""
+
+    final_norm = True
+
+    def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`."""
+        z = z + self.attend(self.attention_norm(z), inputs)
+        return z + self.feed(self.feed_forward_norm(z))
+
+
+class PostNormBlock(Block):
+    """Norms after each residual sum."""
+
+    embedding_norm = True
+
+    def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`."""
+        z = self.attention_norm(z + self.attend(z, inputs))
+        out: Tensor = self.feed_forward_norm(z + self.feed(z))
+        return out
+
+
+class TutorialBlock(Block):
+    """Norms before each sub-layer, of the residual stream itself."""
+
+    def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`."""
+        z = self.attention_norm(z)
+        z = z + self.attend(z, inputs)
+        z = self.feed_forward_norm(z)
+        return z + self.feed(z)
+
+
+RESIDUALS: dict[str, type[Block]] = {
+    "pre": PreNormBlock, "post": PostNormBlock, "tutorial": TutorialBlock,
+}  # fmt: skip

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.backbone import BackboneShape, initialise_plain
 from transfer_cli.model.dropout import Dropout
+from transfer_cli.model.norms import build_norm
 from transfer_cli.model.vocabulary_loss import summed_cross_entropy
 
 Pooling = Literal["cls_first", "cls_last", "mean", "max", "concat"]
@@ -34,7 +35,7 @@ class LanguageModelHead(nn.Module):
         size = shape.embedding_size if shape.tie_output else shape.width
         if shape.output_transform:
             self.transform = nn.Linear(shape.width, size)
-            self.norm = nn.LayerNorm(size, eps=shape.epsilon)
+            self.norm = build_norm(shape, size)
             initialise_plain(self.transform)
         if not shape.tie_output:
             self.weight = nn.Parameter(torch.empty(vocabulary, size))

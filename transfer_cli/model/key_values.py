@@ -3,7 +3,6 @@
 Legend: B batch, H heads, T positions, W width of a head.
 """
 
-import torch
 from torch import Tensor
 
 
@@ -33,15 +32,15 @@ class LayerKeyValues:
             rows, heads, _, width = key_BHTW.shape
             size = (rows, heads, self.room, width)
             self._both = key_BHTW.new_empty(size), value_BHTW.new_empty(size)
-        for kept, new in zip(self._both, (key_BHTW, value_BHTW), strict=True):
-            kept[:, :, first : self.length] = new
+        for cache, new in zip(self._both, (key_BHTW, value_BHTW), strict=True):
+            cache[:, :, first : self.length] = new
         keys, values = self._both
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def repeat(self, rows: int) -> None:
         """Make `rows` copies of the one row that there is."""
         if self._both is not None:
-            keys, values = (kept.repeat(rows, 1, 1, 1) for kept in self._both)
+            keys, values = (cache.repeat(rows, 1, 1, 1) for cache in self._both)
             self._both = keys, values
 
 
@@ -65,13 +64,3 @@ class KeyValues:
         """Make `rows` copies of the one text that there is: they begin alike."""
         for layer in self.layers:
             layer.repeat(rows)
-
-
-def later_mask(new: int, before: int, device: torch.device) -> Tensor | None:
-    """Return which keys the last `new` positions may see, `[new, before + new]`.
-
-    None where all see everything: a single one does.
-    """
-    if new == 1:
-        return None
-    return torch.ones(new, before + new, dtype=torch.bool, device=device).tril(before)

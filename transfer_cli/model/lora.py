@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transfer_cli.model.added import Added
 from transfer_cli.model.block import Block
 from transfer_cli.model.dropout import Dropout
 
@@ -21,7 +22,7 @@ PACKED: tuple[Target, ...] = ("query", "key", "value")
 """The matrices that share `attention.packed`, in the order of their rows."""
 
 
-class LowRank(nn.Module):
+class LowRank(Added):
     """The update scale x B A of some rows of a matrix: zero at birth, since B is.
 
     Args:
@@ -125,28 +126,3 @@ def add_lora(
     if "feed_forward" in targets:
         feed_forward.inner = whole(feed_forward.inner)
         feed_forward.output = whole(feed_forward.output)
-
-
-def merge_lora(model: nn.Module) -> dict[str, LowRankLinear]:
-    """Fold every update into its matrix, so that only plain layers with plain names remain.
-
-    Returns:
-        The layers that were replaced, by name: what `unmerge_lora` needs to put them back.
-    """
-    replaced = {
-        name: module for name, module in model.named_modules() if isinstance(module, LowRankLinear)
-    }
-    for name, layer in replaced.items():
-        _replace(model, name, layer.merged())
-    return replaced
-
-
-def unmerge_lora(model: nn.Module, replaced: Mapping[str, LowRankLinear]) -> None:
-    """Undo `merge_lora`: the matrices have their old values again, bit for bit."""
-    for name, layer in replaced.items():
-        _replace(model, name, layer)
-
-
-def _replace(model: nn.Module, name: str, layer: nn.Linear) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, layer)

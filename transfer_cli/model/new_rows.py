@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from transfer_cli.model.added import Added
 
-class NewRows(nn.Module):
+
+class NewRows(Added):
     """What is added to the embeddings of a few tokens: zero at birth.
 
     Only the input changes. A tied output table, which is the token embedding, does not.
@@ -19,6 +21,7 @@ class NewRows(nn.Module):
         width: D.
     """
 
+    kind = "embeddings that are added to others"
     ids: Tensor
 
     def __init__(self, tokens: Sequence[int], width: int) -> None:
@@ -33,3 +36,7 @@ class NewRows(nn.Module):
         # A matrix product would round to half precision under autocast, and embeddings do not.
         added_BTD: Tensor = (matches_BTN[..., None] * self.delta).sum(-2)
         return added_BTD
+
+    def added_to(self, table: Tensor) -> Tensor:
+        """Return a table of all embeddings, `[V, D]`, with these added to theirs."""
+        return table.detach().index_add(0, self.ids, self.delta.detach())

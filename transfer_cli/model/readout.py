@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transfer_cli.model.added import Added
+
 EPSILON = 1e-5
 
 
@@ -34,7 +36,7 @@ class TopLayer(Readout):
         return states[-1]
 
 
-class ScalarMix(Readout):
+class ScalarMix(Readout, Added):
     """h = gamma x sum_j softmax(w)_j H_j, which begins as the plain average (Peters et al. 2018).
 
     Args:
@@ -42,6 +44,9 @@ class ScalarMix(Readout):
         norm: Whether each state is brought to mean 0 and variance 1 first, the last one included
             (of `pre`, that is the state after the final norm).
     """
+
+    keeps_outputs = False
+    kind = "a mix of its layers"
 
     def __init__(self, states: int, *, norm: bool) -> None:
         super().__init__()

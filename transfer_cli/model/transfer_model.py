@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.readout import Readout, TopLayer
 
@@ -75,10 +76,13 @@ def layer_groups(model: TransferModel, inherited: Set[str]) -> list[LayerGroup]:
         model: Any model, edited or not.
         inherited: Names of the parameters that pretrained weights filled.
     """
-    depth = len(model.backbone.blocks)
+    depth, added = len(model.backbone.blocks), added_parameters(model)
     members: dict[_Place, list[str]] = {}
     for name, _ in model.named_parameters():
-        members.setdefault(_place(name, depth), []).append(name)
+        place = _place(name, depth)
+        if name in added and place.depth <= depth:
+            place = _Place(depth + 1, place.depth, f"added.{place.name.removeprefix('block.')}")
+        members.setdefault(place, []).append(name)
     return [
         LayerGroup(place.name, place.depth, tuple(names), inherited=set(names) <= inherited)
         for place, names in sorted(members.items())
@@ -90,13 +94,8 @@ def _place(name: str, depth: int) -> _Place:
     top = depth + 1
     if part != "backbone":
         return _Place(top, top, f"head.{rest[0]}" if part == "heads" else f"head.{part}")
-    if rest[0] == "new_rows":
-        return _Place(top, 0, "added.embeddings")
     if rest[0] == "blocks":
-        number = int(rest[1])
-        if ".sites." in name or ".lora." in name:
-            return _Place(top, number + 1, f"added.{number}")
-        return _Place(number + 1, 0, f"block.{number}")
+        return _Place(int(rest[1]) + 1, 0, f"block.{rest[1]}")
     if rest[0] == "final_norm":
         return _Place(depth, 0, f"block.{depth - 1}")
     return _Place(0, 0, "embeddings")

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from transfer_cli.batch import Batch, size
 from transfer_cli.errors import CheckpointError
 from transfer_cli.metrics import Metric
+from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
+from transfer_cli.model.new_rows import NewRows
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample, TextFacts
 
@@ -22,7 +24,6 @@ POOLER = "pooler"
 """The name of the pooler among the heads: all classifications of a run share it."""
 
 TABLE = "backbone.token_embedding.weight"
-NEW_ROWS = "backbone.new_rows.delta"
 
 
 class Classification(Objective):
@@ -130,9 +131,12 @@ class Classification(Objective):
         return self._token_learns(model, trains) or (was_pretrained and learns)
 
     def _token_learns(self, model: TransferModel, trains: Set[str]) -> bool:
-        new_rows = model.backbone.new_rows
-        has_own_row = new_rows is not None and self.facts.vocabulary.cls in new_rows.tokens
-        return TABLE in trains or (has_own_row and NEW_ROWS in trains)
+        has_own_row = any(
+            isinstance(part, NewRows) and self.facts.vocabulary.cls in part.tokens
+            for name, part in added_parameters(model).items()
+            if name in trains
+        )
+        return TABLE in trains or has_own_row
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts."""

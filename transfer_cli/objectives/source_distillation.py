@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from transfer_cli.batch import Batch, rows_compared
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.metrics import Metric
+from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Facts, Objective, TextFacts
 from transfer_cli.objectives.language_model import HEAD, LanguageModel
 from transfer_cli.seeds import ExampleNoise
-
-ADDED = (".sites.", ".lora.", ".new_rows.")
-"""Marks of parameters that an edit adds without changing what the model computes at the start."""
 
 
 class SourceDistillation(Objective):
@@ -68,8 +66,8 @@ class SourceDistillation(Objective):
             copy.deepcopy(model.backbone), {HEAD: copy.deepcopy(model.heads[HEAD])}
         )
         source.readout = copy.deepcopy(model.readout)
-        names = [name for name, _ in source.named_parameters()]
-        new = [n for n in names if n not in inherited and not any(mark in n for mark in ADDED)]
+        same = {name for name, part in added_parameters(source).items() if part.keeps_outputs}
+        new = [n for n, _ in source.named_parameters() if n not in inherited and n not in same]
         if new:
             more = f" and {len(new) - 3} more" if len(new) > 3 else ""
             raise ConfigError(

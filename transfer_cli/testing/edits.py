@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.adaptation.edits import Edit
+from transfer_cli.model.added import added_modules, added_parameters, merge
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 
@@ -38,10 +39,11 @@ def check_edit(edit: Edit) -> None:
     loaded_tensors_keep_their_names(edit)
     new_parameters_are_reported(edit)
     the_start_is_the_unedited_model(edit)
-    added_parameters_have_a_group(edit)
+    added_parameters_are_marked(edit)
     added_parameters_learn(edit)
     drawing_repeats(edit)
     a_structural_edit_can_be_made_again(edit)
+    merging_changes_no_output(edit)
     no_tensor_is_needed(edit)
 
 
@@ -81,23 +83,25 @@ def the_start_is_the_unedited_model(edit: Edit) -> None:
     """Claim: before the first step, all hidden states are exactly those of the unedited model.
 
     An edit that reports parameters as new is meant to change them. What the heads read of the
-    states is up to a readout.
+    states is the same as well where all that is added says that it keeps the outputs.
     """
     model, reported = _edited(edit)
     if reported:
         return
     for layer, (old, new) in enumerate(zip(_states(make_model()), _states(model), strict=True)):
         _claim(torch.equal(old, new), f"changes the states of layer {layer} before the first step")
+    if all(part.keeps_outputs for part in added_modules(model).values()):
+        same = torch.equal(_top(make_model()), _top(model))
+        _claim(same, "changes what the heads read before the first step")
 
 
-def added_parameters_have_a_group(edit: Edit) -> None:
-    """Claim: plans can find what is added, among the groups `added.*` and `head.*`."""
+def added_parameters_are_marked(edit: Edit) -> None:
+    """Claim: what is added lies in modules that are `Added`, by which plans and exports find it."""
     model, _ = _edited(edit)
-    added = _added(model)
+    unmarked = _added(model) - added_parameters(model).keys()
     for group in layer_groups(model, set()):
-        old = group.name.split(".")[0] not in ("added", "head")
-        lost = added & set(group.parameters) if old else set()
-        _claim(not lost, f"{_some(lost)} is taken for a part of {group.name}")
+        lost = unmarked & set(group.parameters)
+        _claim(not lost, f"{_some(lost)} is taken for a part of {group.name}: it is in no `Added`")
 
 
 def added_parameters_learn(edit: Edit) -> None:
@@ -139,6 +143,19 @@ def a_structural_edit_can_be_made_again(edit: Edit) -> None:
     again.load_state_dict(finished.state_dict())
     same = torch.equal(_top(finished), _top(again))
     _claim(same, "a finished run's weights give other outputs in a model that is edited again")
+
+
+def merging_changes_no_output(edit: Edit) -> None:
+    """Claim: what says that it can be merged computes the same when it is, under loaded names."""
+    model, _ = _edited(edit)
+    _lively(model)
+    before = _top(model)
+    if not merge(model):
+        return
+    same = torch.allclose(before, _top(model), rtol=1e-4, atol=1e-4)
+    _claim(same, "computes something else when it is merged")
+    plain, merged = make_model().state_dict().keys(), model.state_dict().keys()
+    _claim(plain == merged, f"{_some({*(plain ^ merged)})} is lost or left over when it is merged")
 
 
 def no_tensor_is_needed(edit: Edit) -> None:

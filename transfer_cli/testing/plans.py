@@ -17,12 +17,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.plans import Plan, Stage
 from transfer_cli.adaptation.selection import select
 from transfer_cli.errors import TransferError
+from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.heads import SequenceHead
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
@@ -58,7 +57,7 @@ def example_models(depth: int = 3) -> dict[str, list[LayerGroup]]:
     """Return the layer groups of a small model: plain, adapted, from scratch, of a finished run."""
     plain, adapted = _model(depth), _model(depth)
     for block in adapted.backbone.blocks:
-        block.get_submodule("sites").add_module("after_feed_forward", torch.nn.Linear(8, 8))
+        block.get_submodule("sites").add_module("after_feed_forward", Adapter(8, 4, "relu"))
     pretrained = {n for n, _ in plain.named_parameters() if n.startswith("backbone.")}
     return {
         "a pretrained model": layer_groups(plain, pretrained),

@@ -1,5 +1,7 @@
-"""A lab's own parts for transfer: an objective, a plan, and a section of the report's page."""
+"""A lab's own parts for transfer: an objective, a plan, an edit, a family, a section of reports.
 
-from mylab import length_section
+`--plugin` imports this package before a command begins, and with it what registers itself.
+"""
 
-__all__ = ["length_section"]
+from mylab import length_section as length_section
+from mylab import published as published

@@ -9,7 +9,15 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.adaptation.edits import Adapters, Edit, FreshTop, LoRA, MixLayers, NewRows
+from transfer_cli.adaptation.edits import (
+    Adapters,
+    Edit,
+    FreshTop,
+    LoRA,
+    MixLayers,
+    NewRows,
+    make_edit,
+)
 from transfer_cli.config.build import build
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import SequenceHead
@@ -311,6 +319,56 @@ def test_every_edit_of_the_configs_is_tried_here():
 
     marks = test_a_config_is_the_edit_that_it_names.pytestmark
     assert found == {name for name, _ in marks[0].args[1]}
+
+
+# What an edit must account for.
+
+
+class Hides(Edit):
+    def __call__(self, model, special):
+        model.backbone.blocks[0].extra = nn.Parameter(torch.zeros(3))
+        return set()
+
+
+class Renames(Edit):
+    def __call__(self, model, special):
+        model.backbone.drop = nn.Sequential(model.backbone.blocks[2].attention_norm)
+        model.backbone.blocks[2].attention_norm = nn.Identity()
+        return set()
+
+
+class MakesUpNames(Edit):
+    def __call__(self, model, special):
+        return {"backbone.nothing"}
+
+
+class IsForgotten(Adapters):
+    structural = False
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (Hides(), r"adds backbone\.blocks\.0\.extra outside of any Added"),
+        (Renames(), r"removes backbone\.blocks\.2\.attention_norm\.bias and 1 more, which must"),
+        (MakesUpNames(), r"reports backbone\.nothing as drawn anew, which was not there"),
+        (IsForgotten(), r"adds backbone\..* and \d+ more, and says that it is not structural"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_edit_that_does_not_account_for_its_parameters_is_refused(edit, message):
+    with pytest.raises(ValueError, match=message):
+        make_edit(edit, "own", tiny.model(), SPECIAL)
+
+
+def test_an_edit_on_an_edited_model_accounts_for_its_own_parameters_alone():
+    model = tiny.model()
+
+    make_edit(Adapters(4), "first", model, SPECIAL)
+    make_edit(NewRows(), "second", model, SPECIAL)
+
+    assert model.backbone.new_rows.edit == "second"
+    assert model.backbone.blocks[0].sites["after_attention"].edit == "first"
 
 
 # Values that cannot work.

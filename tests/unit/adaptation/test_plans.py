@@ -38,7 +38,7 @@ def adapted(*, pretrained=True, edited=False, inherited=("backbone.",)):
     model = tiny.model(Classification(), CausalLM())
     loaded = {name for name, _ in model.named_parameters() if name.startswith(inherited)}
     if edited:
-        model.backbone.blocks[1].sites["after_attention"] = torch.nn.Linear(16, 16)
+        model.backbone.blocks[1].sites["after_attention"] = tiny.AddedLinear(16, 16)
     return model, layer_groups(model, loaded if pretrained else set())
 
 

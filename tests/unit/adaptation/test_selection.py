@@ -1,5 +1,4 @@
 import pytest
-import torch
 
 from tests import tiny
 from transfer_cli.adaptation.selection import select
@@ -39,7 +38,7 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_and_all_grou
 
 def test_what_an_edit_added_has_groups_of_its_own():
     model = tiny.model(Classification())
-    model.backbone.blocks[1].sites["after_attention"] = torch.nn.Linear(16, 16)
+    model.backbone.blocks[1].sites["after_attention"] = tiny.AddedLinear(16, 16)
 
     chosen = select(["added.*"], layer_groups(model, set()))
 
@@ -51,7 +50,7 @@ def test_what_an_edit_added_has_groups_of_its_own():
 
 def test_added_modules_are_no_part_of_their_block():
     model = tiny.model(Classification())
-    model.backbone.blocks[1].sites["after_attention"] = torch.nn.Linear(16, 16)
+    model.backbone.blocks[1].sites["after_attention"] = tiny.AddedLinear(16, 16)
 
     chosen = select(["block.*"], layer_groups(model, set()))
 

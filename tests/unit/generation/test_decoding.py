@@ -138,33 +138,35 @@ def test_portions_have_the_states_of_the_whole(portions, residual):
     mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
     whole = backbone(tokens_BT, mask_BT, padded=False)
 
-    kept = KeyValues(3, 12)
+    kv_cache = KeyValues(3, 12)
     found = [
-        backbone(part_BT, torch.ones_like(part_BT, dtype=torch.bool), padded=False, kept=kept)
+        backbone(
+            part_BT, torch.ones_like(part_BT, dtype=torch.bool), padded=False, kv_cache=kv_cache
+        )
         for part_BT in tokens_BT.split(portions, dim=1)
     ]
 
     for layer, state_BTD in enumerate(whole):
         parts_BTD = torch.cat([states[layer] for states in found], dim=1)
         assert_close(parts_BTD, state_BTD, rtol=0, atol=2e-5)
-    assert kept.length == 12
+    assert kv_cache.length == 12
 
 
 def test_more_than_the_models_positions_are_refused():
-    backbone, kept = tiny.backbone(), KeyValues(3, 100)
+    backbone, kv_cache = tiny.backbone(), KeyValues(3, 100)
     tokens_BT = torch.full((1, POSITIONS), 7)
-    backbone(tokens_BT, tokens_BT > 0, kept=kept)
+    backbone(tokens_BT, tokens_BT > 0, kv_cache=kv_cache)
 
     with pytest.raises(ValueError, match="a sequence of 33 tokens is longer"):
-        backbone(tokens_BT[:, :1], tokens_BT[:, :1] > 0, kept=kept)
+        backbone(tokens_BT[:, :1], tokens_BT[:, :1] > 0, kv_cache=kv_cache)
 
 
 def test_more_than_the_caches_room_is_refused():
-    backbone, kept = tiny.backbone(), KeyValues(3, 4)
+    backbone, kv_cache = tiny.backbone(), KeyValues(3, 4)
     tokens_BT = torch.full((1, 5), 7)
 
     with pytest.raises(ValueError, match="5 positions, and room for 4"):
-        backbone(tokens_BT, tokens_BT > 0, kept=kept)
+        backbone(tokens_BT, tokens_BT > 0, kv_cache=kv_cache)
 
 
 def test_a_bidirectional_model_keeps_nothing():
@@ -172,4 +174,4 @@ def test_a_bidirectional_model_keeps_nothing():
     tokens_BT = torch.full((1, 5), 7)
 
     with pytest.raises(ValueError, match="bidirectional"):
-        backbone(tokens_BT, tokens_BT > 0, kept=KeyValues(3, 9))
+        backbone(tokens_BT, tokens_BT > 0, kv_cache=KeyValues(3, 9))

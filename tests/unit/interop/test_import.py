@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.published import FAMILIES, HARD_TEXT, publish, reference, wordpiece
-from transfer_cli.commands.pretrained import open_pretrained
+from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import Backbone

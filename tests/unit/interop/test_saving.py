@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from tests.published import TEXT, reference, wordpiece
-from transfer_cli.errors import CheckpointError
-from transfer_cli.interop.saving import Classifier, Ours, write_folder
+from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.interop.families import families
+from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
+from transfer_cli.interop.folder import open_folder
+from transfer_cli.interop.saving import ClassificationHead, Ours, write_folder
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead
@@ -42,7 +45,8 @@ def model_of(shape, tokenizer):
 
 def ours(shape, tensors, tokenizer, classifier):
     texts = "lines" if classifier is None else "labelled"
-    return Ours(shape, tensors, tokenizer, classifier, keeps_head=True, texts=texts)
+    head = LANGUAGE_MODEL if classifier is None else SEQUENCE_CLASSIFICATION
+    return Ours(shape, tensors, tokenizer, head, classifier, texts)
 
 
 def loaded(auto, folder):
@@ -118,7 +122,7 @@ def test_what_fits_no_family_is_named(tmp_path, tokenizer, shape, told):
     ],
 )
 def test_a_classifier_that_gpt2_does_not_have(tmp_path, tokenizer, change, told):
-    plain = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
+    plain = ClassificationHead(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
     tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
     tensors |= {"heads.class.linear.weight": torch.randn(2, 16)}
     tensors |= {"heads.class.linear.bias": torch.randn(2)}
@@ -131,7 +135,7 @@ def test_a_bias_that_cannot_be_folded_in_is_refused(tmp_path, tokenizer):
     tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
     tensors |= {"heads.class.linear.weight": torch.ones(2, 16)}  # one row twice
     tensors |= {"heads.class.linear.bias": torch.tensor([1.0, 2.0])}
-    classifier = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
+    classifier = ClassificationHead(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
 
     with pytest.raises(CheckpointError, match="bias has no place in GPT-2"):
         write_folder(ours(CAUSAL, tensors, tokenizer, classifier), tmp_path)
@@ -141,7 +145,7 @@ def test_texts_get_the_tokens_that_the_model_was_trained_with(tmp_path, tokenize
     tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
     tensors |= {"heads.class.linear.weight": torch.randn(2, 16)}
     tensors |= {"heads.class.linear.bias": torch.randn(2)}
-    classifier = Classifier(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
+    classifier = ClassificationHead(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
     write_folder(ours(CAUSAL, tensors, tokenizer, classifier), tmp_path)
 
     theirs = reference().AutoTokenizer.from_pretrained(tmp_path)
@@ -152,3 +156,47 @@ def test_texts_get_the_tokens_that_the_model_was_trained_with(tmp_path, tokenize
     assert theirs(one, two)["input_ids"] == [*a, tokenizer.sep, *b, tokenizer.cls]
     assert theirs.pad_token_id == tokenizer.pad
     assert theirs.mask_token_id == tokenizer.mask
+
+
+@pytest.mark.parametrize("head", [LANGUAGE_MODEL, None])
+def test_a_bert_without_segments_is_read_again(tmp_path, tokenizer, head):
+    shape = replace(MASKED, segments=0, pooler="tanh")
+    tensors = model_of(shape, tokenizer).state_dict()
+
+    write_folder(Ours(shape, tensors, tokenizer, head, None, "lines"), tmp_path)
+
+    again = open_folder(tmp_path, "init_from").tensors()
+    assert not again.pop("backbone.segment_embedding.weight").any()
+    kept = {name for name in tensors if head or name.startswith("backbone.")}
+    assert again.keys() == kept
+    assert all(torch.equal(again[name], tensors[name]) for name in kept)
+
+
+def test_a_head_that_a_family_does_not_have_is_named(tmp_path, tokenizer):
+    tensors = model_of(CAUSAL, tokenizer).state_dict()
+
+    with pytest.raises(CheckpointError, match="a head for token classification"):
+        write_folder(
+            Ours(CAUSAL, tensors, tokenizer, "token_classification", None, "lines"), tmp_path
+        )
+
+
+def test_a_family_that_is_asked_for_is_written_or_refused(tmp_path, tokenizer):
+    model = ours(CAUSAL, model_of(CAUSAL, tokenizer).state_dict(), tokenizer, None)
+
+    with pytest.raises(ConfigError, match=r"'gpt-2' is not one of .*Did you mean 'gpt2'"):
+        write_folder(model, tmp_path, "gpt-2")
+    with pytest.raises(CheckpointError, match="as a BERT, what does not fit is residual=pre"):
+        write_folder(model, tmp_path, "bert")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
+def test_every_family_knows_its_blocks_by_their_names(family):
+    shape = replace(CAUSAL, depth=11)
+    for rule in family.backbone(shape):
+        number = int(rule.ours.split(".")[2]) if ".blocks." in rule.ours else None
+        for name in rule.theirs:
+            assert family.block_number(name) == number
+            assert family.block_number(f"{family.prefix}.{name}") == number
+            assert family.block_number(f"other.{name}") is None

@@ -11,7 +11,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.model.backbone import Backbone, BackboneShape, sinusoids
+from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.positions import count_positions, sinusoids
 from transfer_cli.objectives.causal_lm import CausalLM
 
 RESIDUALS = ("pre", "post", "tutorial")
@@ -166,7 +167,7 @@ def test_positions_count_real_tokens_on_either_side_of_padding(real, left, right
     mask = torch.zeros_like(tokens, dtype=torch.bool)
     mask[:, left : left + real] = True
 
-    embedded = backbone.embed(tokens, mask)[mask]
+    embedded = backbone.embed(tokens, count_positions(mask))[mask]
 
     position = backbone.position_embedding.weight[:real]
     assert torch.equal(embedded, backbone.token_embedding.weight[9] + position)
@@ -198,7 +199,7 @@ def test_sinusoids_are_no_parameter_and_survive_initialisation():
 
     backbone.initialise()
 
-    assert torch.equal(backbone.position_table, sinusoids(32, 16))
+    assert torch.equal(backbone.position_embedding.table, sinusoids(32, 16))
     assert not [name for name in backbone.state_dict() if "position" in name]
 
 
@@ -206,7 +207,7 @@ def test_embeddings_are_scaled_up_to_sinusoids():
     backbone = tiny.backbone(position_kind="sinusoidal")
     tokens = torch.tensor([[9, 10]])
 
-    embedded = backbone.embed(tokens, tokens > 0)
+    embedded = backbone.embed(tokens, count_positions(tokens > 0))
 
     expected = backbone.token_embedding(tokens) * 4 + sinusoids(32, 16)[:2]
     assert_close(embedded, expected)
@@ -242,11 +243,13 @@ def test_segments_are_added_to_the_embeddings_and_missing_ones_are_zeros():
     segments = torch.tensor([[0, 1, 1]])
     rows = backbone.segment_embedding.weight
 
-    plain = backbone.embed(tokens, tokens > 0)
-    second = backbone.embed(tokens, tokens > 0, segments)
+    plain = backbone.embed(tokens, count_positions(tokens > 0))
+    second = backbone.embed(tokens, count_positions(tokens > 0), segments)
 
     assert_close(second - plain, (rows[1] - rows[0]) * segments[..., None])
-    assert torch.equal(plain, backbone.embed(tokens, tokens > 0, torch.zeros_like(tokens)))
+    assert torch.equal(
+        plain, backbone.embed(tokens, count_positions(tokens > 0), torch.zeros_like(tokens))
+    )
 
 
 def test_there_is_a_state_after_the_embeddings_and_after_every_block():

@@ -9,7 +9,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.model.lora import LowRank, LowRankLinear, add_lora, merge_lora, unmerge_lora
+from transfer_cli.model.added import merge, unmerge
+from transfer_cli.model.lora import LowRank, LowRankLinear, add_lora
 
 TARGETS = ("query", "key", "value", "output", "feed_forward")
 TOKENS = torch.arange(5, 25).view(2, 10)
@@ -139,7 +140,7 @@ def test_a_merged_model_has_plain_names_and_the_same_outputs(residual, targets):
     tiny.lively(backbone, std=0.2)
     before = top(backbone)
 
-    merge_lora(backbone)
+    merge(backbone)
 
     assert backbone.state_dict().keys() == tiny.backbone(residual=residual).state_dict().keys()
     assert not any(isinstance(module, LowRankLinear) for module in backbone.modules())
@@ -151,8 +152,8 @@ def test_unmerging_restores_the_matrices_bit_for_bit():
     tiny.lively(backbone)
     before, parameters = tiny.weights_of(backbone), list(backbone.parameters())
 
-    replaced = merge_lora(backbone)
-    unmerge_lora(backbone, replaced)
+    replaced = merge(backbone)
+    unmerge(backbone, replaced)
 
     assert tiny.same(backbone.state_dict(), before)
     # An optimizer that holds the parameters still holds those of the model.
@@ -163,7 +164,7 @@ def test_merging_keeps_what_is_frozen_frozen():
     backbone = with_lora(("value",))
     backbone.blocks[0].attention.packed.weight.requires_grad_(requires_grad=False)
 
-    merge_lora(backbone)
+    merge(backbone)
 
     packed = [block.attention.packed.weight.requires_grad for block in backbone.blocks]
     assert packed == [False, True, True]

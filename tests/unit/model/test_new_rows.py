@@ -3,6 +3,7 @@ import torch
 
 from tests import tiny
 from transfer_cli.model.new_rows import NewRows
+from transfer_cli.model.positions import count_positions
 from transfer_cli.objectives.causal_lm import CausalLM
 
 TOKENS = torch.tensor([[2, 9, 3, 10], [11, 2, 2, 0]])
@@ -39,7 +40,7 @@ def test_a_row_is_seen_as_if_it_were_the_embedding_itself(position_kind):
     added.new_rows = NewRows([2], width=16)
     added.new_rows.delta.data[0] = delta
 
-    states = [backbone.embed(TOKENS, TOKENS > 0) for backbone in (changed, added)]
+    states = [backbone.embed(TOKENS, count_positions(TOKENS > 0)) for backbone in (changed, added)]
 
     torch.testing.assert_close(*states)
 

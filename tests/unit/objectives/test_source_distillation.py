@@ -210,7 +210,7 @@ def test_parts_that_change_nothing_at_the_start_may_be_new():
     objective = SourceDistillation(CausalLM())
     model = tiny.model(objective)
     inherited = names_of(model)
-    model.backbone.blocks[0].sites["after_attention"] = torch.nn.Linear(16, 16)
+    model.backbone.blocks[0].sites["after_attention"] = tiny.AddedLinear(16, 16)
 
     objective.start(model, inherited)
 

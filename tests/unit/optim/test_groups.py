@@ -137,7 +137,7 @@ def test_rates_end_at_zero(schedule, formula):
 @pytest.mark.parametrize("scale", [Geometric(1.2), PerGroup({"block.*": 0.5})], ids=type)
 def test_what_an_edit_added_has_the_rate_of_the_heads(scale):
     model = tiny.model(Classification())
-    model.backbone.blocks[0].sites["after_attention"] = torch.nn.Linear(16, 16)
+    model.backbone.blocks[0].sites["after_attention"] = tiny.AddedLinear(16, 16)
 
     optimizer = adamw(model, scale)
     Rates(1e-3, Linear(5), TOTAL).set(optimizer, 7)

@@ -67,7 +67,7 @@ def test_a_matrix_of_zeros_stays():
 
 def test_matrices_of_blocks_are_turned_and_nothing_else_is():
     model = tiny.model(CausalLM(), Classification(), segments=2)
-    model.backbone.blocks[0].sites["after_attention"] = torch.nn.Linear(16, 16)
+    model.backbone.blocks[0].sites["after_attention"] = tiny.AddedLinear(16, 16)
     names = {parameter: name for name, parameter in model.named_parameters()}
 
     turned = {names[p] for group in grouped(model) for p in group["params"] if is_turned(p, group)}

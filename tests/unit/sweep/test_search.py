@@ -194,15 +194,14 @@ def test_a_file_that_is_no_study_is_refused():
     assert Path("notes.db").read_text().startswith("no database")
 
 
-def test_an_objective_that_no_run_has_ends_the_search():
+def test_an_objective_that_no_run_has_is_refused_before_the_first_trial():
     with pytest.raises(ConfigError) as error:
         search("sweep.objective=validation/eror_rate")
 
-    assert str(error.value) == (
-        "sweep.objective: results.json has no number 'validation/eror_rate'. "
-        "Did you mean 'validation/error_rate'?"
+    assert str(error.value).startswith(
+        "sweep.objective: there is no measure 'eror_rate'. Did you mean 'error_rate'?"
     )
-    assert len(SweepDirectory(Path("mine")).jobs()) == 1
+    assert not Path("mine").exists()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_the_defaults_are_fine():
     ("values", "said"),
     [
         ({"on_error": "stopp"}, "sweep.on_error: 'stopp' is not one of continue, stop. Did you"),
-        ({"direction": "min"}, "sweep.direction: 'min' is not one of minimize, maximize."),
+        ({"direction": "min"}, "sweep.direction: 'min' is not one of auto, minimize, maximize."),
         ({"sampler": "tpo"}, "sweep.sampler: 'tpo' is not one of tpe, random. Did you mean 'tpe'?"),
         ({"trials": 0}, "sweep.trials: must be at least 1, got 0"),
         ({"workers": "many"}, "sweep.workers: must be auto or a whole number from 1, got 'many'"),

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from transfer_cli.adaptation.edits import Adapters, Edit, FreshTop, NewRows
+from transfer_cli.adaptation.edits import Adapters, Edit, FreshTop, LoRA, MixLayers, NewRows
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.testing.edits import check_edit
@@ -70,6 +70,24 @@ class HidesInABlock(Edit):
         return set()
 
 
+class MixesAtOnce(MixLayers):
+    """Says that heads read the same as before, and mixes."""
+
+    def __call__(self, model, special):
+        super().__call__(model, special)
+        model.readout.keeps_outputs = True
+        return set()
+
+
+class MergesWrongly(LoRA):
+    def __call__(self, model, special):
+        super().__call__(model, special)
+        for block in model.backbone.blocks:
+            packed = block.attention.packed
+            packed.merged = lambda: nn.Linear(16, 48)
+        return set()
+
+
 class DrawsFromItsOwn(OnBothSites):
     draws = 0
 
@@ -122,6 +140,8 @@ class StaysOnTheCPU(Edit):
         (SaysTooMuch(), "which is as it was loaded"),
         (MakesUpNames(), "not in the model"),
         (HidesInABlock(), "is taken for a part of block.0"),
+        (MixesAtOnce(), "changes what the heads read before the first step"),
+        (MergesWrongly(), "computes something else when it is merged"),
         (DrawsFromItsOwn(), "differs for the same seed"),
         (ForgetsItsAdapters(), "says that it is not structural"),
         (HoldsWhatNoWeightsHold(), "give other outputs in a model that is edited again"),

@@ -1,0 +1,77 @@
+"""`resume=auto` compares whole configs: what was stored has to be what was typed."""
+
+import pytest
+
+from transfer_cli.assembly.resumed_config import AUTO, EXTENDS, config_to_resume, find_run
+from transfer_cli.config import launch
+from transfer_cli.config.check import check
+from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.describe import options
+from transfer_cli.config.flags import Request
+from transfer_cli.config.schema import TrainConfig
+from transfer_cli.config.stored import as_yaml
+from transfer_cli.errors import ConfigError
+from transfer_cli.runs.directory import RunDirectory
+
+EXPERIMENTS = [option.name for option in options() if option.group == "experiment"]
+ADAPTED = ("ulmfit", "ewc", "multitask", "chain_thaw", "lora")
+
+
+def composed(folder, *words, resume=AUTO):
+    command = "pretrain" if any("pretrain" in word for word in words) else "finetune"
+    request = Request(overrides=(*words, f"run.dir={folder}", f"resume={resume}"))
+    config = launch.compose(command, request)
+    check(config, command)
+    return config, command
+
+
+def begun(folder, *words):
+    """Return a run directory in which a command has begun."""
+    config, command = composed(folder, *words)
+    run = RunDirectory.create(folder)
+    run.start(command, as_yaml(config), words, {}, {})
+    run.unlock()
+    return run
+
+
+@pytest.mark.parametrize(
+    "word",
+    [*(f"experiment={name}" for name in EXPERIMENTS), *(f"adaptation={name}" for name in ADAPTED)],
+)
+def test_what_was_typed_is_what_was_stored(tmp_path, word):
+    run = begun(tmp_path / "run", word, "init_from=RUN")
+    config, command = composed(run.path, word, "init_from=RUN")
+
+    found = config_to_resume(
+        config, find_run(config), command, CommandLine.of_this_command().overrides
+    )
+
+    assert as_yaml(found) == run.config.read_text()
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [("seed=3", "seed=3 "), ("optimizer.betas=[0.5,0.9]", "optimizer.betas=[0.5, 0.9] "),
+     ("adaptation=frozen", "adaptation."), ("init_from=OTHER", "init_from=OTHER ")],
+)  # fmt: skip
+def test_what_differs_is_named(tmp_path, word, named):
+    run = begun(tmp_path / "run", "init_from=RUN")
+    config, command = composed(run.path, "init_from=RUN", word)
+
+    with pytest.raises(ConfigError) as refused:
+        config_to_resume(config, run, command, CommandLine.of_this_command().overrides)
+
+    assert str(refused.value).startswith(f"resume: {named}")
+
+
+def test_where_no_run_was_begun_auto_finds_none(tmp_path):
+    config, _ = composed(tmp_path / "run", "init_from=RUN")
+
+    assert find_run(config) is None
+
+
+def test_every_key_that_a_resume_may_change_exists():
+    config = launch.compose("finetune", Request(overrides=("init_from=RUN",)))
+
+    assert all(key.split(".")[0] in TrainConfig.__dataclass_fields__ for key in EXTENDS)
+    assert all(key.split(".")[-1] in config[key.split(".")[0]] for key in EXTENDS if "." in key)

@@ -1,0 +1,96 @@
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from transfer_cli.commands.init.command import STARTERS
+from transfer_cli.commands.init.copies import argument_help, chosen_by, copy
+from transfer_cli.config.describe import Option, description, options
+
+EVERY = {f"{option.group}={option.name}": option for option in options()}
+
+
+@pytest.mark.parametrize("option", EVERY.values(), ids=EVERY)
+def test_a_copy_holds_the_values_of_its_original(option):
+    inside, text = copy(option, "mine", Path("configs"))
+
+    assert inside == Path(option.group) / "mine.yaml"
+    assert yaml.safe_load(text) == yaml.safe_load(option.file.read_text())
+
+
+@pytest.mark.parametrize("option", EVERY.values(), ids=EVERY)
+def test_a_copy_keeps_every_comment_of_its_original(option):
+    _, text = copy(option, "mine", Path("configs"))
+
+    flat = " ".join(re.sub(r"^ *#", "", text, flags=re.MULTILINE).split())
+    for line in option.file.read_text().splitlines():
+        _, _, comment = line.partition("# ")
+        if comment and not comment.startswith("@package"):
+            assert " ".join(comment.split()) in flat
+
+
+@pytest.mark.parametrize("source", STARTERS.values())
+def test_every_line_of_a_starter_is_explained(source):
+    _, text = copy(EVERY[source], "mine", Path("configs"))
+
+    lines = text.splitlines()
+    for above, line in itertools.pairwise(lines):
+        if line.strip() and not line.lstrip().startswith("#"):
+            assert " # " in line or above.lstrip().startswith("# "), line
+
+
+@pytest.mark.parametrize("option", EVERY.values(), ids=EVERY)
+def test_no_comment_of_ours_makes_a_line_longer_than_a_screen(option):
+    _, text = copy(option, "mine", Path("configs"))
+
+    longest = max(map(len, option.file.read_text().splitlines()))
+    assert max(map(len, text.splitlines())) <= max(100, longest)
+
+
+def test_the_first_line_is_the_description(tmp_path):
+    for source in ("model=tiny", "experiment=sample/finetune", "adaptation/edits=lora"):
+        file = tmp_path / "copy.yaml"
+        file.write_text(copy(EVERY[source], "mine", Path("configs"))[1])
+
+        assert description(file) == f"Mine, begun as {source}"
+
+
+def test_a_part_that_lies_under_its_own_name_gets_the_new_one():
+    option = EVERY["adaptation/edits=lora"]
+
+    _, text = copy(option, "my_lora", Path("configs"))
+
+    assert text.startswith("# @package adaptation.edits.my_lora\n")
+    assert chosen_by(option, "my_lora") == "'adaptation/edits=[my_lora]'"
+
+
+def test_a_key_means_what_the_class_says_of_its_argument():
+    said = argument_help("transfer_cli.model.backbone.BackboneShape")
+
+    assert said["heads"] == "Attention heads; divide `width`."
+    _, text = copy(EVERY["model=tiny"], "mine", Path("configs"))
+    assert re.search(r"^heads: 4 +# attention heads; divide `width`$", text, re.MULTILINE)
+
+
+def test_a_default_means_what_its_file_says():
+    _, text = copy(EVERY["experiment=sample/finetune"], "mine", Path("configs"))
+
+    assert f"  # {EVERY['data=sample_questions'].line}\n  - override /data: sample_que" in text
+
+
+@pytest.mark.parametrize("target", ["torch.optim.SGD", "transfer_cli.nowhere.Class", "Class"])
+def test_of_other_classes_nothing_is_said(target):
+    assert argument_help(target) == {}
+
+
+def test_a_folder_with_a_strange_name_breaks_no_comment(tmp_path):
+    file = tmp_path / "tiny.yaml"
+    file.write_text("# It\nwidth: 1\n")
+    option = Option("model", "tiny", "It", file)
+
+    _, text = copy(option, "mine", Path("a\nwidth: 2\x1b[2J\u2028b"))
+
+    assert yaml.safe_load(text) == {"width": 1}
+    assert "\x1b" not in text

@@ -1,0 +1,273 @@
+"""What `predict` reads: rows that are left out, windows, and pipes that come slowly."""
+
+import io
+import logging
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_cli.commands.predict import reading as predict_input
+from transfer_cli.commands.predict.reading import (
+    MOST_NAMED,
+    Columns,
+    PipedLines,
+    Row,
+    Skipped,
+    rows_of,
+    stop,
+    windows,
+)
+from transfer_cli.data.tasks import Example
+from transfer_cli.errors import DataError
+
+TEXT = Columns("text", None, keep=False)
+KEPT = Columns("text", None, keep=True)
+
+
+def read(content, table_format="csv", columns=TEXT):
+    """Return the rows that can be read as (line, text), and what was said of the others."""
+    errors = []
+    found = rows_of(io.BytesIO(content), "a", table_format, columns, errors.append)
+    return [(row.line, row.example.text) for row in found], [str(error) for error in errors]
+
+
+def rows(*texts):
+    return [Row(number, Example(text), {}) for number, text in enumerate(texts, 1)]
+
+
+@pytest.mark.parametrize(
+    ("table_format", "content", "texts", "said"),
+    [
+        ("text", b"a\n\xff\nc\0\nd\n", ["a", "d"], ["line 2: byte 0xFF", "line 3: NUL byte"]),
+        ("jsonl", b'{"text": "a"}\n{\n[]\n{"text": "d"}\n', ["a", "d"],
+         ["line 2: not JSON", "line 3: a list"]),
+        ("jsonl", b'{"text": "a"}\n{"n": 1}\n{"text": 3}\n{"text": "\\ud800"}\n', ["a"],
+         ["line 2: no column 'text'", "line 3: 'text' is a number", "line 4: 'text' holds half"]),
+        ("csv", b"text,n\na,1\nb\nc,1,2\nd,2\n", ["a", "d"],
+         ["line 3: 1 column,", "line 4: 3 columns,"]),
+        ("tsv", b"text\tn\na\t1\nb\nd\t2\n", ["a", "d"], ["line 3: 1 column,"]),
+        ("csv", b'text,n\n"a"b,1\nc,2\n', ["c"], ["line 2: a broken row"]),
+        ("csv", b"text,n\na,1\n\xff,1\nc,2\n", ["a", "c"], ["line 3: byte 0xFF"]),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_read_is_told_of_and_the_rest_is_read(
+    table_format, content, texts, said
+):
+    found, errors = read(content, table_format)
+
+    assert [text for _, text in found] == texts
+    assert len(errors) == len(said)
+    for error, beginning in zip(errors, said, strict=True):
+        assert error.startswith(f"a, {beginning}")
+
+
+def test_lines_are_counted_on_after_rows_of_several_lines():
+    found, errors = read(b'text,n\n"a\nb",1\nbad\n"c\n\nd",2\nworse\ne,3\n')
+
+    assert found == [(2, "a\nb"), (5, "c\n\nd"), (9, "e")]
+    assert [error.partition(":")[0] for error in errors] == ["a, line 4", "a, line 8"]
+
+
+def test_a_missing_quote_costs_one_row_and_not_all_that_follow():
+    found, errors = read(b'text,n\n"a,1\nb,2\nc,3\n"d, e",4\n')
+
+    assert found == [(3, "b"), (4, "c"), (5, "d, e")]
+    assert [error.partition(":")[0] for error in errors] == ["a, line 2"]
+
+
+def test_a_bad_byte_in_a_row_of_several_lines_costs_that_row_alone():
+    found, errors = read(b'text,n\n"a\n\xff\nb",1\nc,2\n')
+
+    assert found == [(5, "c")]
+    assert [error.partition(":")[0] for error in errors] == ["a, line 3"]
+
+
+def test_what_is_read_again_has_a_limit(monkeypatch):
+    monkeypatch.setattr(predict_input.readers, "MAX_LINE_BYTES", 2000)
+    # Each of these lines opens a quote; in a quote that is open already, it closes and opens one.
+    content = b"text,n\n" + b'x",",\n' * 10_000
+    taken = 0
+
+    class Counting(io.BytesIO):
+        def readline(self, size=-1):
+            nonlocal taken
+            taken += 1
+            return super().readline(size)
+
+    errors = []
+    found = list(rows_of(Counting(content), "a", "csv", TEXT, errors.append))
+
+    assert not found
+    assert taken == 10_002
+    # Were each line read again with all that follow, there would be an error for each.
+    assert len(errors) < 5_000
+
+
+def test_a_line_that_is_too_long_is_left_out_in_bounded_memory(monkeypatch):
+    monkeypatch.setattr(predict_input.readers, "MAX_LINE_BYTES", 100)
+
+    found, errors = read(b"a\n" + b"x" * 1000 + b"\nc\n", "text")
+
+    assert found == [(1, "a"), (3, "c")]
+    assert [error[:20] for error in errors] == ["a, line 2: longer th"]
+
+
+@pytest.mark.parametrize(
+    ("table_format", "content", "message"),
+    [
+        ("csv", b"", "a is empty"),
+        ("csv", b"question\nwho\nwhere\n", "line 2: no column 'text'"),
+        ("csv", b'te"xt\xff,n\na,1\n', "line 1: byte 0xFF"),
+        ("csv", b"text,text\na,1\n", "the column 'text' is there twice"),
+        ("csv", b"text\n", "has no rows"),
+        ("text", "text".encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_an_input_without_a_header_or_the_column_is_refused_all_the_same(
+    table_format, content, message
+):
+    with pytest.raises(DataError, match=message):
+        read(content, table_format)
+
+
+def test_a_row_that_stops_says_how_to_go_on():
+    with pytest.raises(DataError, match=r"line 2: byte 0xFF .* With errors=skip such rows"):
+        list(rows_of(io.BytesIO(b"a\n\xff\n"), "a", "text", TEXT, stop))
+
+
+def test_other_columns_are_kept_where_they_are_asked_for():
+    content = io.BytesIO(b'{"text": "a", "n": [1], "x": null}\n')
+
+    [row] = rows_of(content, "a", "jsonl", KEPT, stop)
+
+    assert row.kept == {"n": [1], "x": None}
+
+
+@given(
+    content=st.lists(
+        st.sampled_from([b'"', b'""', b",", b"a", b"\n", b"\xff", b"\0", b"\r\n", b"b\n", b'"c"\n'])
+    ).map(b"".join)
+)
+def test_whatever_is_in_a_table_every_row_is_read_once_or_told_of(content):
+    try:
+        found, errors = read(b"text,n\n" + content)
+    except DataError as error:
+        assert "has no rows" in str(error)  # noqa: PT017 - may also succeed
+        return
+
+    lines = [line for line, _ in found]
+    assert lines == sorted(set(lines))
+    for error in errors:
+        assert int(error.removeprefix("a, line ").partition(":")[0]) not in lines
+
+
+# ---------------------------------------------------------------------------- bad rows, counted
+
+
+def test_the_first_bad_rows_are_named_and_the_others_counted(caplog):
+    caplog.set_level(logging.WARNING, "transfer_cli")
+    skipped = Skipped()
+
+    for number in range(100):
+        skipped(DataError(f"a, line {number}: bad"))
+    skipped.say(1900, "a")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        *(f"skipped: a, line {number}: bad" for number in range(MOST_NAMED)),
+        "further rows that cannot be read are only counted",
+        "skipped 100 of 2,000 rows, which cannot be read",
+    ]
+
+
+def test_where_no_row_can_be_read_that_is_an_error():
+    skipped = Skipped()
+    skipped(DataError("a, line 1: bad"))
+
+    with pytest.raises(DataError, match=r"a: none of its 1 rows can be read. The first: a, line 1"):
+        skipped.say(0, "a")
+
+
+# -------------------------------------------------------------------------------------- windows
+
+
+def test_windows_hold_all_rows_in_order():
+    given_rows = rows(*"abcdefg")
+
+    found = list(windows(iter(given_rows), 3, lambda: True))
+
+    assert [len(window) for window in found] == [3, 3, 1]
+    assert [row for window in found for row in window] == given_rows
+
+
+def test_a_window_is_full_after_so_many_characters(monkeypatch):
+    monkeypatch.setattr(predict_input, "WINDOW_CHARACTERS", 10)
+
+    found = list(windows(iter(rows("a" * 9, "b", "c" * 30, "d")), 100, lambda: True))
+
+    assert [[row.line for row in window] for window in found] == [[1, 2], [3], [4]]
+
+
+def test_no_row_is_taken_before_the_window_before_it_is_done():
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        while True:
+            taken += 1
+            yield Row(taken, Example("a"), {})
+
+    found = windows(endless(), 8, lambda: True)
+    for number in range(1, 100):
+        next(found)
+        assert taken == 8 * number
+
+
+def test_a_window_ends_where_the_next_line_is_not_there_yet():
+    there = iter([True, False, True, True])
+
+    found = list(windows(iter(rows(*"abcd")), 100, lambda: next(there)))
+
+    assert [[row.line for row in window] for window in found] == [[1, 2], [3, 4]]
+
+
+# ---------------------------------------------------------------------------------------- pipes
+
+
+@pytest.fixture
+def pipe():
+    reader, writer = os.pipe()
+    yield PipedLines(reader), writer
+    os.close(reader)
+
+
+def test_a_pipe_says_whether_a_line_is_there(pipe):
+    lines, writer = pipe
+    assert not lines.is_there()
+
+    os.write(writer, b"one\ntwo\nhal")
+
+    assert lines.is_there()
+    assert [lines.readline(100), lines.readline(100)] == [b"one\n", b"two\n"]
+    assert not lines.is_there()
+    os.write(writer, b"f\n")
+    assert lines.is_there()
+    os.close(writer)
+    assert [lines.readline(100), lines.is_there(), lines.readline(100)] == [b"half\n", True, b""]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 2**16])
+def test_a_pipe_gives_the_lines_that_a_file_gives(pipe, monkeypatch, chunk):
+    monkeypatch.setattr(predict_input, "_CHUNK_BYTES", chunk)
+    lines, writer = pipe
+    content = b"one\n\n" + b"x" * 50 + b"\r\nlast, without an end"
+    os.write(writer, content)
+    os.close(writer)
+
+    found = []
+    while line := lines.readline(20):
+        found.append(line)
+
+    stream = io.BytesIO(content)
+    assert found == list(iter(lambda: stream.readline(20), b""))

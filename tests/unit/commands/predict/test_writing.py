@@ -1,0 +1,119 @@
+"""What `predict` writes can be read again."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_cli.commands.predict.reading import Columns, Row
+from transfer_cli.commands.predict.writing import FORMATS, format_of
+from transfer_cli.data import readers
+from transfer_cli.data.tasks import Example
+from transfer_cli.errors import ConfigError
+
+LABELS = ("no", "yes")
+KEPT = Columns("text", None, keep=True)
+SHARES = np.array([[0.25, 0.75]])
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
+
+
+def written(table_format, row, columns=KEPT):
+    """Return the answer to a row, as our own reader finds it."""
+    out = io.StringIO(newline="")
+    answers = FORMATS[table_format](out, LABELS, columns)
+    assert answers.problem_of(row) is None
+    answers.write_window([row], SHARES)
+    lines = readers.numbered_lines(io.BytesIO(out.getvalue().encode()), "a")
+    [record] = readers.table_records(lines, "a", table_format)
+    return dict(record.fields)
+
+
+@given(text=texts, pair=texts, kept=texts)
+def test_csv_gives_back_any_text(text, pair, kept):
+    found = written("csv", Row(1, Example(text, pair=pair), {"n": kept}), Columns("a", "b", True))
+
+    # The reader takes \r\n inside a value for the end of a line, which it writes as \n.
+    assert {name: value.replace("\r\n", "\n") for name, value in found.items()} == {
+        "text": text.replace("\r\n", "\n"),
+        "pair": pair.replace("\r\n", "\n"),
+        "label": "yes",
+        "probability/no": "0.25",
+        "probability/yes": "0.75",
+        "n": kept.replace("\r\n", "\n"),
+    }
+
+
+def test_json_lines_hold_what_is_kept_as_it_was():
+    found = written("jsonl", Row(1, Example("a", pair="b"), {"n": [1, None], "x": "ü"}))
+
+    assert found == {
+        "text": "a", "label": "yes", "probabilities": {"no": 0.25, "yes": 0.75}, "pair": "b",
+        "n": [1, None], "x": "ü",
+    }  # fmt: skip
+
+
+def test_values_of_json_lines_become_cells():
+    kept = {"list": [1, "a"], "nothing": None, "true": True, "text": 'a, "b"'}
+    columns = Columns("question", None, keep=True)
+
+    with pytest.raises(ConfigError, match="keep: the input has a column 'text', and so has"):
+        written("csv", Row(1, Example("a"), kept), columns)
+    del kept["text"]
+
+    found = written("tsv", Row(1, Example("a"), kept), columns)
+    assert (found["list"], found["nothing"], found["true"]) == ('[1, "a"]', "", "true")
+
+
+@pytest.mark.parametrize(
+    ("table_format", "column"),
+    [("jsonl", "probabilities"), ("jsonl", "label"), ("csv", "label"), ("csv", "probability/no")],
+)
+def test_a_column_with_the_name_of_one_of_ours_is_refused(table_format, column):
+    with pytest.raises(ConfigError, match=f"keep: the input has a column '{column}'"):
+        written(table_format, Row(1, Example("a"), {column: "x"}))
+
+
+def problem(table_format, *rows):
+    answers = FORMATS[table_format](io.StringIO(), LABELS, KEPT)
+    return [answers.problem_of(row) for row in rows][-1]
+
+
+def test_a_table_has_the_same_columns_in_each_row():
+    first = Row(1, Example("a"), {"n": 1, "x": 2})
+
+    assert "'y' is not in the first row" in problem("csv", first, Row(2, Example("a"), {"y": 3}))
+    assert problem("csv", first, Row(2, Example("a"), {"x": 3})) is None
+    assert problem("jsonl", first, Row(2, Example("a"), {"y": 3})) is None
+
+
+@pytest.mark.parametrize("value", ["a\tb", "a\nb", "a\rb"])
+def test_what_tsv_cannot_hold_is_said(value):
+    assert "which TSV cannot hold" in problem("tsv", Row(1, Example(value), {}))
+    assert "which TSV cannot hold" in problem("tsv", Row(1, Example("a"), {"n": value}))
+    assert problem("csv", Row(1, Example(value), {"n": value})) is None
+
+
+def test_half_a_surrogate_pair_is_said_before_it_is_written():
+    row = Row(1, Example("a"), {"n": json.loads('"\\ud800"')})
+
+    for table_format in FORMATS:
+        assert "half of a surrogate pair" in problem(table_format, row)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "path", "found"),
+    [
+        ("auto", "-", "jsonl"), ("auto", "a.csv", "csv"), ("auto", "a.TSV", "tsv"),
+        ("auto", "a.ndjson", "jsonl"), ("auto", "a.txt", "jsonl"), ("csv", "a.jsonl", "csv"),
+    ],
+)  # fmt: skip
+def test_the_ending_tells_the_format(chosen, path, found):
+    assert format_of(chosen, path) == found
+
+
+def test_an_ending_that_promises_a_packed_file_is_refused():
+    with pytest.raises(ConfigError, match=r"a.csv.gz would not be packed"):
+        format_of("auto", "a.csv.gz")

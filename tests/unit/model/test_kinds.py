@@ -1,0 +1,242 @@
+"""Kinds of position, norm, feed-forward part, residual form and attention pattern.
+
+Legend: B batch, H heads, T positions, D width, W width of a head.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from tests import tiny
+from transfer_cli.engine.compiling import compile_passes
+from transfer_cli.interop.gpt2 import Gpt2
+from transfer_cli.model.attention import AttentionInputs
+from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Block, FeedForward
+from transfer_cli.model.key_values import KeyValues
+from transfer_cli.model.kinds import choose
+from transfer_cli.model.norms import NORMS
+from transfer_cli.model.patterns import PATTERNS, AttentionPattern
+from transfer_cli.model.positions import POSITIONS, Positions
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.optim.schedules import Constant
+
+FIELDS = {
+    "position_kind": POSITIONS, "norm": NORMS, "feedforward_kind": FEED_FORWARDS,
+    "residual": RESIDUALS, "attention_pattern": PATTERNS,
+}  # fmt: skip
+TOKENS = torch.randint(5, 48, (2, 12), generator=torch.Generator().manual_seed(0))
+ALL = torch.ones_like(TOKENS, dtype=torch.bool)
+
+
+class Rotated(Positions):
+    """Queries and keys turned by their position (Su et al. 2021)."""
+
+    def __init__(self, shape):
+        super().__init__()
+        half = shape.width // shape.heads // 2
+        frequency_F = 10_000 ** (-torch.arange(half) / half)
+        self.register_buffer("frequency", frequency_F, persistent=False)
+
+    def attend(self, inputs, position_BT):
+        angle_B1TF = position_BT[:, None, :, None] * self.frequency
+        cos, sin = angle_B1TF.cos(), angle_B1TF.sin()
+
+        def turn(states_BHTW):
+            first, second = states_BHTW.chunk(2, dim=-1)
+            return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+        def rotate(query_BHTW, key_BHTW):
+            return turn(query_BHTW), turn(key_BHTW)
+
+        return [replace(each, rotate=rotate) for each in inputs]
+
+
+class Slanted(Positions):
+    """Scores that fall with distance (Press et al. 2022)."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.slope = 1 / shape.positions
+
+    def attend(self, inputs, position_BT):
+        distance_B1TT = (position_BT[:, None, :, None] - position_BT[:, None, None, :]).float()
+        scores = (-self.slope * distance_B1TT).masked_fill(distance_B1TT < 0, -torch.inf)
+        return [AttentionInputs(scores) for _ in inputs]
+
+
+class Scale(nn.Module):
+    """A norm that only scales."""
+
+    def __init__(self, size, eps):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.empty(size)), eps
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.ones_(self.weight)
+
+    def forward(self, z):
+        return z / (z.square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
+
+
+class Gated(FeedForward):
+    """Two products, one of which lets the other through."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.inner = nn.Linear(shape.width, 2 * shape.feedforward, bias=False)
+        self.output = nn.Linear(shape.feedforward, shape.width, bias=False)
+
+    def forward(self, hidden_BTD):
+        gate, passed = self.inner(hidden_BTD).chunk(2, dim=-1)
+        return self.output(nn.functional.silu(gate) * passed)
+
+
+class Parallel(Block):
+    """Both sub-layers of one block read the same state."""
+
+    final_norm = True
+
+    def update(self, z, inputs):
+        return (
+            z + self.attend(self.attention_norm(z), inputs) + self.feed(self.feed_forward_norm(z))
+        )
+
+
+class Window(AttentionPattern):
+    """Every other block sees three positions only."""
+
+    def forward(self, mask_BT, *, padded, cached):
+        size = mask_BT.shape[1]
+        near = torch.ones(size, size, dtype=torch.bool).tril().triu(-2)
+        return [
+            AttentionInputs(near) if layer % 2 else AttentionInputs(causal=True)
+            for layer in range(self.depth)
+        ]
+
+
+OWN = {
+    "position_kind": {"rotated": Rotated, "slanted": Slanted}, "norm": {"scale": Scale},
+    "feedforward_kind": {"gated": Gated}, "residual": {"parallel": Parallel},
+    "attention_pattern": {"window": Window},
+}  # fmt: skip
+MODERN = {
+    "position_kind": "rotated", "norm": "scale", "feedforward_kind": "gated",
+    "residual": "parallel", "attention_pattern": "window",
+}  # fmt: skip
+
+
+@pytest.fixture
+def own_kinds(monkeypatch):
+    for field, kinds in OWN.items():
+        for name, kind in kinds.items():
+            monkeypatch.setitem(FIELDS[field], name, kind)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_an_unknown_kind_is_refused_with_those_that_there_are(field):
+    known = next(iter(FIELDS[field]))
+
+    with pytest.raises(
+        ValueError, match=f"^{field} must be one of {known}.*; got '{known}s'"
+    ) as error:
+        tiny.shape(**{field: f"{known}s"})
+    assert f"Did you mean '{known}'?" in str(error.value)
+
+
+def test_a_name_like_no_other_brings_no_proposal():
+    with pytest.raises(ValueError, match=r"^colour must be one of red, blue; got '12345'$"):
+        choose({"red": 1, "blue": 2}, "12345", "colour")
+
+
+@pytest.mark.usefixtures("own_kinds")
+@pytest.mark.parametrize(
+    "changes", [{field: name} for field, kinds in OWN.items() for name in kinds] + [MODERN]
+)
+def test_a_class_and_its_name_make_a_kind_that_learns(changes):
+    run = tiny.run(CausalLM(), tiny.blocks(), tiny.Recipe(total=30, schedule=Constant()), **changes)
+
+    before = tiny.weights_of(run.step.model)
+    losses = run.go().losses
+
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    after = tiny.weights_of(run.step.model)
+    assert not [name for name in before if torch.equal(before[name], after[name])]
+
+
+@pytest.mark.usefixtures("own_kinds")
+def test_own_kinds_work_with_cache_recomputation_and_fresh_top_blocks():
+    backbone = tiny.backbone(**{**MODERN, "attention_pattern": "full"})
+    tiny.lively(backbone)
+    whole = backbone(TOKENS, ALL, padded=False)
+    backbone.recompute(True)
+    assert_close(backbone(TOKENS, ALL, padded=False), whole)
+
+    kv_cache = KeyValues(3, 12)
+    parts = [
+        backbone(TOKENS[:, part], ALL[:, part], padded=False, kv_cache=kv_cache)[-1]
+        for part in (slice(0, 5), slice(5, 6), slice(6, 12))
+    ]
+    assert_close(torch.cat(parts, dim=1), whole[-1], rtol=1e-4, atol=1e-5)
+
+    backbone.redraw_top(1)
+    assert (backbone.blocks[2].attention_norm.weight == 1).all()
+    assert (backbone.final_norm.weight == 1).all()
+    assert not (backbone.blocks[1].attention_norm.weight == 1).any()
+
+
+@pytest.mark.usefixtures("own_kinds")
+def test_rotated_positions_count_as_differences():
+    backbone = tiny.backbone(position_kind="rotated").eval()
+    tiny.lively(backbone)
+    inputs = backbone.attention_pattern(ALL, padded=False, cached=0)
+    hidden_BTD = torch.randn(2, 12, 16, generator=torch.Generator().manual_seed(0))
+
+    def attended(first):
+        positions_BT = torch.arange(first, first + 12).expand(2, -1)
+        given = backbone.position_embedding.attend(inputs, positions_BT)
+        return backbone.blocks[0].attention(hidden_BTD, given[0])
+
+    assert_close(attended(100), attended(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("own_kinds")
+def test_a_window_hides_what_lies_before_it():
+    backbone = tiny.backbone(attention_pattern="window", depth=2).eval()
+    tiny.lively(backbone)
+    backbone.blocks[0] = RESIDUALS["pre"](tiny.shape())
+    torch.nn.init.zeros_(backbone.blocks[0].attention.output.weight)
+    changed = TOKENS.clone()
+    changed[:, 3] = (TOKENS[:, 3] + 1) % 48
+
+    before, after = (backbone(tokens, ALL, padded=False)[-1] for tokens in (TOKENS, changed))
+
+    assert not torch.isclose(before[:, 3:6], after[:, 3:6]).all(-1).any()
+    assert torch.equal(before[:, 6:], after[:, 6:])
+
+
+@pytest.mark.usefixtures("own_kinds")
+@pytest.mark.parametrize("field", ["norm", "feedforward_kind", "attention_pattern", "residual"])
+def test_no_published_family_takes_a_kind_that_it_does_not_have(field):
+    name = next(iter(OWN[field]))
+
+    assert f"{field}={name}" in " ".join(Gpt2().misfits(tiny.shape(**{field: name}), None))
+
+
+@pytest.mark.usefixtures("own_kinds")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_own_kinds_compile_to_one_graph(recomputed):
+    model = tiny.model(CausalLM(), **MODERN)
+    model.backbone.recompute(recomputed)
+    eager = model.backbone(TOKENS, ALL, padded=False)[-1]
+
+    compile_passes(model, torch.device("cpu"), lengths_vary=False)
+    compiled = model.backbone(TOKENS, ALL, padded=False)[-1]
+    compiled.sum().backward()
+
+    assert_close(compiled, eager, rtol=1e-4, atol=1e-5)

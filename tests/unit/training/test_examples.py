@@ -1,0 +1,91 @@
+"""What of an evaluation's notes ends up in `items.jsonl`."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests import tiny
+from transfer_cli.assembly.datasets import Prepared
+from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.tasks import Example
+from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.engine.features import CachedFeatures
+from transfer_cli.engine.split import Split
+from transfer_cli.objectives.base import Outcomes
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.runs.items import Item
+from transfer_cli.training import examples as items
+
+EXAMPLES = (
+    Example("Where is it ?", label=1),
+    Example("How many ?", label=0, pair="Some of them"),
+    Example("a " * 300, label=1),
+)
+LABELS = ("number", "place")
+
+
+def found(split, outcomes, data=None):
+    each = items.noting(split)
+    each.note(range(len(split.data)), outcomes)
+    return items.items_of(split, data or Prepared({}, LABELS), each)
+
+
+@pytest.fixture
+def split():
+    lines = ["Where is it ?", "How many ? Some of them", "a"]
+    tokenizer = WordPiece(size=40).make(lambda: iter(lines))
+    return Split("test", EncodedTask(EXAMPLES, tokenizer, 32, "causal"))
+
+
+CLASSES = Outcomes(
+    torch.tensor([0.1, 1 / 3, 2.0]), torch.ones(3), torch.tensor([1, 1, 0]),
+    torch.tensor([0.9, 0.8, 0.7]),
+)  # fmt: skip
+
+
+def test_an_item_says_what_was_right_what_was_said_and_of_which_text(split):
+    first, second, third = found(split, CLASSES)
+
+    assert first == Item("test", 0, "place", "place", 0.9, "Where is it ?", 0.1, 1)
+    assert second == Item(
+        "test", 1, "number", "place", 0.8, "How many ? / Some of them", 0.3333333, 1
+    )
+    assert len(third.text) == 500
+    assert third.text.endswith(" ...")
+
+
+def test_texts_whose_states_are_kept_are_found_too(split):
+    model = tiny.model(Classification())
+    features = CachedFeatures(split.data, model, tiny.FP32, batch=2, layers=(-1,))
+
+    shown = found(Split("test", features), CLASSES)
+
+    assert [item.text[:5] for item in shown] == ["Where", "How m", "a a a"]
+
+
+def test_a_language_model_has_no_labels(split):
+    outcomes = Outcomes(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([2, 3, 4]))
+
+    labelled, block = found(split, outcomes), found(blocks(), outcomes, Prepared({}))
+
+    for item in (*labelled, *block):
+        assert (item.label, item.predicted, item.probability) == ("", "", 0.0)
+    assert block[2] == Item("test", 2, "", "", 0.0, "", 5.0, 4)
+
+
+def test_of_many_examples_no_texts_are_kept_and_of_very_many_nothing(split, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(items, "MOST_TEXTS", 2)
+    assert {item.text for item in found(split, CLASSES)} == {""}
+    assert "no texts of the test split, which has more than 2 examples" in caplog.text
+
+    monkeypatch.setattr(items, "MOST_ITEMS", 2)
+    assert items.noting(split) is None
+    assert items.items_of(split, Prepared({}, LABELS), None) == []
+    assert "nothing of the test split, which has more than 2 examples" in caplog.text
+
+
+def blocks():
+    data = tiny.blocks(tokens=48)
+    assert len(data) == 3
+    return Split("test", data, order=np.arange(3))

@@ -1,0 +1,296 @@
+"""Config to data: found, tokenised, encoded, ready to train on and to score."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from transfer_cli.assembly.init_from import Pretrained, own_tokenizer
+from transfer_cli.config.build import build
+from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
+from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
+from transfer_cli.data.fetch import writable_folder
+from transfer_cli.data.tasks import Example, LabelledData, TaskData
+from transfer_cli.data.text import TextData, TextSplit, whole_text
+from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
+from transfer_cli.engine.split import Split, some_of
+from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.objectives.base import Facts, TextFacts
+
+SPLITS = ("train", "validation", "test")
+STREAM_OPTIONS = ("data", "batch", "scored")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A data set, encoded: ready to train on and to score.
+
+    Args:
+        splits: By name; "train" always.
+        labels: Class names; empty for text without labels.
+        name: What the data set is called.
+        lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
+    """
+
+    splits: Mapping[str, Split]
+    labels: tuple[str, ...] = ()
+    name: str = ""
+    lengths: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The data of every stream of a run, the main one first; encoded when it is needed.
+
+    Args:
+        tokenizer: Of all streams.
+        counts: Training examples of each stream.
+        facts: What objectives learn of each stream.
+        encode: Returns the streams, ready to train on and to score.
+    """
+
+    tokenizer: Tokenizer
+    counts: Mapping[str, int]
+    facts: Mapping[str, Facts]
+    encode: Callable[[], dict[str, Prepared]]
+
+
+def of_run(
+    config: DictConfig, command: str, shape: BackboneShape, start: Pretrained | None
+) -> RunData:
+    """Return the data of every stream of a run; labelled data of the main one is not encoded yet.
+
+    Raises:
+        ConfigError: A source is of the wrong kind, or has options that make no sense.
+        DataError: Data cannot be read.
+    """
+    if command == "pretrain":
+        main, tokenizer = text(config, shape, start)
+        counts, labels = len(main.splits["train"].data), main.labels
+
+        def encode() -> Prepared:
+            return main
+    else:
+        found: TaskData = source(config, TaskData)
+        block_length(found.length, shape.positions)
+        labelled = found.load(data_folder(config.data_dir), config.seed)
+        tokenizer = task_tokenizer(config, labelled, start)
+        counts, labels = len(labelled.splits["train"]), labelled.labels
+
+        def encode() -> Prepared:
+            return task(labelled, found.length, tokenizer, shape)
+
+    others = {str(name): stream(config, str(name), tokenizer, shape) for name in config.streams}
+    every = {name: (len(part.splits["train"].data), part.labels) for name, part in others.items()}
+    every = {"main": (counts, labels)} | every
+    return RunData(
+        tokenizer,
+        {name: count for name, (count, _) in every.items()},
+        {name: Facts(tokenizer, known) for name, (_, known) in every.items()},
+        lambda: {"main": encode()} | others,
+    )
+
+
+def data_folder(data_dir: str) -> Path:
+    """Return `data_dir` with `~` filled in."""
+    return Path(data_dir).expanduser()
+
+
+def data_dir_of(own: DictConfig, config: DictConfig, typed: Sequence[str]) -> str:
+    """Return where the data of a run lies: where it was said now, else where it lay for the run.
+
+    Args:
+        own: The run's config. It may come from another machine, where its folder was.
+        config: The config of the command at work.
+        typed: The overrides that were typed for it.
+    """
+    is_typed = any(word.startswith("data_dir=") for word in typed)
+    found = not is_typed and data_folder(own.data_dir).is_dir()
+    return str(own.data_dir if found else config.data_dir)
+
+
+def cache_folder(data_dir: str) -> Path:
+    """Return where tokenizers and encoded text are kept.
+
+    That is `TRANSFER_CACHE`, else `cache/` in `data_dir`, else (where that cannot be written, as on
+    a shared read-only disk) a folder in the home.
+    """
+    if named := os.environ.get("TRANSFER_CACHE"):
+        return Path(named).expanduser()
+    folder = data_folder(data_dir)
+    writable = writable_folder(folder)
+    return folder / "cache" if writable == folder else writable
+
+
+def stream(config: DictConfig, name: str, tokenizer: Tokenizer, shape: BackboneShape) -> Prepared:
+    """Return the data of a further stream, text or labelled, encoded for the run's model.
+
+    Raises:
+        ConfigError: It is no data source.
+    """
+    for option in map(str, config.streams[name]):
+        if option not in STREAM_OPTIONS:
+            close = nearest(option, STREAM_OPTIONS)
+            raise ConfigError(
+                f"streams.{name}.{option}: a stream has no such option.{close} "
+                f"It has {', '.join(STREAM_OPTIONS)}"
+            )
+    node = config.streams[name].get("data")
+    found: TextData | TaskData = build(node, f"streams.{name}.data", TextData | TaskData)
+    if isinstance(found, TaskData):
+        labelled = found.load(data_folder(config.data_dir), config.seed)
+        prepared = task(labelled, found.length, tokenizer, shape)
+    else:
+        prepared = encoded_text(found, config, tokenizer, shape)
+    scored = count_of(config.streams[name].get("scored"), f"streams.{name}.scored")
+    if scored is None:
+        return prepared
+    fewer = {
+        each: split if each == "train" else some_of(split, scored)
+        for each, split in prepared.splits.items()
+    }
+    return replace(prepared, splits=fewer)
+
+
+def count_of(value: Any, key: str) -> int | None:
+    """Return an option that is a number of examples, or none.
+
+    Raises:
+        ConfigError: It is anything else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{key}: must be a number of 1 or more, got {value!r}")
+    return value
+
+
+def source(config: DictConfig, kind: type[TextData] | type[TaskData]) -> Any:
+    """Return the data source that `data` describes, of the kind that the command works on.
+
+    Raises:
+        ConfigError: It is text where labels are needed, or the other way round.
+    """
+    found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
+    if isinstance(found, kind):
+        return found
+    if kind is TaskData:
+        raise ConfigError(
+            "data: this is text without labels, which only pretrain takes; "
+            "choose labelled data: trec6, trec50, table or sample_questions"
+        )
+    raise ConfigError(
+        "data: this is labelled data, which only finetune takes; "
+        "choose text: wikitext103, wikitext2, text or sample_text"
+    )
+
+
+def text(
+    config: DictConfig, shape: BackboneShape, start: Pretrained | None
+) -> tuple[Prepared, Tokenizer]:
+    """Return unlabelled text, encoded, and the tokenizer that encoded it."""
+    found: TextData = source(config, TextData)
+    length = block_length(found.length, shape.positions)
+    raw = found.splits(data_folder(config.data_dir), config.seed)
+    cache = cache_folder(config.data_dir)
+    if start is None:
+        recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
+        tokenizer = cached_tokenizer(recipe, raw["train"], cache)
+    else:
+        tokenizer = own_tokenizer(config.tokenizer, start)
+    return _encoded(raw, tokenizer, cache, length), tokenizer
+
+
+def encoded_text(
+    found: TextData,
+    config: DictConfig,
+    tokenizer: Tokenizer,
+    shape: BackboneShape,
+    only: tuple[str, ...] | None = None,
+) -> Prepared:
+    """Return text encoded with a tokenizer that there is already.
+
+    Args:
+        found: The text.
+        config: Says where data and caches lie, and the seed of a split.
+        tokenizer: Of the run's model.
+        shape: The model's.
+        only: Names of the splits that are needed; None: all.
+    """
+    length = block_length(found.length, shape.positions)
+    raw = found.splits(data_folder(config.data_dir), config.seed, only=only)
+    return _encoded(raw, tokenizer, cache_folder(config.data_dir), length)
+
+
+def encoded_files(paths: str, config: DictConfig, tokenizer: Tokenizer, length: int) -> Split:
+    """Return all of some text files, encoded, to be scored."""
+    raw = {"validation": whole_text(paths, "validation")}
+    return _encoded(raw, tokenizer, cache_folder(config.data_dir), length).splits["validation"]
+
+
+def _encoded(
+    raw: Mapping[str, TextSplit], tokenizer: Tokenizer, cache: Path, length: int
+) -> Prepared:
+    encoded = {name: encode_text(raw[name], tokenizer, cache) for name in SPLITS if name in raw}
+    return Prepared(
+        {
+            name: Split(name, TextBlocks(part, length, tokenizer.pad), text_facts(part))
+            for name, part in encoded.items()
+        }
+    )
+
+
+def block_length(length: int | None, positions: int) -> int:
+    """Return the length of a block of text, at most the model's positions."""
+    if length is not None and not 1 <= length <= positions:
+        raise ConfigError(
+            f"data.length: {length} does not fit the model's {positions} positions; "
+            f"use 1 to {positions}, or a model with more (model.positions)"
+        )
+    return length or positions
+
+
+def text_facts(part: EncodedText) -> TextFacts:
+    """Return what perplexities need to know of a text."""
+    return TextFacts(words=part.num_words, size_bytes=part.num_bytes)
+
+
+def task_tokenizer(config: DictConfig, data: LabelledData, start: Pretrained | None) -> Tokenizer:
+    """Return the tokenizer for labelled data: the pretrained model's, or a new one of its texts."""
+    if start is not None:
+        return own_tokenizer(config.tokenizer, start)
+    recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
+    examples = data.splits["train"]
+    pairs = [example.pair for example in examples if example.pair is not None]
+    return recipe.make(lambda: iter([*(example.text for example in examples), *pairs]))
+
+
+def task(
+    data: LabelledData, length: int | None, tokenizer: Tokenizer, shape: BackboneShape
+) -> Prepared:
+    """Return labelled data, encoded for a model of this shape."""
+    longest = block_length(length, shape.positions)
+    splits = {
+        name: task_split(
+            name, data.splits[name], tokenizer, longest, causal=shape.direction == "causal"
+        )
+        for name in SPLITS
+        if name in data.splits
+    }
+    train = splits["train"].data
+    lengths = train.lengths if isinstance(train, EncodedTask) else None
+    return Prepared(splits, data.labels, data.name, lengths)
+
+
+def task_split(
+    name: str, examples: Sequence[Example], tokenizer: Tokenizer, longest: int, *, causal: bool
+) -> Split:
+    """Return one labelled split, to be gone through from short to long: least padding."""
+    encoded = EncodedTask(examples, tokenizer, longest, "causal" if causal else "bidirectional")
+    warn_of_cuts(encoded.num_cut, len(encoded), longest)
+    return Split(name, encoded, order=np.argsort(encoded.lengths, kind="stable"))

@@ -1,0 +1,106 @@
+"""A finished run, ready to be asked: for `evaluate`, `predict` and whoever comes later."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from transfer_cli.assembly.init_from import Pretrained, open_pretrained
+from transfer_cli.assembly.model import build_model, make_edits
+from transfer_cli.config.build import build
+from transfer_cli.config.stored import read_stored
+from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.step import Loss
+from transfer_cli.errors import CheckpointError
+from transfer_cli.interop.folder import is_published
+from transfer_cli.interop.hub import HUB
+from transfer_cli.model.meta import without_weights
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import load_pretrained
+from transfer_cli.objectives.base import Facts, Objective
+from transfer_cli.runs.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run's best weights with all that belongs to them."""
+
+    config: DictConfig
+    start: Pretrained
+    objective: Objective
+    model: TransferModel
+
+
+def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:
+    """Return the run at `path`, on the device.
+
+    Args:
+        path: The run directory, or a published model: its folder, or `hf:owner/name`.
+        precision: With the device.
+        base: Where the model lies that the run refers to, if not where it was.
+
+    Raises:
+        CheckpointError: There is no run, it has not finished, or its weights lack a part.
+    """
+    start = _published(path)
+    if start is not None:
+        config = OmegaConf.create({"data": {"length": None}, "data_dir": "", "seed": 0})
+        return _open(config, start, precision)
+    run = RunDirectory.open(Path(path).expanduser(), "run")
+    config = read_stored(run.config, run.read_command(), "run")
+    if not (run.model / "weights.safetensors").exists():
+        raise CheckpointError(
+            f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
+            f"resume={path}"
+        )
+    start = open_pretrained(str(run.path), key="run", base=base)
+    return _open(config, start, precision)
+
+
+def _published(path: str) -> Pretrained | None:
+    """Return the published model at `path`; None where there is none."""
+    if path.startswith(HUB) or is_published(Path(path).expanduser()):
+        return open_pretrained(path, key="run")
+    return None
+
+
+def _open(config: DictConfig, start: Pretrained, precision: Precision) -> Trained:
+    tensors = start.tensors()
+    planned, objective = objective_of(start), objective_of(start)
+    with without_weights():  # a head of absurd size is refused before there is one
+        load_trained(start, planned, tensors)
+    model = load_trained(start, objective, tensors)
+    model.to(precision.device)
+    model.eval()
+    return Trained(config, start, objective, model)
+
+
+def objective_of(start: Pretrained) -> Objective:
+    """Return what a model was trained for, bound to its tokenizer and labels."""
+    objective: Objective = build(start.description.objective, "objective", Objective)
+    objective.bind(Facts(start.tokenizer, start.description.labels))
+    return objective
+
+
+def load_trained(
+    start: Pretrained, objective: Objective, tensors: Mapping[str, Tensor]
+) -> TransferModel:
+    """Return the model, filled.
+
+    Raises:
+        CheckpointError: The weights lack a part.
+    """
+    shape, vocabulary = start.description.shape, start.description.vocabulary
+    model = build_model(shape, vocabulary, [Loss("main", objective)], seed=0)
+    make_edits(model, start.description.edits, start.tokenizer)
+    report = load_pretrained(model, tensors, start.weights)
+    if report.new and start.published is not None:
+        raise CheckpointError(
+            f"run: {start.weights} is a published model without the head of its pretraining "
+            f"({report.new[0]}), so it can be adapted (init_from) and answers nothing by itself"
+        )
+    if report.new:
+        raise CheckpointError(f"run: {start.weights} lacks {', '.join(report.new)}")
+    return model

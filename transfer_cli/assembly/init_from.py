@@ -1,0 +1,223 @@
+"""A model to start from: what `init_from` names."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+from torch import Tensor
+
+from transfer_cli.assembly.model import make_edits
+from transfer_cli.config.build import build
+from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
+from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.interop.folder import Published, is_published, open_folder
+from transfer_cli.interop.hub import HUB, fetch
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.meta import without_weights
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import (
+    WEIGHTS,
+    ModelDescription,
+    backbone_hash,
+    load_pretrained,
+    read_description,
+    read_shapes,
+    read_weights,
+)
+from transfer_cli.runs import checkpoint
+from transfer_cli.runs.directory import TOKENIZER, find_model
+
+MAX_BASES = 20
+"""How many models may each refer to the next one. A circle of them is refused by that, too."""
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What `init_from` names: a model to start from.
+
+    Args:
+        weights: The folder with its weights.
+        folder: The folder with its description and tokenizer.
+        description: What must be known to build it.
+        tokenizer: The one that it was trained with.
+        base: Where the user says that the weights lie which this model does not store.
+        published: The model that others have published, where it is one.
+    """
+
+    weights: Path
+    folder: Path
+    description: ModelDescription
+    tokenizer: Tokenizer
+    base: str | None = None
+    published: Published | None = None
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The tensors beside the weights that a model of ours has no place for."""
+        return self.published.dropped if self.published else ()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all of its weights: its own, over those of the model that it refers to.
+
+        Raises:
+            CheckpointError: They are missing or damaged, or that model is another one, or the
+                description is of a model that they do not fill.
+        """
+        found = (
+            self.published.tensors()
+            if self.published
+            else self._with_base(read_weights, check=True)
+        )
+        self._check_described(found)
+        return found
+
+    def shapes(self) -> dict[str, Tensor]:
+        """Return its tensors without their values, on the meta device; reads no weights.
+
+        Raises:
+            CheckpointError: As `tensors`, as far as shapes tell.
+        """
+        found = (
+            self.published.shapes() if self.published else self._with_base(read_shapes, check=False)
+        )
+        self._check_described(found)
+        return found
+
+    def _check_described(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compare the description with the weights, before memory is taken for what it says."""
+        depth = self.description.shape.depth
+        if depth > len(tensors):  # even on paper, thousands of blocks take their time
+            raise CheckpointError(
+                f"{self.weights} does not fill this model's backbone: {len(tensors)} tensors are "
+                f"less than {depth} blocks"
+            )
+        with without_weights():
+            described = TransferModel(
+                Backbone(self.description.shape, self.description.vocabulary), {}
+            )
+            make_edits(described, self.description.edits, self.tokenizer)
+            load_pretrained(described, tensors, self.weights)
+
+    def _with_base(
+        self, read: Callable[[Path], dict[str, Tensor]], *, check: bool, below: int = 0
+    ) -> dict[str, Tensor]:
+        if check and (self.weights / checkpoint.META).is_file():
+            checkpoint.verify(self.weights, [WEIGHTS])
+        own, base = read(self.weights), self.description.base
+        if base is None:
+            return own
+        place = self.base_place()
+        if below == MAX_BASES:
+            raise CheckpointError(
+                f"{self.weights} is the last of {MAX_BASES} models that each refer to another, "
+                f"and refers to {place}; give the right one with base=RUN"
+            )
+        under = open_pretrained(str(place), "base")
+        if under.published:
+            beneath = under.tensors() if check else under.shapes()
+        else:
+            beneath = under._with_base(read, check=check, below=below + 1)
+        if check and backbone_hash(beneath) != base.hash:
+            raise CheckpointError(
+                f"{place} is not the backbone that this model was trained on (hash "
+                f"{base.hash[:8]}): its hash is {backbone_hash(beneath)[:8]}; "
+                "give the right one with base=RUN"
+            )
+        return beneath | own
+
+    def base_place(self) -> Path | None:
+        """Return where the model lies that this one refers to; None where it refers to none.
+
+        Raises:
+            CheckpointError: It is not there.
+        """
+        base = self.description.base
+        if base is None:
+            return None
+        if self.base is not None:
+            given = Path(self.base).expanduser()
+            if not given.is_dir():
+                raise CheckpointError(f"base: there is no folder {given}")
+            return given
+        places = [self.folder / base.relative, Path(base.path)]
+        with suppress(OSError):  # a name that no folder can have
+            for place in places:
+                if place.is_dir():
+                    return place
+        raise CheckpointError(
+            f"{self.weights} holds what was trained alone, and the backbone that it was trained on "
+            f"(hash {base.hash[:8]}) is not at {places[-1]}; say where it is with base=RUN"
+        )
+
+
+def open_pretrained(path: str, key: str = "init_from", base: str | None = None) -> Pretrained:
+    """Return the model at `path`, without its weights.
+
+    Args:
+        path: A run directory, its `model/`, one of its checkpoints, a published model's folder,
+            or `hf:owner/name` to fetch that.
+        key: The config key that named it, for errors.
+        base: See `Pretrained`.
+
+    Raises:
+        CheckpointError: There is none, it is unfinished, or its parts do not belong together.
+    """
+    place = fetch(path, key) if path.startswith(HUB) else Path(path).expanduser()
+    if is_published(place):
+        found = open_folder(place, key)
+        return Pretrained(place, place, found.description, found.tokenizer, base, published=found)
+    weights, folder = find_model(place, key)
+    description = read_description(folder)
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    if tokenizer.hash != description.tokenizer_hash or tokenizer.size != description.vocabulary:
+        raise CheckpointError(
+            f"{key}: {folder / TOKENIZER} is not the tokenizer that this model was trained with; "
+            "put the original back"
+        )
+    return Pretrained(weights, folder, description, tokenizer, base)
+
+
+def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) -> Pretrained | None:
+    """Return the model that `init_from` names; None when it names none.
+
+    Args:
+        init_from: See `open_pretrained`.
+        base: See `Pretrained`.
+        typed: The overrides that were typed.
+
+    Raises:
+        ConfigError: Another model or tokenizer was typed beside it.
+        CheckpointError: There is no such model.
+    """
+    if init_from is None:
+        return None
+    for word in typed:
+        key = word.lstrip("+~").partition("=")[0]
+        part = key.partition(".")[0]
+        # A tokenizer from a file is compared with the model's own.
+        from_file = word == "tokenizer=file" or key == "tokenizer.path"
+        takes_none = word.startswith("~") or word.endswith("=null")
+        if part in ("model", "tokenizer") and not from_file and not takes_none:
+            raise ConfigError(f"{word}: init_from brings its own {part}; leave {key}= out")
+    return open_pretrained(init_from, base=base)
+
+
+def own_tokenizer(node: DictConfig | None, start: Pretrained) -> Tokenizer:
+    """Return the pretrained model's tokenizer.
+
+    Raises:
+        CheckpointError: The config asks for the tokenizer of a file, and it is another one.
+    """
+    if node is not None:
+        recipe = build(node, "tokenizer", TokenizerRecipe)
+        if (
+            isinstance(recipe, FromFile)
+            and recipe.make(lambda: iter(())).hash != start.tokenizer.hash
+        ):
+            raise CheckpointError(
+                "init_from: that model was trained with another tokenizer than tokenizer.path; "
+                "leave tokenizer= out to use the model's own"
+            )
+    return start.tokenizer

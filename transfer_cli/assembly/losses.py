@@ -1,0 +1,151 @@
+"""Config to losses: what a run trains for, and how much each counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.config.build import build
+from transfer_cli.engine.step import Loss
+from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.objectives.base import Facts, Objective
+from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.optim.loss_weight import LossWeight
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A loss as the config asks for it.
+
+    Args:
+        objective: What it computes.
+        stream: The stream that it reads.
+        weight: How much it counts: a number, or what makes one of the step.
+    """
+
+    objective: Objective
+    stream: str
+    weight: float | LossWeight
+
+
+def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> BackboneShape:
+    """Return the shape with its direction settled, by the main objective first.
+
+    Raises:
+        ConfigError: The model looks one way and an objective needs the other.
+    """
+    needed = {name: loss.objective.direction for name, loss in asked.items()}
+    direction = shape.direction
+    if direction == "auto":
+        direction = next(filter(None, needed.values()), "causal")
+    for name, own in needed.items():
+        if own not in (None, direction):
+            raise ConfigError(
+                f"{_loss_key(name)}: {type(asked[name].objective).__name__} needs a {own} model, "
+                f"and this one is {direction} (model.direction, the main objective, or init_from "
+                f"decides){_cure(name, asked[name].objective, direction)}"
+            )
+    return BackboneShape(**{**vars(shape), "direction": direction})
+
+
+def _cure(name: str, objective: Objective, direction: str) -> str:
+    """Return what to choose for a model of this direction, where that is known."""
+    option, module = {
+        "causal": ("clm", "causal_lm.CausalLM"),
+        "bidirectional": ("mlm", "masked_lm.MaskedLM"),
+    }[direction]
+    if isinstance(objective, LanguageModel):
+        choose = "objective" if name == "main" else f"objective@losses.{name}"
+        return f"; for this model take {choose}={option}"
+    if isinstance(objective, SourceDistillation):
+        path = f"{_loss_key(name)}.language_model._target_"
+        return f"; for this model give {path}=transfer_cli.objectives.{module}"
+    return ""
+
+
+def build_objectives(config: DictConfig) -> dict[str, Asked]:
+    """Return the losses that the config asks for, "main" first.
+
+    Raises:
+        ConfigError: One names a stream that there is not, or a stream feeds no loss.
+    """
+    nodes = {"main": config.objective} | {str(name): config.losses[name] for name in config.losses}
+    streams = ["main", *map(str, config.streams)]
+    found: dict[str, Asked] = {}
+    for name, node in nodes.items():
+        key = _loss_key(name)
+        plain = objective_options(node, key)
+        stream = node.get("stream", "main")
+        if stream not in streams:
+            raise ConfigError(
+                f"{key}.stream: there is no stream {stream!r}.{nearest(str(stream), streams)} "
+                f"The streams are {', '.join(streams)}; add one with +data@streams.NAME.data=..."
+            )
+        if name == "main" and stream != "main":
+            raise ConfigError("objective.stream: the main loss reads the stream main")
+        weight = _weight(node.get("weight", 1.0), f"{key}.weight")
+        found[name] = Asked(build(plain, key, Objective), stream, weight)
+    for name in streams:
+        if name != "main" and not any(
+            loss.stream == name and loss.weight != 0 for loss in found.values()
+        ):
+            raise ConfigError(
+                f"streams.{name}: no loss reads it with a weight above 0; add one, for example "
+                f"+objective@losses.{name}=clm +losses.{name}.stream={name}"
+            )
+    return found
+
+
+def _loss_key(name: str) -> str:
+    return "objective" if name == "main" else f"losses.{name}"
+
+
+def _weight(value: Any, key: str) -> float | LossWeight:
+    if isinstance(value, DictConfig):
+        made: LossWeight = build(value, key, LossWeight)
+        return made
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ConfigError(f"{key}: must be a number of 0 or more, got {value!r}")
+    return float(value)
+
+
+def objective_options(node: Any, key: str) -> dict[str, Any]:
+    """Return the node of an objective without what belongs to the loss: its weight and stream."""
+    if not isinstance(node, DictConfig):
+        raise ConfigError(f"{key}: expected an objective, got {node!r}")
+    plain: Any = OmegaConf.to_container(node, resolve=True)
+    return {str(name): plain[name] for name in plain if name not in ("weight", "stream")}
+
+
+def bind_losses(
+    asked: Mapping[str, Asked],
+    facts: Mapping[str, Facts],
+    *,
+    total_steps: int,
+    steps_per_epoch: int,
+) -> list[Loss]:
+    """Tell every objective about its data, and return the losses. A weight of 0 is left out.
+
+    Args:
+        asked: What the config asks for.
+        facts: What each stream's data is.
+        total_steps: Of the run, for weights that change.
+        steps_per_epoch: The same.
+    """
+    found = []
+    for name, loss in asked.items():
+        loss.objective.bind(replace(facts[loss.stream], name=name))
+        weight = loss.weight
+        if callable(weight):
+            changing = partial(weight, total=total_steps, steps_per_epoch=steps_per_epoch)
+            found.append(Loss(name, loss.objective, loss.stream, changing))
+        elif weight > 0 or name == "main":
+            found.append(Loss(name, loss.objective, loss.stream, weight))
+    return found

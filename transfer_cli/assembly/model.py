@@ -1,0 +1,103 @@
+"""A model with its heads and edits, built from its shape and the nodes of a config."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.adaptation.edits import Edit, make_edit
+from transfer_cli.config.build import build
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.engine.step import Loss
+from transfer_cli.errors import ConfigError
+from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import LoadReport
+from transfer_cli.seeds import derive
+
+if TYPE_CHECKING:
+    from transfer_cli.assembly.init_from import Pretrained
+
+log = logging.getLogger(__name__)
+
+
+def build_model(
+    shape: BackboneShape, vocabulary: int, used: Sequence[Loss], seed: int
+) -> TransferModel:
+    """Return a model with fresh weights, the same for the same seed.
+
+    Raises:
+        ConfigError: Two objectives want modules of the same name and other shapes.
+    """
+    torch.manual_seed(derive(seed, "weights"))
+    backbone = Backbone(shape, vocabulary)
+    heads: dict[str, torch.nn.Module] = {}
+    for loss in used:
+        for name, head in loss.objective.modules(backbone).items():
+            if name in heads and shapes_of(heads[name]) != shapes_of(head):
+                raise ConfigError(
+                    f"losses.{loss.name}: its head {name!r} has another shape elsewhere"
+                )
+            heads.setdefault(name, head)
+    return TransferModel(backbone, heads)
+
+
+def shapes_of(module: torch.nn.Module) -> dict[str, torch.Size]:
+    """Return the shapes of a module's tensors, by name."""
+    return {name: tensor.shape for name, tensor in module.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class Edited:
+    """What edits did to a network.
+
+    Args:
+        fresh: Names of inherited parameters that were drawn anew.
+        structure: Config nodes of what has to be made again before the weights can be loaded.
+    """
+
+    fresh: frozenset[str]
+    structure: dict[str, Any]
+
+
+def make_edits(trained: TransferModel, nodes: Mapping[str, Any], tokenizer: Tokenizer) -> Edited:
+    """Change the network as config nodes say, in their order.
+
+    Raises:
+        ConfigError: One cannot be made; the message begins with its key.
+    """
+    fresh: set[str] = set()
+    structure = {}
+    for name, node in nodes.items():
+        key = f"adaptation.edits.{name}"
+        edit: Edit = build(node, key, Edit)
+        try:
+            fresh |= make_edit(edit, name, trained, special_tokens(tokenizer))
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        if edit.structural:
+            structure[name] = node
+    return Edited(frozenset(fresh), structure)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the numbers of the special tokens, by name."""
+    return {name: getattr(tokenizer, name) for name in ("cls", "sep", "mask", "unk", "pad")}
+
+
+def edit_nodes(adaptation: DictConfig) -> dict[str, Any]:
+    """Return the nodes of the edits that an adaptation asks for, by name, in order."""
+    node = adaptation.get("edits")
+    plain: Any = OmegaConf.to_container(node, resolve=True) if node else {}
+    return {str(name): found for name, found in plain.items() if found is not None}
+
+
+def log_loaded(report: LoadReport, start: "Pretrained") -> None:
+    """Say what was loaded, what is new and what was dropped."""
+    log.info("loaded %d tensors from %s", len(report.loaded), start.weights)
+    for what, names in (("new", report.new), ("dropped", report.dropped)):
+        if names:
+            log.info("%s: %s", what, ", ".join(names))

@@ -1,0 +1,115 @@
+"""The plan of a run as people read it: stages, what trains at which rates, what is new."""
+
+import numpy as np
+
+from transfer_cli.adaptation.adaptation import Span
+from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.model.transfer_model import LayerGroup
+from transfer_cli.terminal import BLANK, Block, Entry, Page, Piece, Pieces
+
+_COLUMN = 52
+"""Where groups and their rates stand beside a stage's steps."""
+
+
+def plan_text(blueprint: Blueprint, batch: int) -> str:
+    """Return the plan as it stands in the files of a run."""
+    return str(plan_page(blueprint, batch))
+
+
+def plan_page(blueprint: Blueprint, batch: int) -> Page:
+    """Return the plan: stages with what trains at which rates, and where tensors come from.
+
+    Args:
+        blueprint: Of the run.
+        batch: Sequences of a step.
+    """
+    sizes = blueprint.sizes
+    steps = f"{sizes.total_steps:,} steps"
+    titles = f"{'stage':5}  {'steps':>15}  {'parameters that train':>26}"
+    blocks: list[Block] = [
+        _below(
+            [
+                Piece(steps, "heading"),
+                f" of {batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
+                f"{len(blueprint.spans)} stage(s)",
+            ]
+        ),
+        BLANK,
+        Entry([Piece(titles, "heading")], [Piece("groups and their rates", "heading")], _COLUMN),
+    ]
+    parameters = {name: p.numel() for name, p in blueprint.model.named_parameters()}
+    total = sum(parameters.values())
+    for number, span in enumerate(blueprint.spans):
+        moving = sum(parameters[name] for name in span.trains)
+        steps = f"{span.begin + 1:,}-{span.end:,}"
+        share = f"{moving:,} ({100 * moving / total:.2f} %)"
+        until = f", or {span.patience} validations without a better one" if span.patience else ""
+        for row, (groups, rates) in enumerate(_rates(blueprint, span)):
+            head = f"{number + 1:5}  {steps:>15}  {share:>26}" if row == 0 else ""
+            text: Pieces = [Piece(f"{groups}:", "name"), f" {rates}", until if row == 0 else ""]
+            blocks.append(Entry([head], text, _COLUMN))
+    return Page(*blocks, BLANK, *_tensors(blueprint))
+
+
+def _below(text: Pieces) -> Entry:
+    """Return a line of text that goes on below itself, a little to the right."""
+    return Entry([], text, 0)
+
+
+def fact(name: str, text: str) -> Entry:
+    """Return a named line of the plan, which goes on below itself."""
+    return Entry([Piece(f"{name}: ", "heading")], [text], len(name) + 2)
+
+
+def _rates(blueprint: Blueprint, span: Span) -> list[tuple[str, str]]:
+    """Return each run of neighbouring groups that train at the same rates, and those rates."""
+    rates = blueprint.rates
+    # Thousands of steps in between: the peak of a warm-up is looked for in steps near its end too.
+    ahead = rates.schedule.warmup_steps(rates.total)
+    looked_at = {*np.linspace(span.begin, span.end - 1, 2000).astype(int).tolist(), ahead - 1}
+    course = [
+        rates.at(step, begin=span.begin, end=span.end, factor=span.rate)
+        for step in sorted(looked_at)
+        if span.begin <= step < span.end
+    ]
+    ends = course[0], course[-1], max(course)
+    top = max(group.depth for group in blueprint.groups)
+    found: list[tuple[list[LayerGroup], str]] = []
+    for group in blueprint.groups:
+        count = len(span.trains & set(group.parameters))
+        if not count:
+            found.append(([group], ""))  # what is frozen must not be spanned by what trains
+            continue
+        part = (
+            ""
+            if count == len(group.parameters)
+            else f" ({count} of {len(group.parameters)} tensors)"
+        )
+        scale = blueprint.adaptation.layer_scale(group.name, group.depth, top)
+        first, last, peak = (scale * multiplier for multiplier in ends)
+        over = f"up to {peak:.3g}, then " if peak > 1.001 * max(first, last) else "to "
+        text = f"{first:.3g} {over}{last:.3g}{part}"
+        if found and found[-1][1] == text:
+            found[-1][0].append(group)
+        else:
+            found.append(([group], text))
+    return [
+        (groups[0].name + (f" ... {groups[-1].name}" if len(groups) > 1 else ""), text)
+        for groups, text in found
+        if text
+    ]
+
+
+def _tensors(blueprint: Blueprint) -> list[Block]:
+    report = blueprint.report
+    if report is None:
+        return [fact("tensors", "all new")]
+    parameters = [name for name, _ in blueprint.model.named_parameters()]
+    new = [name for name in parameters if name not in blueprint.inherited]
+    blocks: list[Block] = [fact("tensors", f"{len(blueprint.inherited)} from the checkpoint")]
+    for what, names in (("new", new), ("dropped", list(report.dropped))):
+        if names:
+            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            head = f"  {what}: "
+            blocks.append(Entry([Piece(head, "name")], [shown], len(head)))
+    return blocks

@@ -1,0 +1,284 @@
+"""The task that `init_from` was pretrained for: its objective, its text, its head.
+
+Two things go back to it: the Fisher information of EWC, and the measure of what a run forgets.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.init_from import Pretrained, open_pretrained
+from transfer_cli.config.build import build
+from transfer_cli.config.stored import read_stored
+from transfer_cli.data.text import TextData
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.engine.evaluate import evaluate
+from transfer_cli.engine.fisher import fisher_information
+from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.split import Split, some_of
+from transfer_cli.errors import CheckpointError, ConfigError, RunError
+from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import backbone_hash
+from transfer_cli.objectives.base import Facts, Objective
+from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.runs.directory import RunDirectory, writing
+
+log = logging.getLogger(__name__)
+
+CURE = "name the text it was pretrained on with data@source.data=..., for example wikitext2"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from. Nothing is opened before it is needed.
+
+    Args:
+        config: The run's own config; `source.data` may name the text.
+        start: What `init_from` names.
+        tokenizer: Its tokenizer.
+        shape: Its shape, with the direction settled.
+        typed: The overrides that were typed for the run.
+    """
+
+    config: DictConfig
+    start: Pretrained
+    tokenizer: Tokenizer
+    shape: BackboneShape
+    typed: tuple[str, ...] = ()
+
+    @cached_property
+    def pretraining(self) -> tuple[Pretrained, DictConfig]:
+        """The language model at the root of `init_from`, and the config of the run that made it.
+
+        A published model has no such run: the config is this run's own.
+
+        Raises:
+            CheckpointError: The run directory of an ancestor is gone, or none trained on text.
+        """
+        start = self.start
+        for _ in range(100):
+            if start.published is not None:
+                return start, self.config
+            run = RunDirectory(start.folder.parent)
+            try:
+                config = read_stored(run.config, run.read_command(), "init_from")
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}; {CURE}") from error
+            if not start.description.labels:
+                return start, config
+            if config.get("init_from") is None:
+                break
+            start = open_pretrained(str(start.base_place() or config.init_from))
+        raise CheckpointError(
+            f"init_from: {self.start.weights} does not come from a language model, so there is no "
+            "pretraining to go back to"
+        )
+
+    @cached_property
+    def objective(self) -> LanguageModel:
+        """What it was pretrained for, bound."""
+        node = self.pretraining[0].description.objective
+        objective: Objective = build(node, "objective", Objective)
+        if not isinstance(objective, LanguageModel):
+            raise CheckpointError(
+                f"init_from: {type(objective).__name__} is no language-model objective, so there "
+                "is no pretraining to go back to"
+            )
+        objective.bind(Facts(self.tokenizer))
+        return objective
+
+    @property
+    def length(self) -> int:
+        """Tokens of a block in pretraining; later positions may never have been trained."""
+        start, config = self.pretraining
+        own = None if start.published is not None else config.data.get("length")
+        return int(own or self.shape.positions)
+
+    def model(self, trained: TransferModel, tensors: Mapping[str, Tensor]) -> TransferModel:
+        """Return a model of the trained model's own backbone, with the pretrained head.
+
+        Args:
+            trained: The run's model.
+            tensors: The weights of `init_from`, where the head may still be.
+        """
+        own = next(p for p in trained.parameters())
+        heads = dict(self.objective.modules(trained.backbone))
+        for name, head in heads.items():
+            if name in trained.heads:
+                heads[name] = trained.heads[name]
+                continue
+            prefix = f"heads.{name}."
+            wanted = set(head.state_dict())
+            if not {f"{prefix}{each}" for each in wanted} <= tensors.keys():
+                tensors = self.pretraining[0].tensors()
+            if not {f"{prefix}{each}" for each in wanted} <= tensors.keys():
+                raise CheckpointError(
+                    f"init_from: {self.pretraining[0].weights} brings no language-model head, so "
+                    "there is no pretraining to go back to"
+                )
+            head.load_state_dict({each: tensors[f"{prefix}{each}"] for each in wanted})
+            head.to(own.device).requires_grad_(requires_grad=False)
+        return TransferModel(trained.backbone, heads)
+
+    def text(self, split: str) -> Split:
+        """Return a split of the pretraining text.
+
+        Raises:
+            ConfigError: It has no such split.
+            DataError: It is not where it was.
+        """
+        if self.config.source.data is not None:
+            own = self.config
+            found = build(own.source.data, "source.data", TextData)
+        elif self.pretraining[0].published is not None:
+            raise CheckpointError(
+                f"init_from: {self.pretraining[0].weights} brings no text along; {CURE}"
+            )
+        else:
+            own = self.pretraining[1].copy()
+            own.data_dir = datasets.data_dir_of(own, self.config, self.typed)
+            found = build(own.data, "init_from: data", TextData)
+        prepared = datasets.encoded_text(found, own, self.tokenizer, self.shape, (split,))
+        if split not in prepared.splits:
+            raise ConfigError(f"source.data: this text has no {split} split; {CURE}")
+        return prepared.splits[split]
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """Measures how well a backbone still does what it was pretrained for.
+
+    Args:
+        model: The run's backbone under the pretrained head.
+        objective: The pretraining objective.
+        split: The text.
+        batch: Sequences that pass through the model at once.
+        precision: With the device.
+        before: What was measured before training.
+    """
+
+    model: TransferModel
+    objective: LanguageModel
+    split: Split
+    batch: int
+    precision: Precision
+    before: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def asked(
+        cls,
+        config: DictConfig,
+        source: Source | None,
+        trained: TransferModel,
+        tensors: Mapping[str, Tensor] | None,
+        batch: int,
+        precision: Precision,
+    ) -> "Forgetting | None":
+        """Return what `forgetting.data` asks for, measured once; None where it asks for nothing.
+
+        Raises:
+            ConfigError: There is no such text.
+        """
+        asked = config.forgetting
+        if asked.data is None:
+            return None
+        if source is None or tensors is None:
+            return None  # refused before, by `check_forgetting`
+        split = _text_of(config, source)
+        if asked.blocks is not None:
+            split = some_of(split, asked.blocks)
+        made = cls(source.model(trained, tensors), source.objective, split, batch, precision)
+        return replace(made, before=made.measure())
+
+    def measure(self) -> dict[str, float]:
+        """Return the pretraining measures of the backbone as it is now."""
+        return evaluate(
+            self.model, self.objective, self.split, batch=self.batch, precision=self.precision
+        ).measures
+
+
+def _text_of(config: DictConfig, source: Source) -> Split:
+    asked = config.forgetting.data
+    if asked == "source":
+        return source.text("validation")
+    if isinstance(asked, str):
+        if not any(sign in asked for sign in "/.*"):
+            raise ConfigError(
+                f"forgetting.data: expected `source` or the path of a text, got {asked!r}; for a "
+                f"data set of conf/data type data@forgetting.data={asked}"
+            )
+        return datasets.encoded_files(asked, config, source.tokenizer, source.length)
+    found: TextData = build(asked, "forgetting.data", TextData)
+    prepared = datasets.encoded_text(found, config, source.tokenizer, source.shape, ("validation",))
+    if "validation" not in prepared.splits:
+        raise ConfigError("forgetting.data: this text has no validation split")
+    return prepared.splits["validation"]
+
+
+def fisher_of(
+    config: DictConfig,
+    source: Source | None,
+    trained: TransferModel,
+    tensors: Mapping[str, Tensor] | None,
+    precision: Precision,
+) -> Callable[[int, str], Mapping[str, Tensor]]:
+    """Return what estimates the Fisher information of the pretraining at the starting weights.
+
+    It is estimated once for the same weights, text and settings, and kept in the cache.
+    """
+
+    def fisher(sequences: int, kind: str) -> Mapping[str, Tensor]:
+        if source is None or tensors is None:
+            return {}
+        split = source.text("train")
+        count = min(sequences, len(split.data))
+        chosen = np.linspace(0, len(split.data) - 1, count).astype(np.int64)
+        batch = split.data.batch(chosen)
+        # Of the weights as they are: an edit may have drawn some of them anew.
+        weights = backbone_hash(trained.state_dict())
+        digest = hashlib.blake2b(weights.encode(), digest_size=16)
+        for tensor in (batch["tokens"], batch["mask"]):
+            digest.update(tensor.numpy().tobytes())
+        digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
+        folder = datasets.cache_folder(config.data_dir) / "fisher"
+        path = folder / f"{digest.hexdigest()}.safetensors"
+        try:
+            kept_before = load_file(path)
+        except (OSError, SafetensorError):  # not there, or damaged
+            kept_before = None
+        if kept_before is not None:
+            log.info("Fisher information: the one of an earlier run, %s", path)
+            return kept_before
+        log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
+        one_by_one = (
+            split.data.batch(chosen[n : n + 1])
+            for n in tqdm(range(count), desc="Fisher", disable=None, leave=False)
+        )
+        model = source.model(trained, tensors)
+        # Two words are known, and any other is refused there.
+        found = fisher_information(model, source.objective, one_by_one, kind, seed=0)  # type: ignore[arg-type]
+        # Of what the checkpoint holds: names that an edit added mean nothing to another run.
+        kept = {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
+        try:
+            with writing(path):
+                folder.mkdir(parents=True, exist_ok=True)
+                temporary = Path(f"{path}.part")
+                save_file(kept, temporary)
+                temporary.replace(path)
+        except RunError as error:
+            log.warning("the Fisher information is not kept: %s", error)
+        return kept
+
+    return fisher

@@ -1,0 +1,1 @@
+"""`transfer export`: a finished run in a published format."""

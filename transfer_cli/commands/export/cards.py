@@ -1,0 +1,143 @@
+"""What a run says about itself, for the card of its model."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.assembly.init_from import Pretrained
+from transfer_cli.errors import CheckpointError
+from transfer_cli.interop.card import Card
+from transfer_cli.interop.hub import HUB
+from transfer_cli.interop.saving import Written
+from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.safe_files import read_json, read_text
+
+_PLACES = ("init_from", "run.dir", "run.root", "data_dir", "base", "resume", "output")
+_PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")
+"""A path from the root, the home or the current folder, wherever in a value."""
+
+
+def card_of(start: Pretrained, written: Written, to: str) -> Card:
+    """Return the card of a model, from what its run has noted; of other models little is known."""
+    description = start.description
+    what = {
+        "kind of model": f"{written.family.name} (`{written.architecture}`)",
+        "size": f"{description.shape.depth} blocks of width {description.shape.width}, "
+        f"{description.vocabulary:,} tokens, {description.shape.positions} positions",
+        "numbers": "float32",
+    }
+    run = RunDirectory(start.folder.parent)
+    results = _json(run.results)
+    known = start.published is None and bool(results)
+    name = Path(to).name
+    return Card(
+        title=name,
+        task=written.pipeline,
+        what=what,
+        how=_training(run, results) if known else {},
+        measures=_measures(results) if known else {},
+        labels=written.labels,
+        command=_command(run, results) if known else (),
+        usage=_usage(name, written.pipeline, written.architecture),
+        left_out=written.left_out,
+    )
+
+
+def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
+    presets, timing = _json(run.presets), _json(run.timing)
+    environment = _json(run.environment)
+    found = {
+        "data": presets.get("data"),
+        "scheme": presets.get("adaptation"),
+        "objective": presets.get("objective"),
+        "started from": _started_from(run),
+        "seed": results.get("seed"),
+        "seen": _seen(results),
+        "parameters that trained": _trained(results),
+        "seconds": timing.get("seconds"),
+        "versions": ", ".join(
+            f"{name} {version}" for name, version in environment.get("versions", {}).items()
+        ),
+    }
+    return {name: str(value) for name, value in found.items() if value not in (None, "")}
+
+
+def _trained(results: Mapping[str, Any]) -> str | None:
+    return _counts(results.get("parameters"), "{trainable:,} of {total:,}")
+
+
+def _seen(results: Mapping[str, Any]) -> str | None:
+    return _counts(results.get("seen"), "{steps:,} steps, {examples:,} examples, {tokens:,} tokens")
+
+
+def _counts(found: Any, sentence: str) -> str | None:
+    """Return a sentence with numbers in it; None where they are not there."""
+    try:
+        return sentence.format_map(found)
+    except (TypeError, KeyError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def _started_from(run: RunDirectory) -> str | None:
+    for word in _words(run):
+        if word.startswith("init_from="):
+            value = word.partition("=")[2]
+            return value if value.startswith(HUB) else Path(value).name
+    return None
+
+
+def _measures(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    found = results.get("measures")
+    if not isinstance(found, dict):
+        return {}
+    return {
+        str(split): {str(n): v for n, v in measures.items() if isinstance(v, int | float)}
+        for split, measures in found.items()
+        if isinstance(measures, dict)
+    }
+
+
+def _command(run: RunDirectory, results: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what was typed; of places the last part alone, which is what they are called."""
+    shown = [_without_place(word) for word in _words(run)]
+    return (shlex.join(["transfer", str(results.get("command", "finetune")), *shown]),)
+
+
+def _without_place(word: str) -> str:
+    key, _, value = word.partition("=")
+    if key in _PLACES and not value.startswith(HUB):
+        return f"{key}={Path(value).name}"
+    return f"{key}={_PATH.sub(lambda found: Path(found[0]).name, value)}" if value else word
+
+
+def _words(run: RunDirectory) -> list[str]:
+    try:
+        return [word for word in read_text(run.overrides).splitlines() if word]
+    except (OSError, ValueError):
+        return []
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (OSError, ValueError, CheckpointError):
+        return {}
+
+
+def _usage(name: str, task: str, architecture: str) -> tuple[str, ...]:
+    if task == "feature-extraction":
+        auto = "AutoModel"
+        return (
+            f"from transformers import {auto}, AutoTokenizer",
+            "",
+            f"model = {auto}.from_pretrained({json.dumps(name)})  # a {architecture}",
+            f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})",
+        )
+    return (
+        "from transformers import pipeline",
+        "",
+        f"ask = pipeline({json.dumps(task)}, model={json.dumps(name)})  # a {architecture}",
+    )

@@ -1,0 +1,200 @@
+"""`transfer export`: a run as a folder that others load without us."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from transfer_cli.assembly.finished_run import load_trained, objective_of
+from transfer_cli.assembly.init_from import Pretrained, open_pretrained
+from transfer_cli.assembly.model import make_edits
+from transfer_cli.commands.export.cards import card_of
+from transfer_cli.config.build import build
+from transfer_cli.errors import CheckpointError, ConfigError, RunError, nearest
+from transfer_cli.interop.card import card_text
+from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
+from transfer_cli.interop.folder import open_folder
+from transfer_cli.interop.saving import FINAL_NORM, ClassificationHead, Ours, Written, write_folder
+from transfer_cli.model.added import added_parameters, merge
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import load_pretrained
+from transfer_cli.objectives.base import Objective
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.runs.directory import writing
+from transfer_cli.terminal import Entry, Page, Piece, show
+
+FORMATS = ("hf", "onnx")
+
+
+def export(config: DictConfig) -> None:
+    """Write the model of `run` to the new folder `to`, whole or not at all."""
+    if config.format not in FORMATS:
+        raise ConfigError(
+            f"format: {config.format!r} is not one of {', '.join(FORMATS)}."
+            f"{nearest(str(config.format), FORMATS)}"
+        )
+    if config.family is not None and config.format != "hf":
+        raise ConfigError(f"family: format={config.format} writes none; leave family= out")
+    to = Path(config.to).expanduser()
+    if to.exists() or to.is_symlink():
+        raise RunError(f"to: {to} is there already; choose a new folder")
+    start = open_pretrained(config.run, "run", config.base)
+    above = next(folder for folder in to.absolute().parents if folder.exists())
+    with writing(to):
+        place = Path(tempfile.mkdtemp(prefix=f".{to.name}.", dir=above))
+    try:
+        with writing(to):
+            partial = place / to.name  # which others may read, where the place itself is ours
+            partial.mkdir()
+            facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, partial)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            partial.replace(to)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    show(Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items())))
+
+
+def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+    """Write a folder as Hugging Face's libraries do; return what to say about it."""
+    tensors, added = plain_tensors(start, keeps_head=config.head)
+    own: Literal["labelled", "lines"] = "labelled" if start.description.labels else "lines"
+    ours = Ours(
+        shape=start.description.shape,
+        tensors=tensors,
+        tokenizer=start.tokenizer,
+        head=_head(start) if config.head else None,
+        classifier=_classifier(start) if config.head else None,
+        texts="published" if start.published is not None else own,
+        added=added,
+    )
+    own_family = start.published.family.model_type if start.published else None
+    written = write_folder(ours, folder, config.family or own_family)
+    _check(folder, start, tensors, written)
+    card = card_of(start, written, config.to)
+    (folder / "README.md").write_text(card_text(card), encoding="utf-8")
+    facts = {
+        "written": config.to,
+        "loads as": f"transformers.{written.architecture}",
+        "card": f"{Path(config.to) / 'README.md'}: fill in its license",
+    }
+    if written.left_out:
+        facts["left out"] = ", ".join(written.left_out)
+    return facts
+
+
+def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
+    """Write an ONNX graph; return what to say about it."""
+    from transfer_cli.interop.onnx_graph import write_onnx
+
+    objective = objective_of(start) if config.head and _has_head(start) else None
+    if objective is not None:
+        model = load_trained(start, objective, start.tensors())
+    else:
+        model = _backbone(start, start.tensors())
+    labels = start.description.labels if objective is not None else ()
+    causal = start.description.shape.direction == "causal"
+    # A published model knows texts as we lay out labelled ones, not as lines of a long text.
+    usual = "A" if causal else "cls A sep"
+    layout = usual if start.published is not None else None
+    largest = write_onnx(model.eval(), objective, start.tokenizer, labels, folder, layout=layout)
+    return {
+        "written": config.to,
+        "checked": f"against torch in onnxruntime: outputs differ by at most {largest:.1e}",
+    }
+
+
+def _has_head(start: Pretrained) -> bool:
+    """Return whether the head of what the model was trained for is there."""
+    shape = start.description.shape
+    tied = shape.tie_output and not shape.output_bias and not shape.output_transform
+    head = "heads.class." if start.description.labels else "heads.lm."
+    return (tied and not start.description.labels) or any(
+        n.startswith(head) for n in start.shapes()
+    )
+
+
+def plain_tensors(
+    start: Pretrained, *, keeps_head: bool
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return a model's weights with every edit folded in that can be, and what the others are.
+
+    Args:
+        start: The model.
+        keeps_head: Whether a head that reads the table of tokens goes along.
+
+    Returns:
+        The tensors, and what people call the part that each added one belongs to, both by name.
+    """
+    tensors = start.tensors()
+    if not start.description.edits:
+        return tensors, {}
+    model = _backbone(start, tensors)
+    merge(model)
+    new_rows, table = model.backbone.new_rows, model.backbone.token_embedding
+    # A tied output reads the table, too, and there nothing was added.
+    if new_rows is not None and (start.description.labels or not keeps_head):
+        table.weight = torch.nn.Parameter(new_rows.added_to(table.weight))
+        model.backbone.new_rows = None
+    heads = {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")}
+    plain = {n: t.detach() for n, t in model.state_dict().items()} | heads
+    return plain, {name: part.describe() for name, part in added_parameters(model).items()}
+
+
+def _backbone(start: Pretrained, tensors: Mapping[str, Tensor]) -> TransferModel:
+    description = start.description
+    model = TransferModel(Backbone(description.shape, description.vocabulary), {})
+    make_edits(model, description.edits, start.tokenizer)
+    load_pretrained(model, tensors, start.weights)
+    return model
+
+
+def _head(start: Pretrained) -> str:
+    """Return what families call the kind of head that the model was trained for."""
+    return SEQUENCE_CLASSIFICATION if start.description.labels else LANGUAGE_MODEL
+
+
+def _classifier(start: Pretrained) -> ClassificationHead | None:
+    """Return what turns states into labels; None for a language model."""
+    description = start.description
+    objective: Objective = build(description.objective, "objective", Objective)
+    if not isinstance(objective, Classification):
+        if description.labels:
+            raise CheckpointError(
+                f"run: {type(objective).__name__} is no classification that other libraries know; "
+                "head=false writes the backbone alone"
+            )
+        return None
+    return ClassificationHead(
+        labels=description.labels,
+        pooling=objective.pooling,
+        has_pooler=bool(objective.pooler),
+        is_linear=not objective.hidden and not objective.batch_norm,
+    )
+
+
+def _check(
+    folder: Path, start: Pretrained, tensors: Mapping[str, Tensor], written: Written
+) -> None:
+    """Read the folder again and compare: nothing is called written that would be read otherwise.
+
+    Raises:
+        CheckpointError: A tensor is another one.
+    """
+    again: dict[str, Any] = open_folder(folder, "to").tensors()
+    changed = {FINAL_NORM} if written.folded_bias else set()
+    size = start.tokenizer.size
+    for name, tensor in again.items():
+        own = tensors.get(name)
+        if own is None or name in changed:
+            continue
+        if not torch.equal(tensor[:size] if name.endswith(_TABLE) else tensor, own.float()):
+            raise CheckpointError(f"to: {name} was not written as it is; the disk may be damaged")
+
+
+_TABLE = "token_embedding.weight"

@@ -1,0 +1,1 @@
+"""`transfer init`: a project folder with copies of the configs."""

@@ -1,0 +1,194 @@
+"""`transfer init`: a folder of one's own configs, with commented copies of ours to edit."""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from transfer_cli.commands.init.copies import chosen_by, copy
+from transfer_cli.config.commands import FINETUNE
+from transfer_cli.config.describe import Option, options
+from transfer_cli.config.flags import FlagParser
+from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.safe_files import escaped, printable
+from transfer_cli.terminal import Block, Entry, Line, Page, Piece, show
+
+STARTERS = {
+    "experiment/mine": "experiment=sample/finetune",
+    "adaptation/mine": "adaptation=adapters",
+    "data/mine": "data=table",
+    "data/my_text": "data=text",
+    "model/mine": "model=tiny",
+    "schedule/mine": "schedule=linear",
+    "sweep/mine": "sweep=lr",
+}
+"""What a new folder holds, and which option of ours each file is a copy of."""
+
+README = """\
+# Configs of your own
+
+Each file here is an option that a command can choose, beside those that come with `transfer`. The
+folder is named on the command line; nothing is installed.
+
+    transfer presets --config-dir {folder}
+    {plan}
+    {run}
+
+`transfer presets` shows what there is, and marks what comes from here; `transfer plan` shows what a
+run would do; `--cfg job` prints the whole config that comes out.
+
+## What is here
+
+{listed}
+
+## How it works
+
+- A folder is a group, a file is an option: `model/mine.yaml` is chosen by `model=mine`. Copy a file
+  to another name to have one more; `transfer init DIR --from model=small` starts one from any of
+  ours, in a folder of its own.
+- The first line of a file, if it is a comment, is what `transfer presets` says of it.
+- A name of ours stays ours: a `model/tiny.yaml` here would not be used, and `transfer presets` says
+  so. Pick names that are not taken.
+- What is typed after the options wins over what stands in them: `model=mine model.depth=6`.
+- `# @package _global_` at the top of a file means that its keys are those of the whole config
+  (`loop.epochs`, `optimizer.lr`), and not of its group.
+- A key with `???` has to be given, here or on the command line.
+- Classes of your own can be named by a `_target_` as well: `--plugin PACKAGE`.
+"""
+
+
+def init(words: list[str]) -> None:
+    """Make a folder of configs to edit.
+
+    Raises:
+        ConfigError: The folder holds something already or cannot be made, or there is no such
+            option, group or flag.
+    """
+    parser = FlagParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("folder", nargs="?")
+    parser.add_argument("--from", action="append", default=[], dest="sources")
+    parser.add_argument("--debug", action="store_true")
+    asked = parser.parse_intermixed_args(words)
+    if asked.folder is None:
+        raise ConfigError("which folder? Type transfer init DIR, for example transfer init configs")
+    folder = Path(asked.folder)
+    wanted = _wanted(asked.sources)
+    files = _files(wanted, folder)
+    _check_free(folder)
+    try:
+        _write(files, folder.expanduser())
+    except OSError as error:
+        raise ConfigError(printable(f"{folder}: {error.strerror or error}")) from error
+    show(_page(wanted, folder))
+
+
+def _wanted(sources: list[str]) -> dict[str, Option]:
+    """Return the options to copy, by the path of the copy."""
+    known = {f"{option.group}={option.name}": option for option in options()}
+    if not sources:
+        return {path: known[source] for path, source in STARTERS.items()}
+    found = {}
+    for source in sources:
+        group, equals, name = source.partition("=")
+        if not equals:
+            raise ConfigError(f"--from {source}: expected GROUP=OPTION, for example model=tiny")
+        groups = dict.fromkeys(option.group for option in known.values())
+        if group not in groups:
+            raise ConfigError(
+                f"--from {source}: there is no group {group!r}.{nearest(group, groups)}"
+            )
+        if source not in known:
+            names = [option.name for option in known.values() if option.group == group]
+            raise ConfigError(
+                f"--from {source}: {group} has no option {name!r}.{nearest(name, names)} "
+                f"See transfer presets {group}"
+            )
+        place = Path(group, name)
+        found[place.with_name(f"my_{place.name}").as_posix()] = known[source]
+    return found
+
+
+def _files(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:
+    """Return the text of each file, by its path in the folder."""
+    files = {}
+    for path, option in wanted.items():
+        name = path.removeprefix(f"{option.group}/")
+        inside, text = copy(option, name, folder)
+        files[inside] = text
+    listed = "\n".join(
+        f"- `{path}.yaml`, from `{option.group}={option.name}`: {option.line}"
+        for path, option in wanted.items()
+    )
+    files[Path("README.md")] = README.format(
+        folder=_typed(folder),
+        plan=_command("plan ", folder, wanted),
+        run=_command("", folder, wanted),
+        listed=listed,
+    )
+    return files
+
+
+def _command(before: str, folder: Path, wanted: Mapping[str, Option]) -> str:
+    """Return a line that uses the folder."""
+    path, option = next(iter(wanted.items()))
+    chosen = chosen_by(option, path.removeprefix(f"{option.group}/"))
+    if "adaptation/mine" in wanted:
+        chosen += " adaptation=mine"
+    is_text = option.target.startswith(FINETUNE.hidden)
+    command = "pretrain" if is_text else "finetune"
+    start = "" if is_text else " init_from=RUN"
+    return f"transfer {before}{command} --config-dir {_typed(folder)} {chosen}{start}"
+
+
+def _typed(folder: Path) -> str:
+    """Return the path as it is typed in a shell; `~` still means the home."""
+    text = str(folder)
+    return text if re.fullmatch(r"~?[\w./-]+", text) else escaped(shlex.quote(text))
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a place where something is."""
+    place = folder.expanduser()
+    if place.is_dir() and not any(place.iterdir()):
+        return
+    if place.exists() or place.is_symlink():
+        what = "is there and not empty" if place.is_dir() else "is no folder"
+        raise ConfigError(printable(f"{folder} {what}; name a new folder, or an empty one"))
+
+
+def _write(files: Mapping[Path, str], folder: Path) -> None:
+    """Make the folder with all of its files at once, or not at all."""
+    exists = folder.is_dir()
+    # Inside of a folder that is there: it may be a disk of its own, or the one we stand in.
+    beside = folder if exists else folder.parent
+    made = beside / f".{folder.name}.{os.getpid()}"
+    made.mkdir(parents=True)
+    try:
+        for inside, text in files.items():
+            (made / inside).parent.mkdir(parents=True, exist_ok=True)
+            (made / inside).write_text(text, encoding="utf-8")
+        if exists:
+            for child in sorted(made.iterdir()):
+                child.rename(folder / child.name)
+            made.rmdir()
+        else:
+            made.rename(folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _page(wanted: Mapping[str, Option], folder: Path) -> Page:
+    width = 4 + max(len(f"{path}.yaml") for path in wanted)
+    blocks: list[Block] = [Line(Piece(str(folder), "heading"), " is made:")]
+    for path, option in wanted.items():
+        text = [f"from {option.group}={option.name}"]
+        blocks.append(Entry(["  ", Piece(f"{path}.yaml", "own")], text, width))
+    blocks.append(Entry(["  ", Piece("README.md", "own")], ["how to use them"], width))
+    blocks.append(
+        Line(Piece("next:", "heading"), f" transfer presets --config-dir {_typed(folder)}")
+    )
+    blocks.append(Line(f"      {_command('plan ', folder, wanted)}"))
+    return Page(*blocks)

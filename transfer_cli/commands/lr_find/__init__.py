@@ -1,0 +1,1 @@
+"""`transfer lr-find`: the learning-rate range test and its picture."""

@@ -1,0 +1,263 @@
+"""`transfer lr-find COMMAND`: a short run over a range of learning rates, and what it suggests.
+
+The run is put together as `transfer COMMAND` would; nothing of it is kept but the curve. Files are
+written when all is known, so that there is a whole folder or none.
+"""
+
+import contextlib
+import csv
+import io
+import itertools
+import json
+import logging
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from transfer_cli.assembly.run import TrainingRun, build_run
+from transfer_cli.commands.lr_find.picture import as_png
+from transfer_cli.config.check import check_training
+from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.stored import as_yaml
+from transfer_cli.engine import distributed, handlers
+from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
+from transfer_cli.errors import ConfigError
+from transfer_cli.runs.curves import Curves
+from transfer_cli.runs.directory import RunDirectory, writing
+from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, show
+
+log = logging.getLogger(__name__)
+
+FOLDER = "lr-find"
+"""Where the folders of range tests lie, in `run.root`."""
+
+
+def find_pretrain(config: DictConfig) -> None:
+    """Find a rate for a `pretrain` run."""
+    find(config, "pretrain")
+
+
+def find_finetune(config: DictConfig) -> None:
+    """Find a rate for a `finetune` run."""
+    find(config, "finetune")
+
+
+def find(config: DictConfig, command: str) -> None:
+    """Run the test, write its curve and print what it suggests.
+
+    Raises:
+        ConfigError: The range is none, or the command is one that this cannot be done for.
+        RunError: No rate can be suggested, or nothing can be written.
+    """
+    _check(config)
+    check_training(config)
+    # A run measures it before its first step, which is of no use here.
+    config.forgetting.data = None
+    parts = build_run(config, command, CommandLine.of_this_command().overrides)
+    seen = _run(config, command, parts)
+    step = steepest(seen)
+    groups = _of_groups(parts, seen.rates[step])
+    line = _next(command, seen.rates[step])
+    folder = _write(config, command, seen, step, groups, line)
+    show(_page(command, seen, step, groups, folder, line))
+
+
+def _check(config: DictConfig) -> None:
+    asked = config.lr_find
+    for name in ("start", "end"):
+        if not 0 < asked[name] < float("inf"):
+            raise ConfigError(f"lr_find.{name}: must be a number above 0, got {asked[name]}")
+    if asked.start >= asked.end:
+        raise ConfigError(
+            f"lr_find.start: must be below lr_find.end, got {asked.start:g} and {asked.end:g}"
+        )
+    if asked.steps < FEWEST_STEPS:
+        raise ConfigError(f"lr_find.steps: must be at least {FEWEST_STEPS}, got {asked.steps}")
+    if config.devices > 1 or distributed.count() > 1:
+        raise ConfigError("devices: lr-find works in one process; leave devices out")
+    if config.resume is not None:
+        raise ConfigError("resume: lr-find begins where a run begins; leave resume out")
+    if _is_sweep():
+        raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            "lr-find draws its curve with matplotlib: pip install 'transfer-cli[report]'"
+        )
+    if config.run.dir is not None:
+        RunDirectory.check_free(Path(config.run.dir).expanduser())
+
+
+def _run(config: DictConfig, command: str, parts: TrainingRun) -> RangeTest:
+    asked, mixture = config.lr_find, parts.sizes.mixture
+    if mixture is not None and mixture.total < asked.steps:
+        raise ConfigError(
+            f"lr_find.steps: the streams are mixed for the {mixture.total} steps of the run; give "
+            f"no more, or more loop.steps, got {asked.steps}"
+        )
+    optimizer = parts.step.optimizer
+    what = "tokens" if command == "pretrain" else "examples"
+    log.info("lr-find %s", command)
+    with handlers.speak_above_the_bar():
+        return run_range(
+            parts.step,
+            parts.streams,
+            Growth(asked.start, asked.end),
+            asked.steps,
+            frozen_eval=parts.blueprint.adaptation.frozen_eval,
+            micro_batch=parts.micro_batch,
+            mixture=mixture,
+            attach=lambda trainer: handlers.attach_progress(trainer, optimizer, asked.steps, what),
+        )
+
+
+def _of_groups(parts: TrainingRun, rate: float) -> dict[str, float]:
+    """Return the rate of each layer group that trains, from bottom to top."""
+    ever = parts.step.stages.ever_trains
+    scales = {group["layer"]: group["scale"] for group in parts.step.optimizer.param_groups}
+    return {
+        group.name: rate * scales[group.name]
+        for group in parts.blueprint.groups
+        if ever & set(group.parameters)
+    }
+
+
+def _next(command: str, rate: float) -> str:
+    """Return the line to type for a run at the rate, with what was typed for the test."""
+    ours = ("optimizer.lr", "lr_find.", "run.dir")
+    kept = [
+        word
+        for word in CommandLine.of_this_command().overrides
+        if not word.lstrip("+~").startswith(ours)
+    ]
+    words = [*_typed_flags(), *kept, f"optimizer.lr={rate:.2g}"]
+    return f"transfer {command} {shlex.join(words)}"
+
+
+def _typed_flags() -> list[str]:
+    """Return the flag that names a folder of the user's own configs, where one was given."""
+    if not HydraConfig.initialized():
+        return []
+    sources = HydraConfig.get().runtime.config_sources
+    folders = [source.path for source in sources if source.provider == "command-line"]
+    return [word for folder in folders for word in ("--config-dir", folder)]
+
+
+def _is_sweep() -> bool:
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+
+
+# --- what is left ------------------------------------------------------------------------------
+
+
+def _write(
+    config: DictConfig,
+    command: str,
+    seen: RangeTest,
+    step: int,
+    groups: Mapping[str, float],
+    line: str,
+) -> Path:
+    """Write the folder, whole or not at all; return where it is."""
+    picture = as_png(seen, step, groups, f"transfer lr-find {command}")
+    files = {
+        "curve.png": picture,
+        "curve.csv": _as_csv(seen).encode(),
+        "suggestion.json": json.dumps(_as_json(seen, step, groups, line), indent=2).encode(),
+        "settings.yaml": as_yaml(config).encode(),
+    }
+    place = _place(config, command)
+    with writing(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = place.parent / f".{place.name}.{os.getpid()}"
+        made.mkdir()
+        try:
+            for name, content in files.items():
+                (made / name).write_bytes(content)
+            _write_tensorboard(made / "tensorboard", seen, picture)
+            made.rename(place)  # in the place of nothing, or of an empty folder
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+    return place
+
+
+def _place(config: DictConfig, command: str) -> Path:
+    """Return the folder to make: the one asked for, or a new one named by time and choices."""
+    if config.run.dir is not None:
+        return Path(config.run.dir).expanduser()
+    stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    chosen = CommandLine.of_this_command().presets
+    name = "-".join([stamp, command, chosen.get("data", "data"), chosen.get("optimizer", "")])
+    root = Path(config.run.root).expanduser() / FOLDER
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(root / each for each in names if not (root / each).exists())
+
+
+def _as_csv(seen: RangeTest) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["step", "optimizer.lr", "loss", "smoothed"])
+    for number, row in enumerate(zip(seen.rates, seen.losses, seen.smoothed, strict=True)):
+        writer.writerow([number + 1, *row])
+    return file.getvalue()
+
+
+def _as_json(seen: RangeTest, step: int, groups: Mapping[str, float], line: str) -> dict[str, Any]:
+    lowest = min(range(len(seen.smoothed)), key=seen.smoothed.__getitem__)
+    return {
+        "optimizer.lr": seen.rates[step],
+        "groups": dict(groups),
+        "step": step + 1,
+        "lowest": {"optimizer.lr": seen.rates[lowest], "loss": seen.smoothed[lowest]},
+        "first_loss": seen.smoothed[0],
+        "steps": len(seen.losses),
+        "exploded": seen.exploded,
+        "next": line,
+    }
+
+
+def _write_tensorboard(folder: Path, seen: RangeTest, picture: bytes) -> None:
+    with contextlib.closing(Curves(folder)) as curves:
+        for number, rate in enumerate(seen.rates):
+            curves.add_scalar("lr_find/loss", seen.losses[number], number + 1)
+            curves.add_scalar("lr_find/smoothed_loss", seen.smoothed[number], number + 1)
+            curves.add_scalar("lr_find/rate", rate, number + 1)
+        curves.add_image("lr_find/curve", picture, len(seen.rates))
+
+
+def _page(
+    command: str, seen: RangeTest, step: int, groups: Mapping[str, float], folder: Path, line: str
+) -> Page:
+    first, last = f"{seen.rates[0]:.1e}", f"{seen.rates[-1]:.1e}"
+    ending = "where the loss exploded" if seen.exploded else "the loss did not explode"
+    lowest = min(range(len(seen.smoothed)), key=seen.smoothed.__getitem__)
+    blocks: list[Block] = [
+        Line(
+            Piece(f"lr-find {command}:", "heading"),
+            f" {len(seen.losses)} steps, rates from {first} to {last}, {ending}",
+        ),
+        BLANK,
+        Line(
+            Piece(f"suggested: optimizer.lr={seen.rates[step]:.2g}", "good"),
+            f", where the loss fell fastest; it was lowest at {seen.rates[lowest]:.2g}, and rates "
+            "in between are worth a run each",
+        ),
+    ]
+    for rate, members in itertools.groupby(groups, key=groups.__getitem__):
+        names = list(members)
+        head = names[0] + (f" ... {names[-1]}" if len(names) > 1 else "")
+        blocks.append(Entry(["  ", Piece(f"{head}:", "name"), " "], [f"{rate:.2g}"], len(head) + 4))
+    blocks += [
+        Line("  ", Piece(f"{'files':10}", "name"), f" {folder}"),
+        Line("  ", Piece(f"{'next':10}", "name"), f" {line}"),
+    ]
+    return Page(*blocks)

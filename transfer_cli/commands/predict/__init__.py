@@ -1,0 +1,1 @@
+"""`transfer predict`: read texts, answer them, write the answers."""

@@ -1,0 +1,114 @@
+"""`transfer predict`: label texts from a file or a pipe; a line for each, in input order."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.commands.predict import reading, writing
+from transfer_cli.commands.predict.ensemble import Ensemble, open_ensemble
+from transfer_cli.commands.predict.reading import Columns, Input, Row, Skipped
+from transfer_cli.commands.predict.writing import Answers
+from transfer_cli.data.readers import OnError
+from transfer_cli.data.tasks import Example
+from transfer_cli.engine import distributed
+from transfer_cli.engine.precision import device_and_precision
+from transfer_cli.errors import ConfigError, DataError, nearest
+from transfer_cli.training.workers import together
+
+CHOICES = {
+    "format": ("auto", "text", "jsonl", "csv", "tsv"),
+    "output_format": ("auto", *writing.FORMATS),
+    "errors": ("stop", "skip"),
+}
+
+WINDOW_BATCHES = 64
+"""Batches of a window, at most: among so many texts, those of like length are put together."""
+
+
+def predict(config: DictConfig) -> None:
+    """Write the label and the probabilities of every text."""
+    _check(config)
+    together(config, lambda: _predict(config))
+
+
+def _predict(config: DictConfig) -> None:
+    precision = device_and_precision(config.device, config.precision)
+    paths = _paths(config.run)
+    ensemble = open_ensemble(paths, precision, base=config.base, batch=config.batch)
+    if not distributed.is_main():
+        while texts := json.loads(distributed.from_main("")):
+            ensemble.together([Example(**text) for text in texts])
+        return
+    columns = Columns(config.text, config.pair, config.keep)
+    write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
+    with reading.opened(config.input) as given, writing.opened(config.output) as out:
+        answers = write(out, ensemble.labels, columns)
+        skipped = Skipped()
+        on_error = skipped if config.errors == "skip" else reading.stop
+        rows = _rows(config, given, answers, on_error)
+        most = config.batch * WINDOW_BATCHES * distributed.count()
+        num_texts = 0
+        for window in reading.windows(rows, most, given.is_there):
+            _label(ensemble, answers, window)
+            num_texts += len(window)
+        skipped.say(num_texts, given.name)
+        distributed.from_main("[]")
+    ensemble.say_cuts()
+
+
+def _label(ensemble: Ensemble, answers: Answers, window: Sequence[Row]) -> None:
+    examples = [row.example for row in window]
+    if distributed.count() > 1:
+        # The first process alone reads: there is one standard input.
+        distributed.from_main(json.dumps([{"text": e.text, "pair": e.pair} for e in examples]))
+    answers.write_window(window, ensemble.together(examples))
+
+
+def _rows(config: DictConfig, given: Input, answers: Answers, on_error: OnError) -> Iterator[Row]:
+    """Yield the rows that can be read, and written when they are labelled."""
+    table_format = reading.format_of(config.format, config.input)
+    columns = answers.columns
+    for row in reading.rows_of(given.stream, given.name, table_format, columns, on_error):
+        problem = answers.problem_of(row)
+        if problem is None:
+            yield row
+        else:
+            on_error(DataError(f"{given.name}, line {row.line}: {problem}"))
+
+
+def _check(config: DictConfig) -> None:
+    for key, choices in CHOICES.items():
+        if config[key] not in choices:
+            raise ConfigError(
+                f"{key}: {config[key]!r} is not one of {', '.join(choices)}."
+                f"{nearest(config[key], choices)}"
+            )
+    if config.pair is not None and reading.format_of(config.format, config.input) == "text":
+        raise ConfigError(
+            f"pair: plain text has no column {config.pair!r}; for a table say format=csv, tsv "
+            "or jsonl"
+        )
+    same = config.input != "-" and config.output != "-"
+    if (
+        same
+        and Path(config.input).expanduser().resolve() == Path(config.output).expanduser().resolve()
+    ):
+        raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")
+    writing.format_of(config.output_format, config.output)
+    if config.batch < 1:
+        raise ConfigError(f"batch: must be at least 1, got {config.batch}")
+    _paths(config.run)
+
+
+def _paths(run: Any) -> list[str]:
+    """Return the run directories that `run` names: one, or a list of them."""
+    named = list(run) if OmegaConf.is_list(run) else [run]
+    wrong = [each for each in named if isinstance(each, bool) or not isinstance(each, str | int)]
+    if wrong or not named:
+        raise ConfigError(
+            f"run: expected a run directory, or several as [RUN,RUN], got {(wrong or named)!r}"
+        )
+    return [str(each) for each in named]

@@ -1,0 +1,235 @@
+"""What `predict` writes: a line of JSON or a row of a table for each text."""
+
+import contextlib
+import csv
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from transfer_cli.commands.predict.reading import Columns, Row
+from transfer_cli.data import readers
+from transfer_cli.errors import ConfigError
+from transfer_cli.runs.directory import writing
+
+DECIMALS = 6
+"""Of a probability."""
+
+
+class Answers(ABC):
+    """Writes answers.
+
+    Args:
+        out: Where to.
+        labels: The labels, in the order of the probabilities.
+        columns: Those of the input.
+    """
+
+    def __init__(self, out: TextIO, labels: Sequence[str], columns: Columns) -> None:
+        self.out = out
+        self.labels = list(labels)
+        self.columns = columns
+
+    @abstractmethod
+    def problem_of(self, row: Row) -> str | None:
+        """Return why a row cannot be written, if so; asked before it is labelled.
+
+        Raises:
+            ConfigError: A column of the input has the name of one of ours.
+        """
+
+    @abstractmethod
+    def write(self, row: Row, label: str, probabilities: list[float]) -> None:
+        """Write one answer."""
+
+    def write_window(self, rows: Sequence[Row], shares_BC: npt.NDArray[np.float64]) -> None:
+        """Write the answers of a window, given the probability of each label."""
+        best = shares_BC.argmax(axis=1).tolist()
+        rounded = shares_BC.round(DECIMALS).tolist()
+        for row, number, shares in zip(rows, best, rounded, strict=True):
+            self.write(row, self.labels[number], shares)
+        self.out.flush()
+
+
+class JsonLines(Answers):
+    """`{"text": ..., "label": ..., "probabilities": {...}}`, the second text and what is kept."""
+
+    _OURS = frozenset({"text", "label", "probabilities", "pair"})
+
+    def __init__(self, out: TextIO, labels: Sequence[str], columns: Columns) -> None:
+        super().__init__(out, labels, columns)
+        self._encode = json.JSONEncoder(ensure_ascii=False).encode
+
+    def problem_of(self, row: Row) -> str | None:
+        """See `Answers`."""
+        _refuse_taken(row.kept, self._OURS)
+        return _unwritable(row.kept)
+
+    def write(self, row: Row, label: str, probabilities: list[float]) -> None:
+        """Write one answer."""
+        found: dict[str, object] = {
+            "text": row.example.text,
+            "label": label,
+            "probabilities": dict(zip(self.labels, probabilities, strict=True)),
+        }
+        if row.example.pair is not None:
+            found["pair"] = row.example.pair
+        found.update(row.kept)
+        self.out.write(self._encode(found) + "\n")
+
+
+class Csv(Answers):
+    """Columns `text`, perhaps `pair`, `label`, a `probability/LABEL` each, and what is kept.
+
+    The columns that are kept are those of the first row.
+    """
+
+    def __init__(self, out: TextIO, labels: Sequence[str], columns: Columns) -> None:
+        super().__init__(out, labels, columns)
+        texts = ["text"] if columns.pair is None else ["text", "pair"]
+        self._ours = [*texts, "label", *(f"probability/{label}" for label in labels)]
+        self._kept: list[str] | None = None
+        self._write_row = self._row_writer()
+        self._begun = False
+
+    def _row_writer(self) -> Callable[[Iterable[object]], object]:
+        # With this end of a row, values that hold either of its characters are put in quotes.
+        return csv.writer(_WithoutReturns(self.out), lineterminator="\r\n").writerow
+
+    def problem_of(self, row: Row) -> str | None:
+        """See `Answers`."""
+        if self._kept is None:
+            _refuse_taken(row.kept, self._ours)
+            self._kept = list(row.kept)
+        other = [column for column in row.kept if column not in self._kept]
+        if other:
+            return (
+                f"{other[0]!r} is not in the first row, and a table has the same columns in each; "
+                "for JSON lines say output_format=jsonl."
+            )
+        return _unwritable(row.kept)
+
+    def write(self, row: Row, label: str, probabilities: list[float]) -> None:
+        """Write one answer, and before the first one the names of the columns."""
+        kept = self._kept or []
+        if not self._begun:
+            self._write_row([*self._ours, *kept])
+            self._begun = True
+        example = row.example
+        texts = [example.text] if self.columns.pair is None else [example.text, example.pair]
+        values = [_cell(row.kept.get(column)) for column in kept]
+        self._write_row([*texts, label, *probabilities, *values])
+
+
+class Tsv(Csv):
+    """The same with tabs, and no quotes: a value can hold neither a tab nor the end of a line."""
+
+    def __init__(self, out: TextIO, labels: Sequence[str], columns: Columns) -> None:
+        super().__init__(out, labels, columns)
+        split = [label for label in labels if _splits(label)]
+        if split:
+            raise ConfigError(f"output_format: TSV cannot hold the label {split[0]!r}; take csv")
+
+    def _row_writer(self) -> Callable[[Iterable[object]], object]:
+        return csv.writer(
+            self.out, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None, lineterminator="\n"
+        ).writerow
+
+    def problem_of(self, row: Row) -> str | None:
+        """See `Answers`."""
+        problem = super().problem_of(row)
+        values = [row.example.text, row.example.pair or "", *row.kept]
+        values += map(_cell, row.kept.values())
+        if problem is None and any(map(_splits, values)):
+            return "a tab or the end of a line in a value, which TSV cannot hold; CSV can."
+        return problem
+
+
+FORMATS: Mapping[str, type[Answers]] = {"jsonl": JsonLines, "csv": Csv, "tsv": Tsv}
+
+
+class _WithoutReturns:
+    """Ends rows with a line feed alone."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def write(self, row: str) -> int:
+        return self._out.write(row[:-2] + "\n")
+
+
+def _refuse_taken(kept: Mapping[str, object], ours: Sequence[str] | frozenset[str]) -> None:
+    taken = [column for column in kept if column in ours]
+    if taken:
+        raise ConfigError(
+            f"keep: the input has a column {taken[0]!r}, and so has the output; rename it in the "
+            "input, or leave keep out"
+        )
+
+
+def _unwritable(kept: Mapping[str, object]) -> str | None:
+    if not kept:
+        return None
+    try:
+        json.dumps(dict(kept), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "a column holds half of a surrogate pair, which is no character."
+    except RecursionError:
+        return "a value is nested too deeply."
+    return None
+
+
+def _splits(value: str) -> bool:
+    """Return whether a value of a table without quotes would be taken for several."""
+    return any(mark in value for mark in "\t\n\r")
+
+
+def _cell(value: object) -> str:
+    """Return a value of JSON lines as a cell of a table."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def format_of(chosen: str, path: str) -> str:
+    """Return the format of an output: what was chosen, else what its name tells, else jsonl.
+
+    Raises:
+        ConfigError: The name says that it is packed.
+    """
+    if path != "-" and readers.is_packed(Path(path)):
+        raise ConfigError(f"output: {path} would not be packed; leave its last ending out")
+    if chosen != "auto":
+        return chosen
+    return (readers.format_of(Path(path)) if path != "-" else None) or "jsonl"
+
+
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[TextIO]:
+    """Open a file, or standard output for `-`; a file that is there stays until all is written.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    if name == "-":
+        yield sys.stdout
+        return
+    path = Path(name).expanduser()
+    if path.exists() and not path.is_file():
+        # A device or a pipe cannot be replaced by a file; a folder is refused by `open`.
+        with writing(path), path.open("w", encoding="utf-8") as out:
+            yield out
+        return
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with writing(path):
+            with temporary.open("w", encoding="utf-8", newline="") as out:
+                yield out
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,105 @@
+"""The `config.json` of a published model, asked key by key."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.errors import CheckpointError, nearest
+from transfer_cli.safe_files import read_json
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class PublishedConfig:
+    """What a config file says; every answer has been checked.
+
+    Args:
+        values: By key.
+        path: The file, for errors.
+    """
+
+    values: Mapping[str, Any]
+    path: Path
+
+    @classmethod
+    def read(cls, folder: Path) -> "PublishedConfig":
+        """Read the config of a model's folder.
+
+        Raises:
+            CheckpointError: It is missing or damaged.
+        """
+        path = folder / CONFIG
+        try:
+            return cls(read_json(path), path)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+    def number(self, key: str, otherwise: int | None = None) -> int:
+        """Return a whole number.
+
+        Raises:
+            CheckpointError: It is none, or missing where nothing stands in for it.
+        """
+        value = self._value(key, otherwise)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.wrong(key, "a whole number")
+        return value
+
+    def fraction(self, key: str, otherwise: float) -> float:
+        """Return a number.
+
+        Raises:
+            CheckpointError: It is none.
+        """
+        value = self._value(key, otherwise)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, "a number")
+        return float(value)
+
+    def truth(self, key: str, *, otherwise: bool) -> bool:
+        """Return true or false.
+
+        Raises:
+            CheckpointError: It is neither.
+        """
+        value = self._value(key, otherwise)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def one_of(self, key: str, known: Mapping[str, str], otherwise: str) -> str:
+        """Return what we call the value of a key.
+
+        Raises:
+            CheckpointError: We have no such thing.
+        """
+        value = self._value(key, otherwise)
+        if not isinstance(value, str) or value not in known:
+            close = nearest(value, known) if isinstance(value, str) else ""
+            raise self.wrong(key, f"one of {', '.join(known)}", close)
+        return known[value]
+
+    def only(self, key: str, value: Any) -> None:
+        """Refuse any other value: the model would be another one than ours.
+
+        Raises:
+            CheckpointError: It is another one.
+        """
+        if self._value(key, value) != value:
+            raise self.wrong(key, f"{value!r}, which is all that is built here")
+
+    def wrong(self, key: str, expected: str, hint: str = "") -> CheckpointError:
+        """Return the error of a key whose value cannot be used."""
+        return CheckpointError(
+            f"{self.path}: {key} is {self.values.get(key)!r}, expected {expected}.{hint}"
+        )
+
+    def _value(self, key: str, otherwise: Any) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            value = otherwise
+        if value is None:
+            raise CheckpointError(f"{self.path} has no {key}, which says how the model is built")
+        return value

@@ -1,0 +1,72 @@
+"""Looking inside: outputs of modules, and attention probabilities, without a second model.
+
+Legend: B batch, H heads, T queries, S keys.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transfer_cli.errors import nearest
+from transfer_cli.model.attention import SelfAttention
+
+
+@dataclass
+class Captured:
+    """What the latest pass has shown; with its graph, where gradients are computed.
+
+    Args:
+        hidden_states: The output of each chosen module, by its name.
+        attention: The probabilities of each attention module, `[B, H, T, S]`, by its name, as they
+            are before dropout.
+    """
+
+    hidden_states: dict[str, Any] = field(default_factory=dict)
+    attention: dict[str, Tensor] = field(default_factory=dict)
+
+
+@contextmanager
+def captures(
+    model: nn.Module, hidden_states: Sequence[str] = (), *, attention: bool = False
+) -> Iterator[Captured]:
+    """Record what passes through modules of a model as long as the context lasts.
+
+    Compiled passes run uncompiled meanwhile. With `attention` the probabilities are written out,
+    which the fused kernels never do: outputs agree to rounding, and memory grows with T x S.
+
+    Args:
+        model: Any module; nothing of it is changed.
+        hidden_states: Names of modules whose outputs are wanted, as `named_modules` has them.
+        attention: Whether attention probabilities are wanted.
+
+    Raises:
+        ValueError: The model has no module of that name.
+    """
+    modules = dict(model.named_modules())
+    for name in hidden_states:
+        if name not in modules:
+            raise ValueError(f"the model has no module {name!r}.{nearest(name, modules)}")
+    captured = Captured()
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # it takes a second; without it nothing is compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for name in hidden_states:
+            hook = partial(_keep_output, captured.hidden_states, name)
+            stack.enter_context(modules[name].register_forward_hook(hook))
+        for name, module in modules.items():
+            if attention and isinstance(module, SelfAttention):
+                stack.callback(setattr, module, "on_probabilities", module.on_probabilities)
+                module.on_probabilities = partial(captured.attention.__setitem__, name)
+        yield captured
+
+
+def _keep_output(
+    found: dict[str, Any], name: str, _module: nn.Module, _inputs: Any, output: Any
+) -> None:
+    found[name] = output

@@ -1,0 +1,152 @@
+"""The shape of a backbone: sizes, rates, and the kinds of part that it is made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Activation
+from transfer_cli.model.kinds import choose
+from transfer_cli.model.norms import NORMS
+from transfer_cli.model.patterns import PATTERNS
+from transfer_cli.model.positions import POSITIONS
+
+Direction = Literal["auto", "causal", "bidirectional"]
+Pooler = Literal["none", "tanh", "gelu", "relu"]
+
+MAX_SIZE = 2**24
+"""Of a width, an inner layer or a longest sequence: a hundred times what anybody has trained."""
+
+MAX_DEPTH = 10_000
+"""The deepest Transformers have 1000 blocks. Each is some dozen Python objects, even on paper."""
+
+
+_KINDS: dict[str, Mapping[str, object]] = {
+    "residual": RESIDUALS, "norm": NORMS, "feedforward_kind": FEED_FORWARDS,
+    "position_kind": POSITIONS, "attention_pattern": PATTERNS,
+}  # fmt: skip
+"""The fields that name a class, and the classes: to add one is to enter it there."""
+
+
+@dataclass(frozen=True)
+class BackboneShape:
+    """Everything about a backbone but its vocabulary.
+
+    Args:
+        width: D, the size of a hidden state.
+        heads: Attention heads; divide `width`.
+        depth: L, the number of blocks.
+        feedforward: Size of the inner layer of a block's feed-forward part.
+        positions: Longest sequence.
+        dropout: After the embeddings and on every sub-layer's output.
+        attention_dropout: On attention probabilities.
+        activation: relu, gelu (exact) or gelu_tanh.
+        residual: pre, post or tutorial (see `model.block`).
+        norm: layer (see `model.norms`).
+        feedforward_kind: mlp (see `model.block`).
+        position_kind: learned, or sinusoidal (see `model.positions`).
+        attention_pattern: full (see `model.patterns`).
+        direction: causal, bidirectional, or auto: as the objective needs.
+        embedding_norm: A norm on the embeddings; none: only with `post`.
+        output_bias: Whether language-model logits have a bias.
+        tie_output: Whether they use the token embedding as their matrix.
+        segments: Kinds of segment that have an embedding of their own (BERT has 2); 0 for none.
+        output_transform: Whether they see LN(gelu(W h + b)) instead of h (BERT).
+        embedding_width: Size of the embeddings, where it is not `width`: a linear layer then brings
+            them to it (ELECTRA, Clark et al. 2020).
+        epsilon: Added to the variance in every LayerNorm. BERT's 1e-12 is nothing in half
+            precision.
+        pooler: What models of this kind put between the state of the classification token and a
+            classifier: nothing, or a linear layer of `width` with this activation (BERT: tanh).
+    """
+
+    width: int
+    heads: int
+    depth: int
+    feedforward: int
+    positions: int
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    activation: Activation = "gelu"
+    residual: str = "pre"
+    position_kind: str = "learned"
+    direction: Direction = "auto"
+    embedding_norm: bool | None = None
+    output_bias: bool = True
+    tie_output: bool = True
+    output_transform: bool = False
+    segments: int = 0
+    embedding_width: int | None = None
+    epsilon: float = 1e-5
+    pooler: Pooler = "none"
+    norm: str = "layer"
+    feedforward_kind: str = "mlp"
+    attention_pattern: str = "full"
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a value cannot work."""
+        for name in ("width", "heads", "depth", "feedforward", "positions"):
+            most = MAX_DEPTH if name == "depth" else MAX_SIZE
+            _check_size(name, getattr(self, name), 1, most)
+        if self.width % self.heads:
+            raise ValueError(
+                f"heads ({self.heads}) must divide width ({self.width}); "
+                f"the nearest that does is {_nearest_divisor(self.width, self.heads)}"
+            )
+        _check_size("segments", self.segments, 0, MAX_SIZE)
+        _check_size("embedding_width", self.embedding_size, 1, MAX_SIZE)
+        if self.embedding_size != self.width and self.tie_output and not self.output_transform:
+            raise ValueError(
+                f"embedding_width ({self.embedding_size}) is not width ({self.width}), so tied "
+                "logits need output_transform, which brings states to it"
+            )
+        if not 0 < self.epsilon < 1:
+            raise ValueError(f"epsilon must be in (0, 1), got {self.epsilon}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        for name, kind in (
+            ("activation", Activation),
+            ("direction", Direction),
+            ("pooler", Pooler),
+        ):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(kind))}; "
+                    f"got {getattr(self, name)!r}"
+                )
+        for name, kinds in _KINDS.items():
+            choose(kinds, getattr(self, name), name)
+
+    def least_bytes(self, vocabulary: int) -> int:
+        """Return how much memory the largest matrices take in float32."""
+        embeddings = self.embedding_size * (vocabulary + self.positions)
+        blocks = self.depth * self.width * (4 * self.width + 2 * self.feedforward)
+        return 4 * (embeddings + blocks)
+
+    @property
+    def embedding_size(self) -> int:
+        """The size of an embedding."""
+        return self.width if self.embedding_width is None else self.embedding_width
+
+    @property
+    def has_embedding_norm(self) -> bool:
+        """Whether the embeddings are normalised before their dropout."""
+        default = RESIDUALS[self.residual].embedding_norm
+        return default if self.embedding_norm is None else self.embedding_norm
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm follows the last block."""
+        return RESIDUALS[self.residual].final_norm
+
+
+def _check_size(name: str, value: int, least: int, most: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most:,}, got {value}")
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = (n for n in range(1, number + 1) if number % n == 0)
+    return min(divisors, key=lambda n: abs(n - wanted))

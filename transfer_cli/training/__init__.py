@@ -1,0 +1,1 @@
+"""A run at work: what is trained, kept, written and taken up again."""

@@ -1,0 +1,163 @@
+"""What a run keeps of its model: checkpoints, the best weights, and the finished model."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.engine import distributed
+from transfer_cli.engine.parallel import whole
+from transfer_cli.model.added import edits_in, merge, unmergeable_edits
+from transfer_cli.model.weights import (
+    DESCRIPTION,
+    WEIGHTS,
+    load_strictly,
+    read_description,
+    read_weights,
+    save_tensors,
+    write_description,
+)
+from transfer_cli.runs import checkpoint
+from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_file_in
+
+log = logging.getLogger(__name__)
+
+
+class Keeping:
+    """Writes and reads the weights of a run, and the state of its training.
+
+    The main process writes; of a sharded model every process has a part, and all of them call each
+    method together.
+
+    Args:
+        parts: What the run consists of.
+        run: Where it is written.
+        keep: How many checkpoints stay; 0 for all.
+    """
+
+    def __init__(self, parts: TrainingRun, run: RunDirectory, keep: int) -> None:
+        self._parts = parts
+        self._run = run
+        self._keep = keep
+
+    @property
+    def _takes_part(self) -> bool:
+        return distributed.is_main() or self._parts.blueprint.sharded
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the weights to be stored, each of them whole, on the CPU."""
+        own = self._parts.model.state_dict()
+        return {n: whole(own[n]).cpu() for n in own if n not in self._parts.leave_out}
+
+    def save_best(self, step: int) -> None:
+        """Keep the weights as they are after a step, in place of the best so far."""
+        if not self._takes_part:
+            return
+        tensors = self.tensors()
+        if distributed.is_main():
+            checkpoint.keep_best(self._run.best, step, partial(save_tensors, tensors))
+
+    def take_best(self) -> None:
+        """Fill the model with the best weights.
+
+        Raises:
+            CheckpointError: They are damaged.
+        """
+        checkpoint.verify(self._run.best)
+        self._read_weights(self._run.best)
+
+    def save(self, step: int, state: Mapping[str, Any], *, with_best: bool) -> None:
+        """Write a checkpoint, and remove old ones.
+
+        Args:
+            step: Steps taken.
+            state: All that a resume needs beyond the weights.
+            with_best: Whether there are best weights to take along.
+        """
+        if not self._takes_part:
+            return
+        folder = self._run.checkpoints / checkpoint.name(step)
+        best = self._run.best if with_best else None
+        if self._parts.blueprint.sharded:
+            self._save_parts(folder, step, state, best)
+        else:
+            checkpoint.write(folder, step, partial(save_tensors, self.tensors()), state, best)
+        if distributed.is_main():
+            checkpoint.prune(self._run.checkpoints, self._keep, step)
+
+    def _save_parts(
+        self, folder: Path, step: int, state: Mapping[str, Any], best: Path | None
+    ) -> None:
+        """Write a checkpoint of which every process writes its own part, into the same folder."""
+        from transfer_cli.engine import sharded
+
+        model = self._parts.model
+        if not distributed.is_main():
+            sharded.save(Path(distributed.from_main("")), model, state)
+            return
+        plain: dict[str, Any] = {}
+
+        def write(temporary: Path) -> None:
+            distributed.from_main(str(temporary))
+            plain.update(sharded.save(temporary, model, state))
+
+        checkpoint.write(folder, step, write, plain, best)
+
+    def newest(self) -> checkpoint.Checkpoint | None:
+        """Return the newest checkpoint that is whole, as the main process has found it."""
+        folder = self._run.checkpoints
+        found = checkpoint.newest_good(folder) if distributed.is_main() else None
+        step = distributed.from_main(str(found.step) if found is not None else "")
+        return checkpoint.at(folder, int(step)) if step else None
+
+    def fill(self, found: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
+        """Fill model, optimizer and stages, whether they were written whole or in parts."""
+        step, in_parts = self._parts.step, checkpoint.is_in_parts(found)
+        if in_parts or self._parts.blueprint.sharded:
+            from transfer_cli.engine import sharded
+
+            if in_parts:
+                state = sharded.load(found.path, self._parts.model, state)
+            else:
+                state = {**state, "step": sharded.spread(state["step"], step)}
+        step.load_state_dict(state["step"])
+        if not in_parts:
+            self._read_weights(found.path)
+
+    def write_model(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write `model/`, with every edit merged that can be, where that was asked for.
+
+        Args:
+            tensors: What `tensors` has returned.
+        """
+        parts, folder, checkpoints = self._parts, self._run.model, self._run.checkpoints
+        if parts.blueprint.adaptation.store == "merged":
+            replaced = merge(parts.model).values()
+            merged = set().union(*(edits_in(layer) for layer in replaced))
+            stay = unmergeable_edits(parts.model).values()
+            if stay:
+                log.info("adaptation.store: not merged, and stored beside: %s", ", ".join(stay))
+            tensors = self.tensors()
+            # The checkpoints still hold the edits by themselves. A run that is finished for the
+            # second time has told them so already.
+            told = (checkpoints / DESCRIPTION).exists()
+            description = read_description(checkpoints if told else folder)
+            parts.tokenizer.save(checkpoints / TOKENIZER)
+            write_description(description, checkpoints)
+            kept = {n: e for n, e in description.edits.items() if n not in merged}
+            write_description(dataclasses.replace(description, edits=kept), folder)
+        write_file_in(folder, WEIGHTS, partial(save_tensors, tensors))
+
+    def _read_weights(self, folder: Path) -> None:
+        parts, tensors = self._parts, read_weights(folder)
+        if parts.blueprint.sharded:
+            from transfer_cli.engine.sharded import as_part
+
+            own = parts.model.state_dict()
+            tensors = {n: as_part(t, own[n]) if n in own else t for n, t in tensors.items()}
+        load_strictly(parts.model, tensors, folder, parts.leave_out)

@@ -1,0 +1,206 @@
+"""One command on several processes: start them here, or be one of those that torchrun started."""
+
+import hashlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+import transfer_cli
+from transfer_cli.config.stored import as_yaml
+from transfer_cli.engine import distributed
+from transfer_cli.engine.precision import device_and_precision
+from transfer_cli.errors import (
+    EXIT_DIVERGED,
+    EXIT_INTERRUPTED,
+    EXIT_PRUNED,
+    EXIT_STOPPED,
+    EXIT_USER,
+    ConfigError,
+    PeerError,
+    RunError,
+    TransferError,
+    WorkerError,
+    nearest,
+)
+
+log = logging.getLogger(__name__)
+
+PARALLEL = ("ddp", "fsdp")
+
+_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+_FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
+"""Exit codes of a process after which another start would end in the same way."""
+_OWN = ("data_dir", "device")
+"""What may differ between the processes of a run: machines are not all alike."""
+
+
+def together(config: DictConfig, work: Callable[[], None]) -> None:
+    """Do the work of a command in this process, as one of several where torchrun has started it.
+
+    Raises:
+        PeerError: Another process failed.
+        RunError: A process cannot join the others, is lost, or was given another config.
+    """
+    if not distributed.started_by_torchrun():
+        work()
+        return
+    try:
+        device = device_and_precision(config.device, config.precision).device
+    except TransferError as error:
+        if distributed.local_rank() == 0:
+            raise
+        # All processes of the machine find the same; one of them says it.
+        raise PeerError(str(error), error.exit_code) from error
+    with distributed.joined(device, config.timeout_minutes):
+        _check_alike(config)
+        work()
+
+
+def _check_alike(config: DictConfig) -> None:
+    plain = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _OWN])
+    digest = hashlib.blake2b(as_yaml(plain).encode(), digest_size=8).hexdigest()
+    found = distributed.texts(f"{transfer_cli.__version__} {digest}")
+    other = [number for number, each in enumerate(found) if each != found[0]]
+    if other:
+        raise RunError(
+            f"process {other[0]} of {len(found)} has another config or version than process 0; "
+            "give all of them the same command line, config folders and package"
+        )
+
+
+def start(command: str, flags: Sequence[str], config: DictConfig, typed: Sequence[str]) -> None:
+    """Run a command on `config.devices` processes of this machine, and wait for them.
+
+    The launcher is torch's own (that of torchrun). A process that dies takes the others with it.
+
+    Args:
+        command: Its name.
+        flags: What was typed beside the overrides.
+        config: The composed config.
+        typed: The overrides that were typed.
+
+    Raises:
+        PeerError: A process failed and has said why.
+        WorkerError: A process was killed, or the processes were told to stop.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    words = [command, *flags, *_overrides(config, typed)]
+    _prepare_environment(config.devices)
+    _silence_launcher()
+    for attempt in range(1 + config.get("restarts", 0)):
+        launch = elastic_launch(
+            LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=config.devices,
+                run_id=distributed.new_run_id(),
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                local_addr="127.0.0.1",
+                max_restarts=0,
+                signals_to_handle=_SIGNALS,
+            ),
+            sys.executable,
+        )
+        try:
+            launch("-P", "-m", "transfer_cli", *words)
+        except ChildFailedError as error:
+            _, failure = error.get_first_failure()
+            left = config.get("restarts", 0) - attempt
+            if failure.exitcode in _FINAL or left == 0:
+                raise _ending(failure.exitcode, failure.local_rank) from error
+            log.warning(
+                "process %d ended with %s; starting all %d again, %d time(s) left",
+                failure.local_rank, _named(failure.exitcode), config.devices, left - 1,
+            )  # fmt: skip
+        except SignalException as stop:
+            code = EXIT_INTERRUPTED if stop.sigval == signal.SIGINT else EXIT_STOPPED
+            raise PeerError("told to stop, and the processes have said where", code) from stop
+        else:
+            return
+
+
+def check(config: DictConfig) -> None:
+    """Refuse numbers of processes that cannot be.
+
+    Raises:
+        ConfigError: `devices`, `parallel`, `restarts` or `timeout_minutes` makes no sense here.
+    """
+    if config.devices < 1:
+        raise ConfigError(f"devices: must be at least 1, got {config.devices}")
+    if not config.timeout_minutes > 0:
+        raise ConfigError(f"timeout_minutes: must be above 0, got {config.timeout_minutes}")
+    parallel = config.get("parallel", PARALLEL[0])
+    if parallel not in PARALLEL:
+        raise ConfigError(
+            f"parallel: {parallel!r} is not one of {', '.join(PARALLEL)}."
+            f"{nearest(str(parallel), PARALLEL)}"
+        )
+    if config.get("restarts", 0) < 0:
+        raise ConfigError(f"restarts: must be 0 or more, got {config.restarts}")
+    if config.get("restarts", 0) and config.resume != "auto":
+        raise ConfigError(
+            "restarts: a run that starts again has to go on where it was; give resume=auto and "
+            "run.dir=..., or leave restarts out"
+        )
+    if config.devices > 1 and distributed.started_by_torchrun():
+        world = int(os.environ["WORLD_SIZE"])
+        if config.devices != world:
+            raise ConfigError(
+                f"devices: {config.devices} asked for, but torchrun has started {world}; "
+                "leave devices out"
+            )
+
+
+def wanted(config: DictConfig) -> bool:
+    """Return whether this process is to start others instead of working itself."""
+    return bool(config.devices > 1) and not distributed.started_by_torchrun()
+
+
+def _silence_launcher() -> None:
+    """Keep torch's launcher from telling in a dozen lines what a process has told in one."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _overrides(config: DictConfig, typed: Sequence[str]) -> list[str]:
+    """Return what was typed; of a job of a sweep, what is its own, and where it goes."""
+    # Of `predict`, `run` is no group of keys.
+    folder = config.run.get("dir") if OmegaConf.is_dict(config.get("run")) else None
+    if folder is None:
+        return list(typed)
+    return [*(word for word in typed if not word.startswith("run.dir=")), f"run.dir='{folder}'"]
+
+
+def _prepare_environment(processes: int) -> None:
+    """Set what the processes inherit: their share of the cores, and where this package lies."""
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    # After a signal, torch kills who has not ended in 30 seconds; a large model saves for longer.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
+    # Not the working folder, whose files could hide modules.
+    lies = str(Path(transfer_cli.__file__).parents[1])
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([lies, *(p for p in known if p and p != lies)])
+
+
+def _ending(code: int, number: int) -> Exception:
+    if code > 0:
+        return PeerError(f"process {number} failed", code)
+    return WorkerError(
+        f"process {number} was killed by {_named(code)}, and the others were ended; if it took too "
+        "much memory lower loop.micro_batch; the last checkpoint is whole: go on with resume=auto",
+        128 - code,
+    )
+
+
+def _named(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
