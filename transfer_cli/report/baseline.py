@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.report.comparisons import compare
+from transfer_cli.report.contents import FINISHED, Comparison, Group
 from transfer_cli.report.differing_settings import canonical, is_setting, plain
-from transfer_cli.report.model import FINISHED, Comparison, Group
 from transfer_cli.report.outcomes import OutcomeReader
+from transfer_cli.report.significance import compare
 from transfer_cli.report.statistics import holm
 
 Words = Mapping[str, str]

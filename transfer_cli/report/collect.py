@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from transfer_cli.config.plain_yaml import read_settings, scalar
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.report.model import (
+from transfer_cli.report.contents import (
     FAILED,
     FINISHED,
     LEFT,
@@ -21,9 +21,9 @@ from transfer_cli.report.model import (
     RUNNING,
     STOPPED,
     Run,
-    Standing,
+    SweepProgress,
 )
-from transfer_cli.report.sweep_progress import standing
+from transfer_cli.report.sweep_progress import sweep_progress
 from transfer_cli.runs import sweep as sweeps
 from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory
@@ -57,7 +57,7 @@ class Found:
     """
 
     runs: list[Run] = field(default_factory=list)
-    standings: list[Standing] = field(default_factory=list)
+    standings: list[SweepProgress] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     jobs: dict[Path, dict[int, JobWord]] = field(default_factory=dict)
 
@@ -167,7 +167,7 @@ def _take(place: Path, found: Found) -> None:
         reason = printable(str(error))
         found.problems.append(f"{place} cannot be read: {sweeps.SWEEP}: {reason}")
         return
-    found.standings.append(standing(sweep, request, jobs))
+    found.standings.append(sweep_progress(sweep, request, jobs))
     for job in jobs:
         if RunDirectory.holds_run(sweep.run(job.number)):
             continue

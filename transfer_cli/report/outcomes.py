@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.report.model import Run, SharedError
+from transfer_cli.report.contents import Run, SharedError
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, read_items
 from transfer_cli.safe_files import UnreadableError
@@ -40,7 +40,7 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class RunOutcomes:
     """What a run made of the items.
 
     Args:
@@ -62,17 +62,17 @@ class OutcomeReader:
     """Reads each run's items once, and keeps items that runs share once."""
 
     def __init__(self) -> None:
-        self._read: dict[tuple[Path, str], Outcomes | str] = {}
+        self._read: dict[tuple[Path, str], RunOutcomes | str] = {}
         self._sheets: dict[str, Sheet] = {}
 
-    def read(self, run: Run, split: str) -> Outcomes | str:
+    def read(self, run: Run, split: str) -> RunOutcomes | str:
         """Return the outcomes of a run on a split, or why there are none, in a few words."""
         key = (run.path, split)
         if key not in self._read:
             self._read[key] = self._outcomes(run.path, split)
         return self._read[key]
 
-    def _outcomes(self, path: Path, split: str) -> Outcomes | str:
+    def _outcomes(self, path: Path, split: str) -> RunOutcomes | str:
         try:
             items = list(read_items(RunDirectory(path).items, split))
         except FileNotFoundError:
@@ -81,7 +81,7 @@ class OutcomeReader:
             return f"items.jsonl: {getattr(error, 'strerror', None) or error}"
         if not items:
             return f"items.jsonl holds nothing of {split}"
-        return Outcomes(
+        return RunOutcomes(
             self._sheet(items),
             tuple(item.predicted for item in items),
             np.array([item.label != item.predicted for item in items], float),
@@ -98,7 +98,7 @@ class OutcomeReader:
         return self._sheets[fingerprint]
 
 
-def shared_errors(outcomes: Sequence[Outcomes]) -> tuple[SharedError, ...]:
+def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
     """Return the items that most of some runs get wrong, those that most get wrong first.
 
     Only runs that were judged on the same items count: those of the most frequent kind.

@@ -17,15 +17,15 @@ from importlib import resources
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.report import formats
-from transfer_cli.report.html import conditions, mistakes, overview, results
-from transfer_cli.report.html.analyses import Pictures, analysis_sections
+from transfer_cli.report.contents import Report, TaskRuns
+from transfer_cli.report.html import conditions, mistakes, overview, results_section
+from transfer_cli.report.html.analysis_sections import Pictures, analysis_sections
 from transfer_cli.report.html.charts import Chart
 from transfer_cli.report.html.cost_charts import label_chart, size_chart
-from transfer_cli.report.html.curves import read_curves
 from transfer_cli.report.html.learning_charts import training_chart, validation_chart
+from transfer_cli.report.html.learning_curves import read_curves
 from transfer_cli.report.html.markup import Html, render, shown
 from transfer_cli.report.html.search_chart import search_chart
-from transfer_cli.report.model import Report, Task
 
 MOST_POINTS = 400
 FEWEST_POINTS = 40
@@ -144,12 +144,12 @@ def _hash(script: str) -> str:
 # --- one task ---------------------------------------------------------------------------------
 
 
-def _task(address: str, task: Task, pictures: Pictures) -> TaskPart:
+def _task(address: str, task: TaskRuns, pictures: Pictures) -> TaskPart:
     names = formats.group_names(task)
     size, labels = size_chart(task, names), label_chart(task)
     cost = "Size and labels" if size and labels else "Size" if size else "Few labels"
     parts = [
-        ("results", "Results", results.results(task, names)),
+        ("results", "Results", results_section.results(task, names)),
         ("curves", "Learning curves", _curves(address, task, names)),
         ("cost", cost, _charts(address, [size, labels])),
         ("parallel", "Parallel coordinates", _charts(address, [search_chart(task, names)])),
@@ -162,10 +162,10 @@ def _task(address: str, task: Task, pictures: Pictures) -> TaskPart:
     sections = [
         Section(f"{address}-at-{name}", title, found) for name, title, found in parts if found
     ]
-    return TaskPart(address, task.name, results.best_sentence(task, names), sections)
+    return TaskPart(address, task.name, results_section.best_sentence(task, names), sections)
 
 
-def _curves(task_id: str, task: Task, names: Sequence[str]) -> Html | None:
+def _curves(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:
     most = max(FEWEST_POINTS, min(MOST_POINTS, POINTS_IN_ALL // max(1, len(task.runs))))
     curves = {run.name: read_curves(run.path / "metrics.jsonl", most) for run in task.runs}
     charts = [validation_chart(task, names, curves), training_chart(task, names, curves)]

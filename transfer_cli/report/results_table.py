@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from transfer_cli.report import formats
-from transfer_cli.report.comparisons import MCNEMAR
-from transfer_cli.report.model import (
+from transfer_cli.report.contents import (
     FAILED,
     FINISHED,
     PRUNED,
@@ -16,8 +15,9 @@ from transfer_cli.report.model import (
     Report,
     Run,
     Spread,
-    Task,
+    TaskRuns,
 )  # fmt: skip
+from transfer_cli.report.significance import MCNEMAR
 from transfer_cli.report.statistics import CONFIDENCE
 
 BEST, LEARNT_NOTHING = "*", "†"
@@ -33,7 +33,7 @@ _MOST_BESIDE = 1
 
 
 @dataclass(frozen=True)
-class Cell:
+class ResultCell:
     """A cell.
 
     Args:
@@ -48,7 +48,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class ResultColumn:
     """A column.
 
     Args:
@@ -58,21 +58,21 @@ class Column:
     """
 
     title: str
-    cells: tuple[Cell, ...]
+    cells: tuple[ResultCell, ...]
     is_measure: bool = False
 
 
-def results_table(task: Task, measures: Iterable[str] | None = None) -> list[Column]:
+def results_table(task: TaskRuns, measures: Iterable[str] | None = None) -> list[ResultColumn]:
     """Return the columns of a task's table, but for those in which nothing stands.
 
     Args:
         task: The task.
         measures: Those that are shown; none: that of the task, and the same of the other split.
     """
-    columns = [_column(GROUP, task, lambda group: Cell(group.label))]
+    columns = [_column(GROUP, task, lambda group: ResultCell(group.label))]
     for measure in _measures(task) if measures is None else measures:
         cells = tuple(_measured(group, measure) for group in task.groups)
-        columns.append(Column(measure, cells, is_measure=True))
+        columns.append(ResultColumn(measure, cells, is_measure=True))
     if task.baseline is not None:
         columns += [_column(DIFFERENCE, task, lambda group: _difference(group, task)),
                     _column(P, task, _probability)]  # fmt: skip
@@ -85,7 +85,7 @@ def results_table(task: Task, measures: Iterable[str] | None = None) -> list[Col
     return [column for column in columns if any(cell.text for cell in column.cells)]
 
 
-def measures_beside(task: Task) -> list[str]:
+def measures_beside(task: TaskRuns) -> list[str]:
     """Return the task's measure, the same of validation, and a few others: for a wide table."""
     split, _, name = task.measure.rpartition("/")
     # Not the loss: what else is declared says the same in better words.
@@ -95,7 +95,7 @@ def measures_beside(task: Task) -> list[str]:
     return [task.measure, *(each for each in _known(task, wanted) if each != task.measure)]
 
 
-def compared(task: Task, group: Group) -> tuple[str, str, str]:
+def compared(task: TaskRuns, group: Group) -> tuple[str, str, str]:
     """Return the size of a group's tested difference, its interval, and its p, as written.
 
     Raises:
@@ -115,13 +115,13 @@ def learnt_nothing(group: Group) -> int:
     return sum(run.status == FINISHED and run.reason is not None for run in group.runs)
 
 
-def is_baseline(group: Group, task: Task) -> bool:
+def is_baseline(group: Group, task: TaskRuns) -> bool:
     """Return whether others are compared with a group."""
     others = {each.against.baseline for each in task.groups if each.against is not None}
     return group.label == task.baseline or group.label in others
 
 
-def unfinished(task: Task) -> list[Run]:
+def unfinished(task: TaskRuns) -> list[Run]:
     """Return the runs that are not finished, or learnt next to nothing."""
     return [run for run in task.runs if run.status != FINISHED or run.reason is not None]
 
@@ -133,7 +133,7 @@ def came_to(run: Run) -> str | None:
     return None if run.reason is None else f"{LEARNT_NOTHING} {run.reason}"
 
 
-def explanations(task: Task, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
+def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
     """Yield what a reader of the table must know, a line each.
 
     Args:
@@ -153,7 +153,7 @@ def explanations(task: Task, *, best: str = BEST, baseline: str | None = None) -
     yield from task.notes
 
 
-def of_analyses(task: Task) -> Iterator[str]:
+def of_analyses(task: TaskRuns) -> Iterator[str]:
     """Yield which analyses there are beside the table."""
     found = Counter(each.name for run in task.runs for each in run.analyses)
     if found:
@@ -174,55 +174,57 @@ def apart(report: Report) -> str | None:
 # --- cells -------------------------------------------------------------------------------------
 
 
-def _column(title: str, task: Task, cell: Callable[[Group], Cell]) -> Column:
-    return Column(title, tuple(map(cell, task.groups)))
+def _column(title: str, task: TaskRuns, cell: Callable[[Group], ResultCell]) -> ResultColumn:
+    return ResultColumn(title, tuple(map(cell, task.groups)))
 
 
-def _measures(task: Task) -> list[str]:
+def _measures(task: TaskRuns) -> list[str]:
     split, _, name = task.measure.partition("/")
     return _known(task, (task.measure, f"{_OTHER.get(split, '')}/{name}"))
 
 
-def _known(task: Task, measures: Iterable[str]) -> list[str]:
+def _known(task: TaskRuns, measures: Iterable[str]) -> list[str]:
     known = {each for group in task.groups for each in group.measures}
     return [each for each in measures if each in known]
 
 
-def _measured(group: Group, measure: str) -> Cell:
+def _measured(group: Group, measure: str) -> ResultCell:
     cell = _spread(group.measures.get(measure), formats.spread)
     weak = cell.text and learnt_nothing(group)
-    return Cell(f"{cell.text} {LEARNT_NOTHING}", cell.value) if weak else cell
+    return ResultCell(f"{cell.text} {LEARNT_NOTHING}", cell.value) if weak else cell
 
 
-def _spread(found: Spread | None, written: Callable[[Spread], str]) -> Cell:
+def _spread(found: Spread | None, written: Callable[[Spread], str]) -> ResultCell:
     if found is None:
-        return Cell()
-    return Cell(written(found), found.mean if math.isfinite(found.mean) else None)
+        return ResultCell()
+    return ResultCell(written(found), found.mean if math.isfinite(found.mean) else None)
 
 
 def _mean_size(found: Spread) -> str:
     return formats.size(found.mean)
 
 
-def _trained(group: Group) -> Cell:
-    return Cell() if group.trained is None else Cell(f"{group.trained:,}", group.trained)
+def _trained(group: Group) -> ResultCell:
+    return (
+        ResultCell() if group.trained is None else ResultCell(f"{group.trained:,}", group.trained)
+    )
 
 
-def _difference(group: Group, task: Task) -> Cell:
+def _difference(group: Group, task: TaskRuns) -> ResultCell:
     """Return the difference that was tested, else that of the means."""
     found = group.against
     if found is not None:
         text = f"{formats.signed(found.difference, _like(group))} {_interval(group)}"
-        return Cell(text, found.difference)
+        return ResultCell(text, found.difference)
     if is_baseline(group, task):
-        return Cell("baseline", 0)
+        return ResultCell("baseline", 0)
     base = next((each for each in task.groups if each.label == task.baseline), None)
     if base is None or task.measure not in base.measures or task.measure not in group.measures:
-        return Cell()
+        return ResultCell()
     mean = group.measures[task.measure].mean
     difference = mean - base.measures[task.measure].mean
     text = formats.signed(difference, mean)
-    return Cell(text, difference, "Of the means: not compared by item")
+    return ResultCell(text, difference, "Of the means: not compared by item")
 
 
 def _like(group: Group) -> float:
@@ -239,24 +241,24 @@ def _interval(group: Group) -> str:
     return f"[{', '.join('' if end is None else formats.signed(end, like) for end in ends)}]"
 
 
-def _probability(group: Group) -> Cell:
+def _probability(group: Group) -> ResultCell:
     found = group.against
     if found is None:
-        return Cell()
+        return ResultCell()
     if found.corrected is None:
-        return Cell(formats.probability(found.p), found.p)
+        return ResultCell(formats.probability(found.p), found.p)
     note = f"p {formats.probability(found.p)} before the correction"
-    return Cell(formats.probability(found.corrected), found.corrected, note)
+    return ResultCell(formats.probability(found.corrected), found.corrected, note)
 
 
-def _runs(group: Group) -> Cell:
+def _runs(group: Group) -> ResultCell:
     counts = Counter(run.status for run in group.runs)
     done, total = counts.pop(FINISHED, 0), len(group.runs)
     others = ", ".join(f"{n} {status}" for status, n in counts.items())
-    return Cell(f"{done} of {total} ({others})" if others else str(total), done)
+    return ResultCell(f"{done} of {total} ({others})" if others else str(total), done)
 
 
-def _of_tests(task: Task, baseline: str | None) -> Iterator[str]:
+def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
     found = [group.against for group in task.groups if group.against is not None]
     if not found:
         return

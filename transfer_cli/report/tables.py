@@ -4,14 +4,14 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 
 from transfer_cli.report import formats
-from transfer_cli.report import results_table as results
-from transfer_cli.report.model import Report, Standing, Task
+from transfer_cli.report.contents import Report, SweepProgress, TaskRuns
 from transfer_cli.report.results_table import (
     BEST,
     GROUP,
     MEMORY,
     SECONDS,
     TRAINED,
+    ResultColumn,
     apart,
     came_to,
     explanations,
@@ -51,7 +51,9 @@ def as_page(report: Report, width: int | None) -> Page:
     return Page(*blocks)
 
 
-def _standing(found: Standing, in_tables: Set[tuple[Path | None, int | None]]) -> Iterator[Block]:
+def _standing(
+    found: SweepProgress, in_tables: Set[tuple[Path | None, int | None]]
+) -> Iterator[Block]:
     """Yield where a sweep stands, and what failed without a place in a table."""
     counts = [
         Piece(f"{found.done} done", "good"),
@@ -71,7 +73,7 @@ def _standing(found: Standing, in_tables: Set[tuple[Path | None, int | None]]) -
         yield Entry([f"  job {number}  "], [Piece(f"{overrides}  failed: {reason}", "bad")], 10)
 
 
-def _to_go(found: Standing) -> str:
+def _to_go(found: SweepProgress) -> str:
     if not found.running and not found.left:
         return ""
     if found.seconds_left is None:
@@ -82,7 +84,7 @@ def _to_go(found: Standing) -> str:
     return time if found.running else f", and nobody is at work on it{time}"
 
 
-def _task(task: Task, width: int | None) -> Iterator[Block]:
+def _task(task: TaskRuns, width: int | None) -> Iterator[Block]:
     yield Line(Piece(task.name, "heading"), f": {_size(task)}")
     columns, left_out = _fitting(results_table(task), width)
     table: list[list[Piece | str]] = []
@@ -105,8 +107,8 @@ def _task(task: Task, width: int | None) -> Iterator[Block]:
 
 
 def _fitting(
-    columns: list[results.Column], width: int | None
-) -> tuple[list[results.Column], list[str]]:
+    columns: list[ResultColumn], width: int | None
+) -> tuple[list[ResultColumn], list[str]]:
     """Return the columns for which there is room, and the titles of the others."""
     needed = {
         each.title: max(len(printable(each.title)), *(len(cell.text) for cell in each.cells))
@@ -123,13 +125,13 @@ def _fitting(
     return [each for each in columns if each.title not in left_out], left_out
 
 
-def _size(task: Task) -> str:
+def _size(task: TaskRuns) -> str:
     runs, groups = len(task.runs), len(task.groups)
     by = f", sorted by {task.sort}" if groups > 1 and task.sort else ""
     return f"{formats.several(runs, 'run')} in {formats.several(groups, 'group')}{by}"
 
 
-def _unfinished(task: Task) -> Iterator[Block]:
+def _unfinished(task: TaskRuns) -> Iterator[Block]:
     found = [(run, what) for run in unfinished(task) if (what := came_to(run)) is not None]
     if found:
         yield Line("  came to nothing, or not to an end:")
@@ -138,7 +140,7 @@ def _unfinished(task: Task) -> Iterator[Block]:
         yield Entry([f"    {run.name}  "], [own, Piece(what, "bad")], 24)
 
 
-def _errors(task: Task) -> Iterator[Block]:
+def _errors(task: TaskRuns) -> Iterator[Block]:
     if task.errors:
         most = f", the first {MOST_ERRORS}" if len(task.errors) > MOST_ERRORS else ""
         yield Line(f"  wrong in most runs ({task.measure.partition('/')[0]}{most}):")

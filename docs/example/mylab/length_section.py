@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from transfer_cli.report.html.markup import Column, joined, table
+from transfer_cli.report.html.markup import PageColumn, joined, table
 from transfer_cli.report.sections import RunAnalysis, register_section
 
 NAME = "token_lengths"
@@ -12,8 +12,8 @@ def lengths_of_all(found: Sequence[RunAnalysis]) -> object:
     """Return error by length, a row for each run, and the pictures below it."""
     bins = {row[0]: None for each in found for row in each.content["table"]["rows"]}
     columns = [
-        Column("run"),
-        *(Column(f"{name} tokens, error (%)", is_number=True) for name in bins),
+        PageColumn("run"),
+        *(PageColumn(f"{name} tokens, error (%)", is_number=True) for name in bins),
     ]
     rows = []
     for each in found:

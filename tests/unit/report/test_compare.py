@@ -10,7 +10,7 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric
 from transfer_cli.report import formats
 from transfer_cli.report.collect import collect
-from transfer_cli.report.compare import Asked, measures_of, spread, tasks
+from transfer_cli.report.compare import ReportOptions, measures_of, spread, tasks
 from transfer_cli.report.statistics import mcnemar
 from transfer_cli.runs.items import write_items
 from transfer_cli.runs.sweep import JobWord
@@ -19,7 +19,7 @@ FULL, LORA = ("adaptation=full",), ("adaptation=lora",)
 
 
 def report(folder, **asked):
-    return tasks(collect([folder]).runs, Asked(**asked))
+    return tasks(collect([folder]).runs, ReportOptions(**asked))
 
 
 def only(folder, **asked):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from transfer_cli.report.contents import FINISHED, Run
 from transfer_cli.report.differing_settings import (
     canonical,
     identity,
@@ -11,7 +12,6 @@ from transfer_cli.report.differing_settings import (
     shown_values,
     varying,
 )
-from transfer_cli.report.model import FINISHED, Run
 
 FULL = {
     "adaptation": "full",

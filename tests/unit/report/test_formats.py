@@ -3,7 +3,7 @@
 import pytest
 
 from transfer_cli.report import formats
-from transfer_cli.report.model import Group, Spread, Task
+from transfer_cli.report.contents import Group, Spread, TaskRuns
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_keys_with_the_same_end_keep_their_whole_name():
 
 def named(*settings):
     groups = tuple(Group(f"group {at}", each, ()) for at, each in enumerate(settings))
-    return formats.group_names(Task("", groups, tuple(settings[0]), "test/loss", ()))
+    return formats.group_names(TaskRuns("", groups, tuple(settings[0]), "test/loss", ()))
 
 
 def test_a_group_is_called_by_what_tells_it_from_the_others():

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from tests import reports
 from transfer_cli.errors import ConfigError
-from transfer_cli.report.model import (
+from transfer_cli.report.contents import (
     Comparison,
     Group,
     Report,
     Run,
     SharedError,
     Spread,
-    Standing,
-    Task,
+    SweepProgress,
+    TaskRuns,
 )  # fmt: skip
 from transfer_cli.report.page import page
 
@@ -348,10 +348,10 @@ def test_fuzz_numbers_of_groups(data):
         )
         for at in range(9)
     )
-    task = Task(
+    task = TaskRuns(
         "task", groups, ("data.labelled", "optimizer.lr", "seed"), "test/loss", (), "group 0"
     )
-    standing = Standing(Path("sweep"), "words", 1, 0, 1, seconds_left=data.draw(NUMBERS))
+    standing = SweepProgress(Path("sweep"), "words", 1, 0, 1, seconds_left=data.draw(NUMBERS))
 
     outline = Outline(page(Report((task,), (standing,))))
 

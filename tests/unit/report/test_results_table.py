@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests import reports
-from transfer_cli.report.files import as_markdown
-from transfer_cli.report.model import Comparison, Group, Run, Spread, Task
+from transfer_cli.report.contents import Comparison, Group, Run, Spread, TaskRuns
+from transfer_cli.report.file_formats import as_markdown
 from transfer_cli.report.page import page
 from transfer_cli.report.results_table import (
     DIFFERENCE,
@@ -33,7 +33,7 @@ def group(label="a", **more):
 
 
 def task(*groups, **more):
-    return Task("task", groups, (), "test/error_rate", UNDECLARED, **more)
+    return TaskRuns("task", groups, (), "test/error_rate", UNDECLARED, **more)
 
 
 def cells(found, title):

@@ -4,17 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transfer_cli.report import formats
-from transfer_cli.report.html.markup import Column, Html, details, joined, table
-from transfer_cli.report.model import Task
+from transfer_cli.report.contents import TaskRuns
+from transfer_cli.report.html.markup import Html, PageColumn, details, joined, table
 
 _MOST_VALUES = 8
 _CODE = Html("<code>{}</code>")
 
 
-def settings_section(task: Task, names: Sequence[str]) -> Html:
+def settings_section(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return in what the runs differ, and what is the same for all of them."""
     differing, same = _split_settings(task)
-    columns = [Column("key"), Column("value"), Column("groups")]
+    columns = [PageColumn("key"), PageColumn("value"), PageColumn("groups")]
     rows = [
         (_CODE.format(key) if at == 0 else "", _CODE.format(value), groups)
         for key in differing
@@ -31,7 +31,7 @@ def settings_section(task: Task, names: Sequence[str]) -> Html:
     return joined([made, details(summary, listed, is_open=not rows)])
 
 
-def _split_settings(task: Task) -> tuple[list[str], list[tuple[str, str]]]:
+def _split_settings(task: TaskRuns) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the keys in which groups or seeds differ, and the other keys with their value."""
     runs = [run for run in task.runs if run.settings]
     keys = sorted({key for run in runs for key in run.settings})
@@ -41,7 +41,7 @@ def _split_settings(task: Task) -> tuple[list[str], list[tuple[str, str]]]:
     return [*task.varying, *seeds], [(key, value) for key, value in same if key not in task.varying]
 
 
-def _by_value(task: Task, key: str) -> Iterable[tuple[str, str]]:
+def _by_value(task: TaskRuns, key: str) -> Iterable[tuple[str, str]]:
     """Yield each value of a key with the groups that have it; the range, where there are many."""
     groups: dict[str, list[int]] = {}
     raw: list[Any] = []
@@ -66,7 +66,7 @@ def _by_value(task: Task, key: str) -> Iterable[tuple[str, str]]:
         yield value, named if few else f"{len(places)} groups"
 
 
-def environment_section(task: Task) -> Html | None:
+def environment_section(task: TaskRuns) -> Html | None:
     """Return versions and machines; where they differ, how many runs had which."""
     found: dict[str, dict[str, int]] = {}
     for run in task.runs:
@@ -81,7 +81,7 @@ def environment_section(task: Task) -> Html | None:
         rows.append((_CODE.format(key), "; ".join(values if len(values) == 1 else several)))
     differ = sum(len(values) > 1 for values in found.values())
     note = f", {formats.several(differ, 'difference')}" if differ else ", the same for all runs"
-    listed = table("Environment", [Column("what"), Column("value")], rows)
+    listed = table("Environment", [PageColumn("what"), PageColumn("value")], rows)
     is_open = bool(differ) or len(task.runs) == 1
     return details(f"Versions and machine{note}", listed, is_open=is_open)
 

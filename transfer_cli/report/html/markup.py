@@ -18,7 +18,7 @@ Html = Markup
 
 
 @dataclass(frozen=True)
-class Column:
+class PageColumn:
     """A column of a table.
 
     Args:
@@ -33,7 +33,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PageCell:
     """A cell of a table.
 
     Args:
@@ -49,7 +49,7 @@ class Cell:
 class MarkedRow:
     """A row of a table, and whether it stands out."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[PageCell]
     is_marked: bool = False
 
 
@@ -63,7 +63,9 @@ def macros(template: str) -> Any:
     return _TEMPLATES.get_template(template).module
 
 
-def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Cell | object]]) -> Html:
+def table(
+    caption: str, columns: Sequence[PageColumn], rows: Iterable[Sequence[PageCell | object]]
+) -> Html:
     """Return a table in a container that scrolls by itself, also by keyboard.
 
     The first cell of a row is its heading.
@@ -71,7 +73,7 @@ def table(caption: str, columns: Sequence[Column], rows: Iterable[Sequence[Cell 
     return _table(caption, columns, [MarkedRow(_cells(row)) for row in rows])
 
 
-def sortable_table(caption: str, columns: Sequence[Column], rows: Sequence[MarkedRow]) -> Html:
+def sortable_table(caption: str, columns: Sequence[PageColumn], rows: Sequence[MarkedRow]) -> Html:
     """Return a `table` whose headings are buttons that sort it; some rows are marked."""
     return _table(caption, columns, rows, sortable=True)
 
@@ -87,8 +89,8 @@ def _table(*given: object, **more: object) -> Html:
     return made
 
 
-def _cells(row: Sequence[Cell | object]) -> list[Cell]:
-    return [each if isinstance(each, Cell) else Cell(each) for each in row]
+def _cells(row: Sequence[PageCell | object]) -> list[PageCell]:
+    return [each if isinstance(each, PageCell) else PageCell(each) for each in row]
 
 
 def joined(parts: Iterable[object], between: str = "") -> Html:

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from transfer_cli.report import formats
+from transfer_cli.report.contents import SharedError, TaskRuns
 from transfer_cli.report.html.confusion import MOST_LABELS, Confusion, confusions, most_confused
-from transfer_cli.report.html.markup import Column, Html, joined, macros, table
-from transfer_cli.report.model import SharedError, Task
+from transfer_cli.report.html.markup import Html, PageColumn, joined, macros, table
 
 MOST_ERRORS = 200
 
 
-def confusion_section(task_id: str, task: Task, names: Sequence[str]) -> Html | None:
+def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:
     """Return the confusion table of the best group, and those of the others to choose from."""
     if len(task.labels) > MOST_LABELS:
         return _note(f"Not shown for as many as {len(task.labels):,} labels.")
@@ -52,7 +52,12 @@ def shared_errors(errors: Sequence[SharedError]) -> Html:
         right = Html('<span class="chip is-right">{}</span>').format(each.label)
         times = f"{each.wrong} of {each.runs}"
         rows.append((parts.text(each.text), right, parts.chips(wrong), times))
-    columns = [Column("text"), Column("label"), Column("said instead"), Column("wrong runs")]
+    columns = [
+        PageColumn("text"),
+        PageColumn("label"),
+        PageColumn("said instead"),
+        PageColumn("wrong runs"),
+    ]
     made = Html('<div class="texts">{}</div>').format(
         table("Errors that most runs share", columns, rows)
     )

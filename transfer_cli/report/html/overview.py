@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from transfer_cli.report import formats
-from transfer_cli.report.html.markup import Column, Html, render, table
-from transfer_cli.report.html.results import best_sentence
-from transfer_cli.report.model import FINISHED, Report, Standing
+from transfer_cli.report.contents import FINISHED, Report, SweepProgress
+from transfer_cli.report.html.markup import Html, PageColumn, render, table
+from transfer_cli.report.html.results_section import best_sentence
 
 _SHOWN = 8
 """Of a list that is open from the start; a longer one opens on demand."""
@@ -56,21 +56,21 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
     return facts
 
 
-def sweeps(standings: Sequence[Standing]) -> Html | None:
+def sweeps(standings: Sequence[SweepProgress]) -> Html | None:
     """Return where each sweep stands; none where there is no sweep."""
     if not standings:
         return None
     return render("sweeps.html", sweeps=[_sweep(each) for each in standings], shown=_SHOWN)
 
 
-def _sweep(found: Standing) -> dict[str, Any]:
+def _sweep(found: SweepProgress) -> dict[str, Any]:
     parts = {
         "done": found.done, "running": found.running, "failed": len(found.failed),
         "pruned": found.pruned, "left": found.left,
     }  # fmt: skip
     there = [(name, amount) for name, amount in parts.items() if amount]
     left = found.seconds_left
-    columns = [Column("job"), Column("settings"), Column("reason")]
+    columns = [PageColumn("job"), PageColumn("settings"), PageColumn("reason")]
     return {
         "found": found,
         "parts": there,

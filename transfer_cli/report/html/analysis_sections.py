@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.report import formats
-from transfer_cli.report.html.markup import Column, Html, details, joined, table
-from transfer_cli.report.model import Task
+from transfer_cli.report.contents import TaskRuns
+from transfer_cli.report.html.markup import Html, PageColumn, details, joined, table
 from transfer_cli.report.sections import RunAnalysis, section_for
 from transfer_cli.runs.analyses import MOST_ANALYSES, read_picture
 from transfer_cli.safe_files import UnreadableError
@@ -58,7 +58,7 @@ def _not_shown(path: Path, reason: object) -> Html:
 
 
 def analysis_sections(
-    task: Task, names: Sequence[str], pictures: Pictures
+    task: TaskRuns, names: Sequence[str], pictures: Pictures
 ) -> Iterator[tuple[str, str, Html]]:
     """Yield name, title and content of the section of each analysis that runs of a task have."""
     known = {each.name for run in task.runs for each in run.analyses}
@@ -68,7 +68,7 @@ def analysis_sections(
 
 
 def _of_runs(
-    task: Task, names: Sequence[str], name: str, pictures: Pictures
+    task: TaskRuns, names: Sequence[str], name: str, pictures: Pictures
 ) -> Iterator[RunAnalysis]:
     for group, called in zip(task.groups, names, strict=True):
         for run in group.runs:
@@ -110,7 +110,7 @@ def _plain(found: RunAnalysis) -> Iterator[Html]:
         yield Html("<p>{}</p>").format(summary)
     if isinstance(values, dict) and values:
         pairs = ((_cut(name), _cell(value)) for name, value in islice(values.items(), MOST_ROWS))
-        yield table("Values", [Column("what"), Column("value")], pairs)
+        yield table("Values", [PageColumn("what"), PageColumn("value")], pairs)
     if isinstance(rows, dict):
         yield from _table(rows.get("columns"), rows.get("rows"))
     yield from found.pictures.values()
@@ -122,7 +122,9 @@ def _table(titles: Any, rows: Any) -> Iterable[Html]:
     shown = [row[:MOST_COLUMNS] for row in rows[:MOST_ROWS] if isinstance(row, list)]
     shown = [row for row in shown if len(row) == len(titles[:MOST_COLUMNS])]
     columns = [
-        Column(_cell(title), is_number=bool(shown) and all(_is_number(row[at]) for row in shown))
+        PageColumn(
+            _cell(title), is_number=bool(shown) and all(_is_number(row[at]) for row in shown)
+        )
         for at, title in enumerate(titles[:MOST_COLUMNS])
     ]
     yield table("Table", columns, ([_cell(value) for value in row] for row in shown))

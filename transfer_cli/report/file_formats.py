@@ -9,13 +9,13 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report.model import (
+from transfer_cli.report.contents import (
     FAILED,
     FINISHED,
     LEFT_OUT_IF_EMPTY,
     Group,
     Report,
-    Task,
+    TaskRuns,
 )
 from transfer_cli.report.results_table import (
     apart,
@@ -66,7 +66,7 @@ def as_markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _record(task: Task, group: Group) -> dict[str, Any]:
+def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
     settings = {f"setting {key}": group.settings.get(key) for key in task.varying}
     record: dict[str, Any] = {
         "task": task.name,
@@ -106,7 +106,7 @@ def _cell(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Task):
+    if isinstance(value, TaskRuns):
         found = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
         return found | {"lower_is_better": value.lower_is_better}
     if is_dataclass(value):
@@ -128,7 +128,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _markdown(task: Task) -> Iterator[str]:
+def _markdown(task: TaskRuns) -> Iterator[str]:
     columns = results_table(task)
     yield f"### {_text(task.name)}"
     yield ""

@@ -119,13 +119,13 @@ class Group:
 
     Args:
         label: What tells it from the other groups of the task: `adaptation=lora optimizer.lr=1e-3`.
-        settings: The same by key, for the keys of `Task.varying`.
+        settings: The same by key, for the keys of `TaskRuns.varying`.
         runs: All of its runs, finished or not.
         measures: `split/measure` -> its spread over the finished runs.
         trained: Parameters that were ever trained.
         seconds: Of the finished runs.
         memory: Peak bytes of the finished runs.
-        is_best: Whether it has the best mean of `Task.measure`.
+        is_best: Whether it has the best mean of `TaskRuns.measure`.
         against: The difference to the baseline; none for the baseline itself, or where no two runs
             can be compared item by item.
     """
@@ -161,7 +161,7 @@ class SharedError:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskRuns:
     """Runs that can be compared: of one command, on the same data, with the same labels.
 
     Args:
@@ -206,7 +206,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Standing:
+class SweepProgress:
     """Where a sweep stands.
 
     Args:
@@ -241,7 +241,7 @@ class Report:
         created: When it was made, in ISO 8601.
     """
 
-    tasks: tuple[Task, ...]
-    standings: tuple[Standing, ...] = ()
+    tasks: tuple[TaskRuns, ...]
+    standings: tuple[SweepProgress, ...] = ()
     problems: tuple[str, ...] = ()
     created: str = ""
