@@ -91,7 +91,7 @@ def _section(name: str, found: Sequence[RunAnalysis]) -> Html:
     if render is not None:
         try:
             return joined([render(found)])
-        except Exception as error:
+        except Exception as error:  # others' code, on files that anybody may have written
             reason = f"{type(error).__name__}: {error}"
             note = _NOTE.format(f"Shown plainly: its own section ends in {reason}")
     if len(found) == 1:
