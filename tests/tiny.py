@@ -12,16 +12,17 @@ import torch
 import yaml
 
 from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import EncodedText, TextBlocks
+from transfer_cli.data.split import Dataset, Split, TextFacts
 from transfer_cli.data.steps import Order
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import evaluate
 from transfer_cli.engine.parallel import Parallel, Replicated
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.sharded import Sharded, is_sharded
-from transfer_cli.engine.split import Dataset, Split
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, StepReport, TrainStep
 from transfer_cli.engine.train import Progress, Stream, build_trainer, report_of, run_trainer
@@ -29,7 +30,7 @@ from transfer_cli.lengths import Length
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
-from transfer_cli.objectives.base import Facts, Objective, TextFacts
+from transfer_cli.objectives.base import Facts, Objective
 from transfer_cli.optim.groups import Height, Rates, optimizer_groups
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
 from transfer_cli.optim.schedules import Constant, Schedule
@@ -198,6 +199,7 @@ class Recipe:
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     inherited: frozenset[str] = frozenset()
     precision: Precision = FP32
+    penalty: Penalty | None = None
 
 
 def train_step(
@@ -222,6 +224,7 @@ def train_step(
         precision=recipe.precision,
         clip=recipe.clip,
         max_bad_steps=recipe.max_bad_steps,
+        penalty=recipe.penalty,
         parallel=_parallel(trained, losses),
     )
 

@@ -126,13 +126,13 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str) -> N
     content = "".join(f"{question}\n" for question in questions).encode()
     precision = Precision("fp32", torch.device("cpu"))
     ensemble = open_ensemble([folder], precision, base=None, batch=BATCH)
-    columns = Columns("text", None, keep=False)
+    columns = Columns("text", None, keep=False, task=ensemble.task)
 
     def once(out: Any) -> None:
         rows = predict_input.rows_of(
             io.BytesIO(content), "questions", "text", columns, predict_input.stop
         )
-        written = JsonLines(out, ensemble.labels, columns)
+        written = JsonLines(out, columns)
         most = BATCH * predict.WINDOW_BATCHES
         for window in predict_input.windows(rows, most, lambda: True):
             found = ensemble.together([row.example for row in window])

@@ -3,6 +3,7 @@
 import json
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,10 +12,11 @@ from tests.functional.conftest import LOOP, finished
 from tests.published import FAMILIES, TEXT, publish, reference
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.batch import with_facts
 from transfer_cli.data.encoded_task import EncodedTask
 from transfer_cli.data.tasks import Example
-from transfer_cli.engine.evaluate import logits
 from transfer_cli.engine.precision import Precision
+from transfer_cli.objectives.base import Encoding
 
 CPU = Precision("fp32", torch.device("cpu"))
 HEADS = {
@@ -33,8 +35,10 @@ def our_logits(run, texts, pairs=None):
         shape.positions,
         shape.direction,
     )
-    found = logits(trained.model, trained.objective, data, batch=3, precision=CPU)
-    return torch.cat(list(found))
+    batch = with_facts(data.batch(np.arange(len(texts))))
+    with torch.inference_mode():
+        encoded = Encoding(trained.model, batch)
+        return trained.objective.class_logits(trained.model, batch, encoded)
 
 
 def their_logits(folder, texts, pairs=None):

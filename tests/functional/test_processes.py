@@ -203,7 +203,8 @@ def test_finetune_evaluate_and_predict_say_what_one_process_says(words, transfer
 
 @pytest.mark.slow
 def test_a_sharded_run_goes_on_with_another_number_of_processes(words, transfer_alone):
-    words = (*words[:-1], "objective=clm")
+    # The mix has a parameter that is a single number, of which there are no parts.
+    words = (*words[:-1], "objective=clm", "adaptation/edits=[scalar_mix]")
     whole = transfer(*words, "run.dir=whole", "devices=2", "parallel=fsdp")
     assert whole.returncode == 0, whole.stderr
     shutil.copytree("whole", "stopped")

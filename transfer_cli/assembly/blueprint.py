@@ -134,15 +134,15 @@ def draw(
     lr, schedule = base_lr(config.optimizer), build_schedule(config.schedule)
     sharded = _is_sharded(config, asked, adaptation)
     start = open_start(config.init_from, config.get("base"), typed)
-    _check_forgetting(config, start)
-    shape = with_direction(_shape(config, start, command), asked)
+    check_forgetting(config, start)
+    shape = with_direction(shape_of(config, start, command), asked)
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start)
-    sizes = _sizes(config, data.counts)
+    sizes = sizes_of(config, data.counts)
     rates = Rates(lr, schedule, sizes.total_steps, per_stage=adaptation.schedule_per == "stage")
 
     tensors = None
-    if start is not None and _inherits(config, start):
+    if start is not None and inherits(config, start):
         tensors = start.shapes() if device == "meta" else start.tensors()
         if _is_same_task(start, config, data.facts):
             asked["main"].objective.take_over(start.description.objective)
@@ -189,7 +189,7 @@ def build_adaptation(node: DictConfig) -> Adaptation:
     return build(node, "adaptation", Adaptation)
 
 
-def _shape(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:
+def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:
     """Return the model's shape: that of `init_from`, else the config's own."""
     if start is not None:
         return start.description.shape
@@ -208,18 +208,18 @@ def _shape(config: DictConfig, start: Pretrained | None, command: str) -> Backbo
     return build(config.model, "model", BackboneShape)
 
 
-def _inherits(config: DictConfig, start: Pretrained | None) -> bool:
+def inherits(config: DictConfig, start: Pretrained | None) -> bool:
     """Return whether a run starts from the weights of `init_from`, not from its shape alone."""
     return start is not None and config.get("init", "pretrained") == "pretrained"
 
 
-def _check_forgetting(config: DictConfig, start: Pretrained | None) -> None:
+def check_forgetting(config: DictConfig, start: Pretrained | None) -> None:
     """Refuse to measure what fresh weights forget.
 
     Raises:
         ConfigError: There is nothing to forget.
     """
-    if config.forgetting.data is not None and not _inherits(config, start):
+    if config.forgetting.data is not None and not inherits(config, start):
         raise ConfigError(
             "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
             "without init=scratch, or leave it out"
@@ -232,7 +232,7 @@ def batch_of(config: DictConfig, stream: str) -> int:
     return count_of(own, f"streams.{stream}.batch") or int(config.loop.batch)
 
 
-def _sizes(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
+def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
     """Return how long the run is, from the number of training examples of each stream.
 
     Raises:
@@ -264,19 +264,18 @@ def _sizes(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
 def _is_same_task(start: Pretrained, config: DictConfig, facts: Mapping[str, Facts]) -> bool:
     """Return whether the run goes on with the very head that an earlier one trained."""
     own, description = config.objective.get("_target_"), start.description
-    return description.labels == facts["main"].labels and description.objective["_target_"] == own
+    return bool(start.task == facts["main"].task) and description.objective["_target_"] == own
 
 
 def _of_these_labels(
     tensors: Mapping[str, Tensor], start: Pretrained, facts: Mapping[str, Facts]
 ) -> dict[str, Tensor]:
-    """Leave out classifiers of other labels: that their shape fits by chance means nothing."""
-    same = start.description.labels == facts["main"].labels
-    return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if not name.startswith("heads.class_") and (same or not name.startswith("heads.class."))
-    }
+    """Leave out heads of other labels: that their shape fits by chance means nothing."""
+    same = start.task == facts["main"].task
+    tasks = [each for each in (start.task, *(fact.task for fact in facts.values())) if each]
+    refused = tuple(f"heads.{each.head}_" for each in tasks)
+    refused += () if same else tuple(f"heads.{each.head}." for each in tasks)
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(refused)}
 
 
 def _warmup_problem(rates: Rates, spans: tuple[Span, ...]) -> tuple[str, ...]:

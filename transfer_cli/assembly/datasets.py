@@ -12,15 +12,16 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.init_from import Pretrained, own_tokenizer
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
-from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
+from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.data.fetch import writable_folder
-from transfer_cli.data.tasks import Example, LabelledData, TaskData
+from transfer_cli.data.split import Split, TextFacts, some_of
+from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
-from transfer_cli.engine.split import Split, some_of
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import Facts, TextFacts
+from transfer_cli.objectives.base import Facts
+from transfer_cli.tasks.base import Direction, Rows, Task, by_example, task_of
 
 SPLITS = ("train", "validation", "test")
 STREAM_OPTIONS = ("data", "batch", "scored")
@@ -32,15 +33,24 @@ class Prepared:
 
     Args:
         splits: By name; "train" always.
-        labels: Class names; empty for text without labels.
+        task: What its examples are; None: text without labels.
         name: What the data set is called.
         lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
     """
 
     splits: Mapping[str, Split]
-    labels: tuple[str, ...] = ()
+    task: Task | None = None
     name: str = ""
     lengths: np.ndarray | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of classes or tags; of text, and of some tasks, none."""
+        return () if self.task is None else self.task.labels
+
+    def facts(self, tokenizer: Tokenizer) -> Facts:
+        """Return what an objective learns about it."""
+        return Facts(tokenizer, self.labels, task=self.task)
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ def of_run(
     """
     if command == "pretrain":
         main, tokenizer = text(config, shape, start)
-        counts, labels = len(main.splits["train"].data), main.labels
+        counts, facts = len(main.splits["train"].data), main.facts(tokenizer)
 
         def encode() -> Prepared:
             return main
@@ -80,18 +90,22 @@ def of_run(
         block_length(found.length, shape.positions)
         labelled = found.load(data_folder(config.data_dir), config.seed)
         tokenizer = task_tokenizer(config, labelled, start)
-        counts, labels = len(labelled.splits["train"]), labelled.labels
+        counts, found_task = len(labelled.splits["train"]), task_of_data(labelled)
+        encoded = None
+        if found_task.makes_windows:  # how many rows there are shows when they are encoded
+            encoded = task(labelled, found.length, tokenizer, shape)
+            counts = len(encoded.splits["train"].data)
+        facts = Facts(tokenizer, found_task.labels, task=found_task)
 
         def encode() -> Prepared:
-            return task(labelled, found.length, tokenizer, shape)
+            return encoded or task(labelled, found.length, tokenizer, shape)
 
     others = {str(name): stream(config, str(name), tokenizer, shape) for name in config.streams}
-    every = {name: (len(part.splits["train"].data), part.labels) for name, part in others.items()}
-    every = {"main": (counts, labels)} | every
+    sizes = {name: len(part.splits["train"].data) for name, part in others.items()}
     return RunData(
         tokenizer,
-        {name: count for name, (count, _) in every.items()},
-        {name: Facts(tokenizer, known) for name, (_, known) in every.items()},
+        {"main": counts} | sizes,
+        {"main": facts} | {name: part.facts(tokenizer) for name, part in others.items()},
         lambda: {"main": encode()} | others,
     )
 
@@ -265,9 +279,24 @@ def task_tokenizer(config: DictConfig, data: LabelledData, start: Pretrained | N
     if start is not None:
         return own_tokenizer(config.tokenizer, start)
     recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
-    examples = data.splits["train"]
-    pairs = [example.pair for example in examples if example.pair is not None]
-    return recipe.make(lambda: iter([*(example.text for example in examples), *pairs]))
+    found = task_of_data(data)
+    firsts, others = [], []
+    for first, *further in map(found.texts, data.splits["train"]):
+        firsts.append(first)
+        others += further
+    return recipe.make(lambda: iter([*firsts, *others]))
+
+
+def task_of_data(data: LabelledData) -> Task:
+    """Return what the examples of labelled data are.
+
+    Raises:
+        ConfigError: They name no task.
+    """
+    found = task_of(data.task, data.labels, "data")
+    if found is None:
+        raise ConfigError("data: its source names no task, and its examples have no labels")
+    return found
 
 
 def task(
@@ -275,22 +304,40 @@ def task(
 ) -> Prepared:
     """Return labelled data, encoded for a model of this shape."""
     longest = block_length(length, shape.positions)
+    found = task_of_data(data)
     splits = {
-        name: task_split(
-            name, data.splits[name], tokenizer, longest, causal=shape.direction == "causal"
-        )
+        name: task_split(name, data.splits[name], found, tokenizer, longest, shape)
         for name in SPLITS
         if name in data.splits
     }
-    train = splits["train"].data
-    lengths = train.lengths if isinstance(train, EncodedTask) else None
-    return Prepared(splits, data.labels, data.name, lengths)
+    train: Any = splits["train"].data
+    return Prepared(splits, found, data.name, train.lengths)
 
 
 def task_split(
-    name: str, examples: Sequence[Example], tokenizer: Tokenizer, longest: int, *, causal: bool
+    name: str,
+    examples: Sequence[Any],
+    found: Task,
+    tokenizer: Tokenizer,
+    longest: int,
+    shape: BackboneShape,
 ) -> Split:
     """Return one labelled split, to be gone through from short to long: least padding."""
-    encoded = EncodedTask(examples, tokenizer, longest, "causal" if causal else "bidirectional")
-    warn_of_cuts(encoded.num_cut, len(encoded), longest)
-    return Split(name, encoded, order=np.argsort(encoded.lengths, kind="stable"))
+    encoded = found.encode(examples, tokenizer, longest, direction_of(shape))
+    warn_of_cuts(encoded.num_cut, len(examples), longest)
+
+    def scores(rows: Rows) -> dict[str, float]:
+        return found.scores(encoded, by_example(encoded, rows))
+
+    return Split(
+        name,
+        encoded,
+        order=np.argsort(encoded.lengths, kind="stable"),
+        example_of=encoded.example_of if len(encoded) > len(examples) else None,
+        scorer=scores if found.scores_answers else None,
+    )
+
+
+def direction_of(shape: BackboneShape) -> Direction:
+    """Return the direction of a model whose direction is settled."""
+    return "causal" if shape.direction == "causal" else "bidirectional"

@@ -80,7 +80,7 @@ def _open(config: DictConfig, start: Pretrained, precision: Precision) -> Traine
 def objective_of(start: Pretrained) -> Objective:
     """Return what a model was trained for, bound to its tokenizer and labels."""
     objective: Objective = build(start.description.objective, "objective", Objective)
-    objective.bind(Facts(start.tokenizer, start.description.labels))
+    objective.bind(Facts(start.tokenizer, start.description.labels, task=start.task))
     return objective
 
 

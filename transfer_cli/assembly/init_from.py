@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -28,6 +29,7 @@ from transfer_cli.model.weights import (
 )
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import TOKENIZER, find_model
+from transfer_cli.tasks.base import Task, task_of
 
 MAX_BASES = 20
 """How many models may each refer to the next one. A circle of them is refused by that, too."""
@@ -57,6 +59,16 @@ class Pretrained:
     def dropped(self) -> tuple[str, ...]:
         """The tensors beside the weights that a model of ours has no place for."""
         return self.published.dropped if self.published else ()
+
+    @cached_property
+    def task(self) -> Task | None:
+        """What it was adapted to; None for a language model.
+
+        Raises:
+            ConfigError: It names no task that is known here.
+        """
+        found = self.description
+        return task_of(found.task, found.labels, f"{self.folder}: task")
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all of its weights: its own, over those of the model that it refers to.

@@ -15,6 +15,7 @@ from transfer_cli.objectives.base import Facts, Objective
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
+from transfer_cli.tasks.base import Task
 
 if TYPE_CHECKING:
     pass
@@ -141,6 +142,7 @@ def bind_losses(
     """
     found = []
     for name, loss in asked.items():
+        _check_task(name, loss, facts[loss.stream].task)
         loss.objective.bind(replace(facts[loss.stream], name=name))
         weight = loss.weight
         if callable(weight):
@@ -149,3 +151,20 @@ def bind_losses(
         elif weight > 0 or name == "main":
             found.append(Loss(name, loss.objective, loss.stream, weight))
     return found
+
+
+def _check_task(name: str, loss: Asked, task: Task | None) -> None:
+    """Refuse an objective that needs other examples than its data has.
+
+    Raises:
+        ConfigError: It does.
+    """
+    needs, there = loss.objective.task, None if task is None else task.name
+    if needs is None or needs == there:
+        return
+    key, data = ("objective", "data") if name == "main" else (f"losses.{name}", loss.stream)
+    cure = "choose labelled data" if task is None else f"choose objective={task.objective}"
+    raise ConfigError(
+        f"{key}: {type(loss.objective).__name__} needs examples of the task {needs}, and "
+        f"{data} has {'text without labels' if there is None else f'those of {there}'}; {cure}"
+    )

@@ -21,12 +21,12 @@ from transfer_cli.assembly import datasets
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
+from transfer_cli.data.split import Split, some_of
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.evaluate import evaluate
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.split import Split, some_of
 from transfer_cli.errors import CheckpointError, ConfigError, RunError
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
@@ -76,7 +76,7 @@ class Source:
                 config = read_stored(run.config, run.read_command(), "init_from")
             except CheckpointError as error:
                 raise CheckpointError(f"{error}; {CURE}") from error
-            if not start.description.labels:
+            if start.task is None:
                 return start, config
             if config.get("init_from") is None:
                 break

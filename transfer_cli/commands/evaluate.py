@@ -10,12 +10,12 @@ from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks, encode_text
+from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import evaluate as score
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.engine.split import Split
 from transfer_cli.errors import ConfigError, DataError, nearest
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
@@ -58,9 +58,10 @@ def _evaluate(config: DictConfig) -> None:
         return
     measures = {name: found.measures for name, found in scores.items()}
     say(measures)
+    labels = trained.start.description.labels
     for name, found in scores.items():
-        for table in found.tables.values():
-            say_confusion(name, trained.start.description.labels, table)
+        for table in found.tables.values() if labels else ():
+            say_confusion(name, labels, table)
     if config.output is not None:
         result = {"run": config.run, "baseline": config.baseline, "measures": measures}
         write_json(Path(config.output).expanduser(), result)
@@ -79,7 +80,7 @@ def _check(config: DictConfig) -> None:
 
 def data_source(config: DictConfig, trained: Trained) -> Any:
     """Return the data to score on: the one asked for, else the run's own."""
-    kind: Any = TaskData if trained.start.description.labels else TextData
+    kind: Any = TextData if trained.start.task is None else TaskData
     own = config.data is None
     if own and trained.start.published is not None:
         raise ConfigError(f"data: {config.run} brings no data along; name some to score it on")
@@ -133,19 +134,24 @@ def _unigram(config: DictConfig, source: Any, trained: Trained) -> TransferModel
 def _labelled(
     config: DictConfig, source: Any, trained: Trained, names: tuple[str, ...]
 ) -> list[Split]:
-    description = trained.start.description
+    description, task = trained.start.description, trained.start.task
     data = source.load(datasets.data_folder(config.data_dir), trained.config.seed)
     _check_there(data.splits, names, config.split)
+    theirs = datasets.task_of_data(data)
+    if task is None or theirs.name != task.name:
+        raise DataError(
+            f"data: it holds examples of the task {theirs.name}, and this run was trained for "
+            f"{'text' if task is None else task.name}; choose data of that task"
+        )
     if data.labels != description.labels:
         raise DataError(
             f"data: its labels are {', '.join(data.labels)}, and this run knows "
             f"{', '.join(description.labels)}; choose data with the same labels"
         )
     longest = datasets.block_length(source.length, description.shape.positions)
-    causal = description.shape.direction == "causal"
     return [
         datasets.task_split(
-            name, data.splits[name], trained.start.tokenizer, longest, causal=causal
+            name, data.splits[name], task, trained.start.tokenizer, longest, description.shape
         )
         for name in names
         if name in data.splits

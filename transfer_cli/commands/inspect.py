@@ -2,7 +2,8 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -14,7 +15,7 @@ from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks
-from transfer_cli.data.tasks import Example, LabelledData, TaskData
+from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
@@ -54,25 +55,28 @@ def _labelled(
     shape: BackboneShape,
 ) -> None:
     prepared = datasets.task(data, length, tokenizer, shape)
+    task = datasets.task_of_data(data)
+    texts = {name: list(map(task.texts, examples)) for name, examples in data.splits.items()}
     for name, examples in data.splits.items():
         print(f"{name}: {len(examples):,} examples")
-        counts = Counter(example.label for example in examples if example.label is not None)
-        shown = [f"{data.labels[label]} {counts[label]:,}" for label in range(len(data.labels))]
-        print(f"  labels   {'  '.join(shown)}")
-        lengths = np.array([len(row) for row in tokenizer.encode_batch([e.text for e in examples])])
+        counts = Counter(label for example in examples for label in task.labels_of(example))
+        if task.labels:
+            print(f"  labels   {'  '.join(f'{label} {counts[label]:,}' for label in task.labels)}")
+        encoded = tokenizer.encode_batch([first for first, *_ in texts[name]])
+        lengths = np.array([len(row) for row in encoded])
         _lengths(lengths)
-        unknown = sum(
-            row.count(tokenizer.unk) for row in tokenizer.encode_batch([e.text for e in examples])
-        )
-        _unknown(unknown, int(lengths.sum()))
-        print(f"  repeats  {len(examples) - len(set(_texts(examples))):,} texts stand there before")
-        dataset = prepared.splits[name].data
+        _unknown(sum(row.count(tokenizer.unk) for row in encoded), int(lengths.sum()))
+        print(f"  repeats  {len(examples) - len(set(texts[name])):,} texts stand there before")
+        dataset: Any = prepared.splits[name].data
         for number in range(min(config.samples, len(examples))):
-            row = dataset.batch(np.array([number]))["tokens"][0].tolist()
-            label = examples[number].label
-            print(f"  {data.labels[label] if label is not None else '?'}: {examples[number].text}")
-            print(f"      {' '.join(tokenizer.pieces(row))}")
-    _overlaps({name: set(_texts(examples)) for name, examples in data.splits.items()}, "texts")
+            rows = np.flatnonzero(dataset.example_of == number)
+            print(
+                f"  {' '.join(task.labels_of(examples[number])) or '?'}: {texts[name][number][0]}"
+            )
+            for row in rows:
+                pieces = tokenizer.pieces(dataset.batch(np.array([row]))["tokens"][0].tolist())
+                print(f"      {' '.join(pieces)}")
+    _overlaps({name: set(found) for name, found in texts.items()}, "texts")
 
 
 def _text(config: DictConfig, shape: BackboneShape, start: Pretrained | None) -> None:
@@ -130,14 +134,10 @@ def _unknown(count: int, total: int) -> None:
     print(f"  unknown  {count:,} tokens ({100 * count / max(1, total):.2f} %)")
 
 
-def _overlaps(texts: Mapping[str, set[tuple[str, str | None]]], what: str) -> None:
+def _overlaps(texts: Mapping[str, set[tuple[str, ...]]], what: str) -> None:
     for first, second in itertools.combinations(texts, 2):
         both = len(texts[first] & texts[second])
         print(f"overlap: {both:,} {what} stand in both {first} and {second}")
-
-
-def _texts(examples: Sequence[Example]) -> list[tuple[str, str | None]]:
-    return [(example.text, example.pair) for example in examples]
 
 
 def _long_lines(lines: Iterable[str]) -> Iterable[int]:

@@ -17,8 +17,9 @@ def prepare(config: DictConfig) -> None:
     found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
     if isinstance(found, TaskData):
         data = found.load(datasets.data_folder(config.data_dir), config.seed)
+        labels = f", {len(data.labels)} labels" if data.labels else ""
         for name, examples in data.splits.items():
-            print(f"{name:10s} {len(examples):,} examples, {len(data.labels)} labels")
+            print(f"{name:10s} {len(examples):,} examples{labels}")
         return
     source: TextData = datasets.source(config, TextData)
     raw = source.splits(datasets.data_folder(config.data_dir), config.seed)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 TRUSTED = (
     "transfer_cli.adaptation", "transfer_cli.data", "transfer_cli.model",
-    "transfer_cli.objectives", "transfer_cli.optim", "torch.optim",
+    "transfer_cli.objectives", "transfer_cli.optim", "transfer_cli.tasks", "torch.optim",
 )  # fmt: skip
 """Packages whose classes a config may name. `trust` adds those of the command line.
 

@@ -11,8 +11,9 @@ Legend: B examples, T positions.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -33,8 +34,85 @@ log = logging.getLogger(__name__)
 _SHORTEST = 5
 
 
-class EncodedTask:
-    """One split of a task, encoded once.
+class EncodedRows:
+    """Examples as rows of tokens, with what else is known of each row.
+
+    Args:
+        examples: The examples.
+        rows: The tokens of each row, special tokens included.
+        pad: The token that fills a batch up.
+        firsts: How many tokens of each row are of its first text; None: there is no second.
+        targets: Further keys of a batch: for each row a number or an array, or (where `fill` says
+            what stands at padding) a value for each of its tokens.
+        fill: Key of `targets` -> what stands at padding.
+        example_of: The number of the example that each row is a window of; None: rows are examples.
+        num_cut: How many examples did not fit and were cut.
+
+    Attributes:
+        lengths: Every row's length in tokens.
+    """
+
+    def __init__(
+        self,
+        examples: "Sequence[Any]",
+        rows: Sequence[Sequence[int]],
+        pad: int,
+        *,
+        firsts: Sequence[int] | None = None,
+        targets: Mapping[str, Sequence[Any] | npt.NDArray[Any]] = MappingProxyType({}),
+        fill: Mapping[str, int] = MappingProxyType({}),
+        example_of: Sequence[int] | None = None,
+        num_cut: int = 0,
+    ) -> None:
+        self.examples = examples
+        self.num_cut = num_cut
+        self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        self.example_of = np.arange(len(rows)) if example_of is None else np.asarray(example_of)
+        self._pad = pad
+        self._firsts = None if firsts is None else np.array(firsts, dtype=np.int64)
+        self._starts = np.cumsum(self.lengths) - self.lengths
+        self._tokens = np.fromiter(chain.from_iterable(rows), np.int32, self.lengths.sum())
+        self._fill = dict(fill)
+        self._targets = {
+            name: np.fromiter(chain.from_iterable(values), np.int64, self.lengths.sum())
+            if name in fill
+            else np.asarray(values)
+            for name, values in targets.items()
+        }
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.lengths)
+
+    def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
+        """Return `tokens`, `mask`, `index`; of pairs `segment`; and what `targets` holds."""
+        index_B = np.asarray(indices, dtype=np.int64)
+        tokens_BT, mask_BT = self._padded(self._tokens, index_B, self._pad)
+        batch = {
+            "tokens": torch.from_numpy(tokens_BT),
+            "mask": torch.from_numpy(mask_BT),
+            "index": torch.from_numpy(index_B.copy()),
+        }
+        if self._firsts is not None:
+            second_BT = np.arange(tokens_BT.shape[1]) >= self._firsts[index_B, None]
+            batch["segment"] = torch.from_numpy((second_BT & mask_BT).astype(np.int64))
+        for name, values in self._targets.items():
+            found = (
+                self._padded(values, index_B, self._fill[name])[0]
+                if name in self._fill
+                else values[index_B]
+            )
+            batch[name] = torch.from_numpy(found)
+        return batch
+
+    def _padded(
+        self, values: npt.NDArray[Any], index_B: npt.NDArray[np.int64], fill: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        return gather(values, self._starts[index_B], self.lengths[index_B], fill)
+
+
+class EncodedTask(EncodedRows):
+    """One split of texts, or pairs of texts, with a label each, encoded once.
 
     A text that is too long is cut at its end; of two texts the longer is cut first. The special
     tokens are always kept. One warning says how many examples were cut.
@@ -66,38 +144,24 @@ class EncodedTask:
                 f"data.length is {length}: with the special tokens an input needs at least "
                 f"{_SHORTEST} positions."
             )
-        self.examples = examples
-        self._pad = tokenizer.pad
-        self._labels = _labels(examples)
+        labels = _labels(examples)
         rows, firsts, num_cut = _rows(examples, tokenizer, length, direction)
-        self.num_cut = num_cut
-        self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         pairs = any(example.pair is not None for example in examples)
-        self._firsts = np.array(firsts, dtype=np.int64) if pairs else None
-        self._starts = np.cumsum(self.lengths) - self.lengths
-        self._tokens = np.fromiter(chain.from_iterable(rows), np.int32, self.lengths.sum())
-
-    def __len__(self) -> int:
-        """Return the number of examples."""
-        return len(self.examples)
-
-    def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
-        """Return `tokens`, `mask`, `index`; of pairs `segment`; where there are labels `label`."""
-        index_B = np.asarray(indices, dtype=np.int64)
-        tokens_BT, mask_BT = gather(
-            self._tokens, self._starts[index_B], self.lengths[index_B], self._pad
+        super().__init__(
+            examples,
+            rows,
+            tokenizer.pad,
+            firsts=firsts if pairs else None,
+            targets={} if labels is None else {"label": labels},
+            num_cut=num_cut,
         )
-        batch = {
-            "tokens": torch.from_numpy(tokens_BT),
-            "mask": torch.from_numpy(mask_BT),
-            "index": torch.from_numpy(index_B.copy()),
-        }
-        if self._firsts is not None:
-            second_BT = np.arange(tokens_BT.shape[1]) >= self._firsts[index_B, None]
-            batch["segment"] = torch.from_numpy((second_BT & mask_BT).astype(np.int64))
-        if self._labels is not None:
-            batch["label"] = torch.from_numpy(self._labels[index_B])
-        return batch
+
+
+def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int]]:
+    """Return the special tokens before and after a text, or two; see the table above."""
+    if direction == "causal":
+        return [], [tokenizer.cls]
+    return [tokenizer.cls], [tokenizer.sep]
 
 
 def warn_of_cuts(num_cut: int, num_examples: int, length: int) -> None:
@@ -132,10 +196,7 @@ def _rows(
     encoded = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.pair for example in examples]
     encoded_pairs = iter(tokenizer.encode_batch([pair for pair in pairs if pair is not None]))
-    start, end = {
-        "causal": ([], [tokenizer.cls]),
-        "bidirectional": ([tokenizer.cls], [tokenizer.sep]),
-    }[direction]
+    start, end = specials_around(tokenizer, direction)
     num_special = len(start) + len(end)
     rows, firsts, num_cut = [], [], 0
     for first, pair in zip(encoded, pairs, strict=True):

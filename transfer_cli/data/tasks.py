@@ -9,14 +9,18 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
+from typing import Any, TypeVar
 
 from transfer_cli.data import catalog, readers, sample
 from transfer_cli.data.text import check_length
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.seeds import derive
+
+E = TypeVar("E")
 
 MAX_LABELS = 10_000
 """Of own tables. The table of confusions has a cell for each pair of them: 800 MB with so many."""
@@ -56,12 +60,16 @@ class LabelledData:
     Args:
         name: What the data set is called.
         labels: The labels' names, in the order of their numbers.
-        splits: `train`, `validation` and, where there is one, `test`.
+        splits: `train`, `validation` and, where there is one, `test`; of each example what its
+            task makes of it, `Example` where that is classification.
+        task: The config node of the class of its task (`tasks.base.Task.node`), with what had to be
+            found out of the data; None: classification.
     """
 
     name: str
     labels: tuple[str, ...]
-    splits: dict[str, tuple[Example, ...]]
+    splits: Mapping[str, Sequence[Any]]
+    task: Mapping[str, Any] | None = None
 
 
 class TaskData(ABC):
@@ -291,44 +299,72 @@ def _sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 def _held_out(data: LabelledData, share: float, seed: int, where: str) -> LabelledData:
     """Move a stratified share of `train` to `validation`; no class loses its last example."""
-    train = data.splits["train"]
     _check_classes(data, where)
-    counts = _class_counts(data)
-    wanted = int(share * len(train))
-    quotas = _proportional(counts, wanted)
-    if not any(quotas):
-        raise DataError(
-            f"{where}: a validation share of {share} leaves nothing to validate on ({len(train)} "
-            f"examples of {sum(map(bool, counts))} classes). Raise it or name a validation file."
-        )
-    chosen = _draw(train, quotas, derive(seed, "validation split"))
-    splits = {
-        "train": tuple(example for at, example in enumerate(train) if at not in chosen),
-        "validation": tuple(example for at, example in enumerate(train) if at in chosen),
-    }
-    return LabelledData(data.name, data.labels, {**data.splits, **splits})
+    train, validation = hold_out(data.splits["train"], share, seed, where, attrgetter("label"))
+    return replace(data, splits={**data.splits, "train": train, "validation": validation})
 
 
 def _few_labels(data: LabelledData, labelled: int | None, seed: int, where: str) -> LabelledData:
     """Keep `labelled` training examples, at least one of each class; None keeps all."""
-    train = data.splits["train"]
     _check_classes(data, where)
     if labelled is None:
         return data
-    counts = _class_counts(data)
+    kept = keep_few(data.splits["train"], labelled, seed, where, attrgetter("label"))
+    return replace(data, splits={**data.splits, "train": kept})
+
+
+def hold_out(
+    examples: Sequence[E], share: float, seed: int, where: str, stratum: Callable[[E], int]
+) -> tuple[tuple[E, ...], tuple[E, ...]]:
+    """Return training examples without a share of them, and that share.
+
+    Args:
+        examples: The training examples.
+        share: How many to hold out, in (0, 1).
+        seed: The run's; the draw depends on nothing else.
+        where: What messages call the data.
+        stratum: The class of an example: each loses the same share, and none its last example.
+
+    Raises:
+        DataError: The share is less than an example.
+    """
+    counts = _counts(examples, stratum)
+    quotas = _proportional(counts, int(share * len(examples)))
+    if not any(quotas.values()):
+        raise DataError(
+            f"{where}: a validation share of {share} leaves nothing to validate on "
+            f"({len(examples)} examples of {len(counts)} classes). Raise it or name a validation "
+            "file."
+        )
+    chosen = _draw(examples, quotas, derive(seed, "validation split"), stratum)
+    return (
+        tuple(example for at, example in enumerate(examples) if at not in chosen),
+        tuple(example for at, example in enumerate(examples) if at in chosen),
+    )
+
+
+def keep_few(
+    examples: Sequence[E], labelled: int, seed: int, where: str, stratum: Callable[[E], int]
+) -> tuple[E, ...]:
+    """Return so many examples, at least one of each class; fewer are a part of more.
+
+    Raises:
+        DataError: There are fewer than `labelled`, or that is fewer than there are classes.
+    """
+    counts = _counts(examples, stratum)
     if labelled < len(counts):
         raise DataError(
             f"{where}: labelled={labelled} is fewer examples than the {len(counts)} classes. "
             f"Set data.labelled to at least {len(counts)}."
         )
-    if labelled > len(train):
+    if labelled > len(examples):
         raise DataError(
-            f"{where}: labelled={labelled}, but there are only {len(train)} training examples. "
+            f"{where}: labelled={labelled}, but there are only {len(examples)} training examples. "
             f"Set data.labelled to at most that."
         )
-    chosen = _draw(train, _nested_quotas(counts, labelled), derive(seed, "few labels"))
-    kept = tuple(example for at, example in enumerate(train) if at in chosen)
-    return LabelledData(data.name, data.labels, {**data.splits, "train": kept})
+    quotas = _nested_quotas(counts, labelled)
+    chosen = _draw(examples, quotas, derive(seed, "few labels"), stratum)
+    return tuple(example for at, example in enumerate(examples) if at in chosen)
 
 
 def _check_classes(data: LabelledData, where: str) -> None:
@@ -354,46 +390,54 @@ def _class_counts(data: LabelledData) -> list[int]:
     return [counts[number] for number in range(len(data.labels))]
 
 
-def _proportional(counts: Sequence[int], total: int) -> list[int]:
+def _counts(examples: Sequence[E], stratum: Callable[[E], int]) -> dict[int, int]:
+    """Return how many examples each class has, in the order of the classes."""
+    return dict(sorted(Counter(map(stratum, examples)).items()))
+
+
+def _proportional(counts: Mapping[int, int], total: int) -> dict[int, int]:
     """Divide `total` by largest remainder, leaving at least one of each class behind."""
-    exact = [total * count / sum(counts) for count in counts]
-    quotas = [min(int(share), count - 1) for share, count in zip(exact, counts, strict=True)]
-    order = sorted(range(len(counts)), key=lambda number: quotas[number] - exact[number])
+    whole = sum(counts.values())
+    exact = {number: total * count / whole for number, count in counts.items()}
+    quotas = {number: min(int(share), counts[number] - 1) for number, share in exact.items()}
+    order = sorted(counts, key=lambda number: quotas[number] - exact[number])
     # Once round the classes is enough for the remainders, unless a class is used up.
-    while sum(quotas) < min(total, sum(counts) - len(counts)):
+    while sum(quotas.values()) < min(total, whole - len(counts)):
         for number in order:
-            if sum(quotas) < total and quotas[number] < counts[number] - 1:
+            if sum(quotas.values()) < total and quotas[number] < counts[number] - 1:
                 quotas[number] += 1
     return quotas
 
 
-def _nested_quotas(counts: Sequence[int], total: int) -> list[int]:
+def _nested_quotas(counts: Mapping[int, int], total: int) -> dict[int, int]:
     """Divide `total` so that a larger total never takes an example away from a class.
 
     One for each class first; then each goes to the class that is furthest behind its share, by the
     divisor method of Webster (largest remainders would not be nested).
     """
-    quotas = [1] * len(counts)
-    while sum(quotas) < total:
-        behind = [
-            count / (2 * quota + 1) if quota < count else 0.0
-            for quota, count in zip(quotas, counts, strict=True)
-        ]
-        quotas[behind.index(max(behind))] += 1
+    quotas = dict.fromkeys(counts, 1)
+    while sum(quotas.values()) < total:
+        behind = {
+            number: count / (2 * quotas[number] + 1) if quotas[number] < count else 0.0
+            for number, count in counts.items()
+        }
+        quotas[max(behind, key=behind.__getitem__)] += 1
     return quotas
 
 
-def _draw(examples: Sequence[Example], quotas: Sequence[int], seed: int) -> set[int]:
+def _draw(
+    examples: Sequence[E], quotas: Mapping[int, int], seed: int, stratum: Callable[[E], int]
+) -> set[int]:
     """Return the places of `quotas[c]` examples of each class c; smaller quotas give subsets."""
     # Of Python's generator, only random() is promised to stay the same in later versions.
     generator = random.Random(seed)  # noqa: S311 - not for cryptography
     order = sorted(range(len(examples)), key=[generator.random() for _ in examples].__getitem__)
-    left = list(quotas)
+    left = dict(quotas)
     chosen = set()
     for at in order:
-        label = examples[at].label
-        if label is not None and left[label]:
-            left[label] -= 1
+        number = stratum(examples[at])
+        if left[number]:
+            left[number] -= 1
             chosen.add(at)
     return chosen
 

@@ -138,6 +138,30 @@ class Tokenizer:
             rows = [[self.unk if t in self._leaking else t for t in row] for row in rows]
         return rows
 
+    def encode_with_offsets(
+        self, texts: Sequence[str]
+    ) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Return the tokens of every text, and where in it the characters of each token lie.
+
+        The tokens are those of `encode_batch`. Spaces at either end of a token are not counted to
+        it. The tokens that share one character, as the bytes of an emoji, all lie where it is.
+
+        Raises:
+            DataError: As of `encode_batch`.
+        """
+        given = [text.encode("utf-8", "replace").decode() for text in texts]
+        named = given
+        if self._unknown != UNKNOWN:
+            named = [text.replace(UNKNOWN, self._unknown) for text in given]
+        with library_errors(f"{self._source} cannot encode the text"):
+            encodings = self._backend.encode_batch(named, add_special_tokens=False)
+        found = []
+        for text, other, encoding in zip(given, named, encodings, strict=True):
+            ids = [self.unk if t in self._leaking else t for t in encoding.ids]
+            places = _places(text, self._unknown) if other != text else None
+            found.append((ids, [_trimmed(text, place, places) for place in encoding.offsets]))
+        return found
+
     def units(self, line: str) -> list[str]:
         """Cut a line into parts that can be encoded one by one.
 
@@ -490,6 +514,28 @@ def _starts_word(
     starts_word = np.array(starts, dtype=np.bool_)
     starts_word[list(special)] = True
     return starts_word
+
+
+def _places(text: str, unknown: str) -> list[int]:
+    """Return where each character was, and the end, before `UNKNOWN` was called by another name."""
+    places: list[int] = []
+    at = 0
+    for part in text.split(UNKNOWN):
+        places += range(at, at + len(part))
+        at += len(part)
+        # Its last character ends where the name that it replaces ends.
+        places += [at] * len(unknown)
+        at += len(UNKNOWN)
+    return [*places[: len(places) - len(unknown)], len(text)]
+
+
+def _trimmed(text: str, place: tuple[int, int], places: list[int] | None) -> tuple[int, int]:
+    start, end = place if places is None else (places[place[0]], places[place[1]])
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return start, end
 
 
 def _splits_at_spaces(data: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ shared with training: masks come from a seed of their own and each example's num
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -20,10 +20,10 @@ from ignite.metrics.metric import reinit__is_reduced
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch
+from transfer_cli.data.split import Dataset, Split
 from transfer_cli.data.steps import in_portions, rounds, share
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.split import Dataset, Split
 from transfer_cli.engine.step import on_device
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
@@ -49,38 +49,34 @@ class Scores:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one example.
+    """What became of one row.
 
     Args:
         index: Its number in the split.
         loss: Summed over its targets, in nats.
         targets: How many it has.
-        predicted: The number of the label that was predicted; none where labels are not predicted.
-        probability: What the model gave to that label; 0 where there is none.
+        predicted: What its task makes a result of, by name; see `objectives.base.Outcomes`.
     """
 
     index: int
     loss: float
     targets: int
-    predicted: int | None
-    probability: float
+    predicted: Mapping[str, Any]
 
 
 class EachExample:
-    """What became of every example of a split, noted while an evaluation goes through it."""
+    """What became of every row of a split, noted while an evaluation goes through it."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
 
     def note(self, indices: Iterable[int], found: Outcomes) -> None:
-        """Note the examples of a batch that this process has scored."""
-        nothing = [None] * len(found.loss)
+        """Note the rows of a batch that this process has scored."""
         self._rows += zip(
             map(int, indices),
             found.loss.double().tolist(),
             found.targets.tolist(),
-            nothing if found.predicted is None else found.predicted.tolist(),
-            nothing if found.probability is None else found.probability.double().tolist(),
+            row_by_row(found.predicted, len(found.loss)),
             strict=True,
         )
 
@@ -89,10 +85,13 @@ class EachExample:
         rows = itertools.chain.from_iterable(
             json.loads(text) for text in distributed.texts(json.dumps(self._rows))
         )
-        return [
-            Outcome(index, loss, targets, predicted, probability or 0.0)
-            for index, loss, targets, predicted, probability in sorted(rows, key=itemgetter(0))
-        ]
+        return [Outcome(*row) for row in sorted(rows, key=itemgetter(0))]
+
+
+def row_by_row(found: Mapping[str, Tensor], count: int) -> list[dict[str, Any]]:
+    """Return what was found of each row of a batch, as plain numbers and lists of them."""
+    columns = {name: value.tolist() for name, value in found.items()}
+    return [{name: column[row] for name, column in columns.items()} for row in range(count)]
 
 
 class Sums(Metric):
@@ -150,9 +149,11 @@ def evaluate(
         split: The examples.
         batch: How many pass through the model at once.
         precision: Of the pass.
-        each: Where to note what became of every single example, at the price of a second pass
-            through the head; None: nowhere.
+        each: Where to note what became of every single row, at the price of a second pass through
+            the head; None: nowhere, unless the split has measures that need it.
     """
+    if each is None and split.scorer is not None:
+        each = EachExample()
 
     def judged(whole: TransferModel, view: Batch) -> tuple[dict[str, Tensor], Outcomes | None]:
         encoded = Encoding(whole, view)
@@ -180,7 +181,11 @@ def evaluate(
     engine.run([*own, *batches[:1] * missing])
     let_go(model)
     totals, counts = engine.state.metrics["sums"]
-    return Scores(objective.measures(totals, counts, split.text), objective.tables(totals))
+    measures = objective.measures(totals, counts, split.text)
+    if split.scorer is not None and each is not None:
+        predicted = {found.index: found.predicted for found in each.gathered()}
+        measures |= split.scorer(predicted) if all(predicted.values()) else {}
+    return Scores(measures, objective.tables(totals))
 
 
 def without_gradients(model: TransferModel) -> AbstractContextManager[None]:
@@ -230,15 +235,7 @@ def portions(split: Split, batch: int) -> list[np.ndarray]:
     return in_portions(order, batch)
 
 
-@runtime_checkable
-class Classifier(Protocol):
-    """An objective that can be asked for the logits of classes."""
-
-    def class_logits(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        """Return `[B, C]`, in float32."""
-
-
-def logits(
+def predictions(
     model: TransferModel,
     objective: Objective,
     data: Dataset,
@@ -246,26 +243,26 @@ def logits(
     batch: int,
     precision: Precision,
     order: np.ndarray | None = None,
-) -> Iterator[Tensor]:
-    """Yield each batch's logits of classes.
+) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+    """Yield the numbers of each batch's rows, and what an objective predicts for them.
 
     Args:
         model: The model.
-        objective: The one whose classes they are.
+        objective: The one that predicts.
         data: The examples.
         batch: How many pass through the model at once.
         precision: Of the pass.
         order: In which the examples are taken; None: in that of the data.
 
     Raises:
-        ConfigError: The objective has no `class_logits`.
+        ConfigError: The objective has no `predictions`.
     """
-    if not isinstance(objective, Classifier):
-        raise ConfigError(
-            f"objective: {type(objective).__name__} has no class_logits, so it predicts no label"
-        )
     model.eval()
     for indices in in_portions(np.arange(len(data)) if order is None else order, batch):
         view = on_device({"": data.batch(indices)}, precision.device)[""]
         with torch.inference_mode(), precision.context():
-            yield objective.class_logits(model, view, Encoding(model, view)).cpu()
+            found = objective.predictions(model, view, Encoding(model, view))
+            if not found:
+                name = type(objective).__name__
+                raise ConfigError(f"objective: {name} has no predictions, so it answers nothing")
+            yield indices, {name: value.cpu() for name, value in found.items()}

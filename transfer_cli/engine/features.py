@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from transfer_cli.batch import Batch, is_padded, to_device, with_facts
+from transfer_cli.data.split import Dataset
 from transfer_cli.data.steps import in_portions
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.shared_states import SharedStates
-from transfer_cli.engine.split import Dataset
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 

@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import zeros as sharded_zeros
 
 from transfer_cli.engine import distributed
@@ -42,12 +42,43 @@ def shard(model: TransferModel, device: torch.device) -> None:
 
     To be done with weights loaded and edits made, before the optimizer is built: parameters become
     others, under the same names. A block's weights are gathered for its forward and its backward
-    pass and let go of in between.
+    pass and let go of in between. A single number cannot be cut: every process has all of it.
     """
     mesh = init_device_mesh(device.type, (distributed.count(),))
+    numbers = _replicate_numbers(model, mesh, device)
     for block in model.backbone.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(block, mesh=mesh, ignored_params=numbers)
+    fully_shard(model, mesh=mesh, ignored_params=numbers)
+
+
+def _replicate_numbers(
+    model: TransferModel, mesh: DeviceMesh, device: torch.device
+) -> set[nn.Parameter]:
+    """Make a replicated tensor of each parameter that is a single number; return them."""
+    numbers = set()
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.ndim == 0:
+                value = distribute_tensor(parameter.detach().to(device), mesh, [Replicate()])
+                number = nn.Parameter(value, requires_grad=parameter.requires_grad)
+                module.register_parameter(name, number)
+                _lend(module, name, number)
+                numbers.add(number)
+    return numbers
+
+
+def _lend(module: nn.Module, name: str, number: nn.Parameter) -> None:
+    """Let the module find a plain tensor in place of a replicated one during its forward pass."""
+
+    def before(module: nn.Module, args: object) -> None:
+        # Shadows the parameter, which stays registered; its gradient is still of this process.
+        vars(module)[name] = number.to_local()  # type: ignore[operator]
+
+    def after(module: nn.Module, args: object, result: object) -> None:
+        vars(module).pop(name, None)
+
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after, always_call=True)
 
 
 class Sharded:
@@ -69,6 +100,15 @@ class Sharded:
         """Keep gradients to this process, unless it is the last pass of the step."""
         self._model.set_requires_gradient_sync(last)
         yield
+        if last:
+            self._average_numbers()
+
+    def _average_numbers(self) -> None:
+        """Give all processes the mean gradient of what each has whole, as it is done for parts."""
+        for parameter in self._model.parameters():
+            if parameter.ndim == 0 and parameter.grad is not None:
+                own = parameter.grad.to_local()
+                own.copy_(distributed.summed(own) / distributed.count())
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -141,7 +181,8 @@ def _room_for(known: Any, like: DTensor | None) -> Tensor:
     if like is None:
         return torch.zeros(size, dtype=kind)
     mesh = like.device_mesh
-    return sharded_zeros(size, dtype=kind, device_mesh=mesh, placements=[Shard(0)])
+    placement = Shard(0) if size else Replicate()
+    return sharded_zeros(size, dtype=kind, device_mesh=mesh, placements=[placement])
 
 
 def spread(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:

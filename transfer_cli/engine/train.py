@@ -13,9 +13,9 @@ from ignite.engine import Engine, Events
 
 from transfer_cli.batch import Batch
 from transfer_cli.data.mixture import MAIN, Mixture
+from transfer_cli.data.split import Dataset
 from transfer_cli.data.steps import Filler, Order, in_portions, rounds, share
 from transfer_cli.engine import distributed
-from transfer_cli.engine.split import Dataset
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import StepReport, TrainStep
 

@@ -78,6 +78,8 @@ class ModelDescription:
         tokenizer_hash: Of the tokenizer that the model was trained with.
         edits: Config nodes of what was added to the network, by name, in order.
         base: Where the weights are that are not stored beside this description; None: all are.
+        task: The config node of the task of the data; None: that of older and of published models
+            is told by `labels` (`tasks.base.task_of`).
     """
 
     shape: BackboneShape
@@ -87,6 +89,7 @@ class ModelDescription:
     tokenizer_hash: str
     edits: Mapping[str, Any] = field(default_factory=dict)
     base: Base | None = None
+    task: Mapping[str, Any] | None = None
 
 
 def save_weights(model: nn.Module, folder: Path, leave_out: Set[str] = frozenset()) -> None:
@@ -319,7 +322,9 @@ def _description(found: dict[str, Any]) -> ModelDescription:
     if len(set(labels)) < len(labels):
         raise ValueError("labels holds a label twice")
     objective, edits = found["objective"], found.get("edits", {})
-    for name, node in {"objective": objective, **_mapping(edits, "edits")}.items():
+    task = found.get("task")
+    named = {"objective": objective, **({} if task is None else {"task": task})}
+    for name, node in {**named, **_mapping(edits, "edits")}.items():
         if not isinstance(_mapping(node, name).get(TARGET), str):
             raise TypeError(f"{name} names no class")
     base = found.get("base")

@@ -9,7 +9,7 @@ processes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, is_padded
+from transfer_cli.data.split import TextFacts
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -52,24 +53,13 @@ class Facts:
         vocabulary: Of the run's tokenizer.
         labels: Class names of its data; empty for text without labels.
         name: What the loss is called: "main", or the user's name for a further one.
+        task: What its data is (`tasks.base.Task`); None: text without labels.
     """
 
     vocabulary: Vocabulary
     labels: tuple[str, ...] = ()
     name: str = "main"
-
-
-@dataclass(frozen=True)
-class TextFacts:
-    """What a split's measures need beyond its sums.
-
-    Args:
-        words: Words of exactly the text whose tokens are scored; 0 where that is not defined.
-        size_bytes: Its size in UTF-8; 0 where that is not defined.
-    """
-
-    words: int = 0
-    size_bytes: int = 0
+    task: Any = None
 
 
 @dataclass(frozen=True)
@@ -89,19 +79,18 @@ class Sample:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of each example of a batch, in the batch's order; each `[B]`.
+    """What became of each row of a batch, in the batch's order.
 
     Args:
-        loss: Summed over its targets, in nats.
-        targets: How many it has.
-        predicted: The number of the label that was predicted; none where labels are not predicted.
-        probability: What the model gave to that label; none likewise.
+        loss: `[B]`, summed over its targets, in nats.
+        targets: `[B]`, how many it has.
+        predicted: What its task makes a result of, by name, each `[B, ...]`; nothing where nothing
+            is predicted but tokens.
     """
 
     loss: Tensor
     targets: Tensor
-    predicted: Tensor | None = None
-    probability: Tensor | None = None
+    predicted: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Encoding:
@@ -135,6 +124,8 @@ class Encoding:
 class Objective(ABC):
     """A loss, the modules it needs and the measures it is judged by."""
 
+    task: str | None = None
+    """The name of the task whose examples it needs (`tasks.base.Task.name`); None: any."""
     direction: Literal["causal", "bidirectional"] | None = None
     """The direction of attention without which the objective makes no sense."""
     keeps_tokens: bool = True
@@ -193,8 +184,18 @@ class Objective(ABC):
         """Return what an evaluation adds up over batches and processes, "loss" among it."""
         return self.loss_sums(model, batch, encoded)
 
+    def predictions(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return what its task makes answers of, by name, each `[B, ...]`, without targets.
+
+        Returns:
+            Nothing, unless an objective says more: then it cannot be asked.
+        """
+        return {}
+
     def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes | None:
-        """Return what became of each example; their losses add up to the "loss" of `tallies`.
+        """Return what became of each row; their losses add up to the "loss" of `tallies`.
 
         Returns:
             None, unless an objective says more: then nothing is known of single examples.
@@ -223,6 +224,10 @@ class Objective(ABC):
         measures, and a metric may have parts (`accuracy/LABEL`). There is nothing else in them.
         """
 
+    def answer_metrics(self) -> tuple[Metric, ...]:
+        """Return what its task measures of whole answers (`tasks.base.Task.scores`)."""
+        return ()
+
 
 def declared_metrics(objectives: Mapping[str, Objective]) -> tuple[Metric, ...]:
     """Return what a run measures: the metrics of its main loss, then those of further ones.
@@ -233,5 +238,5 @@ def declared_metrics(objectives: Mapping[str, Objective]) -> tuple[Metric, ...]:
     return tuple(
         metric if name == "main" else metric.of_loss(name)
         for name, objective in objectives.items()
-        for metric in objective.declared_metrics()
+        for metric in (*objective.answer_metrics(), *objective.declared_metrics())
     )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.data.split import TextFacts
 from transfer_cli.metrics import Metric
-from transfer_cli.objectives.base import TextFacts
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
 

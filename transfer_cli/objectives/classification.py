@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, size
+from transfer_cli.data.split import TextFacts
 from transfer_cli.errors import CheckpointError
 from transfer_cli.metrics import Metric
 from transfer_cli.model.added import added_parameters
@@ -18,7 +19,7 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
 from transfer_cli.model.new_rows import NewRows
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample, TextFacts
+from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample
 
 POOLER = "pooler"
 """The name of the pooler among the heads: all classifications of a run share it."""
@@ -43,6 +44,8 @@ class Classification(Objective):
         batch_norm: Whether every layer begins with one. Howard and Ruder (2018, section 3.3) use it
             with `hidden: [50]` and `pooling: concat`.
     """
+
+    task = "classification"
 
     def __init__(
         self,
@@ -164,14 +167,22 @@ class Classification(Objective):
             "confusion": cells.view(classes, classes),
         }
 
+    def predictions(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return the probability of each label, `probabilities` `[B, C]`."""
+        return {"probabilities": self.class_logits(model, batch, encoded).softmax(1)}
+
     def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes:
         """Return each text's cross-entropy, its predicted label and how sure the model was."""
         logits_BC, label_B = self.class_logits(model, batch, encoded), batch["label"]
         return Outcomes(
             loss=F.cross_entropy(logits_BC, label_B, reduction="none"),
             targets=torch.ones_like(label_B),
-            predicted=logits_BC.argmax(1),
-            probability=logits_BC.softmax(1).amax(1),
+            predicted={
+                "label": logits_BC.argmax(1),
+                "probability": logits_BC.softmax(1).amax(1),
+            },
         )
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:

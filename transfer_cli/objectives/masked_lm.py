@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.data.split import TextFacts
 from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric
-from transfer_cli.objectives.base import Facts, TextFacts
+from transfer_cli.objectives.base import Facts
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
 

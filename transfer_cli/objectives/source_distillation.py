@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, rows_compared
+from transfer_cli.data.split import TextFacts
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.metrics import Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Facts, Objective, TextFacts
+from transfer_cli.objectives.base import Encoding, Facts, Objective
 from transfer_cli.objectives.language_model import HEAD, LanguageModel
 from transfer_cli.seeds import ExampleNoise
 

@@ -153,6 +153,7 @@ def _task(
         metrics=metrics,
         baseline=against.name if measure else None,
         labels=next((found for found in map(grouping.labels_of, runs) if found), ()),
+        expected=next((found for found in map(grouping.expected_of, runs) if found), "label"),
         errors=shared_errors(_outcomes(runs, measure, reader)),
         sort=by,
         notes=(*reasons, *_notes(groups)),

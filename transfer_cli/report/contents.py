@@ -173,6 +173,7 @@ class TaskRuns:
         baseline: The label of the group that the others are compared with; what was asked for,
             where that fits several groups.
         labels: The class names; empty for language models.
+        expected: What would have been right is called: "label".
         errors: What most runs get wrong, the worst first.
         sort: What the groups are sorted by: the measure, or seconds, trained or memory.
         notes: What a reader must know, a line each: why groups are not compared, for example.
@@ -185,6 +186,7 @@ class TaskRuns:
     metrics: tuple[Metric, ...]
     baseline: str | None = None
     labels: tuple[str, ...] = ()
+    expected: str = "label"
     errors: tuple[SharedError, ...] = ()
     sort: str = ""
     notes: tuple[str, ...] = ()

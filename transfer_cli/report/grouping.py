@@ -45,6 +45,13 @@ def labels_of(run: Run) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
+def expected_of(run: Run) -> str | None:
+    """Return what a run's task calls what would have been right; None where it does not say."""
+    found = run.results.get("task")
+    expected = found.get("expected") if isinstance(found, dict) else None
+    return printable(expected) if isinstance(expected, str) else None
+
+
 def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     """Return what each task is called, no two alike: `finetune on trec6`."""
     firsts = [runs[0] for runs in tasks]

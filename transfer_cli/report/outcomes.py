@@ -46,7 +46,7 @@ class RunOutcomes:
     Args:
         sheet: The items.
         predicted: What it said of each.
-        wrong: `[N]`, 1 where that is not the label.
+        wrong: `[N]`, 1 where that is not the label; in between where it is partly right.
         loss: `[N]`, summed nats of each item's targets.
         targets: `[N]`.
     """
@@ -84,7 +84,7 @@ class OutcomeReader:
         return RunOutcomes(
             self._sheet(items),
             tuple(item.predicted for item in items),
-            np.array([item.label != item.predicted for item in items], float),
+            np.array([item.wrong for item in items], float),
             np.array([item.loss for item in items], float),
             np.array([item.targets for item in items], float),
         )
@@ -108,7 +108,7 @@ def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
         return ()
     most = sheets.most_common(1)[0][0]
     alike = [each for each in outcomes if each.sheet.fingerprint == most]
-    wrong = np.sum([each.wrong for each in alike], axis=0)
+    wrong = np.sum([each.wrong > 0 for each in alike], axis=0)
     order = np.argsort(-wrong, kind="stable")[:MOST_SHARED]
     sheet = alike[0].sheet
     return tuple(

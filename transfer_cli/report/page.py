@@ -154,7 +154,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> TaskPart:
         ("cost", cost, _charts(address, [size, labels])),
         ("parallel", "Parallel coordinates", _charts(address, [search_chart(task, names)])),
         ("confusion", "Confusion", mistakes.confusion_section(address, task, names)),
-        ("errors", "Shared errors", mistakes.shared_errors(task.errors) if task.errors else None),
+        ("errors", "Shared errors", _errors(task)),
         *analysis_sections(task, names, pictures),
         ("settings", "Settings", conditions.settings_section(task, names)),
         ("environment", "Environment", conditions.environment_section(task)),
@@ -163,6 +163,10 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> TaskPart:
         Section(f"{address}-at-{name}", title, found) for name, title, found in parts if found
     ]
     return TaskPart(address, task.name, results_section.best_sentence(task, names), sections)
+
+
+def _errors(task: TaskRuns) -> Html | None:
+    return mistakes.shared_errors(task.errors, task.expected) if task.errors else None
 
 
 def _curves(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:

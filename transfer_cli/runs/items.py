@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from transfer_cli.runs.directory import write_text
 from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError
@@ -43,6 +44,7 @@ class Item:
         text: The text, shortened; "" where it is not kept.
         loss: Summed nats of its targets.
         targets: How many: 1 for a classifier, the tokens predicted for a language model.
+        score: How right it is, 0 to 1; None: 1 where `predicted` is `label`, else 0.
     """
 
     split: str
@@ -53,9 +55,17 @@ class Item:
     text: str
     loss: float
     targets: int
+    score: float | None = None
+
+    @property
+    def wrong(self) -> float:
+        """How wrong it is, 0 to 1."""
+        return float(self.predicted != self.label) if self.score is None else 1 - self.score
 
 
-_FIELDS = [(name, _KINDS[kind.__name__]) for name, kind in Item.__annotations__.items()]
+_FIELDS = [
+    (name, _KINDS[kind.__name__]) for name, kind in Item.__annotations__.items() if name != "score"
+]
 
 
 def shortened(text: str) -> str:
@@ -67,8 +77,15 @@ def shortened(text: str) -> str:
 
 def write_items(path: Path, items: Iterable[Item]) -> None:
     """Write a run's `items.jsonl`, whole."""
-    lines = [json.dumps(asdict(item), ensure_ascii=False) for item in items]
+    lines = [json.dumps(_stored(item), ensure_ascii=False) for item in items]
     write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def _stored(item: Item) -> dict[str, Any]:
+    found = asdict(item)
+    if item.score is None:
+        del found["score"]
+    return found
 
 
 def read_items(path: Path, split: str) -> Iterator[Item]:
@@ -119,4 +136,7 @@ def _item(line: str) -> Item:
             raise UnreadableError(f"its {name} is no {kinds[0].__name__}: {str(value)[:40]!r}")
         if type(value) is int and not 0 <= value <= MAX_WHOLE_NUMBER:
             raise UnreadableError(f"its {name} is below 0, or has more than 64 bits")
-    return Item(*(found[name] for name, _ in _FIELDS))
+    score = found.get("score")
+    if score is not None and (type(score) not in (float, int) or not 0 <= score <= 1):
+        raise UnreadableError(f"its score is not between 0 and 1: {str(score)[:40]!r}")
+    return Item(*(found[name] for name, _ in _FIELDS), score)

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from transfer_cli.batch import IGNORE, Batch, size
+from transfer_cli.data.split import TextFacts
 from transfer_cli.metrics import find
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Facts, Objective, TextFacts
+from transfer_cli.objectives.base import Encoding, Facts, Objective
 from transfer_cli.seeds import ExampleNoise
 
 EXTRA_PADDING = 3
@@ -163,8 +164,10 @@ def outcomes_add_up(case: Case) -> None:
     found = case.objective.outcomes(case.model, batch, encoded)
     if found is None:
         return
-    for name, value in vars(found).items():
-        shaped = value is None or value.shape == (size(batch),)
+    for name, value in {"loss": found.loss, "targets": found.targets}.items():
+        _claim(value.shape == (size(batch),), f"outcomes has no {name} for each example")
+    for name, value in found.predicted.items():
+        shaped = value.ndim > 0 and len(value) == size(batch)
         _claim(shaped, f"outcomes has no {name} for each example")
     total = case.objective.tallies(case.model, batch, encoded)["loss"]
     _close(found.loss.sum(), total.sum(), "outcomes: the losses do not add up to that of tallies")

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 def say_start(command: str, run: Path, parts: TrainingRun, config: DictConfig) -> None:
     """Say what is about to be trained, on what, for how long."""
     splits = parts.data.splits
-    unit = "texts" if parts.data.labels else "blocks of text"
+    unit = "blocks of text" if parts.data.task is None else "texts"
     sizes = " · ".join(f"{len(split.data):,} {name}" for name, split in splits.items())
     total = sum(p.numel() for p in parts.model.parameters())
     shape = parts.model.backbone.shape

@@ -2,16 +2,18 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from transfer_cli.assembly.datasets import Prepared
-from transfer_cli.data.encoded_task import EncodedTask
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.split import Split
 from transfer_cli.engine.evaluate import EachExample, Outcome
 from transfer_cli.engine.features import CachedFeatures
-from transfer_cli.engine.split import Split
 from transfer_cli.runs.items import MOST_ITEMS, MOST_TEXTS, Item, shortened
+from transfer_cli.tasks.base import Result, by_example
 
 log = logging.getLogger(__name__)
+
+BLANK = Result("", "")
 
 TO_KEEP = 7
 """Significant digits: as many as a float32 holds."""
@@ -37,41 +39,39 @@ def items_of(split: Split, data: Prepared, each: EachExample | None) -> list[Ite
         each: What an evaluation has noted.
     """
     outcomes = each.gathered() if each is not None else []
-    examples = _examples(split)
-    if outcomes and examples is not None and len(examples) > MOST_TEXTS:
+    if data.task is None:
+        return [_item(split.name, found.index, [found], BLANK, "") for found in outcomes]
+    encoded: Any = split.data.data if isinstance(split.data, CachedFeatures) else split.data
+    with_texts = len(encoded.examples) <= MOST_TEXTS
+    if outcomes and not with_texts:
         log.info(
             "items.jsonl: no texts of the %s split, which has more than %s examples",
             split.name, f"{MOST_TEXTS:,}",
         )  # fmt: skip
-    return [_item(split.name, each_one, examples, data.labels) for each_one in outcomes]
+    rows = {found.index: found for found in outcomes}
+    items = []
+    predicted = {index: found.predicted for index, found in rows.items()}
+    for number, own in by_example(encoded, predicted).items():
+        is_predicted = all(own.values())
+        result = data.task.result(encoded, number, own) if is_predicted else BLANK
+        texts = data.task.texts(encoded.examples[number]) if with_texts else ()
+        found = [rows[row] for row in own]
+        items.append(_item(split.name, number, found, result, shortened(" / ".join(texts))))
+    return items
 
 
-def _examples(split: Split) -> Sequence[Example] | None:
-    """Return what a split's examples were made of; None for blocks of text."""
-    data = split.data.data if isinstance(split.data, CachedFeatures) else split.data
-    return data.examples if isinstance(data, EncodedTask) else None
-
-
-def _item(
-    split: str, found: Outcome, examples: Sequence[Example] | None, labels: tuple[str, ...]
-) -> Item:
-    example = examples[found.index] if examples is not None else None
-    label, predicted = (example.label if example else None), found.predicted
-    with_text = examples is not None and len(examples) <= MOST_TEXTS
+def _item(split: str, number: int, rows: Sequence[Outcome], result: Result, text: str) -> Item:
     return Item(
         split=split,
-        index=found.index,
-        label=labels[label] if label is not None and predicted is not None else "",
-        predicted=labels[predicted] if predicted is not None else "",
-        probability=_rounded(found.probability),
-        text=shortened(_text(example)) if example is not None and with_text else "",
-        loss=_rounded(found.loss),
-        targets=found.targets,
+        index=number,
+        label=result.expected,
+        predicted=result.predicted,
+        probability=_rounded(result.probability),
+        text=text,
+        loss=_rounded(sum(found.loss for found in rows)),
+        targets=sum(found.targets for found in rows),
+        score=None if result.score is None else _rounded(result.score),
     )
-
-
-def _text(example: Example) -> str:
-    return example.text if example.pair is None else f"{example.text} / {example.pair}"
 
 
 def _rounded(value: float) -> float:

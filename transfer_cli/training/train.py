@@ -148,4 +148,5 @@ def description_of(config: DictConfig, parts: TrainingRun, folder: Path) -> Mode
         tokenizer_hash=parts.tokenizer.hash,
         edits=parts.blueprint.edits,
         base=base,
+        task=None if parts.data.task is None else parts.data.task.as_node(),
     )

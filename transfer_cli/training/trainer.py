@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.plan_table import plan_text
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.stored import as_yaml
+from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.evaluate import EachExample, Scores, evaluate, samples
-from transfer_cli.engine.split import Split, some_of
 from transfer_cli.engine.step import Loss
 from transfer_cli.engine.train import Progress, build_trainer, run_trainer
 from transfer_cli.errors import (
@@ -36,7 +36,6 @@ from transfer_cli.training.hyperparameters import hyperparameters
 from transfer_cli.training.results import (
     MOST_JUDGED,
     layer_shares,
-    majority_failure,
     peak_memory,
     weights_size,
 )
@@ -289,6 +288,7 @@ class Job:
             "metrics": [metric.as_json() for metric in parts.blueprint.metrics],
             "tables": {name: found.tables for name, found in scores.items() if found.tables},
             "labels": list(parts.data.labels),
+            "task": None if parts.data.task is None else parts.data.task.shown(),
             "failed": failure,
             "forgetting": forgetting,
             "best_step": progress.best_step or progress.step,
@@ -343,10 +343,11 @@ class Job:
         """Return why the run came to nothing, judged by its best weights; None when it did not."""
         parts = self._parts
         train = parts.data.splits["train"]
-        if not parts.data.labels:
+        task = parts.data.task
+        if task is None or not task.can_fail:
             return None
         found = self._score(parts.losses[0], some_of(train, MOST_JUDGED))
-        return majority_failure(found, parts.data.labels)
+        return task.failure(found.measures, found.tables)
 
     def _forgetting(
         self, recorder: handlers.Recorder | handlers.NoRecorder

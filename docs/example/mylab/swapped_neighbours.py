@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.data.split import TextFacts
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, TextFacts
+from transfer_cli.objectives.base import Encoding, Objective
 from transfer_cli.seeds import ExampleNoise
 
 HEAD = "swapped"

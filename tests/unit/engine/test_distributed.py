@@ -6,13 +6,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from tests import several, tiny
+from transfer_cli.data.split import Split
 from transfer_cli.data.steps import Order, in_portions, rounds, share
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import EachExample, evaluate
 from transfer_cli.engine.parallel import whole
 from transfer_cli.engine.sharded import shard
-from transfer_cli.engine.split import Split
 from transfer_cli.engine.step import Loss
+from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
@@ -28,8 +29,9 @@ CASES = {
     "mlm": (MaskedLM, lambda: tiny.blocks(tokens=1100), {"direction": "bidirectional"}, {}),
     "classification": (Classification, lambda: tiny.Questions(examples=65), {}, {}),
     "unfreezing": (Classification, lambda: tiny.Questions(examples=65), {}, {"plan": UNFREEZING}),
+    "mix": (Classification, lambda: tiny.Questions(examples=65), {}, {}),
 }
-SHARDED = ("mlm", "unfreezing")
+SHARDED = ("mlm", "unfreezing", "mix")
 STEPS, BATCH, MICRO = 50, 32, 8
 
 
@@ -39,6 +41,8 @@ def trained(case, *, sharded=False):
     made = tiny.Recipe(rate=0.1, total=STEPS, clip=0.5, optimizer=torch.optim.SGD, **recipe)
     objective, data = objective(), data()
     model = tiny.model(objective, **changes)
+    if case == "mix":  # one of its parameters is a single number
+        model.readout = ScalarMix(4, norm=False)
     if sharded:
         shard(model, torch.device("cpu"))
     step = tiny.train_step(model, objective, made, epoch=-(-len(data) // BATCH))
@@ -103,8 +107,7 @@ def noted(case, *, sharded=False):
         each, split = EachExample(), Split("test", data, order=order)
         evaluate(model, objective, split, batch=1, precision=tiny.FP32, each=each)
         found += [
-            [one.index, one.loss, one.targets, one.predicted or 0, one.probability]
-            for one in each.gathered()
+            [one.index, one.loss, one.targets, *one.predicted.values()] for one in each.gathered()
         ]
     return found
 

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
-from transfer_cli.engine.evaluate import EachExample, evaluate, logits, portions, samples
-from transfer_cli.engine.split import Split
+from transfer_cli.data.split import Split, TextFacts
+from transfer_cli.engine.evaluate import EachExample, evaluate, portions, predictions, samples
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.unigram import unigram_model
-from transfer_cli.objectives.base import Encoding, TextFacts
+from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
@@ -156,11 +157,11 @@ def test_single_examples_do_not_depend_on_the_batch_size(case, batch):
     expected, found = (noted(model, objective, data, batch=size)[1] for size in (32, batch))
 
     for one, other in zip(expected, found, strict=True):
-        assert (one.index, one.targets, one.predicted) == (
-            other.index, other.targets, other.predicted,
+        assert (one.index, one.targets, one.predicted.get("label")) == (
+            other.index, other.targets, other.predicted.get("label"),
         )  # fmt: skip
         assert one.loss == pytest.approx(other.loss, rel=1e-4, abs=1e-5)
-        assert one.probability == pytest.approx(other.probability, rel=1e-4)
+        assert one.predicted == pytest.approx(other.predicted, rel=1e-4)
 
 
 def test_the_share_of_wrong_examples_is_the_error_rate():
@@ -168,13 +169,15 @@ def test_the_share_of_wrong_examples_is_the_error_rate():
 
     scores, outcomes = noted(model, objective, data)
 
-    wrong = sum(each.predicted != data.labels[each.index] for each in outcomes)
+    wrong = sum(each.predicted["label"] != data.labels[each.index] for each in outcomes)
     assert 100 * wrong / len(data) == pytest.approx(scores.measures["error_rate"])
     assert 0 < wrong < len(data)
     for each in outcomes:
-        right = each.predicted == data.labels[each.index]
-        assert 1 / 3 < each.probability <= 1
-        assert not right or each.probability == pytest.approx(math.exp(-each.loss), rel=1e-4)
+        right = each.predicted["label"] == data.labels[each.index]
+        assert 1 / 3 < each.predicted["probability"] <= 1
+        assert not right or each.predicted["probability"] == pytest.approx(
+            math.exp(-each.loss), rel=1e-4
+        )
 
 
 def test_an_objective_that_says_nothing_of_examples_leaves_nothing():
@@ -198,14 +201,24 @@ def test_confusion_counts_come_with_the_measures():
     assert [sum(row) for row in table] == np.bincount(data.labels, minlength=3).tolist()
 
 
-def test_logits_come_in_the_order_of_the_data():
+def test_predictions_come_with_the_numbers_of_their_rows():
     model, objective, data = at_work("classification")
+    order = np.arange(len(data))[::-1].copy()
 
-    found = torch.cat(list(logits(model, objective, data, batch=16, precision=tiny.FP32)))
+    batches = list(predictions(model, objective, data, batch=16, precision=tiny.FP32, order=order))
 
-    batch = tiny.all_of(data)
-    expected = objective.class_logits(model, batch, Encoding(model, batch)).detach()
+    assert np.concatenate([indices for indices, _ in batches]).tolist() == order.tolist()
+    found = torch.cat([said["probabilities"] for _, said in batches])
+    batch = data.batch(order)
+    expected = objective.class_logits(model, batch, Encoding(model, batch)).softmax(1).detach()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def test_an_objective_that_predicts_nothing_is_refused():
+    model, objective, data = at_work("clm")
+
+    with pytest.raises(ConfigError, match="objective: CausalLM has no predictions"):
+        list(predictions(model, objective, data, batch=16, precision=tiny.FP32))
 
 
 @pytest.mark.parametrize("case", CASES)

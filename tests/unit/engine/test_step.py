@@ -1,3 +1,4 @@
+import dataclasses
 from functools import cache, partial
 
 import numpy as np
@@ -6,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
+from transfer_cli.adaptation.penalties import L2SP, Start
 from transfer_cli.batch import size
 from transfer_cli.data.steps import Order
 from transfer_cli.engine.precision import Precision
@@ -137,6 +139,58 @@ def test_a_loss_without_weight_moves_nothing_of_its_own():
     tiny.train_step(model, losses, recipe)([{"main": tiny.all_of(tiny.Questions())}], 0)
 
     assert torch.equal(model.heads["lm"].bias, bias)
+
+
+# What pulls back.
+
+
+def pulled_step(portions, strength=0.3):
+    """Take a step under a penalty, away from where it started.
+
+    Returns:
+        The weights before and after, the gradient of the loss alone, the weights that the penalty
+        pulls towards, and the report.
+    """
+    objective, data = Classification(), tiny.Questions(examples=16)
+    model = tiny.model(objective)
+    names = {name for name, _ in model.named_parameters()}
+    penalty = L2SP(strength, strength)
+    penalty.start(Start(model, frozenset(names), lambda *_: {}))
+    anchors = tiny.weights_of(model)
+    tiny.lively(model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    before = tiny.weights_of(model)
+    recipe = tiny.Recipe(optimizer=torch.optim.SGD, rate=1.0)
+    micros = [{"main": data.batch(portion)} for portion in portions]
+    tiny.train_step(model, objective, recipe)(micros, 0)
+    gradients = {name: before[name] - weight for name, weight in tiny.weights_of(model).items()}
+    model.load_state_dict(before)
+
+    step = tiny.train_step(model, objective, dataclasses.replace(recipe, penalty=penalty))
+    report = step(micros, 0)
+
+    return before, tiny.weights_of(model), gradients, anchors, report
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["whole", "cut in three"])
+def test_a_penalty_adds_its_own_gradient_once_a_step(count):
+    portions = np.array_split(np.arange(16), count)
+
+    before, after, gradients, anchors, _ = pulled_step(portions)
+
+    for name, weight in before.items():
+        moved = gradients[name] + 0.3 * (weight - anchors[name])
+        assert_close(after[name], weight - moved, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_report_counts_the_penalty_once_and_names_it():
+    before, _, _, anchors, report = pulled_step([np.arange(16)])
+
+    value = 0.15 * sum(float((w - anchors[n]).square().sum()) for n, w in before.items())
+    assert float(report.losses["penalty/l2_sp"]) == pytest.approx(value, rel=1e-4)
+    assert float(report.total) == pytest.approx(float(report.losses["main/loss"]) + value, rel=1e-5)
 
 
 # Nothing to learn from, and too much.

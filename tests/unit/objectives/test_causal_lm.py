@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.objectives.base import Encoding, Facts, TextFacts
+from transfer_cli.data.split import TextFacts
+from transfer_cli.objectives.base import Encoding, Facts
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exponential
 from transfer_cli.seeds import ExampleNoise

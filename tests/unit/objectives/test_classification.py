@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from transfer_cli.adaptation.edits import NewRows
+from transfer_cli.data.split import TextFacts
 from transfer_cli.model.heads import pool
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Facts, TextFacts
+from transfer_cli.objectives.base import Encoding, Facts
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.testing.objectives import check_objective
 

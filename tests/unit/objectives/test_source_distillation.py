@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
+from transfer_cli.data.split import TextFacts
 from transfer_cli.errors import ConfigError, RunError
-from transfer_cli.objectives.base import Encoding, Facts, TextFacts
+from transfer_cli.objectives.base import Encoding, Facts
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM

@@ -49,6 +49,8 @@ def test_only_the_split_that_is_asked_for_is_read(tmp_path):
             "line 2: its loss is below 0, or has more than 64 bits",
         ),
         ("[" * 100_000, "line 2: it is not JSON"),
+        (json.dumps(vars(ONE) | {"score": 1.5}), "line 2: its score is not between 0 and 1: '1.5'"),
+        (json.dumps(vars(ONE) | {"score": "all"}), "line 2: its score is not between 0 and 1"),
         (json.dumps(vars(ONE) | {"text": "a" * 2**20}), "line 2: it is not JSON"),
     ],
 )

@@ -68,7 +68,7 @@ class NotesTokensAsTargets(CausalLM):
 class NotesOneForAll(Classification):
     def outcomes(self, model, batch, encoded):
         found = super().outcomes(model, batch, encoded)
-        return replace(found, probability=found.probability.mean())
+        return replace(found, predicted={"probability": found.predicted["probability"].mean()})
 
 
 class DeclaresAnIdleModule(Classification):

@@ -7,13 +7,14 @@ import torch
 from tests import tiny
 from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.engine.features import CachedFeatures
-from transfer_cli.engine.split import Split
 from transfer_cli.objectives.base import Outcomes
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.items import Item
+from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.training import examples as items
 
 EXAMPLES = (
@@ -27,7 +28,7 @@ LABELS = ("number", "place")
 def found(split, outcomes, data=None):
     each = items.noting(split)
     each.note(range(len(split.data)), outcomes)
-    return items.items_of(split, data or Prepared({}, LABELS), each)
+    return items.items_of(split, data or Prepared({}, ClassificationTask(LABELS)), each)
 
 
 @pytest.fixture
@@ -38,8 +39,8 @@ def split():
 
 
 CLASSES = Outcomes(
-    torch.tensor([0.1, 1 / 3, 2.0]), torch.ones(3), torch.tensor([1, 1, 0]),
-    torch.tensor([0.9, 0.8, 0.7]),
+    torch.tensor([0.1, 1 / 3, 2.0]), torch.ones(3),
+    {"label": torch.tensor([1, 1, 0]), "probability": torch.tensor([0.9, 0.8, 0.7])},
 )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def test_of_many_examples_no_texts_are_kept_and_of_very_many_nothing(split, monk
 
     monkeypatch.setattr(items, "MOST_ITEMS", 2)
     assert items.noting(split) is None
-    assert items.items_of(split, Prepared({}, LABELS), None) == []
+    assert items.items_of(split, Prepared({}, ClassificationTask(LABELS)), None) == []
     assert "nothing of the test split, which has more than 2 examples" in caplog.text
 
 

@@ -62,8 +62,10 @@ def export(config: DictConfig) -> None:
 
 def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Write a folder as Hugging Face's libraries do; return what to say about it."""
+    if config.head:
+        _check_has_head(start)
     tensors, added = plain_tensors(start, keeps_head=config.head)
-    own: Literal["labelled", "lines"] = "labelled" if start.description.labels else "lines"
+    own: Literal["labelled", "lines"] = "lines" if start.task is None else "labelled"
     ours = Ours(
         shape=start.description.shape,
         tensors=tensors,
@@ -98,6 +100,8 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
     else:
         model = _backbone(start, start.tensors())
     labels = start.description.labels if objective is not None else ()
+    if objective is not None:
+        _check_has_head(start)
     causal = start.description.shape.direction == "causal"
     # A published model knows texts as we lay out labelled ones, not as lines of a long text.
     usual = "A" if causal else "cls A sep"
@@ -113,10 +117,21 @@ def _has_head(start: Pretrained) -> bool:
     """Return whether the head of what the model was trained for is there."""
     shape = start.description.shape
     tied = shape.tie_output and not shape.output_bias and not shape.output_transform
-    head = "heads.class." if start.description.labels else "heads.lm."
-    return (tied and not start.description.labels) or any(
-        n.startswith(head) for n in start.shapes()
-    )
+    head = "heads.lm." if start.task is None else f"heads.{start.task.head}."
+    return (tied and start.task is None) or any(n.startswith(head) for n in start.shapes())
+
+
+def _check_has_head(start: Pretrained) -> None:
+    """Refuse a model whose head no published model has.
+
+    Raises:
+        CheckpointError: It has such a head.
+    """
+    if start.task is not None and start.task.export_head is None:
+        raise CheckpointError(
+            f"run: it was trained for {start.task.name}, which no published head is for; "
+            "head=false writes the backbone alone"
+        )
 
 
 def plain_tensors(
@@ -138,7 +153,7 @@ def plain_tensors(
     merge(model)
     new_rows, table = model.backbone.new_rows, model.backbone.token_embedding
     # A tied output reads the table, too, and there nothing was added.
-    if new_rows is not None and (start.description.labels or not keeps_head):
+    if new_rows is not None and (start.task is not None or not keeps_head):
         table.weight = torch.nn.Parameter(new_rows.added_to(table.weight))
         model.backbone.new_rows = None
     heads = {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")}
@@ -156,7 +171,7 @@ def _backbone(start: Pretrained, tensors: Mapping[str, Tensor]) -> TransferModel
 
 def _head(start: Pretrained) -> str:
     """Return what families call the kind of head that the model was trained for."""
-    return SEQUENCE_CLASSIFICATION if start.description.labels else LANGUAGE_MODEL
+    return LANGUAGE_MODEL if start.task is None else str(start.task.export_head)
 
 
 def _classifier(start: Pretrained) -> ClassificationHead | None:
@@ -164,7 +179,7 @@ def _classifier(start: Pretrained) -> ClassificationHead | None:
     description = start.description
     objective: Objective = build(description.objective, "objective", Objective)
     if not isinstance(objective, Classification):
-        if description.labels:
+        if start.task is not None and start.task.export_head == SEQUENCE_CLASSIFICATION:
             raise CheckpointError(
                 f"run: {type(objective).__name__} is no classification that other libraries know; "
                 "head=false writes the backbone alone"

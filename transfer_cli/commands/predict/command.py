@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from transfer_cli.commands.predict.ensemble import Ensemble, open_ensemble
 from transfer_cli.commands.predict.reading import Columns, Input, Row, Skipped
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data.readers import OnError
-from transfer_cli.data.tasks import Example
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, nearest
@@ -39,31 +39,31 @@ def _predict(config: DictConfig) -> None:
     paths = _paths(config.run)
     ensemble = open_ensemble(paths, precision, base=config.base, batch=config.batch)
     if not distributed.is_main():
-        while texts := json.loads(distributed.from_main("")):
-            ensemble.together([Example(**text) for text in texts])
+        while asked := json.loads(distributed.from_main("")):
+            ensemble.together([ensemble.task.example(**example) for example in asked])
         return
-    columns = Columns(config.text, config.pair, config.keep)
+    columns = Columns(config.text, config.pair, config.keep, ensemble.task)
     write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
     with reading.opened(config.input) as given, writing.opened(config.output) as out:
-        answers = write(out, ensemble.labels, columns)
+        answers = write(out, columns)
         skipped = Skipped()
         on_error = skipped if config.errors == "skip" else reading.stop
         rows = _rows(config, given, answers, on_error)
         most = config.batch * WINDOW_BATCHES * distributed.count()
         num_texts = 0
         for window in reading.windows(rows, most, given.is_there):
-            _label(ensemble, answers, window)
+            _answer(ensemble, answers, window)
             num_texts += len(window)
         skipped.say(num_texts, given.name)
         distributed.from_main("[]")
     ensemble.say_cuts()
 
 
-def _label(ensemble: Ensemble, answers: Answers, window: Sequence[Row]) -> None:
+def _answer(ensemble: Ensemble, answers: Answers, window: Sequence[Row]) -> None:
     examples = [row.example for row in window]
     if distributed.count() > 1:
         # The first process alone reads: there is one standard input.
-        distributed.from_main(json.dumps([{"text": e.text, "pair": e.pair} for e in examples]))
+        distributed.from_main(json.dumps(list(map(asdict, examples))))
     answers.write_window(window, ensemble.together(examples))
 
 

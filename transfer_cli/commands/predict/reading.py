@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transfer_cli.data import readers
 from transfer_cli.data.readers import LineStream, OnError, Record
-from transfer_cli.data.tasks import Example
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import printable
+from transfer_cli.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +40,15 @@ class Row:
 
     Args:
         line: The line on which it begins, counted from 1.
-        example: Its text, or two.
+        example: What the task makes of it.
         kept: Its other columns, where they are to appear in the output.
+        characters: How long its texts are.
     """
 
     line: int
-    example: Example
+    example: Any
     kept: Mapping[str, object]
-
-    @property
-    def characters(self) -> int:
-        """How long its texts are."""
-        return len(self.example.text) + len(self.example.pair or "")
+    characters: int
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,18 @@ class Columns:
         text: The one of the text.
         pair: The one of the second text; None: there is none.
         keep: Whether the others go to the output.
+        task: What reads them.
     """
 
     text: str
     pair: str | None
     keep: bool
+    task: Task
 
     @property
     def read(self) -> set[str]:
         """Those that are read."""
-        return {self.text} if self.pair is None else {self.text, self.pair}
+        return {self.text, *self.task.columns, *([] if self.pair is None else [self.pair])}
 
     def row_of(self, record: Record, name: str) -> Row:
         """Return the row that a record is.
@@ -78,13 +78,12 @@ class Columns:
         Raises:
             DataError: It has no such column, or no text there.
         """
-        text = readers.text_of(record, self.text, name)
-        pair = readers.text_of(record, self.pair, name) if self.pair is not None else None
-        if not self.keep:
-            return Row(record.line, Example(text, pair=pair), _NOTHING)
-        read = self.read
-        kept = {key: value for key, value in record.fields.items() if key not in read}
-        return Row(record.line, Example(text, pair=pair), kept)
+        example = self.task.read(record, self.text, self.pair, name)
+        kept = _NOTHING
+        if self.keep:
+            read = self.read
+            kept = {key: value for key, value in record.fields.items() if key not in read}
+        return Row(record.line, example, kept, sum(map(len, self.task.texts(example))))
 
 
 class Skipped:
@@ -146,7 +145,7 @@ def rows_of(
     lines = readers.all_lines(stream, name)
     if table_format == "text":
         for number, line in readers.sound_lines(lines, on_error):
-            yield Row(number, Example(line), _NOTHING)
+            yield columns.row_of(Record(number, {columns.text: line}), name)
         return
     for record in readers.table_records(lines, name, table_format, on_error=on_error):
         try:

@@ -9,16 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-import numpy.typing as npt
-
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.directory import writing
-
-DECIMALS = 6
-"""Of a probability."""
+from transfer_cli.tasks.base import Answer
 
 
 class Answers(ABC):
@@ -26,14 +21,13 @@ class Answers(ABC):
 
     Args:
         out: Where to.
-        labels: The labels, in the order of the probabilities.
-        columns: Those of the input.
+        columns: Those of the input, and the task.
     """
 
-    def __init__(self, out: TextIO, labels: Sequence[str], columns: Columns) -> None:
+    def __init__(self, out: TextIO, columns: Columns) -> None:
         self.out = out
-        self.labels = list(labels)
         self.columns = columns
+        self.task = columns.task
 
     @abstractmethod
     def problem_of(self, row: Row) -> str | None:
@@ -44,55 +38,49 @@ class Answers(ABC):
         """
 
     @abstractmethod
-    def write(self, row: Row, label: str, probabilities: list[float]) -> None:
+    def write(self, row: Row, answer: Answer) -> None:
         """Write one answer."""
 
-    def write_window(self, rows: Sequence[Row], shares_BC: npt.NDArray[np.float64]) -> None:
-        """Write the answers of a window, given the probability of each label."""
-        best = shares_BC.argmax(axis=1).tolist()
-        rounded = shares_BC.round(DECIMALS).tolist()
-        for row, number, shares in zip(rows, best, rounded, strict=True):
-            self.write(row, self.labels[number], shares)
+    def write_window(self, rows: Sequence[Row], answers: Sequence[Answer]) -> None:
+        """Write the answers of a window."""
+        for row, answer in zip(rows, answers, strict=True):
+            self.write(row, answer)
         self.out.flush()
 
 
 class JsonLines(Answers):
     """`{"text": ..., "label": ..., "probabilities": {...}}`, the second text and what is kept."""
 
-    _OURS = frozenset({"text", "label", "probabilities", "pair"})
-
-    def __init__(self, out: TextIO, labels: Sequence[str], columns: Columns) -> None:
-        super().__init__(out, labels, columns)
+    def __init__(self, out: TextIO, columns: Columns) -> None:
+        super().__init__(out, columns)
         self._encode = json.JSONEncoder(ensure_ascii=False).encode
+        self._ours = frozenset({"text", *self.task.fields, "pair"})
 
     def problem_of(self, row: Row) -> str | None:
         """See `Answers`."""
-        _refuse_taken(row.kept, self._OURS)
+        _refuse_taken(row.kept, self._ours)
         return _unwritable(row.kept)
 
-    def write(self, row: Row, label: str, probabilities: list[float]) -> None:
+    def write(self, row: Row, answer: Answer) -> None:
         """Write one answer."""
-        found: dict[str, object] = {
-            "text": row.example.text,
-            "label": label,
-            "probabilities": dict(zip(self.labels, probabilities, strict=True)),
-        }
-        if row.example.pair is not None:
-            found["pair"] = row.example.pair
+        text, *others = self.task.texts(row.example)
+        found: dict[str, object] = {"text": text, **self.task.written(answer)}
+        if others:
+            found["pair"] = others[0]
         found.update(row.kept)
         self.out.write(self._encode(found) + "\n")
 
 
 class Csv(Answers):
-    """Columns `text`, perhaps `pair`, `label`, a `probability/LABEL` each, and what is kept.
+    """Columns `text`, perhaps `pair`, those of the answer, and what is kept.
 
     The columns that are kept are those of the first row.
     """
 
-    def __init__(self, out: TextIO, labels: Sequence[str], columns: Columns) -> None:
-        super().__init__(out, labels, columns)
-        texts = ["text"] if columns.pair is None else ["text", "pair"]
-        self._ours = [*texts, "label", *(f"probability/{label}" for label in labels)]
+    def __init__(self, out: TextIO, columns: Columns) -> None:
+        super().__init__(out, columns)
+        self._texts = ["text"] if columns.pair is None else ["text", "pair"]
+        self._ours = [*self._texts, *self.task.cell_names]
         self._kept: list[str] | None = None
         self._write_row = self._row_writer()
         self._begun = False
@@ -114,24 +102,23 @@ class Csv(Answers):
             )
         return _unwritable(row.kept)
 
-    def write(self, row: Row, label: str, probabilities: list[float]) -> None:
+    def write(self, row: Row, answer: Answer) -> None:
         """Write one answer, and before the first one the names of the columns."""
         kept = self._kept or []
         if not self._begun:
             self._write_row([*self._ours, *kept])
             self._begun = True
-        example = row.example
-        texts = [example.text] if self.columns.pair is None else [example.text, example.pair]
         values = [_cell(row.kept.get(column)) for column in kept]
-        self._write_row([*texts, label, *probabilities, *values])
+        texts = self.task.texts(row.example)[: len(self._texts)]
+        self._write_row([*texts, *self.task.cells(answer), *values])
 
 
 class Tsv(Csv):
     """The same with tabs, and no quotes: a value can hold neither a tab nor the end of a line."""
 
-    def __init__(self, out: TextIO, labels: Sequence[str], columns: Columns) -> None:
-        super().__init__(out, labels, columns)
-        split = [label for label in labels if _splits(label)]
+    def __init__(self, out: TextIO, columns: Columns) -> None:
+        super().__init__(out, columns)
+        split = [label for label in self.task.labels if _splits(label)]
         if split:
             raise ConfigError(f"output_format: TSV cannot hold the label {split[0]!r}; take csv")
 
@@ -143,7 +130,7 @@ class Tsv(Csv):
     def problem_of(self, row: Row) -> str | None:
         """See `Answers`."""
         problem = super().problem_of(row)
-        values = [row.example.text, row.example.pair or "", *row.kept]
+        values = [*self.task.texts(row.example), *row.kept]
         values += map(_cell, row.kept.values())
         if problem is None and any(map(_splits, values)):
             return "a tab or the end of a line in a value, which TSV cannot hold; CSV can."

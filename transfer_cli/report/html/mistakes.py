@@ -42,7 +42,7 @@ def confusion_table(found: Confusion, labels: Sequence[str]) -> Html:
     return made
 
 
-def shared_errors(errors: Sequence[SharedError]) -> Html:
+def shared_errors(errors: Sequence[SharedError], expected: str) -> Html:
     """Return what most runs get wrong: the text, what is right, and what was said."""
     parts = macros("mistakes.html")
     rows = []
@@ -54,7 +54,7 @@ def shared_errors(errors: Sequence[SharedError]) -> Html:
         rows.append((parts.text(each.text), right, parts.chips(wrong), times))
     columns = [
         PageColumn("text"),
-        PageColumn("label"),
+        PageColumn(expected),
         PageColumn("said instead"),
         PageColumn("wrong runs"),
     ]

@@ -21,9 +21,11 @@ from transfer_cli.commands.predict.reading import (
 )
 from transfer_cli.data.tasks import Example
 from transfer_cli.errors import DataError
+from transfer_cli.tasks.classification import ClassificationTask
 
-TEXT = Columns("text", None, keep=False)
-KEPT = Columns("text", None, keep=True)
+TASK = ClassificationTask(("no", "yes"))
+TEXT = Columns("text", None, keep=False, task=TASK)
+KEPT = Columns("text", None, keep=True, task=TASK)
 
 
 def read(content, table_format="csv", columns=TEXT):
@@ -34,7 +36,7 @@ def read(content, table_format="csv", columns=TEXT):
 
 
 def rows(*texts):
-    return [Row(number, Example(text), {}) for number, text in enumerate(texts, 1)]
+    return [Row(number, Example(text), {}, len(text)) for number, text in enumerate(texts, 1)]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_no_row_is_taken_before_the_window_before_it_is_done():
         nonlocal taken
         while True:
             taken += 1
-            yield Row(taken, Example("a"), {})
+            yield Row(taken, Example("a"), {}, 0)
 
     found = windows(endless(), 8, lambda: True)
     for number in range(1, 100):

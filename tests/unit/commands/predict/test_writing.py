@@ -3,7 +3,6 @@
 import io
 import json
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,19 +12,21 @@ from transfer_cli.commands.predict.writing import FORMATS, format_of
 from transfer_cli.data import readers
 from transfer_cli.data.tasks import Example
 from transfer_cli.errors import ConfigError
+from transfer_cli.tasks.classification import ClassificationTask
 
 LABELS = ("no", "yes")
-KEPT = Columns("text", None, keep=True)
-SHARES = np.array([[0.25, 0.75]])
+TASK = ClassificationTask(LABELS)
+KEPT = Columns("text", None, keep=True, task=TASK)
+ANSWERS = [{"probabilities": [0.25, 0.75]}]
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 
 def written(table_format, row, columns=KEPT):
     """Return the answer to a row, as our own reader finds it."""
     out = io.StringIO(newline="")
-    answers = FORMATS[table_format](out, LABELS, columns)
+    answers = FORMATS[table_format](out, columns)
     assert answers.problem_of(row) is None
-    answers.write_window([row], SHARES)
+    answers.write_window([row], ANSWERS)
     lines = readers.numbered_lines(io.BytesIO(out.getvalue().encode()), "a")
     [record] = readers.table_records(lines, "a", table_format)
     return dict(record.fields)
@@ -33,7 +34,9 @@ def written(table_format, row, columns=KEPT):
 
 @given(text=texts, pair=texts, kept=texts)
 def test_csv_gives_back_any_text(text, pair, kept):
-    found = written("csv", Row(1, Example(text, pair=pair), {"n": kept}), Columns("a", "b", True))
+    found = written(
+        "csv", Row(1, Example(text, pair=pair), {"n": kept}, 0), Columns("a", "b", True, TASK)
+    )
 
     # The reader takes \r\n inside a value for the end of a line, which it writes as \n.
     assert {name: value.replace("\r\n", "\n") for name, value in found.items()} == {
@@ -47,7 +50,7 @@ def test_csv_gives_back_any_text(text, pair, kept):
 
 
 def test_json_lines_hold_what_is_kept_as_it_was():
-    found = written("jsonl", Row(1, Example("a", pair="b"), {"n": [1, None], "x": "ü"}))
+    found = written("jsonl", Row(1, Example("a", pair="b"), {"n": [1, None], "x": "ü"}, 0))
 
     assert found == {
         "text": "a", "label": "yes", "probabilities": {"no": 0.25, "yes": 0.75}, "pair": "b",
@@ -57,13 +60,13 @@ def test_json_lines_hold_what_is_kept_as_it_was():
 
 def test_values_of_json_lines_become_cells():
     kept = {"list": [1, "a"], "nothing": None, "true": True, "text": 'a, "b"'}
-    columns = Columns("question", None, keep=True)
+    columns = Columns("question", None, keep=True, task=TASK)
 
     with pytest.raises(ConfigError, match="keep: the input has a column 'text', and so has"):
-        written("csv", Row(1, Example("a"), kept), columns)
+        written("csv", Row(1, Example("a"), kept, 0), columns)
     del kept["text"]
 
-    found = written("tsv", Row(1, Example("a"), kept), columns)
+    found = written("tsv", Row(1, Example("a"), kept, 0), columns)
     assert (found["list"], found["nothing"], found["true"]) == ('[1, "a"]', "", "true")
 
 
@@ -73,31 +76,31 @@ def test_values_of_json_lines_become_cells():
 )
 def test_a_column_with_the_name_of_one_of_ours_is_refused(table_format, column):
     with pytest.raises(ConfigError, match=f"keep: the input has a column '{column}'"):
-        written(table_format, Row(1, Example("a"), {column: "x"}))
+        written(table_format, Row(1, Example("a"), {column: "x"}, 0))
 
 
 def problem(table_format, *rows):
-    answers = FORMATS[table_format](io.StringIO(), LABELS, KEPT)
+    answers = FORMATS[table_format](io.StringIO(), KEPT)
     return [answers.problem_of(row) for row in rows][-1]
 
 
 def test_a_table_has_the_same_columns_in_each_row():
-    first = Row(1, Example("a"), {"n": 1, "x": 2})
+    first = Row(1, Example("a"), {"n": 1, "x": 2}, 0)
 
-    assert "'y' is not in the first row" in problem("csv", first, Row(2, Example("a"), {"y": 3}))
-    assert problem("csv", first, Row(2, Example("a"), {"x": 3})) is None
-    assert problem("jsonl", first, Row(2, Example("a"), {"y": 3})) is None
+    assert "'y' is not in the first row" in problem("csv", first, Row(2, Example("a"), {"y": 3}, 0))
+    assert problem("csv", first, Row(2, Example("a"), {"x": 3}, 0)) is None
+    assert problem("jsonl", first, Row(2, Example("a"), {"y": 3}, 0)) is None
 
 
 @pytest.mark.parametrize("value", ["a\tb", "a\nb", "a\rb"])
 def test_what_tsv_cannot_hold_is_said(value):
-    assert "which TSV cannot hold" in problem("tsv", Row(1, Example(value), {}))
-    assert "which TSV cannot hold" in problem("tsv", Row(1, Example("a"), {"n": value}))
-    assert problem("csv", Row(1, Example(value), {"n": value})) is None
+    assert "which TSV cannot hold" in problem("tsv", Row(1, Example(value), {}, 0))
+    assert "which TSV cannot hold" in problem("tsv", Row(1, Example("a"), {"n": value}, 0))
+    assert problem("csv", Row(1, Example(value), {"n": value}, 0)) is None
 
 
 def test_half_a_surrogate_pair_is_said_before_it_is_written():
-    row = Row(1, Example("a"), {"n": json.loads('"\\ud800"')})
+    row = Row(1, Example("a"), {"n": json.loads('"\\ud800"')}, 0)
 
     for table_format in FORMATS:
         assert "half of a surrogate pair" in problem(table_format, row)

@@ -1,0 +1,136 @@
+"""A task of one's own, from `docs/example` alone: trained, monitored, swept, reported, asked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.functional.test_example_package import mylab  # noqa: F401 - a fixture
+from transfer_cli.model.weights import read_description
+from transfer_cli.runs.records import read_metrics
+
+pytestmark = pytest.mark.functional
+
+OWN = ("--plugin", "mylab", "--config-dir", "conf")
+DATA = (
+    "data=tagged_words", "objective=tagging", "data.train=names/train.jsonl",
+    "data.validation=names/validation.jsonl", "data.test=names/test.jsonl",
+)  # fmt: skip
+SMALL = ("device=cpu", "loop.batch=16", "schedule.warmup=1", "optimizer.lr=3e-3")
+LONG = {"words": ["Where", "does", "the", "Rhine", "end", "?"] * 20}
+
+
+@pytest.fixture
+def tagged(transfer, mylab, deep):  # noqa: F811
+    """Train a tagger in the folder of the example; return its run directory."""
+    ended = transfer(
+        "finetune", *OWN, *DATA, *SMALL, f"init_from={deep}", "run.dir=tagger", "loop.epochs=20",
+        "loop.evaluate_every=5 epochs", "loop.monitor=span_f1", "data.length=10",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert "span_f1" in ended.out
+    return Path("tagger")
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read_json):
+    results = read_json(tagged / "results.json")
+
+    # It learns; its own measure decides which weights are best.
+    records = read_metrics(tagged / "metrics.jsonl")
+    watched = [row for row in records if row["kind"] == "validation"]
+    found = [row["span_f1"] for row in watched]
+    assert len(found) == 4
+    best = watched[found.index(max(found))]
+    assert results["best_step"] == best["step"]
+    assert results["measures"]["validation"]["span_f1"] == pytest.approx(max(found))
+    assert results["measures"]["test"]["accuracy"] > 0.6
+    assert results["task"] == {"name": "tagging", "expected": "tags"}
+    description = read_description(tagged / "model")
+    assert description.task == {"_target_": "mylab.tagging.Tagging"}
+    assert description.labels == ("O", "B-CITY", "B-RIVER", "I-CITY", "I-RIVER")
+
+    # items.jsonl has one line for each sentence, though long ones are several rows.
+    assert results["seen"]["examples"] > 20 * len(lines("names/train.jsonl"))
+    items = lines(tagged / "items.jsonl")
+    examples = [each for split in ("validation", "test") for each in lines(f"names/{split}.jsonl")]
+    assert [item["label"].split() for item in items] == [each["tags"] for each in examples]
+    assert [item["text"] for item in items] == [" ".join(each["words"]) for each in examples]
+    right = sum(item["score"] * item["targets"] for item in items if item["split"] == "test")
+    words = sum(item["targets"] for item in items if item["split"] == "test")
+    assert right / words == pytest.approx(results["measures"]["test"]["accuracy"], rel=1e-6)
+
+    # evaluate measures the same.
+    ended = transfer("evaluate", *OWN, "run=tagger", "split=test", "device=cpu", "output=a.json")
+    assert ended.code == 0, ended.err
+    again = read_json("a.json")["measures"]["test"]
+    assert again == pytest.approx(results["measures"]["test"], rel=1e-5)
+
+    # predict answers sentences and lists of words; a long one is several rows and one answer.
+    Path("in.jsonl").write_text(
+        json.dumps({"words": ["Where", "is", "Bonn", "?"]}) + "\n" + json.dumps(LONG) + "\n"
+    )
+    ended = transfer(
+        "predict", *OWN, "run=tagger", "input=in.jsonl", "text=words", "output=out.jsonl",
+        "device=cpu",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    short, long = lines("out.jsonl")
+    assert list(short) == ["text", "words", "tags"]
+    assert [len(each["tags"]) for each in (short, long)] == [4, 120]
+    assert set(long["tags"]) <= set(description.labels)
+
+    # A folder that others load cannot be written; the backbone can.
+    for form in ("hf", "onnx"):
+        ended = transfer("export", *OWN, "run=tagger", "to=folder", f"format={form}")
+        assert ended.code == 2
+        assert "it was trained for tagging, which no published head is for" in ended.err
+        assert not Path("folder").exists()
+    ended = transfer(
+        "predict", *OWN, "run=[tagger,tagger]", "input=in.jsonl", "text=words", "device=cpu"
+    )
+    assert "answers of several runs on tagging cannot be combined" in ended.err
+
+
+def test_a_task_is_swept_and_its_runs_are_compared_by_its_measure(transfer, mylab, deep):  # noqa: F811
+    ended = transfer(
+        "finetune", *OWN, *DATA, *SMALL, f"init_from={deep}", "-m", "optimizer.lr=1e-4,3e-3",
+        "run.dir=sweep", "sweep.isolate=false", "loop.steps=20", "loop.monitor=span_f1",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+
+    ended = transfer("report", "sweep", "--html", "page.html")
+
+    assert ended.code == 0, ended.err
+    assert "span_f1" in ended.out
+    page = Path("page.html").read_text()
+    assert "span" in page
+    assert "tags" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("data=sample_questions", "objective=tagging"),
+            "objective: TagWords needs examples of the task tagging, and data has those of "
+            "classification; choose objective=classification",
+        ),
+        (
+            (*DATA, "objective=classification"),
+            "objective: Classification needs examples of the task classification, and data has "
+            "those of tagging; choose objective=tagging",
+        ),
+        ((*DATA, "loop.monitor=span_f2"), "loop.monitor: there is no measure 'span_f2'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(transfer, mylab, deep, words, message):  # noqa: F811
+    ended = transfer("finetune", *OWN, *words, *SMALL, f"init_from={deep}", "run.dir=run")
+
+    assert ended.code == 2
+    assert message in ended.err.strip().splitlines()[-1]
+    assert "Traceback" not in ended.err
+    assert not Path("run").exists()

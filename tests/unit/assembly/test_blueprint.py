@@ -1,0 +1,358 @@
+"""How long a run is, what of its start it takes over, and which stages it has."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests import configs
+from transfer_cli.assembly.blueprint import (
+    batch_of,
+    check_forgetting,
+    draw,
+    inherits,
+    shape_of,
+    sizes_of,
+)
+from transfer_cli.assembly.init_from import open_pretrained, open_start
+from transfer_cli.errors import ConfigError
+
+LABELS = ("number", "place")
+
+
+def lengths(**changes):
+    """Return what decides how long a run is."""
+    plain = {
+        "seed": 0,
+        "loop": {"steps": None, "epochs": 1, "batch": 8},
+        "mixing": {"power": 0.5, "anneal": False, "target_only": None},
+    }
+    made = OmegaConf.create(plain)
+    for key, value in changes.items():
+        OmegaConf.update(made, key.replace("__", "."), value)
+    return made
+
+
+# --- how long ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("examples", "steps"), [(1, 1), (7, 1), (8, 1), (9, 2), (17, 3)])
+def test_an_epoch_takes_the_last_short_batch_too(examples, steps):
+    assert sizes_of(lengths(), {"main": examples}).steps_per_epoch == steps
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [(1, 3), (2, 6), (0.5, 2), (1 / 3, 1), (0.01, 1), (1.1, 4)]
+)
+def test_a_run_of_epochs_has_their_steps_and_a_part_of_a_step_is_one(epochs, steps):
+    assert sizes_of(lengths(loop__epochs=epochs), {"main": 20}).total_steps == steps
+
+
+def test_a_number_of_steps_wins_over_epochs():
+    found = sizes_of(lengths(loop__epochs=9, loop__steps=5), {"main": 20})
+
+    assert (found.total_steps, found.steps_per_epoch) == (5, 3)
+    assert found.mixture is None
+
+
+def test_a_run_without_a_length_is_refused():
+    with pytest.raises(ConfigError, match=r"^loop\.epochs: needs a number of epochs, or loop\.ste"):
+        sizes_of(lengths(loop__epochs=None), {"main": 20})
+
+
+def test_an_epoch_of_several_streams_passes_about_once_over_the_main_one():
+    counts = {"main": 80, "second": 20}
+
+    found = sizes_of(lengths(loop__epochs=2), counts)
+
+    # Ten steps of 8; of the draws, 2 of 3 are for the main stream: the root of 80 over that of 20.
+    assert found.steps_per_epoch == 15
+    assert found.total_steps == found.mixture.total == 30
+    assert dict(found.counts) == counts
+
+
+def test_the_mixture_is_the_one_that_is_asked_for():
+    counts = {"main": 8, "second": 800}
+    drawn = {}
+    for power in (0.0, 1.0):
+        mixture = sizes_of(lengths(loop__steps=400, mixing__power=power), counts).mixture
+        drawn[power] = sum(mixture.stream_of(step) == "main" for step in range(400))
+
+    assert 150 < drawn[0.0] < 250
+    assert drawn[1.0] < 20
+
+
+@pytest.mark.parametrize(
+    ("length", "alone"), [("3 steps", 3), ("1 epoch", 2), ("50%", 10), ("rest", 20)]
+)
+def test_the_end_of_a_run_may_see_the_main_data_alone(length, alone):
+    config = lengths(loop__steps=20, mixing__power=1.0, mixing__target_only=length)
+
+    mixture = sizes_of(config, {"main": 8, "second": 10**9 if length != "1 epoch" else 8}).mixture
+
+    assert all(mixture.stream_of(step) == "main" for step in range(20 - alone, 20))
+    if length not in ("rest", "1 epoch"):
+        assert mixture.stream_of(20 - alone - 1) == "second"
+
+
+def test_another_seed_draws_other_streams():
+    counts = {"main": 30, "second": 30}
+    drawn = [
+        [
+            sizes_of(lengths(loop__steps=40, seed=seed), counts).mixture.stream_of(step)
+            for step in range(40)
+        ]
+        for seed in (0, 0, 1)
+    ]
+
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_streams_that_cannot_be_mixed_are_refused_under_their_key():
+    with pytest.raises(ConfigError, match=r"^mixing: .*power"):
+        sizes_of(lengths(mixing__power=-1), {"main": 8, "second": 8})
+    with pytest.raises(ConfigError, match=r"^mixing: .*'soon' is no length"):
+        sizes_of(lengths(mixing__target_only="soon"), {"main": 8, "second": 8})
+
+
+def test_a_stream_has_its_own_batch_or_that_of_the_run():
+    config = lengths()
+    config.streams = {"own": {"batch": 3}, "none": {}}
+
+    assert [batch_of(config, name) for name in ("main", "own", "none")] == [8, 3, 8]
+
+    config.streams.own.batch = 0
+    with pytest.raises(ConfigError, match=r"^streams\.own\.batch: .*got 0"):
+        batch_of(config, "own")
+
+
+# --- from where --------------------------------------------------------------------------------
+
+
+def test_fresh_models_need_a_shape_a_tokenizer_and_the_word_scratch(tmp_path):
+    config = configs.config("finetune", tmp_path)
+    assert shape_of(config, None, "finetune").width == 16
+
+    config.tokenizer = None
+    with pytest.raises(ConfigError, match=r"^tokenizer: a fresh model"):
+        shape_of(config, None, "finetune")
+    config.model = None
+    with pytest.raises(ConfigError, match=r"^model: a fresh model"):
+        shape_of(config, None, "pretrain")
+    config.init = "pretrained"
+    with pytest.raises(ConfigError, match=r"^init_from: needs a pretrained run directory"):
+        shape_of(config, None, "finetune")
+
+
+def test_only_weights_that_are_inherited_can_be_forgotten(tmp_path, pretrained):
+    config = configs.following(pretrained, tmp_path, forgetting__data="source")
+    start = pretrained_of(config)
+    assert inherits(config, start)
+    check_forgetting(config, start)
+
+    config.init = "scratch"
+    assert not inherits(config, start)
+    for nothing in (start, None):
+        with pytest.raises(ConfigError, match=r"^forgetting\.data: fresh weights have nothing"):
+            check_forgetting(config, nothing)
+
+
+def pretrained_of(config):
+    return open_start(config.init_from, None, ())
+
+
+@pytest.fixture
+def laid_out(tmp_path):
+    """Return how to lay out a run that fine-tunes what another one left."""
+
+    def lay(run, *, labels=LABELS, device="cpu", **changes):
+        config = configs.following(run, tmp_path, **changes)
+        for own, other in zip(LABELS, labels, strict=True):
+            for path in (config.data.train, config.data.validation, config.data.test):
+                told = Path(path).read_text().replace(f",{own}\n", f",{other}\n")
+                Path(path).write_text(told)
+        return draw(config, "finetune", device=device)
+
+    return lay
+
+
+def test_what_came_from_the_checkpoint_is_inherited_and_holds_its_values(laid_out, pretrained):
+    layout = laid_out(pretrained)
+
+    stored = start_tensors(pretrained)
+    own = dict(layout.model.named_parameters())
+    assert layout.inherited == {name for name in own if name.startswith("backbone.")}
+    assert all(torch.equal(own[name], stored[name]) for name in layout.inherited)
+    assert not layout.report.new or all(n.startswith("heads.") for n in layout.report.new)
+    assert [group.name for group in layout.groups if not group.inherited] == ["head.class"]
+
+
+def start_tensors(run):
+    return open_pretrained(str(run)).tensors()
+
+
+def test_with_fresh_weights_nothing_is_inherited(laid_out, pretrained):
+    layout = laid_out(pretrained, init="scratch")
+
+    stored = start_tensors(pretrained)
+    matrix = layout.model.backbone.token_embedding.weight
+    assert layout.report is None
+    assert layout.inherited == frozenset()
+    assert not torch.equal(matrix, stored["backbone.token_embedding.weight"])
+
+
+def test_a_classifier_of_the_same_labels_is_inherited_and_pools_as_before(laid_out, classifier):
+    layout = laid_out(classifier, objective__pooling="auto")
+
+    assert "heads.class.linear.weight" in layout.inherited
+    assert layout.losses[0].objective.settle(layout.model, frozenset())["pooling"] == "max"
+
+
+def test_a_classifier_of_other_labels_is_drawn_anew_though_it_would_fit(laid_out, classifier):
+    layout = laid_out(classifier, labels=("person", "thing"), objective__pooling="auto")
+
+    head = layout.model.heads["class"].linear.weight
+    assert not any(name.startswith("heads.") for name in layout.inherited)
+    assert not torch.equal(head, start_tensors(classifier)["heads.class.linear.weight"])
+    assert "heads.class.linear.weight" in layout.report.dropped
+    assert layout.losses[0].objective.settle(layout.model, frozenset())["pooling"] != "max"
+
+
+# --- edits and stages --------------------------------------------------------------------------
+
+LORA = {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}
+ADAPTERS = {"_target_": f"{configs.EDITS}.Adapters", "size": 2}
+FRESH_TOP = {"_target_": f"{configs.EDITS}.FreshTop", "blocks": 1}
+NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
+HEADS = {"_target_": f"{configs.PLANS}.Only", "train": ["head.*"]}
+
+
+@pytest.fixture(scope="module")
+def with_lora(tmp_path_factory, pretrained):
+    folder = tmp_path_factory.mktemp("lora")
+    config = configs.following(
+        pretrained, folder, adaptation__edits={"lora": LORA}, adaptation__plan=NEW_WEIGHTS
+    )
+    return configs.run(config, "finetune", folder / "run").path
+
+
+def test_what_an_earlier_run_added_is_made_again_and_filled(laid_out, with_lora):
+    layout = laid_out(with_lora)
+
+    added = {name for name, _ in layout.model.named_parameters() if ".lora." in name}
+    stored = start_tensors(with_lora)
+    assert added
+    assert added <= layout.inherited
+    own = dict(layout.model.named_parameters())
+    assert all(torch.equal(own[name], stored[name]) for name in added)
+    assert list(layout.edits) == ["lora"]
+
+
+def test_an_edit_that_an_earlier_run_made_is_not_made_twice(laid_out, with_lora):
+    once, again = laid_out(with_lora), laid_out(with_lora, adaptation__edits={"lora": LORA})
+
+    names = [[name for name, _ in each.model.named_parameters()] for each in (once, again)]
+    assert names[0] == names[1]
+    assert again.inherited == once.inherited
+
+
+def test_further_edits_come_on_top_of_those_of_an_earlier_run(laid_out, with_lora):
+    layout = laid_out(with_lora, adaptation__edits={"adapters": ADAPTERS})
+
+    sites = {name for name, _ in layout.model.named_parameters() if ".sites." in name}
+    assert list(layout.edits) == ["lora", "adapters"]
+    assert sites
+    assert not sites & layout.inherited
+
+
+def test_weights_that_an_edit_drew_anew_are_not_inherited(laid_out, pretrained):
+    layout = laid_out(pretrained, adaptation__edits={"fresh": FRESH_TOP})
+
+    assert not any("blocks.1." in name for name in layout.inherited)
+    assert any("blocks.0." in name for name in layout.inherited)
+    assert layout.edits == {}
+
+
+def test_weights_that_an_edit_drew_anew_have_to_train(laid_out, pretrained):
+    with pytest.raises(ConfigError, match=r"^adaptation\.edits: .* drawn anew and never train"):
+        laid_out(pretrained, adaptation__edits={"fresh": FRESH_TOP}, adaptation__plan=HEADS)
+
+
+def test_what_an_edit_draws_follows_from_the_seed_alone(laid_out, pretrained):
+    drawn = []
+    for seed, disturbed in [(0, 0), (0, 5), (1, 0)]:
+        torch.manual_seed(disturbed)
+        layout = laid_out(pretrained, seed=seed, adaptation__edits={"adapters": ADAPTERS})
+        named = layout.model.named_parameters()
+        drawn.append(torch.cat([p.flatten() for n, p in named if ".sites." in n]).detach())
+
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_products_are_folded_in_only_where_there_are_some(laid_out, pretrained, with_lora):
+    assert laid_out(with_lora, adaptation__store="merged").edits
+    with pytest.raises(ConfigError, match=r"^adaptation\.store: merged folds edits into"):
+        laid_out(pretrained, adaptation__store="merged")
+
+
+def test_stages_are_in_steps_of_this_run(laid_out, pretrained):
+    thaw = {"_target_": f"{configs.PLANS}.GradualUnfreezing", "every": "1 epoch"}
+
+    layout = laid_out(pretrained, adaptation__plan=thaw, loop__steps=11)
+
+    # 20 examples in batches of 8: three steps an epoch; head, then two blocks, then embeddings.
+    assert [(span.begin, span.end) for span in layout.spans] == [(0, 3), (3, 6), (6, 9), (9, 11)]
+    assert all(name.startswith("heads.") for name in layout.spans[0].trains)
+    everything = {name for name, _ in layout.model.named_parameters()}
+    assert layout.spans[-1].trains == everything
+
+
+@pytest.mark.parametrize("edits", [{}, {"lora": LORA}, {"fresh": FRESH_TOP}], ids=str)
+def test_without_weights_a_run_is_laid_out_the_same(laid_out, pretrained, classifier, edits):
+    for run in (pretrained, classifier):
+        real, meta = (
+            laid_out(run, adaptation__edits=edits, device=device) for device in ("cpu", "meta")
+        )
+
+        assert all(parameter.is_meta for parameter in meta.model.parameters())
+        assert meta.groups == real.groups
+        assert meta.spans == real.spans
+        assert meta.inherited == real.inherited
+        assert meta.edits == real.edits
+
+
+# --- warm-up -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("warmup", "what"), [(10, None), (11, "the run, which has 11")])
+def test_a_warm_up_as_long_as_the_run_is_a_problem(laid_out, pretrained, warmup, what):
+    schedule = {"_target_": "transfer_cli.optim.schedules.Constant", "warmup": warmup}
+
+    assert_problem(laid_out, pretrained, what, schedule=schedule)
+
+
+@pytest.mark.parametrize(("warmup", "what"), [(2, None), (3, "stage 1, which has 3")])
+def test_a_schedule_of_each_stage_has_to_be_shorter_than_each(laid_out, pretrained, warmup, what):
+    schedule = {"_target_": "transfer_cli.optim.schedules.Constant", "warmup": warmup}
+    thaw = {
+        "_target_": f"{configs.PLANS}.SequentialUnfreezing",
+        "new": "3 steps",
+        "upper": "4 steps",
+    }
+
+    assert_problem(
+        laid_out, pretrained, what,
+        schedule=schedule, adaptation__plan=thaw, adaptation__schedule_per="stage",
+    )  # fmt: skip
+
+
+def assert_problem(laid_out, run, what, **changes):
+    changes["loop__steps"] = 11
+    found = laid_out(run, **changes).warnings
+    if what is None:
+        assert found == ()
+    else:
+        assert found[0].startswith("schedule.warmup: ")
+        assert what in found[0]

@@ -1,0 +1,156 @@
+"""Models to start from and finished runs, opened."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from tests import configs, tiny
+from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.assembly.init_from import open_pretrained, open_start, own_tokenizer
+from transfer_cli.errors import CheckpointError
+from transfer_cli.model.weights import read_weights
+
+LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
+NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
+
+
+@pytest.fixture
+def apart(tmp_path, pretrained):
+    """Return a base and a run that stores what it trained alone, in one folder."""
+    shutil.copytree(pretrained, tmp_path / "base")
+    config = configs.following(tmp_path / "base", tmp_path, adaptation__edits=LORA,
+                               adaptation__plan=NEW_WEIGHTS, adaptation__store="trained",
+                               loop__steps=1)  # fmt: skip
+    return tmp_path / "base", configs.run(config, "finetune", tmp_path / "run").path
+
+
+def test_a_config_without_a_start_has_none(tmp_path):
+    assert open_start(None, None, ()) is None
+
+
+def test_a_start_brings_its_own_tokenizer(tmp_path, pretrained):
+    config = configs.following(pretrained, tmp_path)
+    start = open_start(config.init_from, None, ())
+    assert own_tokenizer(config.tokenizer, start) is start.tokenizer
+
+    config.tokenizer = {"_target_": "transfer_cli.data.tokenizer.FromFile",
+                        "path": str(pretrained / "model" / "tokenizer.json")}  # fmt: skip
+    assert own_tokenizer(config.tokenizer, start) is start.tokenizer
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, pretrained):
+    other = configs.run(configs.config("pretrain", tmp_path, tokenizer__size=60), "pretrain",
+                        tmp_path / "other").path  # fmt: skip
+    copy = tmp_path / "copy"
+    shutil.copytree(pretrained, copy)
+    shutil.copy(other / "model" / "tokenizer.json", copy / "model" / "tokenizer.json")
+
+    with pytest.raises(CheckpointError, match="is not the tokenizer that this model was trained"):
+        open_pretrained(str(copy))
+
+
+def test_a_model_that_refers_to_another_has_the_weights_of_both(apart):
+    base, run = apart
+    start = open_pretrained(str(run))
+    assert start.base_place().resolve() == (base / "model").resolve()
+
+    tensors = start.tensors()
+
+    own = read_weights(run / "model")
+    assert tiny.same({name: tensors[name] for name in own}, own)
+    under = read_weights(base / "model")
+    assert tiny.same({n: tensors[n] for n in under if n not in own},
+                     {n: t for n, t in under.items() if n not in own})  # fmt: skip
+    assert {n: t.shape for n, t in start.shapes().items()} == {
+        n: t.shape for n, t in tensors.items()
+    }
+
+
+def test_folders_that_moved_together_still_find_each_other(apart, tmp_path):
+    for path in apart:
+        (tmp_path / "moved").mkdir(exist_ok=True)
+        shutil.move(path, tmp_path / "moved" / path.name)
+
+    assert open_pretrained(str(tmp_path / "moved" / "run")).tensors()
+
+
+def test_a_base_that_is_gone_is_asked_for_and_may_be_named(apart, tmp_path):
+    base, run = apart
+    shutil.move(base, tmp_path / "elsewhere")
+
+    with pytest.raises(CheckpointError, match="say where it is with base=RUN"):
+        open_pretrained(str(run)).tensors()
+    with pytest.raises(CheckpointError, match="base: there is no folder"):
+        open_pretrained(str(run), base=str(tmp_path / "nowhere")).tensors()
+
+    assert open_pretrained(str(run), base=str(tmp_path / "elsewhere")).tensors()
+
+
+def test_another_backbone_than_its_own_is_refused(apart, tmp_path):
+    _, run = apart
+    other = configs.run(
+        configs.config("pretrain", tmp_path, seed=1), "pretrain", tmp_path / "other"
+    )
+
+    with pytest.raises(CheckpointError, match="is not the backbone that this model was trained on"):
+        open_pretrained(str(run), base=str(other.path)).tensors()
+
+
+def test_models_that_refer_to_each_other_in_a_circle_are_refused(apart):
+    _, run = apart
+    described = run / "model" / "model.json"
+    content = json.loads(described.read_text())
+    content["base"]["path"] = str(run / "model")
+    content["base"]["relative"] = "../model"
+    described.write_text(json.dumps(content))
+
+    with pytest.raises(
+        CheckpointError, match="is the last of 20 models that each refer to another"
+    ):
+        open_pretrained(str(run)).tensors()
+
+
+# --- finished runs -----------------------------------------------------------------------------
+
+
+def test_a_finished_run_answers_as_it_did_when_it_was_scored(apart):
+    _, run = apart
+
+    trained = open_trained(str(run), tiny.FP32)
+
+    assert not trained.model.training
+    assert trained.objective.facts.labels == ("number", "place")
+    stored = read_weights(run / "model")
+    assert tiny.same({n: trained.model.state_dict()[n] for n in stored}, stored)
+    assert sum(p.numel() for n, p in trained.model.named_parameters() if ".lora." in n)
+
+
+def test_a_run_that_has_not_finished_is_refused(apart):
+    _, run = apart
+    (run / "model" / "weights.safetensors").unlink()
+    (run / "status.json").write_text('{"status": "stopped"}')
+
+    with pytest.raises(CheckpointError, match=r"is stopped and has no finished model.*resume="):
+        open_trained(str(run), tiny.FP32)
+
+
+def test_a_run_whose_weights_lack_a_part_is_refused(classifier, tmp_path):
+    from safetensors.torch import save_file
+
+    copy = tmp_path / "copy"
+    shutil.copytree(classifier, copy)
+    weights = read_weights(copy / "model")
+    del weights["heads.class.linear.bias"]
+    save_file(weights, copy / "model" / "weights.safetensors")
+
+    with pytest.raises(CheckpointError, match=r"lacks heads\.class\.linear\.bias"):
+        open_trained(str(copy), tiny.FP32)
+
+
+def test_the_device_is_where_the_model_is_put(classifier):
+    trained = open_trained(str(classifier), tiny.FP32)
+
+    assert {parameter.device.type for parameter in trained.model.parameters()} == {"cpu"}
+    assert np.isfinite(sum(float(p.detach().sum()) for p in trained.model.parameters()))

@@ -1,0 +1,137 @@
+"""Which losses a config asks for, what they read and how much they count."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests import configs, tiny
+from transfer_cli.assembly.losses import (
+    bind_losses,
+    build_objectives,
+    objective_options,
+    with_direction,
+)
+from transfer_cli.errors import ConfigError
+from transfer_cli.objectives.base import Facts
+
+TEXT = {"data": {"_target_": "transfer_cli.data.text.SampleText"}}
+FALLING = {
+    "_target_": "transfer_cli.optim.loss_weight.Annealed", "start": 1.0, "end": 0.25, "over": "rest"
+}  # fmt: skip
+
+
+def asked(main=configs.CLASSIFICATION, *, streams=(), **losses):
+    nodes = {"objective": main, "losses": losses, "streams": dict.fromkeys(streams, TEXT)}
+    return build_objectives(OmegaConf.create(nodes))
+
+
+def test_the_main_loss_comes_first_and_all_read_the_main_stream_unless_told():
+    found = asked(zebra=configs.CLM, apple={**configs.CLM, "stream": "more"}, streams=["more"])
+
+    assert list(found) == ["main", "zebra", "apple"]
+    assert [loss.stream for loss in found.values()] == ["main", "main", "more"]
+    assert [loss.weight for loss in found.values()] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("weight", [0, 0.25, 3])
+def test_a_loss_counts_as_much_as_it_is_told(weight):
+    assert asked(words={**configs.CLM, "weight": weight})["words"].weight == weight
+
+
+@pytest.mark.parametrize("weight", [-0.1, True, "much", None])
+def test_a_weight_that_is_no_number_is_refused(weight):
+    with pytest.raises(ConfigError, match=r"^losses\.words\.weight: must be a number of 0 or more"):
+        asked(words={**configs.CLM, "weight": weight})
+
+
+def test_a_stream_that_there_is_not_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"^losses\.words\.stream: .*'mor'.*Did you mean 'more'"):
+        asked(words={**configs.CLM, "stream": "mor"}, streams=["more"])
+
+
+def test_the_main_loss_reads_the_main_stream():
+    with pytest.raises(
+        ConfigError, match=r"^objective\.stream: the main loss reads the stream main"
+    ):
+        asked({**configs.CLASSIFICATION, "stream": "more"}, streams=["more"])
+
+
+@pytest.mark.parametrize("losses", [{}, {"words": {**configs.CLM, "stream": "more", "weight": 0}}])
+def test_a_stream_that_feeds_no_loss_is_refused(losses):
+    with pytest.raises(
+        ConfigError, match=r"^streams\.more: no loss reads it with a weight above 0"
+    ):
+        asked(streams=["more"], **losses)
+
+
+def test_weight_and_stream_are_no_options_of_the_objective():
+    node = OmegaConf.create({**configs.CLM, "weight": 2, "stream": "main"})
+
+    assert objective_options(node, "objective") == configs.CLM
+
+
+FACTS = {
+    "main": Facts(tiny.VOCABULARY, tiny.LABELS), "more": Facts(tiny.VOCABULARY, ("a", "b")),
+}  # fmt: skip
+
+
+def losses(found, total=10, epoch=5):
+    return bind_losses(found, FACTS, total_steps=total, steps_per_epoch=epoch)
+
+
+def test_each_objective_learns_of_its_own_stream_and_its_name():
+    main, further = losses(
+        asked(second={**configs.CLASSIFICATION, "stream": "more"}, streams=["more"])
+    )
+
+    assert (main.objective.facts.name, main.objective.facts.labels) == ("main", tiny.LABELS)
+    assert (further.objective.facts.name, further.objective.facts.labels) == ("second", ("a", "b"))
+    assert further.stream == "more"
+
+
+def test_a_loss_that_counts_nothing_is_left_out_unless_it_is_the_main_one():
+    found = losses(
+        asked({**configs.CLASSIFICATION, "weight": 0}, words={**configs.CLM, "weight": 0})
+    )
+
+    assert [(loss.name, loss.weight_at(0)) for loss in found] == [("main", 0.0)]
+
+
+@pytest.mark.parametrize(("over", "half"), [("rest", 20), ("10 steps", 4.5), ("3 epochs", 8)])
+def test_a_weight_that_changes_is_told_how_long_run_and_epoch_are(over, half):
+    found = asked(words={**configs.CLM, "weight": {**FALLING, "over": over}})
+
+    (_, words) = losses(found, total=41, epoch=8)
+
+    assert words.weight_at(0) == 1.0
+    assert words.weight_at(40) == 0.25
+    if half == int(half):
+        assert words.weight_at(half) == pytest.approx(0.5)
+
+
+# --- direction ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "main", "further", "direction"),
+    [("auto", configs.CLM, {}, "causal"), ("auto", configs.MLM, {}, "bidirectional"),
+     ("auto", configs.CLASSIFICATION, {}, "causal"),
+     ("auto", configs.CLASSIFICATION, {"words": configs.MLM}, "bidirectional"),
+     ("bidirectional", configs.CLASSIFICATION, {}, "bidirectional"),
+     ("causal", configs.CLM, {}, "causal")],
+)  # fmt: skip
+def test_the_objectives_settle_which_way_a_model_looks(own, main, further, direction):
+    assert with_direction(tiny.shape(direction=own), asked(main, **further)).direction == direction
+
+
+@pytest.mark.parametrize(
+    ("own", "main", "further", "key", "cure"),
+    [("causal", configs.MLM, {}, "objective", "take objective=clm"),
+     ("bidirectional", configs.CLM, {}, "objective", "take objective=mlm"),
+     ("auto", configs.CLM, {"words": configs.MLM}, r"losses\.words",
+      "take objective@losses.words=clm")],
+)  # fmt: skip
+def test_what_needs_another_direction_is_refused_with_a_cure(own, main, further, key, cure):
+    with pytest.raises(ConfigError, match=f"^{key}: ") as refused:
+        with_direction(tiny.shape(direction=own), asked(main, **further))
+
+    assert cure in str(refused.value)

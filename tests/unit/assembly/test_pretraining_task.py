@@ -1,0 +1,186 @@
+"""What a run that goes back to its pretraining finds there."""
+
+import logging
+
+import pytest
+import torch
+
+from tests import configs, tiny
+from transfer_cli.assembly.blueprint import shape_of
+from transfer_cli.assembly.init_from import open_start
+from transfer_cli.assembly.pretraining_task import Forgetting, Source, fisher_of
+from transfer_cli.assembly.run import build_run
+from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.model.weights import read_weights
+from transfer_cli.objectives.causal_lm import CausalLM
+
+
+def source_of(config):
+    start = open_start(config.init_from, None, ())
+    return Source(config, start, start.tokenizer, shape_of(config, start, "finetune"))
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Return how to get the pretraining of a run."""
+    return lambda run, **changes: source_of(configs.following(run, tmp_path, **changes))
+
+
+def test_the_pretraining_of_a_model_is_the_language_model_at_its_root(
+    source, pretrained, classifier
+):
+    for run in (pretrained, classifier):
+        found = source(run)
+
+        assert found.pretraining[0].folder == pretrained / "model"
+        assert isinstance(found.objective, CausalLM)
+        assert found.objective.facts.vocabulary.hash == found.tokenizer.hash
+        assert found.length == 12  # a block of its text, and not the model's 24 positions
+
+
+def test_its_text_is_read_where_it_was_read(source, classifier):
+    found = source(classifier)
+
+    train, validation = found.text("train"), found.text("validation")
+
+    assert (train.text.words, validation.text.words) == (320, 312)
+    with pytest.raises(ConfigError, match=r"^source\.data: this text has no test split; name"):
+        found.text("test")
+
+
+def test_another_text_may_be_named(source, classifier, tmp_path):
+    other = configs.text(tmp_path, lines=10, name="other")
+
+    assert source(classifier, source__data=other).text("train").text.words == 80
+
+
+def test_a_classifier_from_scratch_has_no_pretraining(source, tmp_path):
+    alone = configs.run(configs.config("finetune", tmp_path), "finetune", tmp_path / "alone").path
+
+    with pytest.raises(CheckpointError, match="does not come from a language model"):
+        _ = source(alone).pretraining
+
+
+def test_the_model_that_is_asked_has_the_run_s_backbone_and_the_pretrained_head(source, classifier):
+    found = source(classifier)
+    tensors = found.start.tensors()
+    trained = tiny.model(CausalLM())  # any backbone will do
+    trained.heads = torch.nn.ModuleDict()
+    trained.backbone = build_run(found.config, "finetune").model.backbone
+
+    model = found.model(trained, tensors)
+
+    assert model.backbone is trained.backbone
+    pretrained = read_weights(found.pretraining[0].folder)
+    head = {f"heads.lm.{name}": tensor for name, tensor in model.heads["lm"].state_dict().items()}
+    assert tiny.same(head, {name: pretrained[name] for name in head})
+    assert not any(parameter.requires_grad for parameter in model.heads["lm"].parameters())
+
+
+def test_a_head_that_trains_in_the_run_is_the_one_that_is_asked(source, pretrained):
+    words = {"words": configs.CLM}
+    found = source(pretrained, losses=words)
+    parts = build_run(found.config, "finetune")
+
+    model = found.model(parts.model, found.start.tensors())
+
+    assert model.heads["lm"] is parts.model.heads["lm"]
+    assert all(parameter.requires_grad for parameter in model.heads["lm"].parameters())
+
+
+# --- forgetting --------------------------------------------------------------------------------
+
+
+def test_what_is_forgotten_is_measured_before_training_and_when_asked(source, pretrained):
+    found = source(pretrained, forgetting__data="source")
+    parts = build_run(found.config, "finetune")
+    before = dict(parts.forgetting.before)
+    assert parts.forgetting.measure() == before
+
+    tiny.lively(parts.model)
+
+    assert parts.forgetting.measure()["loss"] > before["loss"]
+    assert parts.forgetting.before == before
+
+
+def test_fewer_blocks_may_be_scored_and_another_text(source, pretrained, tmp_path):
+    other = tmp_path / "other.txt"
+    other.write_text("the harbour is near the tower .\n" * 9)
+    measured = {}
+    for data, blocks in [("source", None), ("source", 2), (str(other), None)]:
+        config = source(pretrained, forgetting__data=data, forgetting__blocks=blocks).config
+        forgetting = build_run(config, "finetune").forgetting
+        measured[data, blocks] = forgetting.before["loss"]
+
+    assert len(set(measured.values())) == 3
+
+
+def test_where_nobody_asks_nothing_is_measured(source, pretrained):
+    found = source(pretrained)
+
+    assert Forgetting.asked(found.config, found, None, {}, 8, tiny.FP32) is None
+
+
+# --- Fisher information ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fisher(source, pretrained, tmp_path, caplog):
+    """Return how to estimate; and of what an earlier estimate was taken."""
+    caplog.set_level(logging.INFO)
+
+    def estimate(sequences=3, kind="true", disturb=False, **changes):
+        found = source(pretrained, **changes)
+        trained = build_run(found.config, "finetune").model
+        if disturb:
+            tiny.lively(trained)
+        caplog.clear()
+        asked = fisher_of(found.config, found, trained, found.start.tensors(), tiny.FP32)
+        return asked(sequences, kind), "of an earlier run" in caplog.text
+
+    return estimate
+
+
+def test_it_is_estimated_once_for_the_same_weights_text_and_settings(fisher):
+    first, known = fisher()
+    again, known_again = fisher()
+
+    assert (known, known_again) == (False, True)
+    assert tiny.same(first, again)
+    assert all(bool((value >= 0).all()) for value in first.values())
+    assert not any(name.startswith("heads.class") for name in first)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"sequences": 2}, {"kind": "empirical"}, {"disturb": True}, {"source__data": "another"}],
+    ids=str,
+)
+def test_for_anything_else_it_is_estimated_anew(fisher, tmp_path, other):
+    first, _ = fisher()
+    if "source__data" in other:
+        # Its blocks differ from the first word on.
+        node = configs.text(tmp_path, lines=20, name="another")
+        path = tmp_path / "another-train.txt"
+        path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+        other = {"source__data": node}
+
+    second, known = fisher(**other)
+
+    assert not known
+    assert not tiny.same(first, second)
+
+
+def test_a_damaged_estimate_is_made_anew(fisher, tmp_path):
+    first, _ = fisher()
+    (kept,) = (tmp_path / "cache" / "fisher").glob("*.safetensors")
+    kept.write_bytes(b"nothing")
+
+    again, known = fisher()
+
+    assert not known
+    assert tiny.same(first, again)
+
+
+def test_fresh_weights_have_none():
+    assert fisher_of(None, None, None, None, tiny.FP32)(4, "true") == {}

@@ -1,0 +1,290 @@
+"""Everything a run consists of: that what the config says arrives where it acts."""
+
+import logging
+
+import pytest
+import torch
+
+from tests import configs, tiny
+from transfer_cli.adaptation.penalties import EWC, L2SP
+from transfer_cli.assembly.run import build_run
+from transfer_cli.engine.features import CachedFeatures
+from transfer_cli.errors import ConfigError
+from transfer_cli.model.weights import backbone_hash, read_weights
+
+HEADS = {"_target_": f"{configs.PLANS}.Only", "train": ["head.*"]}
+NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
+LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
+
+
+@pytest.fixture
+def put(tmp_path, pretrained):
+    """Return how to put a run together that fine-tunes the pretrained model."""
+
+    def make(**changes):
+        return build_run(configs.following(pretrained, tmp_path, **changes), "finetune")
+
+    return make
+
+
+@pytest.mark.parametrize(("micro", "found"), [(None, 8), (3, 3), (8, 8), (99, 8)])
+def test_a_micro_batch_is_never_larger_than_the_batch(put, micro, found):
+    assert put(loop__micro_batch=micro).micro_batch == found
+
+
+def test_a_run_starts_at_the_pretrained_weights(put, pretrained):
+    parts = put()
+
+    stored = read_weights(pretrained / "model")
+    own = {n: t for n, t in parts.model.state_dict().items() if n.startswith("backbone.")}
+    assert tiny.same(own, {name: stored[name] for name in own})
+
+
+def test_steps_and_stages_are_those_of_the_data(put):
+    parts = put(loop__steps=None, loop__epochs=2)
+
+    assert parts.total_steps == 6  # 20 examples in batches of 8, the last one short
+    assert parts.blueprint.sizes.steps_per_epoch == 3
+    seen = [parts.streams["main"].order.indices(step) for step in range(3)]
+    assert sorted(torch.cat([torch.from_numpy(each) for each in seen]).tolist()) == list(range(20))
+
+
+def test_the_order_follows_from_the_seed(put):
+    orders = [put(seed=seed).streams["main"].order.indices(0).tolist() for seed in (0, 0, 1)]
+
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_only_a_run_that_asks_for_it_puts_texts_of_like_length_together(put, tmp_path):
+    table = tmp_path / "lengths.csv"
+    rows = [f"{'the ' * (n % 9)}bridge,{n % 2}" for n in range(200)]
+    table.write_text("\n".join(["text,label", *rows]) + "\n")
+    data = {"_target_": "transfer_cli.data.tasks.Table", "train": str(table)}
+
+    longest = {}
+    for bucket in (False, True):
+        parts = put(data=data, loop__bucket=bucket)
+        order = parts.streams["main"].order
+        steps = [parts.data.lengths[order.indices(n)] for n in range(order.steps_per_epoch)]
+        longest[bucket] = sum(int(each.max()) for each in steps)
+
+    assert longest[True] < 0.9 * longest[False]
+
+
+def test_the_rate_of_each_group_is_base_times_scale_times_schedule(put):
+    geometric = {"_target_": "transfer_cli.optim.layer_scale.Geometric", "factor": 2.0}
+    linear = {"_target_": "transfer_cli.optim.schedules.Linear", "warmup": 0}
+    parts = put(
+        adaptation__layer_scale=geometric, schedule=linear, optimizer__lr=0.8, loop__steps=4
+    )
+    data = parts.data.splits["train"].data
+
+    rates = []
+    for number in range(4):
+        parts.step([{"main": data.batch(range(8))}], number)
+        groups = parts.step.optimizer.param_groups
+        rates.append({group["layer"]: group["lr"] for group in groups})
+
+    for number, found in enumerate(rates):
+        head = 0.8 * (4 - number) / 4
+        assert found == pytest.approx(
+            {"head.class": head, "block.1": head / 2, "block.0": head / 4, "embeddings": head / 8}
+        )
+
+
+def test_a_schedule_may_begin_anew_with_each_stage(put):
+    thaw = {
+        "_target_": f"{configs.PLANS}.SequentialUnfreezing",
+        "new": "2 steps",
+        "upper": "2 steps",
+    }
+    linear = {"_target_": "transfer_cli.optim.schedules.Linear", "warmup": 0}
+    rates = {}
+    for per in ("run", "stage"):
+        parts = put(adaptation__plan=thaw, schedule=linear, optimizer__lr=0.8, loop__steps=6,
+                    adaptation__schedule_per=per)  # fmt: skip
+        batch = parts.data.splits["train"].data.batch(range(8))
+        rates[per] = []
+        for number in range(6):
+            parts.step([{"main": batch}], number)
+            rates[per].append(parts.step.optimizer.param_groups[-1]["lr"])
+
+    assert rates["run"] == pytest.approx([0.8 * (6 - n) / 6 for n in range(6)])
+    assert rates["stage"] == pytest.approx([0.8, 0.4] * 3)
+
+
+@pytest.mark.parametrize("clip", [None, 0.001])
+def test_the_gradient_is_clipped_as_asked(put, clip):
+    parts = put(loop__clip=clip, optimizer__lr=1.0)
+    before = tiny.weights_of(parts.model)
+
+    parts.step([{"main": parts.data.splits["train"].data.batch(range(8))}], 0)
+
+    moved = [weight - before[name] for name, weight in tiny.weights_of(parts.model).items()]
+    far = float(torch.cat([each.flatten() for each in moved]).norm())
+    assert far == pytest.approx(clip, rel=1e-2) if clip else far > 0.01
+
+
+def test_bad_steps_in_a_row_end_a_run_after_as_many_as_asked(put):
+    parts = put(loop__max_bad_steps=2)
+    parts.model.heads["class"].linear.bias.data[0] = float("nan")
+    batch = [{"main": parts.data.splits["train"].data.batch(range(8))}]
+
+    parts.step(batch, 0)
+
+    with pytest.raises(Exception, match=r"2 step\(s\) in a row"):
+        parts.step(batch, 1)
+
+
+# --- penalties ---------------------------------------------------------------------------------
+
+
+def test_a_penalty_pulls_towards_the_weights_that_were_loaded(put, pretrained):
+    node = {"_target_": "transfer_cli.adaptation.penalties.L2SP"}
+
+    parts = put(adaptation__penalty=node)
+
+    penalty = parts.step._penalty
+    stored = read_weights(pretrained / "model")
+    assert isinstance(penalty, L2SP)
+    assert set(penalty.anchors) == {
+        n for n, _ in parts.model.named_parameters() if "heads" not in n
+    }
+    assert all(torch.equal(anchor, stored[name]) for name, anchor in penalty.anchors.items())
+
+
+def test_ewc_gets_the_information_of_the_pretraining(put):
+    node = {"_target_": "transfer_cli.adaptation.penalties.EWC", "sequences": 3}
+
+    penalty = put(adaptation__penalty=node).step._penalty
+
+    assert isinstance(penalty, EWC)
+    assert penalty.information.keys() == penalty.anchors.keys()
+
+
+# --- what is stored ----------------------------------------------------------------------------
+
+
+def test_trained_weights_alone_refer_to_the_backbone_they_were_trained_on(put, pretrained):
+    parts = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store="trained")
+
+    assert parts.base_hash == backbone_hash(read_weights(pretrained / "model"))
+    assert parts.leave_out == {n for n, _ in parts.model.named_parameters()
+                               if n.startswith("backbone.") and ".lora." not in n}  # fmt: skip
+
+
+def test_what_trains_in_any_stage_is_stored(put):
+    thaw = {"_target_": f"{configs.PLANS}.ChainThaw", "every": "1 steps", "patience": None}
+
+    parts = put(adaptation__plan=thaw, adaptation__store="trained", loop__steps=9)
+
+    assert parts.leave_out == frozenset()
+
+
+@pytest.mark.parametrize("store", ["all", "merged"])
+def test_otherwise_everything_is_stored(put, store):
+    parts = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store=store)
+
+    assert (parts.base_hash, parts.leave_out) == (None, frozenset())
+
+
+def test_what_the_objective_decided_is_pinned(put):
+    assert put().pinned == {"pooling": "cls_last"} | put().pinned
+    frozen = put(adaptation__plan=HEADS).pinned
+    assert frozen["pooling"] == "mean"
+
+
+# --- frozen features ---------------------------------------------------------------------------
+
+
+def are_cached(parts):
+    return isinstance(parts.streams["main"].data, CachedFeatures)
+
+
+def test_states_of_a_frozen_backbone_are_computed_once(put):
+    parts = put(adaptation__plan=HEADS)
+
+    assert are_cached(parts)
+    cached = [name for name, split in parts.data.splits.items()
+              if isinstance(split.data, CachedFeatures)]  # fmt: skip
+    assert cached == ["train", "validation"]
+
+
+CLM_TOO = {"words": configs.CLM}
+MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"adaptation__plan": {"_target_": f"{configs.PLANS}.AllAtOnce"}},
+     {"loop__cache_features": False},
+     {"adaptation__plan": {"_target_": f"{configs.PLANS}.Only", "train": ["head.*", "block.1"]}},
+     {"adaptation__plan": {"_target_": f"{configs.PLANS}.ChainThaw", "every": "1 steps"},
+      "loop__steps": 9},
+     {"adaptation__edits": LORA, "adaptation__plan": NEW_WEIGHTS},
+     {"init": "scratch"}],
+    ids=["all train", "switched off", "a block trains", "later stages train", "lora", "scratch"],
+)  # fmt: skip
+def test_states_that_may_change_are_computed_each_time(put, changes):
+    assert not are_cached(put(**{"adaptation__plan": HEADS, **changes}))
+
+
+@pytest.mark.parametrize(("frozen_eval", "cached"), [(False, False), (True, True)])
+def test_with_dropout_states_are_kept_only_where_it_is_off(tmp_path, frozen_eval, cached):
+    dropping = configs.config("pretrain", tmp_path, model={**configs.SHAPE, "dropout": 0.1})
+    base = configs.run(dropping, "pretrain", tmp_path / "base").path
+    config = configs.following(base, tmp_path, adaptation__plan=HEADS,
+                               adaptation__frozen_eval=frozen_eval)  # fmt: skip
+
+    assert are_cached(build_run(config, "finetune")) is cached
+
+
+def test_states_that_take_too_much_memory_are_not_kept(put, monkeypatch, caplog):
+    from transfer_cli.assembly import run as module
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "MOST_FEATURES", 1000)
+
+    assert not are_cached(put(adaptation__plan=HEADS))
+    assert "states are computed anew each epoch" in caplog.text
+
+
+# --- several streams ---------------------------------------------------------------------------
+
+
+def test_streams_have_their_own_batch_and_order(put, tmp_path):
+    second = {"data": configs.table(tmp_path, name="second"), "batch": 3}
+    words = {**configs.CLASSIFICATION, "stream": "second"}
+
+    parts = put(streams={"second": second}, losses={"words": words})
+
+    assert list(parts.streams) == list(parts.prepared) == ["main", "second"]
+    main, other = (parts.streams[name].order for name in ("main", "second"))
+    assert (main.batch, other.batch) == (8, 3)
+    drawn = [
+        [int(n) for step in range(9) for n in order.indices(step)][:12] for order in (main, other)
+    ]
+    assert drawn[0] != drawn[1]
+    assert parts.blueprint.sizes.counts == {"main": 20, "second": 20}
+    assert not are_cached(parts)
+
+
+# --- refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"loop__monitor": "acuracy"}, r"^loop\.monitor: .*Did you mean 'accuracy'"),
+     ({"optimizer__lr": -1}, r"^optimizer\.lr: must be a number above 0"),
+     ({"forgetting__data": "nothing"}, r"^forgetting\.data: expected `source` or the path"),
+     ({"objective": configs.MLM}, r"^objective: MaskedLM needs a bidirectional model")],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_the_first_batch(put, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        put(**changes)
+
+
+def test_a_warm_up_longer_than_the_run_is_warned_of(put, caplog):
+    put(schedule__warmup=50)
+
+    assert "schedule.warmup: its 50 steps are as long as the run, which has 4" in caplog.text

@@ -1,0 +1,91 @@
+"""Classification as a task: found again in models of before, answered, combined."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from transfer_cli.data.split import Split, some_of
+from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.tasks.base import Task, by_example, task_of
+from transfer_cli.tasks.classification import ClassificationTask
+
+TASK = ClassificationTask(("no", "yes", "maybe"))
+
+
+def test_a_model_of_before_has_labels_alone():
+    assert task_of(None, ("no", "yes", "maybe"), "task") == TASK
+    assert task_of(None, (), "task") is None
+    assert task_of(TASK.as_node(), TASK.labels, "task") == TASK
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "transfer_cli.tasks.classification.Clasification", "transfer_cli.data.tasks.Trec",
+        "os.system",
+    ],
+)  # fmt: skip
+def test_a_node_that_names_no_task_is_refused_by_its_key(target):
+    with pytest.raises(ConfigError, match=r"^task"):
+        task_of({"_target_": target}, ("a", "b"), "task")
+
+
+def test_an_answer_is_the_likeliest_label_with_rounded_probabilities():
+    written = TASK.written({"probabilities": [0.1, 0.7000004, 0.2]})
+
+    assert written == {"label": "yes", "probabilities": {"no": 0.1, "yes": 0.7, "maybe": 0.2}}
+    assert TASK.cell_names == ("label", "probability/no", "probability/yes", "probability/maybe")
+
+
+def test_several_runs_answer_by_their_mean_whatever_the_order_of_their_labels():
+    other = ClassificationTask(("maybe", "no", "yes"))
+    TASK.check_combines(other, "one", "two")
+
+    found = TASK.combine(
+        [(TASK, {"probabilities": [1.0, 0.0, 0.0]}), (other, {"probabilities": [0.5, 0.25, 0.25]})]
+    )
+
+    assert found == {"probabilities": [0.625, 0.125, 0.25]}
+
+
+def test_runs_with_other_labels_or_another_task_are_refused():
+    with pytest.raises(CheckpointError, match="the labels differ, 'maybe' only in one and 'x' o"):
+        TASK.check_combines(ClassificationTask(("no", "yes", "x")), "one", "two")
+
+    @dataclass(frozen=True)
+    class Other(ClassificationTask):
+        check_combines = Task.check_combines
+
+    with pytest.raises(CheckpointError, match="of several runs on classification cannot be comb"):
+        Other(("a", "b")).check_combines(TASK, "one", "two")
+
+
+def test_a_run_that_always_gives_the_commonest_label_has_failed():
+    tables = {"confusion": [[6, 0, 0], [3, 0, 0], [1, 0, 0]]}
+
+    assert "always answering no (60.0 %)" in str(TASK.failure({"accuracy": 0.6}, tables))
+    assert TASK.failure({"accuracy": 0.63}, tables) is None
+    assert TASK.failure({"loss": 1.0}, {}) is None
+
+
+class Windows:
+    example_of = np.array([0, 0, 1, 2, 2, 2])
+
+    def __len__(self):
+        return len(self.example_of)
+
+
+def test_rows_are_put_together_by_example_in_order():
+    rows = {row: {"said": row} for row in (5, 1, 0, 3, 4)}
+
+    found = by_example(Windows(), rows)
+
+    assert {example: list(own) for example, own in found.items()} == {0: [0, 1], 2: [3, 4, 5]}
+
+
+def test_some_examples_are_scored_with_all_their_windows():
+    split = Split("train", Windows(), example_of=Windows.example_of)
+
+    assert some_of(split, 2).order.tolist() == [0, 1, 3, 4, 5]
+    assert some_of(split, 3) is split

@@ -1,0 +1,91 @@
+"""The contract of tasks passes for ours, and finds what breaks it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.tasks.base import Result
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.testing.tasks import check_task
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    _, examples = ClassificationTask.sample()
+    return WordPiece(size=60).make(lambda: iter([example.text for example in examples]))
+
+
+def test_classification_keeps_the_contract(tokenizer):
+    check_task(ClassificationTask, Classification(pooling="mean"), tokenizer)
+
+
+class LosesAnExample(ClassificationTask):
+    def encode(self, examples, tokenizer, length, direction):
+        return EncodedTask(examples[1:], tokenizer, length, direction)
+
+
+class NamesOtherFields(ClassificationTask):
+    fields = ("labels",)
+
+
+class LacksACell(ClassificationTask):
+    @property
+    def cell_names(self):
+        return super().cell_names[1:]
+
+
+class IsTooSure(ClassificationTask):
+    def result(self, data, example, rows):
+        return Result("a", "b", 2.0)
+
+
+class ScoresWhatIsNotDeclared(ClassificationTask):
+    def scores(self, data, rows):
+        return {"rank": 1.0}
+
+
+class IgnoresTheLength(ClassificationTask):
+    def encode(self, examples, tokenizer, length, direction):
+        return EncodedTask(examples, tokenizer, 64, direction)
+
+
+@dataclass(frozen=True)
+class ForgetsItsOption(ClassificationTask):
+    options: Sequence[str] = ("a",)
+
+    def as_node(self):
+        return super().node()
+
+    @classmethod
+    def sample(cls):
+        _, examples = super().sample()
+        return cls(("number", "place"), ("b",)), examples
+
+
+@pytest.mark.parametrize(
+    ("task", "claim"),
+    [
+        (LosesAnExample, "rows belong to the examples"),
+        (NamesOtherFields, "an answer has the keys"),
+        (LacksACell, "there are 3 cells"),
+        (IsTooSure, "a probability is 2.0"),
+        (ScoresWhatIsNotDeclared, "answer_metrics does not declare {'rank'}"),
+        (IgnoresTheLength, "a row is longer than 6"),
+        (ForgetsItsOption, "builds another task"),
+    ],
+)
+def test_the_contract_says_which_claim_does_not_hold(task, claim, tokenizer, monkeypatch):
+    monkeypatch.setattr("transfer_cli.config.build._plugins", {"tests"})
+
+    with pytest.raises(AssertionError, match=claim):
+        check_task(task, Classification(pooling="mean"), tokenizer)
+
+
+def test_an_objective_for_something_else_is_found(tokenizer):
+    with pytest.raises(AssertionError, match="the objective is for None, not classification"):
+        check_task(ClassificationTask, CausalLM(), tokenizer)

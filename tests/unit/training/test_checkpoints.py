@@ -1,0 +1,202 @@
+"""What of a model is stored, and what comes back into it."""
+
+import pytest
+import torch
+
+from tests import configs, tiny
+from transfer_cli.assembly.run import build_run
+from transfer_cli.errors import CheckpointError
+from transfer_cli.model.weights import (
+    WEIGHTS,
+    load_strictly,
+    read_description,
+    read_weights,
+    write_description,
+)
+from transfer_cli.runs import checkpoint
+from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.training.checkpoints import Keeping
+from transfer_cli.training.train import description_of
+
+LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
+NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
+
+
+@pytest.fixture
+def kept(tmp_path, pretrained):
+    """Return how to put a run together: its parts, its directory and what keeps its weights."""
+
+    def make(keep=0, **changes):
+        config = configs.following(pretrained, tmp_path, **changes)
+        parts, run = build_run(config, "finetune"), RunDirectory(tmp_path / "run")
+        run.model.mkdir(parents=True)
+        write_description(description_of(config, parts, run.model), run.model)
+        return parts, run, Keeping(parts, run, keep)
+
+    return make
+
+
+def disturbed(model, seed=1):
+    """Give the model other weights; return those that it had."""
+    before = tiny.weights_of(model)
+    tiny.lively(model, seed)
+    return before
+
+
+def state_of(parts, step):
+    return {"step": parts.step.state_dict(), "progress": {"step": step}, "records": {}}
+
+
+def test_the_best_weights_come_back_and_not_the_last_ones(kept):
+    parts, _, keeping = kept()
+    keeping.save_best(3)
+    best = disturbed(parts.model)
+
+    keeping.take_best()
+
+    assert tiny.same(parts.model.state_dict(), best)
+
+
+def test_better_weights_take_the_place_of_the_best_so_far(kept):
+    parts, run, keeping = kept()
+    keeping.save_best(3)
+    disturbed(parts.model)
+    keeping.save_best(4)
+    better = disturbed(parts.model, seed=2)
+
+    keeping.take_best()
+
+    assert tiny.same(parts.model.state_dict(), better)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["best"]
+
+
+def test_best_weights_that_were_damaged_are_refused(kept):
+    parts, run, keeping = kept()
+    keeping.save_best(3)
+    keeping.save(3, state_of(parts, 3), with_best=True)
+    file = run.best / WEIGHTS
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.unlink()  # shared with the checkpoint
+    file.write_bytes(content)
+
+    with pytest.raises(CheckpointError, match="damaged"):
+        keeping.take_best()
+
+
+def test_a_checkpoint_brings_weights_optimizer_and_stage_back(kept):
+    adam = {"_target_": "torch.optim.AdamW", "lr": 0.1}
+    parts, _, keeping = kept(optimizer=adam)
+    step = parts.step
+    batches = [{"main": parts.data.splits["train"].data.batch(range(8))}]
+    for number in range(2):
+        step(batches, number)
+    keeping.save(2, state_of(parts, 2), with_best=False)
+    moments = step.optimizer.state_dict()["state"]
+    step(batches, 2)
+    wanted = tiny.weights_of(parts.model)
+
+    newest = keeping.newest()
+    keeping.fill(newest, checkpoint.read_state(newest))
+
+    assert newest.step == 2
+    again = step.optimizer.state_dict()["state"]
+    for number, averages in moments.items():
+        assert float(again[number]["step"]) == 2
+        assert averages.keys() == again[number].keys()
+    step(batches, 2)
+    assert tiny.same(parts.model.state_dict(), wanted)
+
+
+def test_the_newest_checkpoint_is_found_and_old_ones_go(kept):
+    parts, run, keeping = kept(keep=2)
+    assert keeping.newest() is None
+    keeping.save_best(1)
+    for step in (1, 2, 10):
+        keeping.save(step, state_of(parts, step), with_best=step > 1)
+
+    assert keeping.newest().step == 10
+    names = sorted(path.name for path in run.checkpoints.iterdir())
+    assert names == ["best", "step-00000002", "step-00000010"]
+    assert (run.checkpoints / "step-00000010" / "best" / WEIGHTS).exists()
+
+
+def test_a_checkpoint_takes_the_best_weights_along_only_if_there_are_some(kept):
+    parts, run, keeping = kept()
+    keeping.save_best(1)
+
+    keeping.save(2, state_of(parts, 2), with_best=False)
+
+    assert not (run.checkpoints / "step-00000002" / "best").exists()
+
+
+def test_weights_that_never_train_are_not_stored_again(kept):
+    parts, run, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
+                               adaptation__store="trained")  # fmt: skip
+
+    names = set(keeping.tensors())
+
+    assert names
+    assert all(".lora." in name or name.startswith("heads.") for name in names)
+    assert read_description(run.model).base.hash == parts.base_hash
+
+    keeping.save_best(1)
+    keeping.save(1, state_of(parts, 1), with_best=True)
+    assert set(read_weights(run.best)) == names
+    assert set(read_weights(run.checkpoints / checkpoint.name(1))) == names
+
+    own = {n: t for n, t in disturbed(parts.model).items() if n in names}
+    keeping.take_best()
+    assert tiny.same({n: t for n, t in parts.model.state_dict().items() if n in names}, own)
+
+
+def test_all_weights_are_stored_unless_asked_otherwise(kept):
+    parts, run, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS)
+
+    assert set(keeping.tensors()) == set(parts.model.state_dict())
+    assert read_description(run.model).base is None
+
+
+@pytest.mark.parametrize("store", ["all", "merged"])
+def test_a_finished_model_computes_what_the_trained_one_did(kept, store):
+    parts, run, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
+                               adaptation__store=store)  # fmt: skip
+    tiny.lively(parts.model)
+    batch = parts.data.splits["train"].data.batch(range(4))
+    parts.model.eval()
+    keeping.save(1, state_of(parts, 1), with_best=False)
+    with torch.inference_mode():
+        wanted = parts.model.backbone(batch["tokens"], batch["mask"])[-1]
+
+    keeping.write_model(keeping.tensors())
+
+    stored = read_weights(run.model)
+    merged = store == "merged"
+    assert any(".lora." in name for name in stored) is not merged
+    assert ("lora" in read_description(run.model).edits) is not merged
+    with torch.inference_mode():
+        found = parts.model.backbone(batch["tokens"], batch["mask"])[-1]
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert tiny.same(stored, {n: parts.model.state_dict()[n] for n in stored})
+
+
+def parts_config(run, pretrained):
+    return configs.following(
+        pretrained, run.path.parent, adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
+        adaptation__store="merged",
+    )  # fmt: skip
+
+
+def test_checkpoints_of_a_folded_model_keep_their_own_description(kept, pretrained):
+    parts, run, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
+                               adaptation__store="merged")  # fmt: skip
+    keeping.save(1, state_of(parts, 1), with_best=False)
+    stored = keeping.tensors()
+    for _ in range(2):  # a run may finish twice: each time with the weights of a checkpoint
+        parts = build_run(parts_config(run, pretrained), "finetune")
+        load_strictly(parts.model, stored, run.path, frozenset())
+        keeping = Keeping(parts, run, 0)
+        keeping.write_model(keeping.tensors())
+
+        assert list(read_description(run.checkpoints).edits) == ["lora"]
+        assert read_description(run.model).edits == {}

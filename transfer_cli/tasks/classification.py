@@ -1,0 +1,140 @@
+"""Classification: one label for a text, or for a pair of texts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.tasks import Example
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import CheckpointError
+from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+
+DECIMALS = 6
+"""Of a probability."""
+
+MARGIN = 0.02
+"""How far above the majority's share an accuracy still counts as the majority's."""
+
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class ClassificationTask(Task):
+    """One label for a text, or for a pair of texts."""
+
+    name: ClassVar[str] = "classification"
+    objective: ClassVar[str] = "classification"
+    head: ClassVar[str] = "class"
+    example: ClassVar[type] = Example
+    fields: ClassVar[tuple[str, ...]] = ("label", "probabilities")
+    export_head: ClassVar[str | None] = "sequence_classification"
+    can_fail: ClassVar[bool] = True
+
+    def read(self, record: Record, text: str, pair: str | None, name: str) -> Example:
+        """See `Task`."""
+        first = text_of(record, text, name)
+        return Example(first, pair=None if pair is None else text_of(record, pair, name))
+
+    def texts(self, example: Example) -> tuple[str, ...]:
+        """See `Task`."""
+        return (example.text,) if example.pair is None else (example.text, example.pair)
+
+    def labels_of(self, example: Example) -> Sequence[str]:
+        """See `Task`."""
+        return () if example.label is None else (self.labels[example.label],)
+
+    def encode(
+        self, examples: Sequence[Example], tokenizer: Tokenizer, length: int, direction: Direction
+    ) -> EncodedTask:
+        """See `Task`; a text that is too long is cut."""
+        return EncodedTask(examples, tokenizer, length, direction)
+
+    @classmethod
+    def sample(cls) -> tuple["ClassificationTask", Sequence[Example]]:
+        """See `Task`."""
+        return cls(("number", "place")), (
+            Example("Where is it ?", 1),
+            Example("How many rivers are there ?", 0),
+            Example("Where do the rivers go ?", 1),
+            Example("How many ?", 0),
+        )
+
+    def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
+        """Return the probability of each label."""
+        (found,) = rows.values()
+        return {"probabilities": found["probabilities"]}
+
+    def result(self, data: Encoded, example: int, rows: Rows) -> Result:
+        """See `Task`."""
+        (found,) = rows.values()
+        (expected,) = self.labels_of(data.examples[example]) or ("",)
+        return Result(expected, self.labels[found["label"]], found["probability"])
+
+    def check_combines(self, other: Task, first: str, path: str) -> None:
+        """Refuse a run with other labels; their order may differ."""
+        if not isinstance(other, ClassificationTask):
+            super().check_combines(other, first, path)
+        lacks = [label for label in self.labels if label not in other.labels]
+        beyond = [label for label in other.labels if label not in self.labels]
+        if lacks or beyond:
+            parts = [f"{_listed(lacks)} only in {first}"] if lacks else []
+            parts += [f"{_listed(beyond)} only in {path}"] if beyond else []
+            raise CheckpointError(
+                f"run: the labels differ, {' and '.join(parts)}; give runs with the same labels"
+            )
+
+    def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
+        """Return the mean of the probabilities, in the order of our labels."""
+        mean_C = np.zeros(len(self.labels))
+        for task, answer in answers:
+            shares_C = np.asarray(answer["probabilities"], dtype=float)
+            if task.labels != self.labels:
+                shares_C = shares_C[[task.labels.index(label) for label in self.labels]]
+            mean_C += shares_C / len(answers)
+        return {"probabilities": mean_C.tolist()}
+
+    def written(self, answer: Answer) -> dict[str, Any]:
+        """See `Task`."""
+        label, *shares = self.cells(answer)
+        return {"label": label, "probabilities": dict(zip(self.labels, shares, strict=True))}
+
+    @property
+    def cell_names(self) -> tuple[str, ...]:
+        """See `Task`."""
+        return ("label", *(f"probability/{label}" for label in self.labels))
+
+    def cells(self, answer: Answer) -> list[Any]:
+        """See `Task`."""
+        shares_C = np.asarray(answer["probabilities"])
+        return [self.labels[int(shares_C.argmax())], *shares_C.round(DECIMALS).tolist()]
+
+    def failure(
+        self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
+    ) -> str | None:
+        """Return why nothing was learnt.
+
+        Fine-tuning sometimes ends where every answer is the most frequent label (Devlin et al.
+        2019, section 4.1). Such a run is to be repeated with another seed, not averaged in
+        silently.
+        """
+        given = [sum(row) for row in tables.get("confusion", [])]
+        if not given or "accuracy" not in measures:
+            return None
+        share, accuracy = max(given) / sum(given), measures["accuracy"]
+        if accuracy > share + MARGIN or sum(count > 0 for count in given) < 2:
+            return None
+        return (
+            f"training accuracy {100 * accuracy:.1f} % is no better than always answering "
+            f"{self.labels[given.index(max(given))]} ({100 * share:.1f} %); "
+            "try another seed, another optimizer.lr or a longer run"
+        )
+
+
+def _listed(labels: Sequence[str]) -> str:
+    shown = ", ".join(repr(label[:80]) for label in labels[:_MOST_NAMED])
+    left = len(labels) - _MOST_NAMED
+    return f"{shown} and {left:,} more" if left > 0 else shown
