@@ -139,4 +139,5 @@ def _item(line: str) -> Item:
     score = found.get("score")
     if score is not None and (type(score) not in (float, int) or not 0 <= score <= 1):
         raise UnreadableError(f"its score is not between 0 and 1: {str(score)[:40]!r}")
-    return Item(*(found[name] for name, _ in _FIELDS), score)
+    values: dict[str, Any] = {name: found[name] for name, _ in _FIELDS}
+    return Item(**values, score=score)
