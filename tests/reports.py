@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report.model import (
+from transfer_cli.report.contents import (
     FAILED,
     FINISHED,
     RUNNING,
@@ -18,8 +18,8 @@ from transfer_cli.report.model import (
     Run,
     SharedError,
     Spread,
-    Standing,
-    Task,
+    SweepProgress,
+    TaskRuns,
 )
 from transfer_cli.runs.results import UNDECLARED
 
@@ -138,7 +138,9 @@ def group(settings: Mapping[str, Any], runs: Sequence[Run], **more: Any) -> Grou
     return Group(label, settings, tuple(runs), measures, **more)
 
 
-def task(name: str, groups: Sequence[Group], measure: str = "test/error_rate", **more: Any) -> Task:
+def task(
+    name: str, groups: Sequence[Group], measure: str = "test/error_rate", **more: Any
+) -> TaskRuns:
     """Return a task with its groups sorted, the best marked, each compared to the last."""
     ranked = sorted(
         groups, key=lambda each: each.measures[measure].mean if measure in each.measures else 1e9
@@ -158,7 +160,7 @@ def task(name: str, groups: Sequence[Group], measure: str = "test/error_rate", *
         values = {**each.__dict__, "is_best": at == 0 and has_result, "against": against}
         done.append(Group(**values))
     more = {"labels": LABELS} | more
-    return Task(
+    return TaskRuns(
         name, tuple(done), varying, measure, UNDECLARED,
         baseline=baseline.label if baseline else None, **more,
     )  # fmt: skip
@@ -192,7 +194,7 @@ def sweep_of_schemes(folder: Path) -> Report:
             if (scheme, rate) == ("adapters", 3e-3):
                 runs[2] = unfinished(runs[2], RUNNING, None)
             groups.append(group(settings, runs))
-    standing = Standing(
+    standing = SweepProgress(
         folder,
         "transfer finetune -m adaptation=full,lora,adapters optimizer.lr=3e-4,1e-3,3e-3 seed=0,1,2",
         25, 1, 0, ((7, "adaptation=full optimizer.lr=0.003 seed=1", "loss is not finite"),),
@@ -286,7 +288,7 @@ def without_results(folder: Path) -> Report:
         Run(folder / "gone", "gone", "finetune", FAILED, "init_from: there is no folder runs/lm"),
     ]
     groups = [group({"adaptation": name}, [run]) for name, run in zip("ab", runs, strict=True)]
-    standing = Standing(
+    standing = SweepProgress(
         folder, "transfer finetune -m adaptation=a,b", 0, 1, 1,
         ((1, "adaptation=b", "init_from: there is no folder runs/lm"),),
     )  # fmt: skip

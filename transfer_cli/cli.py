@@ -257,17 +257,10 @@ def _trust_plugins(request: "Request") -> None:
     """Let configs name classes of the packages given with --plugin, also from this folder."""
     if not request.plugins:
         return
-    from importlib.util import find_spec
-
     from transfer_cli.config.build import trust
+    from transfer_cli.config.flags import check_plugins
 
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    for package in request.plugins:
-        if not package.isidentifier() or find_spec(package) is None:
-            raise ConfigError(
-                f"--plugin {package}: no such package is installed or in {Path.cwd()}"
-            )
+    check_plugins(request.plugins)
     trust(request.plugins)
 
 

@@ -28,12 +28,12 @@ class UnreadableError(ValueError):
     """What is wrong with a file, without its name."""
 
 
-def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
-    """Return the content of a UTF-8 file.
+def read_bytes(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a file.
 
     Raises:
         OSError: It cannot be opened.
-        UnreadableError: It is no plain file, too large, not UTF-8, or holds a NUL byte.
+        UnreadableError: It is no plain file, or too large.
     """
     try:
         kind = path.stat().st_mode
@@ -46,6 +46,17 @@ def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
         raise UnreadableError(str(error)) from error
     if len(raw) > most_bytes:
         raise UnreadableError(f"it is larger than {most_bytes // 2**10:,} KiB")
+    return raw
+
+
+def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """Return the content of a UTF-8 file.
+
+    Raises:
+        OSError: It cannot be opened.
+        UnreadableError: As `read_bytes`; it is not UTF-8, or holds a NUL byte.
+    """
+    raw = read_bytes(path, most_bytes)
     zero = raw.find(b"\0")
     if zero >= 0:
         raise UnreadableError(f"line {_line_at(raw, zero)} holds a NUL byte")

@@ -183,39 +183,32 @@ class Table:
 
     def drawn(self, console: "Console") -> list["Text"]:
         """Return what is shown on a terminal."""
-        from rich.cells import cell_len
+        from rich.table import Table as RichTable
+        from rich.text import Text
 
         cells = [[_one_line(cell) for cell in row] for row in self.rows]
-        titles = [column.title for column in self.columns]
-        needed = [
-            max(cell_len(each) for each in (title, *(row[at].text for row in cells)))
-            for at, title in enumerate(titles)
-        ]
-        gaps = 2 * (len(self.columns) - 1)
-        widths = _fitted(needed, self.columns, console.width - gaps)
-        if widths is None:
+        table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+        least = 2 * (len(self.columns) - 1)
+        for at, column in enumerate(self.columns):
+            title = _rich([Piece(column.title, "heading")])
+            needed = max(title.cell_len, *(_rich([row[at]]).cell_len for row in cells), 0)
+            # Texts give up room, numbers none.
+            narrowest = needed if column.right else min(needed, _NARROWEST)
+            least += narrowest
+            table.add_column(
+                title, justify="right" if column.right else "left", min_width=narrowest,
+                no_wrap=column.right, overflow="fold",
+            )  # fmt: skip
+        if least > console.width:
             return self._blocks(cells, console)
-        head: list[Piece] = [Piece(escaped(title), "heading") for title in titles]
-        return [line for row in (head, *cells) for line in self._row(row, widths, console)]
-
-    def _row(self, row: Sequence[Piece], widths: Sequence[int], console: "Console") -> list["Text"]:
-        """Return a row, as many lines high as its highest cell."""
-        wrapped = [
-            _wrapped(_rich([cell]), width, console) for cell, width in zip(row, widths, strict=True)
+        for row in cells:
+            table.add_row(*(_rich([cell]) for cell in row))
+        lines = [
+            Text.assemble(*((part.text, part.style or "") for part in line))
+            for line in console.render_lines(table, pad=False)
         ]
-        lines = []
-        for number in range(max(map(len, wrapped))):
-            line = _rich([])
-            for at, (cell, width, column) in enumerate(
-                zip(wrapped, widths, self.columns, strict=True)
-            ):
-                part = cell[number] if number < len(cell) else _rich([])
-                room = " " * (width - part.cell_len)
-                line.append("  " if at else "")
-                for each in (room, part) if column.right else (part, room):
-                    line.append(each)
-            line.rstrip()
-            lines.append(line)
+        for each in lines:
+            each.rstrip()
         return lines
 
     def _blocks(self, cells: Sequence[Sequence[Piece]], console: "Console") -> list["Text"]:
@@ -339,20 +332,3 @@ def _wrapped(text: "Text", width: int, console: "Console") -> list["Text"]:
 def _one_line(cell: Piece | str) -> Piece:
     piece = Piece(cell) if isinstance(cell, str) else cell
     return Piece(escaped(" ".join(piece.text.splitlines())), piece.style)
-
-
-def _fitted(needed: Sequence[int], columns: Sequence[Column], room: int) -> list[int] | None:
-    """Return the width of each column; None where there is too little room.
-
-    Texts give up what numbers need: the widest first, and none more than must be.
-    """
-    widths = list(needed)
-    excess = sum(widths) - room
-    while excess > 0:
-        texts = [at for at, column in enumerate(columns) if not column.right]
-        widest = max(texts, key=widths.__getitem__, default=None)
-        if widest is None or widths[widest] <= _NARROWEST:
-            return None
-        widths[widest] -= 1
-        excess -= 1
-    return widths

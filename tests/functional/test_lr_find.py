@@ -86,13 +86,11 @@ def test_tensorboard_has_the_picture_and_the_curve(found):
     assert tags.count("lr_find/loss") == tags.count("lr_find/rate") == steps
 
 
-def test_the_curve_is_printed_and_the_line_to_type_next(found, read_json):
+def test_the_suggestion_is_printed_and_the_line_to_type_next(found, read_json):
     folder, out = found
 
     rate = read_json(folder / "suggestion.json")["optimizer.lr"]
     assert f"suggested: optimizer.lr={rate:.2g}, where the loss fell fastest" in out
-    assert out.count("*") > 20
-    assert len(re.findall(r"-\^-", out)) == 1
     line = re.search(r"  next +(.*)$", out, re.MULTILINE)[1]
     assert line.startswith("transfer finetune data=sample_questions")
     assert line.endswith(f" optimizer.lr={rate:.2g}")

@@ -122,6 +122,21 @@ def test_html_without_the_charting_library_is_one_line_and_writes_nothing(
     assert not (six.parent / "out.csv").exists()
 
 
+def test_html_without_the_template_engine_is_one_line(transfer, six, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("transfer_cli.report")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+
+    done = transfer("report", "runs", "--html", "page.html")
+
+    assert (done.code, done.out) == (2, "")
+    assert (
+        "a page needs jinja2, which is not installed: pip install 'transfer-cli[report]'"
+        in done.err
+    )
+    assert done.err.count("\n") == 1
+
+
 def test_failed_runs_are_listed_with_their_reasons(transfer, six):
     write_run(six / "bad", status="failed", reason="out of memory", typed=("adaptation=full",))
     write_run(six / "odd", failed="no better than HUM", seed=7, typed=("adaptation=full",))

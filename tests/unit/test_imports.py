@@ -121,7 +121,6 @@ RUNS_CODE = {
 """What would run code that stands in a file, or could."""
 
 ALLOWED = {
-    ("config/stored.py", "yaml.load"),  # with a kind of SafeLoader
     ("config/describe.py", "OmegaConf.load"),  # of our own conf/
 }
 

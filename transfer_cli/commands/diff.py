@@ -5,11 +5,11 @@ from pathlib import Path
 
 from transfer_cli.config.flags import FlagParser
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.report import words
+from transfer_cli.report import formats
 from transfer_cli.report.collect import check_there, read_run
-from transfer_cli.report.difference import Difference, Row, difference, number
-from transfer_cli.report.files import plain_json
-from transfer_cli.report.model import FINISHED, Run
+from transfer_cli.report.contents import FINISHED, Run
+from transfer_cli.report.difference import Difference, DiffRow, difference, number
+from transfer_cli.report.file_formats import plain_json
 from transfer_cli.report.statistics import CONFIDENCE
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import UnreadableError
@@ -79,7 +79,7 @@ def _blocks(ours: Run, theirs: Run, found: Difference) -> Iterator[Block]:
     yield from _tests(found)
 
 
-def _table(title: str, rows: Sequence[Row]) -> Table:
+def _table(title: str, rows: Sequence[DiffRow]) -> Table:
     are_numbers = any(row.change is not None for row in rows)
     columns = [Column(title), Column("a", right=are_numbers), Column("b", right=are_numbers)]
     cells: list[list[Piece | str]] = []
@@ -96,14 +96,14 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
 def _tests(found: Difference) -> Iterator[Block]:
     for test in found.tests:
         ends = [
-            words.signed(end, test.difference) for end in (test.low, test.high) if end is not None
+            formats.signed(end, test.difference) for end in (test.low, test.high) if end is not None
         ]
         yield Entry(
             [Piece(f"{test.measure}  ", "heading")],
             [
-                f"b - a {words.signed(test.difference, test.difference)}, {CONFIDENCE} % interval "
-                f"[{', '.join(ends)}], p {words.probability(test.p)} by {test.test} "
-                f"on {test.items:,} items"
+                f"b - a {formats.signed(test.difference, test.difference)}, "
+                f"{CONFIDENCE} % interval [{', '.join(ends)}], "
+                f"p {formats.probability(test.p)} by {test.test} on {test.items:,} items"
             ],
             28,
         )

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from transfer_cli.config.flags import FlagParser
+from transfer_cli.config.flags import FlagParser, check_plugins
 from transfer_cli.errors import ConfigError
 from transfer_cli.report.collect import Found, collect
-from transfer_cli.report.compare import Asked, tasks
-from transfer_cli.report.files import as_csv, as_json, as_markdown
-from transfer_cli.report.model import RUNNING, Report
+from transfer_cli.report.compare import ReportOptions, tasks
+from transfer_cli.report.contents import RUNNING, Report
+from transfer_cli.report.file_formats import as_csv, as_json, as_markdown
 from transfer_cli.report.tables import as_page
 from transfer_cli.runs.directory import RunDirectory, write_text
 from transfer_cli.runs.sweep import SweepDirectory
@@ -43,12 +43,14 @@ def report(words: list[str]) -> None:
         raise ConfigError(
             "name runs, sweeps or folders that hold them, such as: transfer report runs/finetune"
         )
+    if asked.plugin:
+        _import_sections(asked.plugin)
     targets = {name: getattr(asked, name) for name in FORMATS if getattr(asked, name) is not None}
     check_targets(targets)
     found = collect([Path(path).expanduser() for path in asked.paths])
     _check_ended(found)
     made = Report(
-        tasks=tasks(found.runs, Asked(asked.sort, asked.baseline)),
+        tasks=tasks(found.runs, ReportOptions(asked.sort, asked.baseline)),
         standings=tuple(found.standings),
         problems=tuple(found.problems),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -62,6 +64,15 @@ def report(words: list[str]) -> None:
         else:
             write_text(Path(targets[name]).expanduser(), text)
             say(Line(f"{name}: {targets[name]}"))
+
+
+def _import_sections(packages: list[str]) -> None:
+    """Import packages, which register their sections of the page."""
+    # Only here: it brings Hydra along.
+    from transfer_cli.config.build import import_plugins
+
+    check_plugins(packages)
+    import_plugins(packages)
 
 
 def _check_ended(found: Found) -> None:
@@ -118,9 +129,13 @@ def _width() -> int | None:
 
 
 def _html(report: Report) -> str:
-    # Only here: it brings the charting library along.
-    from transfer_cli.report.page import page
-
+    # Only here: it brings the template engine and the charting library along.
+    try:
+        from transfer_cli.report.page import page
+    except ImportError as error:
+        raise ConfigError(
+            f"a page needs {error.name}, which is not installed: pip install 'transfer-cli[report]'"
+        ) from error
     return page(report)
 
 
@@ -129,5 +144,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("paths", nargs="*")
     for flag in ("--sort", "--baseline", "--csv", "--markdown", "--json", "--html"):
         parser.add_argument(flag)
+    parser.add_argument("--plugin", action="append", default=[])
     parser.add_argument("--debug", action="store_true")
     return parser

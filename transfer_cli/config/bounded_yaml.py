@@ -19,7 +19,7 @@ MAX_CONFIG_BYTES = 2**20
 MAX_CONFIG_NODES = 100_000
 """Values in a config, with its aliases written out; each of them takes about a kilobyte."""
 
-_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass
@@ -39,10 +39,10 @@ def check_size(text: str) -> None:
     """
     sizes: dict[str, int] = {}
     begun = [_Node(None)]
-    for event in yaml.parse(text, Loader=_PARSER):
+    for event in yaml.parse(text, Loader=PARSER):
         if isinstance(event, yaml.AliasEvent):
             if any(node.anchor == event.anchor for node in begun):
-                raise _at(event, f"*{event.anchor} stands inside of what it stands for")
+                raise at(event, f"*{event.anchor} stands inside of what it stands for")
             begun[-1].size += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             begun[-1].size += 1
@@ -54,23 +54,9 @@ def check_size(text: str) -> None:
             begun[-1].size += done.size
             sizes[done.anchor or ""] = done.size
         if len(begun) > MAX_DEPTH + 1:
-            raise _at(event, f"nested deeper than {MAX_DEPTH} levels")
+            raise at(event, f"nested deeper than {MAX_DEPTH} levels")
         if begun[-1].size > MAX_CONFIG_NODES:
-            raise _at(event, f"more than {MAX_CONFIG_NODES:,} values, its aliases written out")
-
-
-def check_unshared(text: str) -> None:
-    """Refuse anchors, aliases and tags, which no file of ours has.
-
-    Raises:
-        UnreadableError: There is one; the message begins with the line.
-        YAMLError: It is no YAML.
-    """
-    for event in yaml.parse(text, Loader=_PARSER):
-        if getattr(event, "anchor", None) is not None:
-            raise _at(event, "an anchor or an alias, which no run writes")
-        if getattr(event, "tag", None) is not None:
-            raise _at(event, f"the tag {event.tag[:40]!r}, which no run writes")
+            raise at(event, f"more than {MAX_CONFIG_NODES:,} values, its aliases written out")
 
 
 def check_folder(folder: Path) -> None:
@@ -102,5 +88,6 @@ def _text_of(path: Path) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def _at(event: yaml.Event, problem: str) -> UnreadableError:
+def at(event: yaml.Event, problem: str) -> UnreadableError:
+    """Return what is wrong with a file, with the line of an event."""
     return UnreadableError(f"line {event.start_mark.line + 1}: {problem}")

@@ -299,7 +299,7 @@ REPORT = Command(
     summary="compare runs and sweeps: a table, CSV, Markdown, a page with charts",
     text="""\
 transfer report PATH ... [--sort KEY] [--baseline WORDS] [--csv FILE] [--markdown FILE]
-                         [--json FILE] [--html FILE]
+                         [--json FILE] [--html FILE] [--plugin PACKAGE]
 
 Reads runs, sweeps, and folders that hold any of them. Runs that differ in the seed alone are one
 row, with mean and standard deviation; the best is marked; each row is compared with a baseline on
@@ -307,7 +307,8 @@ the same test items (McNemar's test for single runs, a bootstrap over items and 
 The baseline is `adaptation=full`, else the best row, or what `--baseline` says:
 `--baseline "adaptation=full optimizer.lr=1e-3"`. `--sort` takes a measure (`test/error_rate`),
 seconds, trained or memory. A FILE of `-` is standard output. Of a sweep at work it says what is
-done, running and left, and how long that takes.
+done, running and left, and how long that takes. What analyses left in `RUN/analyses` is on the
+page; a package named by `--plugin` may show its own in sections of its own.
 
   transfer report runs/finetune
   transfer report SWEEP --baseline adaptation=full --html report.html""",

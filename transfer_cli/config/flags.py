@@ -2,7 +2,10 @@
 
 import argparse
 import re
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -136,6 +139,21 @@ def _make_parser() -> FlagParser:
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--job")
     return parser
+
+
+def check_plugins(packages: Iterable[str]) -> None:
+    """Let packages of the folder we stand in be imported, and refuse those that cannot be.
+
+    Raises:
+        ConfigError: There is no such package.
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    for package in packages:
+        if not package.isidentifier() or find_spec(package) is None:
+            raise ConfigError(
+                f"--plugin {package}: no such package is installed or in {Path.cwd()}"
+            )
 
 
 def quoted(override: str) -> str:

@@ -13,13 +13,13 @@ from typing import Any
 
 import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
+from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
-from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, check_size, check_unshared
+from transfer_cli.config.plain_yaml import read_plain
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.errors import CheckpointError
-from transfer_cli.safe_files import UnreadableError, check_plain, read_text
+from transfer_cli.safe_files import UnreadableError
 
 _OTHER_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
 _PARTS = ("data", "objective", "optimizer", "schedule", "adaptation")
@@ -41,19 +41,14 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
     schema = COMMANDS[command if command in ("pretrain", "finetune") else "finetune"]
     merged: Any = None
     try:
-        plain = _parsed(read_text(path, MAX_CONFIG_BYTES))
         declared = OmegaConf.structured(schema)
-        merged = OmegaConf.merge(declared, _literal(plain))
+        merged = OmegaConf.merge(declared, _literal(read_plain(path)))
         # Texts with an escaped `${` were let through whatever kind is declared; this looks at all.
         OmegaConf.to_container(merged, resolve=True)
         problem = next(_problems(merged, declared), None)
     except OSError as error:
         problem = error.strerror or str(error)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f"line {mark.line + 1}: " if mark else ""
-        problem = f"{line}broken YAML: {error.problem or error.context}"
-    except (UnreadableError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (UnreadableError, OmegaConfBaseException) as error:
         problem = str(error).partition("\n")[0]
     if problem is not None:
         raise CheckpointError(f"{key}: {path} is no config of {command}: {problem}")
@@ -85,27 +80,6 @@ def _literal(value: Any) -> Any:
     if value == MISSING:
         raise UnreadableError(f"a value is {MISSING}, which stands for none")
     return _escaped(value) if isinstance(value, str) else value
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """Return a text's plain values.
-
-    Raises:
-        UnreadableError: It holds what no run writes.
-        YAMLError: It is no YAML.
-    """
-    check_size(text)
-    check_unshared(text)
-    try:
-        # The loader of OmegaConf, for it takes 1e-4 for a number and 12:30 for a text, as on the
-        # command line.
-        found = yaml.load(text, Loader=get_yaml_loader())  # noqa: S506 - a kind of SafeLoader
-    except (ValueError, OverflowError) as error:  # a number of thousands of digits, for example
-        raise UnreadableError(str(error)) from error
-    if not isinstance(found, dict):
-        raise UnreadableError("it is no mapping")
-    check_plain(found)
-    return found
 
 
 def _escaped(text: str) -> str:

@@ -5,13 +5,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.report.comparisons import compare
-from transfer_cli.report.model import FINISHED, Comparison, Group
+from transfer_cli.report.contents import FINISHED, Comparison, Group
+from transfer_cli.report.differing_settings import canonical, is_setting, plain
 from transfer_cli.report.outcomes import OutcomeReader
-from transfer_cli.report.settings import scalar
+from transfer_cli.report.significance import compare
 from transfer_cli.report.statistics import holm
-from transfer_cli.report.varying import canonical, is_setting, plain
 
 Words = Mapping[str, str]
 """Settings of a baseline as they were typed: `adaptation` -> `full`."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from transfer_cli.config.plain_yaml import read_settings, scalar
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.report.model import (
+from transfer_cli.report.contents import (
     FAILED,
     FINISHED,
     LEFT,
@@ -20,11 +21,11 @@ from transfer_cli.report.model import (
     RUNNING,
     STOPPED,
     Run,
-    Standing,
+    SweepProgress,
 )
-from transfer_cli.report.settings import read_settings, scalar
-from transfer_cli.report.standing import standing
+from transfer_cli.report.sweep_progress import sweep_progress
 from transfer_cli.runs import sweep as sweeps
+from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory
 from transfer_cli.runs.sweep import JobWord, SweepDirectory
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
@@ -56,7 +57,7 @@ class Found:
     """
 
     runs: list[Run] = field(default_factory=list)
-    standings: list[Standing] = field(default_factory=list)
+    standings: list[SweepProgress] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     jobs: dict[Path, dict[int, JobWord]] = field(default_factory=dict)
 
@@ -152,8 +153,9 @@ def _take(place: Path, found: Found) -> None:
     """Add what is at a place: a run, or how a sweep stands and those of its jobs without a run."""
     if RunDirectory.holds_run(place):
         try:
-            run = read_run(place)
-            found.runs.append(_with_job(run, _jobs(place.resolve().parent, found)))
+            run = _with_job(read_run(place), _jobs(place.resolve().parent, found))
+            analyses = tuple(read_analyses(place, found.problems))
+            found.runs.append(replace(run, analyses=analyses))
         except UnreadableError as error:
             found.problems.append(f"{place} cannot be read: {printable(str(error))}")
         return
@@ -165,7 +167,7 @@ def _take(place: Path, found: Found) -> None:
         reason = printable(str(error))
         found.problems.append(f"{place} cannot be read: {sweeps.SWEEP}: {reason}")
         return
-    found.standings.append(standing(sweep, request, jobs))
+    found.standings.append(sweep_progress(sweep, request, jobs))
     for job in jobs:
         if RunDirectory.holds_run(sweep.run(job.number)):
             continue

@@ -10,9 +10,9 @@ from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.report import grouping
 from transfer_cli.report.baseline import Against, Words, check_words, parse_words
-from transfer_cli.report.model import FINISHED, Group, Run, Spread, Task, lower_is_better
-from transfer_cli.report.outcomes import OutcomeReader, Outcomes, shared_errors
-from transfer_cli.report.varying import labels, varying
+from transfer_cli.report.contents import FINISHED, Group, Run, Spread, TaskRuns, lower_is_better
+from transfer_cli.report.differing_settings import labels, varying
+from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, shared_errors
 from transfer_cli.runs.results import merged
 
 SECONDS, TRAINED, MEMORY = "seconds", "trained", "memory"
@@ -24,7 +24,7 @@ _MOST_NAMED = 12
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReportOptions:
     """What is asked of a report.
 
     Args:
@@ -37,7 +37,7 @@ class Asked:
     baseline: str | None = None
 
 
-def tasks(runs: Sequence[Run], asked: Asked) -> tuple[Task, ...]:
+def tasks(runs: Sequence[Run], asked: ReportOptions) -> tuple[TaskRuns, ...]:
     """Return the runs task by task.
 
     Raises:
@@ -135,7 +135,7 @@ def _task(
     sort: str | None,
     words: Words,
     reader: OutcomeReader,
-) -> Task:
+) -> TaskRuns:
     runs = [run for group in groups for run in group.runs]
     metrics = merged(run.metrics for run in runs)
     measure = _measure(groups, sort, metrics)
@@ -145,7 +145,7 @@ def _task(
     against = Against(best_first, words)
     compared, reasons = against.compared(measure, reader)
     by = sort if sort in COSTS else measure
-    return Task(
+    return TaskRuns(
         name=name,
         groups=tuple(_sorted(compared, by, metrics)),
         varying=varying([group.runs for group in groups]),
@@ -192,10 +192,10 @@ def _marked(group: Group, best: Group, measure: str) -> Group:
     return replace(group, is_best=value is not None and value == _value(best, measure))
 
 
-def _outcomes(runs: Iterable[Run], measure: str, reader: OutcomeReader) -> list[Outcomes]:
+def _outcomes(runs: Iterable[Run], measure: str, reader: OutcomeReader) -> list[RunOutcomes]:
     split = measure.partition("/")[0]
     found = [reader.read(run, split) for run in runs if run.status == FINISHED]
-    return [each for each in found if isinstance(each, Outcomes)]
+    return [each for each in found if isinstance(each, RunOutcomes)]
 
 
 def _notes(groups: Iterable[Group]) -> Iterable[str]:

@@ -7,11 +7,11 @@ from typing import Any
 from transfer_cli.metrics import by_preference
 from transfer_cli.report.collect import mapping
 from transfer_cli.report.compare import measures_of, trained
-from transfer_cli.report.comparisons import compare
+from transfer_cli.report.contents import Comparison, Run
+from transfer_cli.report.differing_settings import canonical, shown_values
 from transfer_cli.report.grouping import labels_of
-from transfer_cli.report.model import Comparison, Run
 from transfer_cli.report.outcomes import OutcomeReader
-from transfer_cli.report.varying import canonical, shown_values
+from transfer_cli.report.significance import compare
 from transfer_cli.runs.results import merged
 
 MISSING = "-"
@@ -24,7 +24,7 @@ _SPLITS = ("test", "validation")
 
 
 @dataclass(frozen=True)
-class Row:
+class DiffRow:
     """One value of both runs.
 
     Args:
@@ -54,11 +54,11 @@ class Difference:
         notes: Why there is no test, a line each.
     """
 
-    config: tuple[Row, ...]
-    data: tuple[Row, ...]
-    environment: tuple[Row, ...]
-    measures: tuple[Row, ...]
-    costs: tuple[Row, ...]
+    config: tuple[DiffRow, ...]
+    data: tuple[DiffRow, ...]
+    environment: tuple[DiffRow, ...]
+    measures: tuple[DiffRow, ...]
+    costs: tuple[DiffRow, ...]
     tests: tuple[Comparison, ...]
     notes: tuple[str, ...]
 
@@ -137,20 +137,22 @@ def _costs(run: Run) -> dict[str, float]:
     }
 
 
-def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Row]:
+def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[DiffRow]:
     for key in dict.fromkeys((*ours, *theirs)):
         both = [ours.get(key), theirs.get(key)]
         if (key in ours) == (key in theirs) and canonical(both[0]) == canonical(both[1]):
             continue
         shown = shown_values(key, both)
-        yield Row(key, shown[0] if key in ours else MISSING, shown[1] if key in theirs else MISSING)
+        yield DiffRow(
+            key, shown[0] if key in ours else MISSING, shown[1] if key in theirs else MISSING
+        )
 
 
-def _numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Iterator[Row]:
+def _numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Iterator[DiffRow]:
     for name in dict.fromkeys((*ours, *theirs)):
         one, other = ours.get(name), theirs.get(name)
         change = None if one is None or other is None else other - one
-        yield Row(name, number(one), number(other), change)
+        yield DiffRow(name, number(one), number(other), change)
 
 
 def number(value: float | None) -> str:

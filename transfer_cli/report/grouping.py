@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from transfer_cli.report.model import FINISHED, LEFT, Run
-from transfer_cli.report.varying import canonical, identity, plain
+from transfer_cli.report.contents import FINISHED, LEFT, Run
+from transfer_cli.report.differing_settings import canonical, identity, plain
 from transfer_cli.safe_files import printable
 
 _USES = ("data.labelled", "data.length")

@@ -3,10 +3,24 @@
 from collections.abc import Iterator, Set
 from pathlib import Path
 
-from transfer_cli.report import words
-from transfer_cli.report.model import Report, Standing, Task
-from transfer_cli.report.rows import BEST, Rows, apart, explanations, rows, split_of, unfinished
-from transfer_cli.terminal import BLANK, Block, Column, Entry, Line, Page, Piece, Style, Table
+from transfer_cli.report import formats
+from transfer_cli.report.contents import Report, SweepProgress, TaskRuns
+from transfer_cli.report.results_table import (
+    BEST,
+    GROUP,
+    MEMORY,
+    SECONDS,
+    TRAINED,
+    ResultColumn,
+    apart,
+    came_to,
+    explanations,
+    of_analyses,
+    results_table,
+    unfinished,
+)
+from transfer_cli.safe_files import printable
+from transfer_cli.terminal import BLANK, Block, Column, Entry, Line, Page, Piece, Table
 
 MOST_ERRORS = 5
 """Shared errors that are shown."""
@@ -37,7 +51,9 @@ def as_page(report: Report, width: int | None) -> Page:
     return Page(*blocks)
 
 
-def _standing(found: Standing, in_tables: Set[tuple[Path | None, int | None]]) -> Iterator[Block]:
+def _standing(
+    found: SweepProgress, in_tables: Set[tuple[Path | None, int | None]]
+) -> Iterator[Block]:
     """Yield where a sweep stands, and what failed without a place in a table."""
     counts = [
         Piece(f"{found.done} done", "good"),
@@ -57,31 +73,31 @@ def _standing(found: Standing, in_tables: Set[tuple[Path | None, int | None]]) -
         yield Entry([f"  job {number}  "], [Piece(f"{overrides}  failed: {reason}", "bad")], 10)
 
 
-def _to_go(found: Standing) -> str:
+def _to_go(found: SweepProgress) -> str:
     if not found.running and not found.left:
         return ""
     if found.seconds_left is None:
         time = ""
     else:
-        about = words.duration(float(round(found.seconds_left)))
+        about = formats.duration(float(round(found.seconds_left)))
         time = f"; about {about} to go" if found.running else f"; about {about} if taken up again"
     return time if found.running else f", and nobody is at work on it{time}"
 
 
-def _task(task: Task, width: int | None) -> Iterator[Block]:
+def _task(task: TaskRuns, width: int | None) -> Iterator[Block]:
     yield Line(Piece(task.name, "heading"), f": {_size(task)}")
-    found = rows(task)
-    shown, left_out = _fitting(found, width)
-    titles = [found.titles[place] for place in shown]
+    columns, left_out = _fitting(results_table(task), width)
     table: list[list[Piece | str]] = []
-    for cells, best in zip(found.cells, found.is_best, strict=True):
-        first, measured, *others = (cells[place] for place in shown)
-        style: Style = "mark" if best else "name"
-        mark = f"{BEST} " if best else "  "
-        table.append([Piece(mark + first, style), Piece(measured, "mark" if best else ""), *others])
-    columns = [Column(f"  {titles[0]}"), *(Column(title, right=True) for title in titles[1:])]
-    yield Table(columns, table)
-    lines = [*explanations(task)]
+    rows = zip(*([cell.text for cell in each.cells] for each in columns), strict=True)
+    for group, (name, measured, *others) in zip(task.groups, rows, strict=True):
+        first = f"{BEST if group.is_best else ' '} {name}"
+        if group.is_best:
+            table.append([Piece(first, "mark"), Piece(measured, "mark"), *others])
+        else:
+            table.append([Piece(first, "name"), measured, *others])
+    titles = [Column(printable(each.title), right=True) for each in columns[1:]]
+    yield Table([Column(f"  {columns[0].title}"), *titles], table)
+    lines = [*explanations(task), *of_analyses(task)]
     if left_out:
         lines.append(f"not shown here, for want of room: {', '.join(left_out)}")
     for line in lines:
@@ -90,27 +106,33 @@ def _task(task: Task, width: int | None) -> Iterator[Block]:
     yield from _errors(task)
 
 
-def _fitting(found: Rows, width: int | None) -> tuple[list[int], list[str]]:
-    """Return the places of the columns for which there is room, and the titles of the others."""
-    needed = [max(map(len, cells)) for cells in zip(found.titles, *found.cells, strict=True)]
-    needed[0] = min(needed[0] + 2, _NARROWEST_NAME)
+def _fitting(
+    columns: list[ResultColumn], width: int | None
+) -> tuple[list[ResultColumn], list[str]]:
+    """Return the columns for which there is room, and the titles of the others."""
+    needed = {
+        each.title: max(len(printable(each.title)), *(len(cell.text) for cell in each.cells))
+        for each in columns
+    }
+    needed[GROUP] = min(needed[GROUP] + 2, _NARROWEST_NAME)
+    further = [each.title for each in columns if each.is_measure][1:]
     left_out: list[str] = []
-    for title in (title for title in found.least_first if title in found.titles):
-        kept = [at for at, each in enumerate(found.titles) if each not in left_out]
-        if width is None or sum(needed[at] + 2 for at in kept) - 2 <= width:
+    for title in (each for each in (*further, MEMORY, TRAINED, SECONDS) if each in needed):
+        room = [size + 2 for each, size in needed.items() if each not in left_out]
+        if width is None or sum(room) - 2 <= width:
             break
         left_out.append(title)
-    return [at for at, each in enumerate(found.titles) if each not in left_out], left_out
+    return [each for each in columns if each.title not in left_out], left_out
 
 
-def _size(task: Task) -> str:
+def _size(task: TaskRuns) -> str:
     runs, groups = len(task.runs), len(task.groups)
     by = f", sorted by {task.sort}" if groups > 1 and task.sort else ""
-    return f"{words.several(runs, 'run')} in {words.several(groups, 'group')}{by}"
+    return f"{formats.several(runs, 'run')} in {formats.several(groups, 'group')}{by}"
 
 
-def _unfinished(task: Task) -> Iterator[Block]:
-    found = list(unfinished(task))
+def _unfinished(task: TaskRuns) -> Iterator[Block]:
+    found = [(run, what) for run in unfinished(task) if (what := came_to(run)) is not None]
     if found:
         yield Line("  came to nothing, or not to an end:")
     for run, what in found:
@@ -118,10 +140,10 @@ def _unfinished(task: Task) -> Iterator[Block]:
         yield Entry([f"    {run.name}  "], [own, Piece(what, "bad")], 24)
 
 
-def _errors(task: Task) -> Iterator[Block]:
+def _errors(task: TaskRuns) -> Iterator[Block]:
     if task.errors:
         most = f", the first {MOST_ERRORS}" if len(task.errors) > MOST_ERRORS else ""
-        yield Line(f"  wrong in most runs ({split_of(task)}{most}):")
+        yield Line(f"  wrong in most runs ({task.measure.partition('/')[0]}{most}):")
     for each in task.errors[:MOST_ERRORS]:
         said = ", ".join(f"{label} {count}" for label, count in each.predicted.items())
         text = " ".join(each.text.split())

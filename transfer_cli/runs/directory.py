@@ -11,6 +11,7 @@ RUN/
   items.jsonl       what became of each test and validation example
   tensorboard/      the same as curves       checkpoints/      step-00012000/, best/
   model/            weights, model.json, tokenizer.json: all that the next run needs
+  analyses/         what was found out about the run later: NAME.json, pictures beside it
   .lock             held by the command that writes here
 ```
 
@@ -79,6 +80,7 @@ class RunDirectory:
         self.checkpoints = path / CHECKPOINTS
         self.best = self.checkpoints / "best"
         self.model = path / MODEL
+        self.analyses = path / "analyses"
         self._lock: int | None = None
 
     # --- whose it is ---------------------------------------------------------------------------
@@ -220,6 +222,7 @@ class RunDirectory:
         return [
             self.overrides, self.plan, self.presets, self.environment, self.results, self.timing,
             self.metrics, self.speed, self.items, self.tensorboard, self.checkpoints, self.model,
+            self.analyses,
         ]  # fmt: skip
 
     def _holds_no_more_than_a_start(self) -> bool:

@@ -10,7 +10,7 @@ from tests.fake_runs import write_run, write_sweep
 from transfer_cli.errors import ConfigError
 from transfer_cli.report import collect as collecting
 from transfer_cli.report.collect import collect
-from transfer_cli.report.model import FAILED, FINISHED, LEFT, PRUNED, RUNNING, STOPPED
+from transfer_cli.report.contents import FAILED, FINISHED, LEFT, PRUNED, RUNNING, STOPPED
 from transfer_cli.runs.sweep import JobWord
 
 

@@ -8,9 +8,9 @@ import pytest
 from tests.fake_runs import ITEMS, blocks, labelled, write_run, write_sweep
 from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric
-from transfer_cli.report import words
+from transfer_cli.report import formats
 from transfer_cli.report.collect import collect
-from transfer_cli.report.compare import Asked, measures_of, spread, tasks
+from transfer_cli.report.compare import ReportOptions, measures_of, spread, tasks
 from transfer_cli.report.statistics import mcnemar
 from transfer_cli.runs.items import write_items
 from transfer_cli.runs.sweep import JobWord
@@ -19,7 +19,7 @@ FULL, LORA = ("adaptation=full",), ("adaptation=lora",)
 
 
 def report(folder, **asked):
-    return tasks(collect([folder]).runs, Asked(**asked))
+    return tasks(collect([folder]).runs, ReportOptions(**asked))
 
 
 def only(folder, **asked):
@@ -98,7 +98,7 @@ def test_a_metric_of_another_objective_is_the_headline_in_its_direction_and_unit
     assert task.measure == "test/span_f1"
     assert not task.lower_is_better
     assert [group.measures["test/span_f1"].mean for group in task.groups] == [70.0, 60.0]
-    assert words.axis_words(task, task.measure) == "test span f1 (%)"
+    assert formats.axis_words(task, task.measure) == "test span f1 (%)"
     # Not a sum over items: what is one is tested in its place.
     assert task.groups[0].against.measure == "test/loss"
 

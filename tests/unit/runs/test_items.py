@@ -44,7 +44,14 @@ def test_only_the_split_that_is_asked_for_is_read(tmp_path):
         ('{"split": "test"}', "line 2: its index is no int"),
         (json.dumps(vars(ONE) | {"loss": "much"}), "line 2: its loss is no float: 'much'"),
         (json.dumps(vars(ONE) | {"targets": True}), "line 2: its targets is no int"),
-        (json.dumps(vars(ONE) | {"text": "a" * 2**20}), "line 2: line 1 is not JSON"),
+        (
+            json.dumps(vars(ONE) | {"loss": 10**400}),
+            "line 2: its loss is below 0, or has more than 64 bits",
+        ),
+        ("[" * 100_000, "line 2: it is not JSON"),
+        (json.dumps(vars(ONE) | {"score": 1.5}), "line 2: its score is not between 0 and 1: '1.5'"),
+        (json.dumps(vars(ONE) | {"score": "all"}), "line 2: its score is not between 0 and 1"),
+        (json.dumps(vars(ONE) | {"text": "a" * 2**20}), "line 2: it is not JSON"),
     ],
 )
 def test_what_is_no_item_is_refused_by_its_line(tmp_path, line, message):

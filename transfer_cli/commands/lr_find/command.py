@@ -24,7 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.run import TrainingRun, build_run
-from transfer_cli.commands.lr_find.picture import as_png, as_text
+from transfer_cli.commands.lr_find.picture import as_png
 from transfer_cli.config.check import check_training
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import as_yaml
@@ -245,8 +245,6 @@ def _page(
             Piece(f"lr-find {command}:", "heading"),
             f" {len(seen.losses)} steps, rates from {first} to {last}, {ending}",
         ),
-        BLANK,
-        *(Line(row) for row in as_text(seen, step)),
         BLANK,
         Line(
             Piece(f"suggested: optimizer.lr={seen.rates[step]:.2g}", "good"),

@@ -1,4 +1,4 @@
-"""The curve of a range test, drawn: in characters, and with matplotlib as a PNG."""
+"""The curve of a range test, drawn with matplotlib as a PNG."""
 
 import io
 from collections.abc import Mapping
@@ -10,9 +10,6 @@ from transfer_cli.engine.lr_finder import RangeTest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-ROWS, COLUMNS = 12, 60
-"""Of the curve in characters, without its axes."""
 
 _HEADROOM = 0.6
 """How much of the loss's fall is shown above where it began; explosions are cut off."""
@@ -26,30 +23,6 @@ def window(seen: RangeTest) -> tuple[float, float]:
     low, first = min(seen.smoothed), seen.smoothed[0]
     fall = max(first - low, 1e-3 * abs(first), 1e-9)
     return low - 0.1 * fall, first + _HEADROOM * fall
-
-
-def as_text(seen: RangeTest, suggested: int) -> list[str]:
-    """Return the smoothed curve in characters, `^` below the step that is suggested."""
-    low, high = window(seen)
-    count = len(seen.rates)
-    width = min(COLUMNS, count)
-    places = np.linspace(0, count - 1, width).round().astype(int)
-    rows = [[" "] * width for _ in range(ROWS)]
-    for column, place in enumerate(places):
-        height = (seen.smoothed[place] - low) / (high - low)
-        if height <= 1:
-            rows[ROWS - 1 - round(height * (ROWS - 1))][column] = "*"
-    labels = [f"{high - (high - low) * row / (ROWS - 1):.3g}" for row in range(ROWS)]
-    shown = [f"{labels[row] if row % 3 == 2 else '':>8} |{''.join(each)}".rstrip()
-             for row, each in enumerate(rows)]  # fmt: skip
-    mark = int(np.abs(places - suggested).argmin())
-    first, last = f"{seen.rates[0]:.0e}", f"{seen.rates[-1]:.0e}"
-    return [
-        f"{'loss':>8}",
-        *shown,
-        f"{'':8} +{'-' * mark}^{'-' * (width - mark - 1)}",
-        f"{'rate':>8}  {first}{last:>{max(0, width - len(first))}}",
-    ]
 
 
 def as_png(seen: RangeTest, suggested: int, groups: Mapping[str, float], title: str) -> bytes:

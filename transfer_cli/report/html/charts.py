@@ -10,15 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from transfer_cli.report.html.markup import Cell, Column, shown
-from transfer_cli.report.model import Group, Task
-
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-SYMBOLS = (
-    "circle", "square", "diamond", "triangle-up", "x", "triangle-down", "cross", "star",
-)  # fmt: skip
-COLOURS = 8
-"""How many the page's style has."""
+from transfer_cli.report.contents import Group, TaskRuns
+from transfer_cli.report.html.markup import Html, PageCell, PageColumn, shown, table
 
 _LOG_RATIO = 20.0
 _FEW_POWERS = 3
@@ -62,27 +55,22 @@ class Chart:
     caption: str
     description: str
     views: Sequence[View]
-    columns: Sequence[Column] = ()
-    rows: Sequence[Sequence[Cell | object]] = ()
+    columns: Sequence[PageColumn] = ()
+    rows: Sequence[Sequence[PageCell | object]] = ()
     narrowest: int = 0
 
-
-def dash(place: int) -> str:
-    """Return how the line of a group is dashed: groups of one colour differ in it."""
-    return DASHES[(place + place // COLOURS) % len(DASHES)]
-
-
-def symbol(place: int) -> str:
-    """Return the marker of a group."""
-    return SYMBOLS[(place + place // COLOURS) % len(SYMBOLS)]
+    @property
+    def numbers(self) -> Html:
+        """The table of its numbers."""
+        return table(f"Numbers of: {self.title}", self.columns, self.rows)
 
 
-def badness(task: Task, value: float) -> float:
+def badness(task: TaskRuns, value: float) -> float:
     """Return a number that is the larger, the worse a value of the task's measure is."""
     return value if task.lower_is_better else -value
 
 
-def is_measured(task: Task, group: Group) -> bool:
+def is_measured(task: TaskRuns, group: Group) -> bool:
     """Return whether a group has a value of the task's measure that can be drawn."""
     return task.measure in group.measures and math.isfinite(group.measures[task.measure].mean)
 

@@ -3,56 +3,45 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from transfer_cli.report import words
-from transfer_cli.report.html.markup import Column, Html, details, joined, table, tag
-from transfer_cli.report.model import Task
+from transfer_cli.report import formats
+from transfer_cli.report.contents import TaskRuns
+from transfer_cli.report.html.markup import Html, PageColumn, details, joined, table
 
 _MOST_VALUES = 8
+_CODE = Html("<code>{}</code>")
 
 
-def settings_section(task: Task, names: Sequence[str]) -> Html:
+def settings_section(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return in what the runs differ, and what is the same for all of them."""
     differing, same = _split_settings(task)
-    columns = [Column("key"), Column("value"), Column("groups")]
+    columns = [PageColumn("key"), PageColumn("value"), PageColumn("groups")]
     rows = [
-        (tag("code", key) if at == 0 else Html(""), tag("code", value), groups)
+        (_CODE.format(key) if at == 0 else "", _CODE.format(value), groups)
         for key in differing
         for at, (value, groups) in enumerate(_by_value(task, key))
     ]
-    fixed = [(tag("code", key), tag("code", value)) for key, value in same]
-    return joined(
-        [
-            tag(
-                "div",
-                table("Settings in which runs differ", columns, rows) if rows else None,
-                class_="settings",
-            ),
-            details(
-                f"{_alike(task)}: {words.several(len(fixed), 'setting')}",
-                table("Settings that all runs share", [Column("key"), Column("value")], fixed),
-                open=not rows,
-            )
-            if fixed
-            else "",
-        ]
-    )
+    shown = table("Settings in which runs differ", columns, rows) if rows else ""
+    made = Html('<div class="settings">{}</div>').format(shown)
+    if not same:
+        return made
+    alike = "The same for all runs" if len(task.runs) > 1 else "Of this run"
+    fixed = [(_CODE.format(key), _CODE.format(value)) for key, value in same]
+    listed = table("Settings that all runs share", columns[:2], fixed)
+    summary = f"{alike}: {formats.several(len(fixed), 'setting')}"
+    return joined([made, details(summary, listed, is_open=not rows)])
 
 
-def _alike(task: Task) -> str:
-    return "The same for all runs" if len(task.runs) > 1 else "Of this run"
-
-
-def _split_settings(task: Task) -> tuple[list[str], list[tuple[str, str]]]:
+def _split_settings(task: TaskRuns) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the keys in which groups or seeds differ, and the other keys with their value."""
     runs = [run for run in task.runs if run.settings]
     keys = sorted({key for run in runs for key in run.settings})
-    values = {key: {words.setting_of(key, run.settings.get(key)) for run in runs} for key in keys}
+    values = {key: {formats.setting_of(key, run.settings.get(key)) for run in runs} for key in keys}
     seeds = [key for key in keys if key == "seed" and len(values[key]) > 1]
     same = [(key, *values[key]) for key in keys if len(values[key]) == 1]
     return [*task.varying, *seeds], [(key, value) for key, value in same if key not in task.varying]
 
 
-def _by_value(task: Task, key: str) -> Iterable[tuple[str, str]]:
+def _by_value(task: TaskRuns, key: str) -> Iterable[tuple[str, str]]:
     """Yield each value of a key with the groups that have it; the range, where there are many."""
     groups: dict[str, list[int]] = {}
     raw: list[Any] = []
@@ -60,16 +49,16 @@ def _by_value(task: Task, key: str) -> Iterable[tuple[str, str]]:
         of_runs = [run.settings[key] for run in group.runs if key in run.settings]
         for value in [group.settings[key]] if key in group.settings else of_runs:
             raw.append(value)
-            places = groups.setdefault(words.setting_of(key, value), [])
+            places = groups.setdefault(formats.setting_of(key, value), [])
             if place not in places:
                 places.append(place)
     numbers = [value for value in raw if isinstance(value, int | float)]
     if len(groups) > _MOST_VALUES and len(numbers) == len(raw):
-        low, high = words.setting(min(numbers)), words.setting(max(numbers))
+        low, high = formats.setting(min(numbers)), formats.setting(max(numbers))
         yield f"{low} … {high}", f"{len(groups)} values"
         return
     if all(len(places) == len(task.groups) for places in groups.values()):
-        yield words.listed(list(groups)), "each of them"
+        yield formats.listed(list(groups)), "each of them"
         return
     for value, places in groups.items():
         few = len(places) <= _MOST_VALUES
@@ -77,7 +66,7 @@ def _by_value(task: Task, key: str) -> Iterable[tuple[str, str]]:
         yield value, named if few else f"{len(places)} groups"
 
 
-def environment_section(task: Task) -> Html | None:
+def environment_section(task: TaskRuns) -> Html | None:
     """Return versions and machines; where they differ, how many runs had which."""
     found: dict[str, dict[str, int]] = {}
     for run in task.runs:
@@ -86,26 +75,15 @@ def environment_section(task: Task) -> Html | None:
             of_key[value] = of_key.get(value, 0) + 1
     if not found:
         return None
-    rows = [
-        (
-            tag("code", key),
-            joined(
-                (
-                    value if len(values) == 1 else f"{value} ({words.several(runs, 'run')})"
-                    for value, runs in values.items()
-                ),
-                "; ",
-            ),
-        )
-        for key, values in found.items()
-    ]
+    rows = []
+    for key, values in found.items():
+        several = (f"{value} ({formats.several(runs, 'run')})" for value, runs in values.items())
+        rows.append((_CODE.format(key), "; ".join(values if len(values) == 1 else several)))
     differ = sum(len(values) > 1 for values in found.values())
-    note = f", {words.several(differ, 'difference')}" if differ else ", the same for all runs"
-    return details(
-        f"Versions and machine{note}",
-        table("Environment", [Column("what"), Column("value")], rows),
-        open=bool(differ) or len(task.runs) == 1,
-    )
+    note = f", {formats.several(differ, 'difference')}" if differ else ", the same for all runs"
+    listed = table("Environment", [PageColumn("what"), PageColumn("value")], rows)
+    is_open = bool(differ) or len(task.runs) == 1
+    return details(f"Versions and machine{note}", listed, is_open=is_open)
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
@@ -113,4 +91,4 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, st
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{key}.")
         elif key != "command":
-            yield f"{before}{key}", words.setting(value) if value != [] else "none"
+            yield f"{before}{key}", formats.setting(value) if value != [] else "none"

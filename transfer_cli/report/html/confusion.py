@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transfer_cli.report.model import Group, Task
+from transfer_cli.report.contents import Group, TaskRuns
 
 MOST_LABELS = 60
 """With more labels a table can no longer be read, and a page of many groups no longer be sent."""
@@ -28,7 +28,7 @@ class Confusion:
     cells: Sequence[tuple[int, int, int]]
 
 
-def confusions(task: Task) -> dict[int, Confusion]:
+def confusions(task: TaskRuns) -> dict[int, Confusion]:
     """Return the confusion of each group that has one, by the group's place."""
     if not task.labels:
         return {}

@@ -3,22 +3,8 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from transfer_cli.report.html.charts import (
-    Chart,
-    Trace,
-    View,
-    badness,
-    dash,
-    is_measured,
-    log_ticks,
-    padded_log,
-    rounded,
-    safe,
-    symbol,
-)  # fmt: skip
-from transfer_cli.report.html.markup import Column
-from transfer_cli.report.model import Group, Spread, Task
-from transfer_cli.report.words import (
+from transfer_cli.report.contents import Group, Spread, TaskRuns
+from transfer_cli.report.formats import (
     axis_words,
     count,
     cut,
@@ -29,9 +15,22 @@ from transfer_cli.report.words import (
     short_keys,
     spread,
 )  # fmt: skip
+from transfer_cli.report.html.charts import (
+    Chart,
+    Trace,
+    View,
+    badness,
+    is_measured,
+    log_ticks,
+    padded_log,
+    rounded,
+    safe,
+)  # fmt: skip
+from transfer_cli.report.html.line_styles import dash, symbol
+from transfer_cli.report.html.markup import PageColumn
 
 
-def size_chart(task: Task, names: Sequence[str]) -> Chart | None:
+def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
     """Return the main measure against trained parameters; none where all train as many."""
     points = [
         (group.trained or 0, group.measures[task.measure], place)
@@ -81,13 +80,15 @@ def size_chart(task: Task, names: Sequence[str]) -> Chart | None:
         "On the dotted line: nothing that trains as few parameters does better.",
         f"Scatter chart of {len(points)} groups. On the line of the best for their size: {best}.",
         [View(words, [_front_trace(front), markers], layout)],
-        [Column("group"), Column("parameters trained", is_number=True),
-         Column(title, is_number=True)],
+        [PageColumn("group"), PageColumn("parameters trained", is_number=True),
+         PageColumn(title, is_number=True)],
         [(names[place], f"{trained:,}", spread(found)) for trained, found, place in points],
     )  # fmt: skip
 
 
-def _front(task: Task, points: Sequence[tuple[int, Spread, int]]) -> list[tuple[int, Spread, int]]:
+def _front(
+    task: TaskRuns, points: Sequence[tuple[int, Spread, int]]
+) -> list[tuple[int, Spread, int]]:
     """Return the points that no smaller one beats; `points` are by size, then by measure."""
     front: list[tuple[int, Spread, int]] = []
     for point in points:
@@ -105,7 +106,7 @@ def _front_trace(front: Sequence[tuple[int, Spread, int]]) -> Trace:
     }  # fmt: skip
 
 
-def _best_of_each_size(task: Task, points: Sequence[tuple[int, Spread, int]]) -> set[int]:
+def _best_of_each_size(task: TaskRuns, points: Sequence[tuple[int, Spread, int]]) -> set[int]:
     first: dict[float, tuple[float, int]] = {}
     for trained, found, place in points:
         # Sizes that differ by a few percent lie on top of each other.
@@ -114,7 +115,7 @@ def _best_of_each_size(task: Task, points: Sequence[tuple[int, Spread, int]]) ->
     return {place for _, place in first.values()}
 
 
-def label_chart(task: Task) -> Chart | None:
+def label_chart(task: TaskRuns) -> Chart | None:
     """Return the main measure against the number of labelled examples; none where it is one."""
     keys = [key for key in task.varying if is_labelled(key)]
     if not keys:
@@ -153,8 +154,8 @@ def label_chart(task: Task) -> Chart | None:
         f"Line chart of the {words} for {several(len(series), 'line')} and "
         f"{several(len(ticks), 'number')} of labelled examples; the numbers are in the table.",
         [View(words, traces, layout)],
-        [Column("settings"), Column("labelled examples", is_number=True),
-         Column(title, is_number=True)],
+        [PageColumn("settings"), PageColumn("labelled examples", is_number=True),
+         PageColumn(title, is_number=True)],
         [(label, "all" if amount is None else f"{amount:,}", spread(found))
          for label, points in series.items() for amount, found in sorted(points, key=_by_amount)],
     )  # fmt: skip
@@ -186,7 +187,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _rest(group: Group, task: Task, key: str) -> str:
+def _rest(group: Group, task: TaskRuns, key: str) -> str:
     short = short_keys(task.varying)
     rest = [(other, value) for other, value in group.settings.items() if other != key]
     return ", ".join(

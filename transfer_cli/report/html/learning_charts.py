@@ -3,20 +3,19 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from transfer_cli.report.contents import FINISHED, Run, TaskRuns
+from transfer_cli.report.formats import axis_words, number
 from transfer_cli.report.html.charts import (
     Chart,
     Trace,
     View,
-    dash,
     is_wide,
     log_ticks,
     rounded,
     safe,
-    symbol,
 )
-from transfer_cli.report.html.curves import Curve, Curves, mean_curve
-from transfer_cli.report.model import FINISHED, Run, Task
-from transfer_cli.report.words import axis_words, number
+from transfer_cli.report.html.learning_curves import Curve, RunCurves, mean_curve
+from transfer_cli.report.html.line_styles import dash, symbol
 
 _MARKED_POINTS = 40
 _MEANS = (
@@ -26,7 +25,7 @@ _MEANS = (
 
 
 def validation_chart(
-    task: Task, names: Sequence[str], curves: Mapping[str, Curves]
+    task: TaskRuns, names: Sequence[str], curves: Mapping[str, RunCurves]
 ) -> Chart | None:
     """Return the measures of validation over time; none where nothing was measured.
 
@@ -53,7 +52,9 @@ def validation_chart(
     )
 
 
-def training_chart(task: Task, names: Sequence[str], curves: Mapping[str, Curves]) -> Chart | None:
+def training_chart(
+    task: TaskRuns, names: Sequence[str], curves: Mapping[str, RunCurves]
+) -> Chart | None:
     """Return the training loss over time; none where there is no record of it."""
     lines = [[(run, curves[run.name].train) for run in group.runs] for group in task.groups]
     if not any(curve for each in lines for _, curve in each):
@@ -68,7 +69,7 @@ def training_chart(task: Task, names: Sequence[str], curves: Mapping[str, Curves
     )
 
 
-def _validation_measures(task: Task, curves: Mapping[str, Curves]) -> list[str]:
+def _validation_measures(task: TaskRuns, curves: Mapping[str, RunCurves]) -> list[str]:
     found = {name: None for each in curves.values() for name in each.validation or {}}
     first = task.measure.rpartition("/")[2]
     return sorted(found, key=lambda name: (name != first, name != "loss"))

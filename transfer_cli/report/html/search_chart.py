@@ -9,10 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transfer_cli.report.html.charts import Chart, Trace, View, badness, is_measured, is_wide, safe
-from transfer_cli.report.html.markup import Column
-from transfer_cli.report.model import Group, Task
-from transfer_cli.report.words import (
+from transfer_cli.report.contents import Group, TaskRuns
+from transfer_cli.report.formats import (
     axis_words,
     cut,
     measure_words,
@@ -21,6 +19,8 @@ from transfer_cli.report.words import (
     setting_of,
     short_keys,
 )
+from transfer_cli.report.html.charts import Chart, Trace, View, badness, is_measured, is_wide, safe
+from transfer_cli.report.html.markup import PageColumn
 
 FEWEST_TRIALS = 8
 MOST_AXES = 9
@@ -46,7 +46,7 @@ class Axis:
     ticks: Sequence[tuple[float, str]]
 
 
-def search_chart(task: Task, names: Sequence[str]) -> Chart | None:
+def search_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
     """Return each group as a line across its settings; none where few of them vary."""
     trials = [
         (group, name, group.measures[task.measure].mean)
@@ -76,8 +76,8 @@ def search_chart(task: Task, names: Sequence[str]) -> Chart | None:
         f"Parallel coordinates of {len(trials)} trials over {', '.join(shown_keys)}. The best is "
         f"{trials[0][1]} with a {words} of {number(trials[0][2])}.",
         [View(words, [*_binned(axes, trials)], _parallel_layout(axes))],
-        [Column("trial"), *(Column(key) for key in keys),
-         Column(axis_words(task, task.measure), is_number=True)],
+        [PageColumn("trial"), *(PageColumn(key) for key in keys),
+         PageColumn(axis_words(task, task.measure), is_number=True)],
         [(place, *(setting_of(key, group.settings.get(key)) for key in keys), number(value))
          for place, (group, _, value) in enumerate(trials, start=1)],
         narrowest=_AXIS_PIXELS * len(axes),

@@ -5,18 +5,18 @@ import math
 import pytest
 
 from tests import reports
-from transfer_cli.report import words
-from transfer_cli.report.html.charts import COLOURS, dash, symbol
+from transfer_cli.report import formats
 from transfer_cli.report.html.cost_charts import label_chart, size_chart
-from transfer_cli.report.html.curves import read_curves
 from transfer_cli.report.html.learning_charts import training_chart, validation_chart
+from transfer_cli.report.html.learning_curves import read_curves
+from transfer_cli.report.html.line_styles import COLOURS, dash, symbol
 from transfer_cli.report.html.search_chart import axis_of, search_chart
 
 
 def shown(report):
     (task,) = report.tasks
     curves = {run.name: read_curves(run.path / "metrics.jsonl", 400) for run in task.runs}
-    return task, words.group_names(task), curves
+    return task, formats.group_names(task), curves
 
 
 def traces(chart, role, view=0):

@@ -6,13 +6,13 @@ import time
 import pytest
 
 from tests.fake_runs import write_sweep
-from transfer_cli.report.standing import standing
+from transfer_cli.report.sweep_progress import sweep_progress
 from transfer_cli.runs.sweep import JobWord, SweepDirectory
 
 
 def stand(tmp_path, *jobs, trials=None):
     sweep = write_sweep(tmp_path / "sweep", *jobs, trials=trials)
-    return standing(sweep, sweep.read_request(), jobs)
+    return sweep_progress(sweep, sweep.read_request(), jobs)
 
 
 def done(number, seconds):
@@ -46,7 +46,7 @@ def test_jobs_side_by_side_share_what_is_left(tmp_path):
     for job in running:
         os.utime(sweep.path / f"job-{job.number}.json", (begun, begun))
 
-    found = standing(sweep, sweep.read_request(), jobs)
+    found = sweep_progress(sweep, sweep.read_request(), jobs)
 
     assert found.seconds_left == pytest.approx((40 + 40 + 200) / 2, abs=2)
 
@@ -56,7 +56,7 @@ def test_a_job_that_takes_longer_than_others_has_nothing_left(tmp_path):
     sweep = write_sweep(tmp_path / "sweep", *jobs)
     os.utime(sweep.path / "job-1.json", (1e9, 1e9))
 
-    assert standing(sweep, sweep.read_request(), jobs).seconds_left == 0
+    assert sweep_progress(sweep, sweep.read_request(), jobs).seconds_left == 0
 
 
 def test_nothing_is_guessed_before_a_job_is_done_and_after_all_are(tmp_path):
@@ -75,7 +75,7 @@ def test_numbers_of_another_kind_are_not_believed(tmp_path):
     text = (sweep.path / "sweep.json").read_text()
     (sweep.path / "sweep.json").write_text(text.replace('"trials": null', '"trials": "many"'))
 
-    found = standing(sweep, sweep.read_request(), SweepDirectory(sweep.path).jobs())
+    found = sweep_progress(sweep, sweep.read_request(), SweepDirectory(sweep.path).jobs())
 
     # A file of which one value cannot be is no job's at all.
     assert (found.done, found.left, found.seconds_left) == (0, 0, None)

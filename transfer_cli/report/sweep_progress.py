@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from transfer_cli.report.model import Standing
+from transfer_cli.report.contents import SweepProgress
 from transfer_cli.runs.sweep import (
     DONE,
     FAILED,
@@ -21,7 +21,9 @@ _LARGEST = 1e9
 """Of trials and of seconds: what is more is none of ours."""
 
 
-def standing(sweep: SweepDirectory, request: Request, jobs: Sequence[JobWord]) -> Standing:
+def sweep_progress(
+    sweep: SweepDirectory, request: Request, jobs: Sequence[JobWord]
+) -> SweepProgress:
     """Return where a sweep stands.
 
     Args:
@@ -33,7 +35,7 @@ def standing(sweep: SweepDirectory, request: Request, jobs: Sequence[JobWord]) -
     # The trials of a search become known as they begin.
     total = max(len(jobs), int(_number(request.trials) or 0))
     left = total - sum(counts[outcome] for outcome in (DONE, FAILED, PRUNED, RUNNING))
-    return Standing(
+    return SweepProgress(
         path=sweep.path,
         command=f"transfer {request.command} -m {shlex.join(request.words)}",
         done=counts[DONE],

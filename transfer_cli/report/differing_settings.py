@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from transfer_cli.report.model import Run
+from transfer_cli.report.contents import Run
 from transfer_cli.safe_files import printable
 
 Settings = Mapping[str, Any]

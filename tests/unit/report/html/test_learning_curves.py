@@ -6,7 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.report.html.curves import mean_curve, read_curves, thin
+from transfer_cli.report.html.learning_curves import mean_curve, read_curves, thin
 
 
 def write(path, records, end=""):

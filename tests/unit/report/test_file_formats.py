@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from transfer_cli.report.files import as_csv
-from transfer_cli.report.model import FINISHED, Group, Report, Run, Task
+from transfer_cli.report.contents import FINISHED, Group, Report, Run, TaskRuns
+from transfer_cli.report.file_formats import as_csv
 from transfer_cli.runs.results import UNDECLARED
 
 
 def report_of(label):
     run = Run(Path("run"), "run", "finetune", FINISHED)
     group = Group(label, {"data.label": label}, (run,))
-    task = Task("finetune on x", (group,), ("data.label",), "test/error_rate", UNDECLARED)
+    task = TaskRuns("finetune on x", (group,), ("data.label",), "test/error_rate", UNDECLARED)
     return Report((task,))
 
 

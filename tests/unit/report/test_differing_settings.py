@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from transfer_cli.report.model import FINISHED, Run
-from transfer_cli.report.varying import canonical, identity, labels, shown_values, varying
+from transfer_cli.report.contents import FINISHED, Run
+from transfer_cli.report.differing_settings import (
+    canonical,
+    identity,
+    labels,
+    shown_values,
+    varying,
+)
 
 FULL = {
     "adaptation": "full",

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transfer_cli.report.model import Group, Spread, Task
+from transfer_cli.report.contents import Group, Spread, TaskRuns
 
 NOTHING = "\N{EN DASH}"
 """What stands where there is nothing to say."""
@@ -24,12 +24,12 @@ def measure_words(measure: str) -> str:
     return measure.replace("/", " ", 1).replace("_", " ")
 
 
-def axis_words(task: Task, measure: str) -> str:
+def axis_words(task: TaskRuns, measure: str) -> str:
     """Return the name of a measure with its unit."""
     return measure_words(measure) + (" (%)" if unit(task, measure) else "")
 
 
-def unit(task: Task, measure: str) -> str:
+def unit(task: TaskRuns, measure: str) -> str:
     """Return what follows a number of this measure."""
     return " %" if task.unit_of(measure) == "percent" else ""
 
@@ -54,7 +54,7 @@ def _decimals(value: float) -> int:
     return 2 if size == 0 else min(9, max(4, 2 - math.floor(math.log10(size))))
 
 
-def difference(task: Task, value: float, like: float, measure: str) -> str:
+def difference(task: TaskRuns, value: float, like: float, measure: str) -> str:
     """Return the size of a difference between two numbers of a measure, one of them `like`."""
     return number(abs(value), like) + (" points" if unit(task, measure) else "")
 
@@ -159,7 +159,7 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
     return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 
 
-def group_names(task: Task) -> tuple[str, ...]:
+def group_names(task: TaskRuns) -> tuple[str, ...]:
     """Return a short and different name for each group of a task.
 
     Where many keys vary, a name holds what is out of the ordinary; the page has the rest elsewhere.
@@ -173,7 +173,7 @@ def group_names(task: Task) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _usual(task: Task) -> dict[str, str]:
+def _usual(task: TaskRuns) -> dict[str, str]:
     """Return the commonest value of each key, as it is written."""
     found = {
         key: Counter(setting_of(key, group.settings.get(key)) for group in task.groups)

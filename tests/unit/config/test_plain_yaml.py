@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from transfer_cli.config.plain_yaml import read_settings, scalar
 from transfer_cli.config.stored import as_yaml
-from transfer_cli.report.settings import read_settings, scalar
 from transfer_cli.safe_files import UnreadableError
 
 WORDS = (

@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find
+from transfer_cli.runs.analyses import Analysis
 from transfer_cli.runs.results import metrics_of
 
 FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
     "finished", "running", "stopped", "failed", "left", "pruned",
 )  # fmt: skip
+
+LEFT_OUT_IF_EMPTY = "left out if empty"
+"""Of a field that JSON has only where something is in it."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Run:
         number: Its number there.
         overrides: What tells it from the other jobs of the sweep.
         typed: The keys and groups that were given on the command line.
+        analyses: What was found out about it later.
     """
 
     path: Path
@@ -47,6 +52,7 @@ class Run:
     number: int | None = None
     overrides: tuple[str, ...] = ()
     typed: frozenset[str] = frozenset()
+    analyses: tuple[Analysis, ...] = field(default=(), metadata={LEFT_OUT_IF_EMPTY: True})
 
     @property
     def seed(self) -> Any:
@@ -113,13 +119,13 @@ class Group:
 
     Args:
         label: What tells it from the other groups of the task: `adaptation=lora optimizer.lr=1e-3`.
-        settings: The same by key, for the keys of `Task.varying`.
+        settings: The same by key, for the keys of `TaskRuns.varying`.
         runs: All of its runs, finished or not.
         measures: `split/measure` -> its spread over the finished runs.
         trained: Parameters that were ever trained.
         seconds: Of the finished runs.
         memory: Peak bytes of the finished runs.
-        is_best: Whether it has the best mean of `Task.measure`.
+        is_best: Whether it has the best mean of `TaskRuns.measure`.
         against: The difference to the baseline; none for the baseline itself, or where no two runs
             can be compared item by item.
     """
@@ -155,7 +161,7 @@ class SharedError:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskRuns:
     """Runs that can be compared: of one command, on the same data, with the same labels.
 
     Args:
@@ -202,7 +208,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Standing:
+class SweepProgress:
     """Where a sweep stands.
 
     Args:
@@ -237,7 +243,7 @@ class Report:
         created: When it was made, in ISO 8601.
     """
 
-    tasks: tuple[Task, ...]
-    standings: tuple[Standing, ...] = ()
+    tasks: tuple[TaskRuns, ...]
+    standings: tuple[SweepProgress, ...] = ()
     problems: tuple[str, ...] = ()
     created: str = ""

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.metrics import Metric, by_preference, find
-from transfer_cli.report.model import FINISHED, Comparison, Run
-from transfer_cli.report.outcomes import OutcomeReader, Outcomes
+from transfer_cli.report.contents import FINISHED, Comparison, Run
+from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes
 from transfer_cli.report.statistics import Scored, bootstrap, mcnemar
 from transfer_cli.runs.results import merged
 
@@ -19,7 +19,7 @@ MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
 _LOSS = "loss"
 
 Floats = npt.NDArray[np.float64]
-BySeed = Mapping[Any, Sequence[Outcomes]]
+BySeed = Mapping[Any, Sequence[RunOutcomes]]
 
 
 class _IncomparableError(Exception):
@@ -38,7 +38,7 @@ class _Measure:
     """
 
     name: str
-    counts: Callable[[Outcomes], Floats]
+    counts: Callable[[RunOutcomes], Floats]
     of_mean: Callable[[Floats], Floats]
     is_of_errors: bool = False
 
@@ -68,7 +68,7 @@ def compare(
 
 def _by_seed(runs: Sequence[Run], split: str, reader: OutcomeReader) -> BySeed:
     """Return the outcomes of the finished runs of each seed, the seeds in order."""
-    found: dict[Any, list[Outcomes]] = {}
+    found: dict[Any, list[RunOutcomes]] = {}
     for run in sorted(runs, key=lambda run: str(run.seed)):
         if run.status != FINISHED:
             continue
@@ -81,7 +81,7 @@ def _by_seed(runs: Sequence[Run], split: str, reader: OutcomeReader) -> BySeed:
     return found
 
 
-Part = tuple[Sequence[Sequence[Outcomes]], Sequence[Sequence[Outcomes]]]
+Part = tuple[Sequence[Sequence[RunOutcomes]], Sequence[Sequence[RunOutcomes]]]
 """Of both groups: the outcomes of each seed."""
 
 
@@ -94,11 +94,11 @@ def _on_same_items(mine: BySeed, base: BySeed) -> list[Part]:
     raise _IncomparableError("they were not judged on the same items")
 
 
-def _alike(*several: Sequence[Outcomes]) -> bool:
+def _alike(*several: Sequence[RunOutcomes]) -> bool:
     return len({each.sheet.fingerprint for outcomes in several for each in outcomes}) == 1
 
 
-def _measure(name: str, runs: Sequence[Run], split: str, sample: Sequence[Outcomes]) -> _Measure:
+def _measure(name: str, runs: Sequence[Run], split: str, sample: Sequence[RunOutcomes]) -> _Measure:
     """Return how a measure, or the one that takes its place, is made of items."""
     declared = merged(run.metrics for run in runs)
     asked = find(name, declared)
@@ -122,7 +122,7 @@ def _of_errors(metric: Metric) -> _Measure:
     return _Measure(metric.name, _wrong, lambda mean: whole * mean, is_of_errors=True)
 
 
-def _wrong(outcomes: Outcomes) -> Floats:
+def _wrong(outcomes: RunOutcomes) -> Floats:
     return outcomes.wrong
 
 
@@ -187,7 +187,7 @@ def _tested(
     )
 
 
-def _mean_counts(outcomes: Sequence[Outcomes], measure: _Measure) -> Floats:
+def _mean_counts(outcomes: Sequence[RunOutcomes], measure: _Measure) -> Floats:
     """Return what counts of each item; of a seed that ran several times the mean."""
     mean: Floats = np.mean([measure.counts(each) for each in outcomes], axis=0)
     return mean

@@ -21,7 +21,7 @@ Curve = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
-class Curves:
+class RunCurves:
     """What a run measured over time.
 
     Args:
@@ -37,7 +37,7 @@ class Curves:
         return (self.validation or {}).get(measure, ())
 
 
-def read_curves(path: Path, most_points: int) -> Curves:
+def read_curves(path: Path, most_points: int) -> RunCurves:
     """Return the curves in a `metrics.jsonl`, each thinned to at most `most_points`.
 
     A run may be writing to it: what is no record, such as half a line at the end, is passed over.
@@ -46,7 +46,7 @@ def read_curves(path: Path, most_points: int) -> Curves:
     try:
         lines = read_text(path, MOST_BYTES).splitlines()
     except (OSError, UnreadableError):
-        return Curves()
+        return RunCurves()
     train: dict[int, float] = {}
     validation: dict[str, dict[int, float]] = {}
     for kind, step, values in _records(_thinned(lines, most_points)):
@@ -57,7 +57,7 @@ def read_curves(path: Path, most_points: int) -> Curves:
                 value = _finite(given)
                 if value is not None and "/" not in name and name != "step":
                     validation.setdefault(name, {})[step] = value
-    return Curves(
+    return RunCurves(
         thin(tuple(sorted(train.items())), most_points),
         {
             name: thin(tuple(sorted(found.items())), most_points)

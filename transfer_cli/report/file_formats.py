@@ -9,8 +9,24 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report.model import FAILED, FINISHED, Group, Report, Task
-from transfer_cli.report.rows import apart, explanations, is_baseline, rows, unfinished
+from transfer_cli.report.contents import (
+    FAILED,
+    FINISHED,
+    LEFT_OUT_IF_EMPTY,
+    Group,
+    Report,
+    TaskRuns,
+)
+from transfer_cli.report.results_table import (
+    apart,
+    came_to,
+    explanations,
+    is_baseline,
+    learnt_nothing,
+    of_analyses,
+    results_table,
+    unfinished,
+)
 from transfer_cli.safe_files import escaped
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -50,7 +66,7 @@ def as_markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _record(task: Task, group: Group) -> dict[str, Any]:
+def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
     settings = {f"setting {key}": group.settings.get(key) for key in task.varying}
     record: dict[str, Any] = {
         "task": task.name,
@@ -59,9 +75,7 @@ def _record(task: Task, group: Group) -> dict[str, Any]:
         "runs": len(group.runs),
         "finished": sum(run.status == FINISHED for run in group.runs),
         "failed": sum(run.status == FAILED for run in group.runs),
-        "learnt_nothing": sum(
-            run.status == FINISHED and run.reason is not None for run in group.runs
-        ),
+        "learnt_nothing": learnt_nothing(group),
         "seeds": " ".join(str(run.seed) for run in group.runs if run.status == FINISHED),
         "best": group.is_best,
         "baseline": is_baseline(group, task),
@@ -92,8 +106,15 @@ def _cell(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, TaskRuns):
+        found = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return found | {"lower_is_better": value.lower_is_better}
     if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {
+            each.name: _plain(found)
+            for each in fields(value)
+            if (found := getattr(value, each.name)) or LEFT_OUT_IF_EMPTY not in each.metadata
+        }
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, frozenset | set):
@@ -107,17 +128,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _markdown(task: Task) -> Iterator[str]:
-    found = rows(task)
+def _markdown(task: TaskRuns) -> Iterator[str]:
+    columns = results_table(task)
     yield f"### {_text(task.name)}"
     yield ""
-    yield _line(map(_text, found.titles))
-    yield _line(["---", *["---:"] * (len(found.titles) - 1)])
-    for cells, best in zip(found.cells, found.is_best, strict=True):
-        first = _code(cells[0])
-        yield _line([f"**{first}** \\*" if best else first, *map(_text, cells[1:])])
-    remarks = [_text(line) for line in explanations(task)]
-    remarks += [f"{_code(run.name)}: {_text(what)}" for run, what in unfinished(task)]
+    yield _line(_text(each.title) for each in columns)
+    yield _line(["---", *["---:"] * (len(columns) - 1)])
+    rows = zip(*([cell.text for cell in each.cells] for each in columns), strict=True)
+    for group, (name, *cells) in zip(task.groups, rows, strict=True):
+        first = f"**{_code(name)}** \\*" if group.is_best else _code(name)
+        yield _line([first, *map(_text, cells)])
+    remarks = [_text(line) for line in (*explanations(task), *of_analyses(task))]
+    came = ((run.name, came_to(run)) for run in unfinished(task))
+    remarks += [f"{_code(name)}: {_text(what)}" for name, what in came if what is not None]
     if remarks:
         yield ""
         yield from (f"- {line}" for line in remarks)

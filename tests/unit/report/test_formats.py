@@ -2,8 +2,8 @@
 
 import pytest
 
-from transfer_cli.report import words
-from transfer_cli.report.model import Group, Spread, Task
+from transfer_cli.report import formats
+from transfer_cli.report.contents import Group, Spread, TaskRuns
 
 
 @pytest.mark.parametrize(
@@ -14,24 +14,24 @@ from transfer_cli.report.model import Group, Spread, Task
     ],
 )  # fmt: skip
 def test_a_number_has_three_or_four_digits(value, wanted):
-    assert words.number(value) == wanted
+    assert formats.number(value) == wanted
 
 
 def test_a_deviation_has_as_many_decimals_as_its_mean():
-    assert words.spread(Spread((8.0, 8.5), 8.25, 0.35355)) == "8.25 ± 0.35"
-    assert words.spread(Spread((8.25,), 8.25, None)) == "8.25"
-    assert words.spread(Spread((1.402, 1.405), 1.4035, 0.0021)) == "1.403 ± 0.002"
-    assert words.spread(Spread((83.3, 83.3), 83.3, 1e-14)) == "83.30 ± 0.00"
+    assert formats.spread(Spread((8.0, 8.5), 8.25, 0.35355)) == "8.25 ± 0.35"
+    assert formats.spread(Spread((8.25,), 8.25, None)) == "8.25"
+    assert formats.spread(Spread((1.402, 1.405), 1.4035, 0.0021)) == "1.403 ± 0.002"
+    assert formats.spread(Spread((83.3, 83.3), 83.3, 1e-14)) == "83.30 ± 0.00"
 
 
 def test_large_counts_times_and_sizes_are_short():
-    assert [words.count(each) for each in (950, 4614, 999_900, 11_995_786)] == [
+    assert [formats.count(each) for each in (950, 4614, 999_900, 11_995_786)] == [
         "950", "4.61 k", "1000 k", "12 M",
     ]  # fmt: skip
-    assert [words.duration(each) for each in (1.654, 49.2, 90, 3600, 4512)] == [
+    assert [formats.duration(each) for each in (1.654, 49.2, 90, 3600, 4512)] == [
         "1.65 s", "49 s", "1 min 30 s", "1 h", "1 h 15 min",
     ]  # fmt: skip
-    assert words.size(401829888) == "383 MiB"
+    assert formats.size(401829888) == "383 MiB"
 
 
 @pytest.mark.parametrize(
@@ -39,18 +39,18 @@ def test_large_counts_times_and_sizes_are_short():
     [(None, "null"), (True, "true"), (1e-5, "1e-05"), ([1, "a"], "[1, a]"), ({"a": 1}, "{a: 1}")],
 )  # fmt: skip
 def test_a_setting_is_written_as_it_would_be_typed(value, wanted):
-    assert words.setting(value) == wanted
+    assert formats.setting(value) == wanted
 
 
 def test_keys_with_the_same_end_keep_their_whole_name():
-    assert words.short_keys(["optimizer.lr", "data.name", "tokenizer.name"]) == {
+    assert formats.short_keys(["optimizer.lr", "data.name", "tokenizer.name"]) == {
         "optimizer.lr": "lr", "data.name": "data.name", "tokenizer.name": "tokenizer.name",
     }  # fmt: skip
 
 
 def named(*settings):
     groups = tuple(Group(f"group {at}", each, ()) for at, each in enumerate(settings))
-    return words.group_names(Task("", groups, tuple(settings[0]), "test/loss", ()))
+    return formats.group_names(TaskRuns("", groups, tuple(settings[0]), "test/loss", ()))
 
 
 def test_a_group_is_called_by_what_tells_it_from_the_others():

@@ -1,0 +1,123 @@
+"""The table of a task, which terminal, files and page paint."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import reports
+from transfer_cli.report.contents import Comparison, Group, Run, Spread, TaskRuns
+from transfer_cli.report.file_formats import as_markdown
+from transfer_cli.report.page import page
+from transfer_cli.report.results_table import (
+    DIFFERENCE,
+    MEMORY,
+    RUNS,
+    P,
+    came_to,
+    explanations,
+    results_table,
+    unfinished,
+)
+from transfer_cli.report.tables import as_page
+from transfer_cli.runs.results import UNDECLARED
+
+MINUS = "\N{MINUS SIGN}"
+RUN = Run(Path("run"), "run", "finetune", "finished")
+SPREAD = Spread((9.0, 11.0), 10.0, 1.4142)
+AGAINST = Comparison("test/error_rate", -2.0, -3.5, -0.5, 0.01, "McNemar", 40, "b", 0.02)
+
+
+def group(label="a", **more):
+    return Group(label, {}, (RUN,), {"test/error_rate": SPREAD}, **more)
+
+
+def task(*groups, **more):
+    return TaskRuns("task", groups, (), "test/error_rate", UNDECLARED, **more)
+
+
+def cells(found, title):
+    (column,) = [each for each in results_table(found) if each.title == title]
+    return column.cells
+
+
+def test_a_column_in_which_nothing_stands_is_left_out():
+    titles = [column.title for column in results_table(task(group()))]
+
+    assert titles == ["group", "test/error_rate", "runs"]
+
+
+def test_a_tested_difference_is_written_with_its_interval_and_sorted_by_its_value():
+    found = task(group(against=AGAINST), group("b"), baseline="b")
+
+    tested, base = cells(found, DIFFERENCE)
+
+    assert (tested.text, tested.value) == (f"{MINUS}2.00 [{MINUS}3.50, {MINUS}0.50]", -2.0)
+    assert (base.text, base.value) == ("baseline", 0)
+
+
+def test_a_corrected_p_is_shown_and_the_other_one_noted():
+    found = task(group(against=AGAINST), group("b"), baseline="b")
+
+    tested, base = cells(found, P)
+
+    assert (tested.text, tested.value) == ("0.020", 0.02)
+    assert tested.note == "p 0.010 before the correction"
+    assert (base.text, base.value) == ("", None)
+
+
+def test_without_a_test_the_difference_of_the_means_says_what_it_is():
+    better = replace(group(), measures={"test/error_rate": Spread((8.0,), 8.0, None)})
+
+    cell, _ = cells(task(better, group("b"), baseline="b"), DIFFERENCE)
+
+    assert (cell.text, cell.note) == (f"{MINUS}2.00", "Of the means: not compared by item")
+
+
+@pytest.mark.parametrize(
+    ("runs", "text", "finished"),
+    [
+        ((RUN, RUN), "2", 2),
+        ((RUN, replace(RUN, status="failed"), replace(RUN, status="running")),
+         "1 of 3 (1 failed, 1 running)", 1),
+    ],
+)  # fmt: skip
+def test_runs_that_are_not_finished_are_counted_apart(runs, text, finished):
+    (cell,) = cells(task(replace(group(), runs=runs)), RUNS)
+
+    assert (cell.text, cell.value) == (text, finished)
+
+
+def test_what_learnt_nothing_is_marked_and_explained():
+    weak = replace(RUN, reason="no better than guessing")
+    found = task(replace(group(), runs=(weak,)))
+
+    (cell,) = cells(found, "test/error_rate")
+
+    assert cell.text.endswith(" †")
+    assert "† counts runs that learnt next to nothing" in explanations(found)
+    assert [came_to(run) for run in unfinished(found)] == ["† no better than guessing"]
+
+
+def test_a_run_at_work_came_to_nothing_yet():
+    found = task(replace(group(), runs=(replace(RUN, status="running"),)))
+
+    assert [came_to(run) for run in unfinished(found)] == [None]
+
+
+def test_memory_that_is_not_finite_is_shown_and_not_sorted_by():
+    nothing = Spread((float("nan"),), float("nan"), None)
+
+    (cell,) = cells(task(group(memory=nothing)), MEMORY)
+
+    assert cell.value is None
+
+
+def test_terminal_markdown_and_page_show_the_same_cells(tmp_path):
+    report = reports.sweep_of_schemes(tmp_path)
+    shown = [str(as_page(report, None)), as_markdown(report), page(report)]
+
+    for column in results_table(report.tasks[0])[1:]:
+        for cell in column.cells:
+            number = cell.text.partition(" [")[0]
+            assert all(number in each for each in shown), cell

@@ -1,0 +1,113 @@
+"""A stored config as plain values, made of the parser's events alone.
+
+It may come from a stranger, and a report reads hundreds of them. So nothing is looked up or filled
+in, and what none of our files holds (anchors, tags, a name twice) is refused.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, MAX_CONFIG_NODES, PARSER, at
+from transfer_cli.safe_files import MAX_DEPTH, MAX_WHOLE_NUMBER, UnreadableError, read_text
+
+_WORDS = {
+    "": None, "~": None, "null": None, "true": True, "false": False,
+    ".nan": math.nan, ".inf": math.inf, "-.inf": -math.inf,
+}  # fmt: skip
+_WHOLE = re.compile(r"[-+]?\d{1,19}")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+def read_plain(path: Path) -> dict[str, Any]:
+    """Return the config in a file.
+
+    Raises:
+        OSError: It cannot be opened.
+        UnreadableError: It is no config that a run writes; says what is wrong.
+    """
+    try:
+        events = _events(read_text(path, MAX_CONFIG_BYTES))
+        first = next(events, None)
+        found = _value(first, events, 0) if first is not None else None
+        if (second := next(events, None)) is not None:
+            raise at(second, "a second document")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise UnreadableError(f"{line}broken YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        reason = str(error).partition("\n")[0]
+        raise UnreadableError(f"broken YAML: {reason}") from error
+    if not isinstance(found, dict):
+        raise UnreadableError("it is no mapping")
+    return found
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return a config with its keys dotted: `optimizer.lr` -> 0.001; lists are values.
+
+    Raises:
+        OSError, UnreadableError: As `read_plain`.
+    """
+    return dict(_flat(read_plain(path), ""))
+
+
+def scalar(text: str) -> Any:
+    """Return what an unquoted word stands for, as on the command line: 1e-4 is a number."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _WHOLE.fullmatch(text) and abs(int(text)) <= MAX_WHOLE_NUMBER:
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else text
+
+
+def _events(text: str) -> Iterator[Any]:
+    """Yield what the document consists of."""
+    for number, event in enumerate(yaml.parse(text, Loader=PARSER)):
+        if number > MAX_CONFIG_NODES:
+            raise at(event, f"more than {MAX_CONFIG_NODES:,} values")
+        if getattr(event, "anchor", None) is not None:
+            raise at(event, "an anchor or an alias, which no run writes")
+        if getattr(event, "tag", None) is not None:
+            raise at(event, f"the tag {event.tag[:40]!r}, which no run writes")
+        if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+            yield event
+
+
+def _value(event: Any, events: Iterator[Any], depth: int) -> Any:
+    """Return the value that begins with `event`."""
+    if depth > MAX_DEPTH:
+        raise at(event, f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(event, yaml.ScalarEvent):
+        return scalar(event.value) if event.implicit[0] else event.value
+    if isinstance(event, yaml.SequenceStartEvent):
+        return [_value(each, events, depth + 1) for each in _until(yaml.SequenceEndEvent, events)]
+    found: dict[str, Any] = {}
+    for key in _until(yaml.MappingEndEvent, events):
+        name = _value(key, events, depth + 1)
+        if not isinstance(name, str):
+            raise at(key, f"the name {name!r} is no text; put it in quotes")
+        if name in found:
+            raise at(key, f"broken YAML: found duplicate key {name[:40]}")
+        found[name] = _value(next(events), events, depth + 1)
+    return found
+
+
+def _until(end: type, events: Iterator[Any]) -> Iterator[Any]:
+    for event in events:
+        if isinstance(event, end):
+            return
+        yield event
+
+
+def _flat(found: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in found.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,146 @@
+"""What came out of a task: the best in a sentence, all groups in a table, what did not finish."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from transfer_cli.report import formats, results_table
+from transfer_cli.report.contents import FINISHED, Group, TaskRuns
+from transfer_cli.report.html.markup import (
+    Html,
+    MarkedRow,
+    PageCell,
+    PageColumn,
+    details,
+    joined,
+    macros,
+    sortable_table,
+    table,
+)
+
+_MOST_OPEN = 8
+"""Runs that did not finish which are listed from the start; more of them on demand."""
+
+_UNFINISHED = "Runs that are not finished, or learnt next to nothing"
+_NOTES = {
+    results_table.DIFFERENCE: "To the baseline, with its 95 % interval",
+    results_table.P: "How likely such a difference is where there is none",
+    results_table.RUNS: "Finished runs, of all",
+    results_table.TRAINED: "Parameters that were ever trained",
+    results_table.SECONDS: "Of a run",
+    results_table.MEMORY: "Mean of the peaks",
+}
+
+
+def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
+    """Return what came out best, in one sentence."""
+    best = next((at for at, group in enumerate(task.groups) if group.is_best), None)
+    if best is None:
+        return Html('<p class="lead">{}</p>').format(_no_result(task))
+    group = task.groups[best]
+    value = formats.spread(group.measures[task.measure]) + formats.unit(task, task.measure)
+    made: Html = macros("results.html").lead(
+        task, group, names[best], value, _against_words(task, names, group)
+    )
+    return made
+
+
+def _no_result(task: TaskRuns) -> str:
+    states = Counter(run.status for run in task.runs)
+    if states and states.keys() != {FINISHED}:
+        return f"No run has a result yet ({formats.counts(states)})."
+    return f"No run has measured the {formats.measure_words(task.measure)}."
+
+
+def _against_words(task: TaskRuns, names: Sequence[str], group: Group) -> str:
+    found = group.against
+    if found is None:
+        return ""
+    size, interval, p = results_table.compared(task, group)
+    side = "above" if found.difference > 0 else "below"
+    baseline = _name_of(task, names, found.baseline or task.baseline or "")
+    p = p if p.startswith("<") else f"= {p}"
+    return f"{size} {side} {baseline} (95 % interval {interval}, p {p})"
+
+
+def _name_of(task: TaskRuns, names: Sequence[str], label: str) -> str:
+    """Return what the group of a label is called on the page."""
+    named = zip(task.groups, names, strict=True)
+    return next((name for group, name in named if group.label == label), label)
+
+
+def results(task: TaskRuns, names: Sequence[str]) -> Html:
+    """Return the table of the groups, how to read it, and which runs did not finish."""
+    columns = [*_columns(task, names)]
+    cells = zip(*(each for _, each in columns), strict=True)
+    rows = [MarkedRow(row, group.is_best) for row, group in zip(cells, task.groups, strict=True)]
+    made = sortable_table(f"Results of {task.name}", [column for column, _ in columns], rows)
+    lines = []
+    if len(task.groups) > 1 and task.sort not in ("", task.measure):
+        lines.append(f"sorted by {formats.measure_words(task.sort)}")
+    baseline = _name_of(task, names, task.baseline or "")
+    lines += results_table.explanations(task, best="★", baseline=baseline)
+    return joined([made, *map(Html('<p class="note">{}</p>').format, lines), _unfinished(task)])
+
+
+def _columns(
+    task: TaskRuns, names: Sequence[str]
+) -> Iterator[tuple[PageColumn, Sequence[PageCell]]]:
+    """Yield the columns of the page's table with a cell for each group."""
+    place = macros("results.html").place
+    groups = enumerate(task.groups)
+    yield PageColumn("#"), [PageCell(place(at, group.is_best), at + 1) for at, group in groups]
+    yield from _setting_columns(task, names)
+    measures = results_table.measures_beside(task)
+    for column in results_table.results_table(task, measures)[1:]:
+        title = formats.axis_words(task, column.title) if column.is_measure else column.title
+        head = PageColumn(title, is_number=True, note=_NOTES.get(column.title))
+        yield head, [_painted(cell) for cell in column.cells]
+
+
+def _painted(cell: results_table.ResultCell) -> PageCell:
+    content: str = cell.text or formats.NOTHING
+    if cell.note is not None:
+        content = Html('<span title="{}">{}</span>').format(cell.note, content)
+    return PageCell(content, cell.value)
+
+
+def _setting_columns(
+    task: TaskRuns, names: Sequence[str]
+) -> Iterator[tuple[PageColumn, Sequence[PageCell]]]:
+    short = formats.short_keys(task.varying)
+    keys = task.varying if len(task.varying) <= formats.MOST_NAMED else ()
+    for key in keys:
+        yield (
+            PageColumn(short[key], note=key),
+            [_setting_cell(g.settings, key) for g in task.groups],
+        )
+    if not keys:
+        shown = Html('<span title="{}">{}</span>')
+        named = zip(task.groups, names, strict=True)
+        yield (
+            PageColumn("settings"),
+            [PageCell(shown.format(g.label, name), name) for g, name in named],
+        )
+
+
+def _setting_cell(settings: Mapping[str, Any], key: str) -> PageCell:
+    if key not in settings:
+        return PageCell(formats.NOTHING)
+    value = settings[key]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return PageCell(formats.setting(value), value)
+    shown = formats.setting_of(key, value)
+    return PageCell(shown, math.inf if shown == "all" else shown)
+
+
+def _unfinished(task: TaskRuns) -> Html | None:
+    runs = results_table.unfinished(task)
+    if not runs:
+        return None
+    rows = [(run.name, run.status, run.reason or formats.NOTHING) for run in runs]
+    listed = table(
+        _UNFINISHED, [PageColumn("run"), PageColumn("state"), PageColumn("reason")], rows
+    )
+    return details(f"{_UNFINISHED}: {len(runs)}", listed, is_open=len(runs) <= _MOST_OPEN)

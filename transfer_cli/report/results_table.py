@@ -1,0 +1,277 @@
+"""The table of a task: a row of typed cells for each group. Terminal, files and page paint it."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from transfer_cli.report import formats
+from transfer_cli.report.contents import (
+    FAILED,
+    FINISHED,
+    PRUNED,
+    STOPPED,
+    Group,
+    Report,
+    Run,
+    Spread,
+    TaskRuns,
+)  # fmt: skip
+from transfer_cli.report.significance import MCNEMAR
+from transfer_cli.report.statistics import CONFIDENCE
+
+BEST, LEARNT_NOTHING = "*", "†"
+"""Marks: of the best group, and of one in which a run learnt next to nothing."""
+
+DIFFERENCE, P, TRAINED, SECONDS, MEMORY, RUNS = (
+    "difference", "p", "trained", "seconds", "memory", "runs",
+)  # fmt: skip
+GROUP = "group"
+
+_OTHER = {"test": "validation", "validation": "test"}
+_MOST_BESIDE = 1
+
+
+@dataclass(frozen=True)
+class ResultCell:
+    """A cell.
+
+    Args:
+        text: How its value is written; "" where there is none.
+        value: The value, by which rows are sorted.
+        note: What else is known of it.
+    """
+
+    text: str = ""
+    value: float | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class ResultColumn:
+    """A column.
+
+    Args:
+        title: What is in it: a measure, or one of the constants above.
+        cells: Of each group, in the order of the task.
+        is_measure: Whether it is one.
+    """
+
+    title: str
+    cells: tuple[ResultCell, ...]
+    is_measure: bool = False
+
+
+def results_table(task: TaskRuns, measures: Iterable[str] | None = None) -> list[ResultColumn]:
+    """Return the columns of a task's table, but for those in which nothing stands.
+
+    Args:
+        task: The task.
+        measures: Those that are shown; none: that of the task, and the same of the other split.
+    """
+    columns = [_column(GROUP, task, lambda group: ResultCell(group.label))]
+    for measure in _measures(task) if measures is None else measures:
+        cells = tuple(_measured(group, measure) for group in task.groups)
+        columns.append(ResultColumn(measure, cells, is_measure=True))
+    if task.baseline is not None:
+        columns += [_column(DIFFERENCE, task, lambda group: _difference(group, task)),
+                    _column(P, task, _probability)]  # fmt: skip
+    columns += [
+        _column(TRAINED, task, _trained),
+        _column(SECONDS, task, lambda group: _spread(group.seconds, formats.spread)),
+        _column(MEMORY, task, lambda group: _spread(group.memory, _mean_size)),
+        _column(RUNS, task, _runs),
+    ]
+    return [column for column in columns if any(cell.text for cell in column.cells)]
+
+
+def measures_beside(task: TaskRuns) -> list[str]:
+    """Return the task's measure, the same of validation, and a few others: for a wide table."""
+    split, _, name = task.measure.rpartition("/")
+    # Not the loss: what else is declared says the same in better words.
+    others = [each.name for each in task.metrics if each.unit != "nats" and each.name != name]
+    beside = _known(task, (f"{split}/{other}" for other in others if "/" not in other))
+    wanted = [f"validation/{name}", *beside[:_MOST_BESIDE]]
+    return [task.measure, *(each for each in _known(task, wanted) if each != task.measure)]
+
+
+def compared(task: TaskRuns, group: Group) -> tuple[str, str, str]:
+    """Return the size of a group's tested difference, its interval, and its p, as written.
+
+    Raises:
+        ValueError: It was not tested.
+    """
+    found = group.against
+    if found is None:
+        raise ValueError(f"{group.label} was compared with nothing")
+    like = _like(group)
+    size = formats.difference(task, found.difference, like, found.measure)
+    p = found.p if found.corrected is None else found.corrected
+    return size, _interval(group), formats.probability(p)
+
+
+def learnt_nothing(group: Group) -> int:
+    """Return how many of a group's runs learnt next to nothing."""
+    return sum(run.status == FINISHED and run.reason is not None for run in group.runs)
+
+
+def is_baseline(group: Group, task: TaskRuns) -> bool:
+    """Return whether others are compared with a group."""
+    others = {each.against.baseline for each in task.groups if each.against is not None}
+    return group.label == task.baseline or group.label in others
+
+
+def unfinished(task: TaskRuns) -> list[Run]:
+    """Return the runs that are not finished, or learnt next to nothing."""
+    return [run for run in task.runs if run.status != FINISHED or run.reason is not None]
+
+
+def came_to(run: Run) -> str | None:
+    """Return why less came of a run than should have; None where it is still at work."""
+    if run.status in (FAILED, STOPPED, PRUNED):
+        return f"{run.status}: {run.reason}" if run.reason else run.status
+    return None if run.reason is None else f"{LEARNT_NOTHING} {run.reason}"
+
+
+def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
+    """Yield what a reader of the table must know, a line each.
+
+    Args:
+        task: Whose table it is.
+        best: How the best group is marked.
+        baseline: What the baseline is called there.
+    """
+    if any(group.is_best for group in task.groups):
+        end = "lower" if task.lower_is_better else "higher"
+        yield f"{best} best {task.measure} ({end} is better)"
+    spreads = (each for group in task.groups for each in group.measures.values())
+    if any(each.deviation is not None for each in spreads):
+        yield "± is the standard deviation over the finished runs of a group"
+    yield from _of_tests(task, baseline or task.baseline)
+    if any(map(learnt_nothing, task.groups)):
+        yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
+    yield from task.notes
+
+
+def of_analyses(task: TaskRuns) -> Iterator[str]:
+    """Yield which analyses there are beside the table."""
+    found = Counter(each.name for run in task.runs for each in run.analyses)
+    if found:
+        named = (f"{name} of {formats.several(n, 'run')}" for name, n in sorted(found.items()))
+        yield f"analyses, which --html shows: {', '.join(named)}"
+
+
+def apart(report: Report) -> str | None:
+    """Return why there is more than one table; None where there is not."""
+    if len(report.tasks) < 2:
+        return None
+    return (
+        f"{len(report.tasks)} tasks, each by itself: runs are compared where command, data and "
+        "labels are the same"
+    )
+
+
+# --- cells -------------------------------------------------------------------------------------
+
+
+def _column(title: str, task: TaskRuns, cell: Callable[[Group], ResultCell]) -> ResultColumn:
+    return ResultColumn(title, tuple(map(cell, task.groups)))
+
+
+def _measures(task: TaskRuns) -> list[str]:
+    split, _, name = task.measure.partition("/")
+    return _known(task, (task.measure, f"{_OTHER.get(split, '')}/{name}"))
+
+
+def _known(task: TaskRuns, measures: Iterable[str]) -> list[str]:
+    known = {each for group in task.groups for each in group.measures}
+    return [each for each in measures if each in known]
+
+
+def _measured(group: Group, measure: str) -> ResultCell:
+    cell = _spread(group.measures.get(measure), formats.spread)
+    weak = cell.text and learnt_nothing(group)
+    return ResultCell(f"{cell.text} {LEARNT_NOTHING}", cell.value) if weak else cell
+
+
+def _spread(found: Spread | None, written: Callable[[Spread], str]) -> ResultCell:
+    if found is None:
+        return ResultCell()
+    return ResultCell(written(found), found.mean if math.isfinite(found.mean) else None)
+
+
+def _mean_size(found: Spread) -> str:
+    return formats.size(found.mean)
+
+
+def _trained(group: Group) -> ResultCell:
+    return (
+        ResultCell() if group.trained is None else ResultCell(f"{group.trained:,}", group.trained)
+    )
+
+
+def _difference(group: Group, task: TaskRuns) -> ResultCell:
+    """Return the difference that was tested, else that of the means."""
+    found = group.against
+    if found is not None:
+        text = f"{formats.signed(found.difference, _like(group))} {_interval(group)}"
+        return ResultCell(text, found.difference)
+    if is_baseline(group, task):
+        return ResultCell("baseline", 0)
+    base = next((each for each in task.groups if each.label == task.baseline), None)
+    if base is None or task.measure not in base.measures or task.measure not in group.measures:
+        return ResultCell()
+    mean = group.measures[task.measure].mean
+    difference = mean - base.measures[task.measure].mean
+    text = formats.signed(difference, mean)
+    return ResultCell(text, difference, "Of the means: not compared by item")
+
+
+def _like(group: Group) -> float:
+    """Return a number of the measure that was compared: differences have as many decimals."""
+    found = group.against
+    if found is None or found.measure not in group.measures:
+        return (found and found.low) or 0.0
+    return group.measures[found.measure].mean or 0.0
+
+
+def _interval(group: Group) -> str:
+    found, like = group.against, _like(group)
+    ends = () if found is None else (found.low, found.high)
+    return f"[{', '.join('' if end is None else formats.signed(end, like) for end in ends)}]"
+
+
+def _probability(group: Group) -> ResultCell:
+    found = group.against
+    if found is None:
+        return ResultCell()
+    if found.corrected is None:
+        return ResultCell(formats.probability(found.p), found.p)
+    note = f"p {formats.probability(found.p)} before the correction"
+    return ResultCell(formats.probability(found.corrected), found.corrected, note)
+
+
+def _runs(group: Group) -> ResultCell:
+    counts = Counter(run.status for run in group.runs)
+    done, total = counts.pop(FINISHED, 0), len(group.runs)
+    others = ", ".join(f"{n} {status}" for status, n in counts.items())
+    return ResultCell(f"{done} of {total} ({others})" if others else str(total), done)
+
+
+def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
+    found = [group.against for group in task.groups if group.against is not None]
+    if not found:
+        return
+    tests = {each.test for each in found}
+    items = {f"{each.items:,}" for each in found}
+    how = []
+    if MCNEMAR in tests:
+        how.append("McNemar's exact test of single runs, which says nothing of other seeds")
+    if tests - {MCNEMAR}:
+        how.append("a bootstrap over items and seeds")
+    several = any(each.corrected is not None for each in found)
+    yield (
+        f"difference to {baseline}, with its {CONFIDENCE} % interval; p by "
+        f"{', or '.join(how)}, paired on the same {' or '.join(sorted(items))} items"
+        + (f"; corrected for {len(found)} comparisons (Holm; --csv has both)" if several else "")
+    )

@@ -1,0 +1,43 @@
+"""Sections that others add to a report's page, each for the analysis of one name.
+
+An analysis without one is shown all the same: its values, its table, its pictures.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transfer_cli.report.html.markup import Html
+
+
+@dataclass(frozen=True)
+class RunAnalysis:
+    """One run's analysis, as a section shows it.
+
+    Args:
+        run: The run's name in the report.
+        group: Its group's name.
+        content: The JSON object. It may come from a stranger: any value can be of any kind.
+        pictures: What each shows -> the picture, to be put on the page as it is.
+    """
+
+    run: str
+    group: str
+    content: Mapping[str, Any]
+    pictures: Mapping[str, Html]
+
+
+Render = Callable[[Sequence[RunAnalysis]], object]
+"""Makes the content of a section; what `report.html.markup` has not made is escaped."""
+
+_sections: dict[str, Render] = {}
+
+
+def register_section(name: str, render: Render) -> None:
+    """Have the analyses called `name` shown by `render`, for the rest of the process."""
+    _sections[name] = render
+
+
+def section_for(name: str) -> Render | None:
+    """Return what shows the analyses of a name; none where nothing is registered."""
+    return _sections.get(name)

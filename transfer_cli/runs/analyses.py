@@ -1,0 +1,175 @@
+"""What was found out about a run after it had ended: `RUN/analyses/NAME.json`, pictures beside it.
+
+The file is a JSON object. Of its keys, a report shows four, each of which may be missing; all else
+belongs to whoever wrote it:
+
+```
+{
+  "title":   "Length against error",
+  "summary": "one sentence or two",
+  "values":  {"examples": 500, "longest": 37},
+  "table":   {"columns": ["tokens", "error"], "rows": [["1 to 8", 12.5], ["9 to 16", 20.0]]}
+}
+```
+
+Pictures are PNGs and lie beside it as `NAME-WHAT_IT_SHOWS.png`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.errors import RunError
+from transfer_cli.runs.directory import RunDirectory, write_file_in, write_text, writing
+from transfer_cli.safe_files import UnreadableError, parse_json, read_bytes, read_json
+
+MOST_BYTES = 2**20
+"""Of the JSON; hundreds of runs are read for one report."""
+
+MOST_PICTURE_BYTES = 2 * 2**20
+MOST_ANALYSES = 50
+MOST_PICTURES = 20
+"""Of one analysis."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,49}")
+_FILE = re.compile(rf"({_NAME.pattern})\.json")
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An analysis of one run.
+
+    Args:
+        name: Of its file, for example `token_lengths`.
+        content: The JSON object.
+        pictures: What each shows -> its file.
+    """
+
+    name: str
+    content: Mapping[str, Any]
+    pictures: Mapping[str, Path]
+
+
+def write_analysis(
+    run: Path,
+    name: str,
+    content: Mapping[str, Any],
+    pictures: Mapping[str, bytes] | None = None,
+) -> Path:
+    """Write an analysis of a run and return its file; one of that name is replaced.
+
+    Args:
+        run: The run directory.
+        name: Lower-case letters, digits and underscores, a letter first.
+        content: What is to be kept; see the top of this module.
+        pictures: What each shows, named like `name` -> the bytes of a PNG.
+
+    Raises:
+        RunError: There is no such run, a name or a picture is none, `content` is not JSON with
+            finite numbers, too large, or cannot be written.
+    """
+    pictures = pictures or {}
+    text = _checked(run, name, content, pictures)
+    folder = RunDirectory(run).analyses
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
+    for shows, picture in pictures.items():
+        _write_picture(folder, f"{name}-{shows}.png", picture)
+    # After its pictures, since there is no analysis without it.
+    path = folder / f"{name}.json"
+    write_text(path, text)
+    for shows, old in _pictures(folder, name).items():
+        if shows not in pictures:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def _write_picture(folder: Path, name: str, picture: bytes) -> None:
+    def write(unfinished: Path) -> None:
+        (unfinished / name).write_bytes(picture)
+
+    write_file_in(folder, name, write)
+
+
+def _checked(
+    run: Path, name: str, content: Mapping[str, Any], pictures: Mapping[str, bytes]
+) -> str:
+    """Return what is written, once it is known that it can be read back.
+
+    Raises:
+        RunError: It cannot.
+    """
+    if not RunDirectory.holds_run(run):
+        raise RunError(f"analysis {name!r}: there is no run at {run}")
+    for each in (name, *pictures):
+        if not _NAME.fullmatch(each):
+            raise RunError(
+                f"analysis {name!r}: {each!r} cannot be a file's name; take up to 50 lower-case "
+                "letters, digits and underscores, a letter first"
+            )
+    try:
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        parse_json(text)
+        _check_size(len(text.encode()), MOST_BYTES)
+        for shows, picture in pictures.items():
+            _check_picture(picture, shows)
+        if len(pictures) > MOST_PICTURES:
+            raise UnreadableError(f"more than {MOST_PICTURES} pictures")
+    except (TypeError, ValueError) as error:
+        raise RunError(f"analysis {name!r} cannot be written: {error}") from error
+    return text
+
+
+def read_analyses(run: Path, problems: list[str]) -> Iterator[Analysis]:
+    """Yield the analyses of a run by name; of those that cannot be read, say why in `problems`."""
+    folder = RunDirectory(run).analyses
+    try:
+        names = sorted(
+            found[1] for path in folder.iterdir() if (found := _FILE.fullmatch(path.name))
+        )
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        problems.append(f"{folder}: {error.strerror}")
+        return
+    if len(names) > MOST_ANALYSES:
+        problems.append(f"{folder}: {len(names) - MOST_ANALYSES} of {len(names)} are left out")
+    for name in names[:MOST_ANALYSES]:
+        path = folder / f"{name}.json"
+        try:
+            yield Analysis(name, read_json(path, MOST_BYTES), _pictures(folder, name))
+        except (OSError, UnreadableError) as error:
+            problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
+
+
+def read_picture(path: Path) -> bytes:
+    """Return the bytes of a PNG.
+
+    Raises:
+        OSError: It cannot be opened.
+        UnreadableError: It is none, or larger than one that we write.
+    """
+    found = read_bytes(path, MOST_PICTURE_BYTES)
+    _check_picture(found, path.name)
+    return found
+
+
+def _pictures(folder: Path, name: str) -> dict[str, Path]:
+    pattern = re.compile(rf"{name}-({_NAME.pattern})\.png")
+    found = ((pattern.fullmatch(path.name), path) for path in sorted(folder.glob(f"{name}-*.png")))
+    return dict([(match[1], path) for match, path in found if match][:MOST_PICTURES])
+
+
+def _check_picture(picture: bytes, shows: str) -> None:
+    if not picture.startswith(_PNG):
+        raise UnreadableError(f"the picture {shows} is no PNG")
+    _check_size(len(picture), MOST_PICTURE_BYTES)
+
+
+def _check_size(found: int, most: int) -> None:
+    if found > most:
+        raise UnreadableError(f"it is larger than {most // 2**10:,} KiB")
