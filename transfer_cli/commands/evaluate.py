@@ -19,7 +19,7 @@ from transfer_cli.engine.split import Split
 from transfer_cli.errors import ConfigError, DataError, nearest
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
-from transfer_cli.runs.directory import write_json
+from transfer_cli.runs.atomic import write_json
 from transfer_cli.safe_files import escaped
 
 ASKED = (*datasets.SPLITS, "all")

@@ -1,7 +1,5 @@
 """`transfer export`: a run as a folder that others load without us."""
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +23,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import load_pretrained
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.runs.directory import writing
+from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.terminal import Entry, Page, Piece, show
 
 FORMATS = ("hf", "onnx")
@@ -43,18 +41,8 @@ def export(config: DictConfig) -> None:
     if to.exists() or to.is_symlink():
         raise RunError(f"to: {to} is there already; choose a new folder")
     start = open_pretrained(config.run, "run", config.base)
-    above = next(folder for folder in to.absolute().parents if folder.exists())
-    with writing(to):
-        place = Path(tempfile.mkdtemp(prefix=f".{to.name}.", dir=above))
-    try:
-        with writing(to):
-            partial = place / to.name  # which others may read, where the place itself is ours
-            partial.mkdir()
-            facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, partial)
-            to.parent.mkdir(parents=True, exist_ok=True)
-            partial.replace(to)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    with writing(to), new_folder(to) as made:
+        facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, made)
     show(Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items())))
 
 

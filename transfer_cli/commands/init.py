@@ -1,10 +1,8 @@
 """`transfer init`: a folder of one's own configs, with commented copies of ours to edit."""
 
 import argparse
-import os
 import re
 import shlex
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
@@ -13,6 +11,7 @@ from transfer_cli.commands.copies import chosen_by, copy
 from transfer_cli.config.commands import FINETUNE
 from transfer_cli.config.describe import Option, options
 from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.runs.atomic import new_folder
 from transfer_cli.safe_files import escaped, printable
 from transfer_cli.terminal import Block, Entry, Line, Page, Piece, show
 
@@ -84,7 +83,10 @@ def init(words: list[str]) -> None:
     files = _files(wanted, folder)
     _check_free(folder)
     try:
-        _write(files, folder.expanduser())
+        with new_folder(folder.expanduser()) as made:
+            for inside, text in files.items():
+                (made / inside).parent.mkdir(parents=True, exist_ok=True)
+                (made / inside).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(printable(f"{folder}: {error.strerror or error}")) from error
     show(_page(wanted, folder))
@@ -162,28 +164,6 @@ def _check_free(folder: Path) -> None:
     if place.exists() or place.is_symlink():
         what = "is there and not empty" if place.is_dir() else "is no folder"
         raise ConfigError(printable(f"{folder} {what}; name a new folder, or an empty one"))
-
-
-def _write(files: Mapping[Path, str], folder: Path) -> None:
-    """Make the folder with all of its files at once, or not at all."""
-    exists = folder.is_dir()
-    # Inside of a folder that is there: it may be a disk of its own, or the one we stand in.
-    beside = folder if exists else folder.parent
-    made = beside / f".{folder.name}.{os.getpid()}"
-    made.mkdir(parents=True)
-    try:
-        for inside, text in files.items():
-            (made / inside).parent.mkdir(parents=True, exist_ok=True)
-            (made / inside).write_text(text, encoding="utf-8")
-        if exists:
-            for child in sorted(made.iterdir()):
-                child.rename(folder / child.name)
-            made.rmdir()
-        else:
-            made.rename(folder)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
 
 
 def _page(wanted: Mapping[str, Option], folder: Path) -> Page:

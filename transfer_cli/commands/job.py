@@ -41,11 +41,8 @@ from transfer_cli.model.weights import (
     read_description,
 )
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import (
-    RunDirectory,
-    write_json,
-    write_text,
-)
+from transfer_cli.runs.atomic import write_json, write_text
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, write_items
 from transfer_cli.runs.records import drop_after
 from transfer_cli.sweep.trial import trial_of

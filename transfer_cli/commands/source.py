@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from omegaconf import DictConfig
@@ -33,7 +32,8 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Facts, Objective
 from transfer_cli.objectives.language_model import LanguageModel
-from transfer_cli.runs.directory import RunDirectory, writing
+from transfer_cli.runs.atomic import replaced_file, writing
+from transfer_cli.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -272,9 +272,8 @@ def fisher_of(
         try:
             with writing(path):
                 folder.mkdir(parents=True, exist_ok=True)
-                temporary = Path(f"{path}.part")
-                save_file(kept, temporary)
-                temporary.replace(path)
+                with replaced_file(path) as temporary:
+                    save_file(kept, temporary)
         except RunError as error:
             log.warning("the Fisher information is not kept: %s", error)
         return kept

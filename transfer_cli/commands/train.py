@@ -21,7 +21,8 @@ from transfer_cli.engine import distributed, handlers
 from transfer_cli.errors import FinishedError, RunError
 from transfer_cli.model.weights import Base, ModelDescription, write_description
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_text, writing
+from transfer_cli.runs.atomic import write_text, writing
+from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 
 log = logging.getLogger(__name__)
 

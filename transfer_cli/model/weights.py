@@ -17,7 +17,7 @@ from transfer_cli.config.build import TARGET, build
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.runs.directory import write_text
+from transfer_cli.runs.atomic import write_text
 from transfer_cli.safe_files import read_json
 
 WEIGHTS = "weights.safetensors"
@@ -98,14 +98,14 @@ def save_weights(model: nn.Module, folder: Path, leave_out: Set[str] = frozenset
         leave_out: Names of tensors that stand elsewhere.
     """
     kept = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
-    save_tensors(kept, folder)
+    save_tensors(kept, folder / WEIGHTS)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write the tensors of a model to `weights.safetensors` in `folder`."""
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write the tensors of a model to a file."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, folder / WEIGHTS)
-    readable_like(folder / WEIGHTS, folder)
+    save_file(tensors, path)
+    readable_like(path, path.parent)
 
 
 def readable_like(path: Path, folder: Path) -> None:

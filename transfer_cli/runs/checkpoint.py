@@ -6,9 +6,7 @@ files with their sizes and hashes. It is written under another name, flushed to 
 """
 
 import hashlib
-import json
 import logging
-import os
 import pickle
 import re
 import shutil
@@ -25,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from transfer_cli.errors import CheckpointError, RunError
-from transfer_cli.runs.directory import flush, write_text, writing
+from transfer_cli.runs.atomic import flush, replaced_folder, write_json, writing
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
@@ -77,8 +75,7 @@ def write(
     Raises:
         RunError: It cannot be written; what was there is still there.
     """
-
-    def fill(temporary: Path) -> None:
+    with writing(folder), replaced_folder(folder) as temporary:
         write_weights(temporary)
         _write_state(state, temporary / STATE)
         files = _fingerprints(temporary)
@@ -87,8 +84,6 @@ def write(
         _write_meta(temporary, step, files)
         for path in (*temporary.rglob("*"), temporary):
             flush(path)
-
-    _replace(folder, fill)
 
 
 def keep_best(folder: Path, step: int, write_weights: Callable[[Path], None]) -> None:
@@ -100,12 +95,9 @@ def keep_best(folder: Path, step: int, write_weights: Callable[[Path], None]) ->
     Raises:
         RunError: They cannot be written; what was there is still there.
     """
-
-    def fill(temporary: Path) -> None:
+    with writing(folder), replaced_folder(folder) as temporary:
         write_weights(temporary)
         _write_meta(temporary, step, None)
-
-    _replace(folder, fill)
 
 
 def restore_best(checkpoint: Checkpoint, folder: Path, step: int) -> None:
@@ -129,33 +121,13 @@ def restore_best(checkpoint: Checkpoint, folder: Path, step: int) -> None:
         return
     listed = _read_meta(checkpoint.path)["files"]
     known = {n.removeprefix(f"{BEST}/"): f for n, f in listed.items() if n.startswith(f"{BEST}/")}
-
-    def fill(temporary: Path) -> None:
+    with writing(folder), replaced_folder(folder) as temporary:
         _link_files(source, temporary)
         _write_meta(temporary, step, known)
 
-    _replace(folder, fill)
-
-
-def _replace(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a folder under another name, then put it in the place of `folder`."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    with writing(folder):
-        if not folder.parent.is_dir():
-            folder.parent.mkdir(parents=True)
-            flush(folder.parent.parent)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        try:
-            fill(temporary)
-            _swap(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
 
 def _write_meta(folder: Path, step: int, files: Mapping[str, Any] | None) -> None:
-    meta = {"format": FORMAT, "step": step, "files": files}
-    write_text(folder / META, json.dumps(meta, indent=2) + "\n")
+    write_json(folder / META, {"format": FORMAT, "step": step, "files": files})
 
 
 def _write_state(state: Mapping[str, Any], path: Path) -> None:
@@ -208,25 +180,6 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32))
     return {"bytes": path.stat().st_size, "blake2b": digest.hexdigest()}
-
-
-def _swap(temporary: Path, folder: Path) -> None:
-    """Put a complete folder in its place; `clear_leftovers` mends a kill between two renames."""
-    if not folder.exists():
-        temporary.rename(folder)
-        flush(folder.parent)
-        return
-    # A folder cannot be renamed over a full one; the moment without either is a rename long.
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    folder.rename(old)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    flush(folder.parent)
-    shutil.rmtree(old)
 
 
 # --- finding and removing ----------------------------------------------------------------------

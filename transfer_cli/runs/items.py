@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from transfer_cli.runs.directory import write_text
+from transfer_cli.runs.atomic import write_text
 from transfer_cli.safe_files import UnreadableError, parse_json
 
 MOST_ITEMS = 200_000

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from transfer_cli.runs.directory import write_text, writing
+from transfer_cli.runs.atomic import write_text, writing
 from transfer_cli.safe_files import parse_json
 
 HIGHER_IS_BETTER = ("accuracy", "macro_f1")

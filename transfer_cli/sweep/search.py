@@ -18,7 +18,8 @@ from filelock import FileLock
 from hydra.core.override_parser.types import Override
 
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.runs.directory import RunDirectory, write_json
+from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, STOPPED, STUDY, JobWord
 from transfer_cli.safe_files import UnreadableError, read_json
 from transfer_cli.sweep.grid import Planner
