@@ -15,7 +15,7 @@ from transfer_cli.data.tasks import Example
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import logits
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, listed
 
 _MOST_NAMED = 5
 
@@ -164,6 +164,4 @@ def _check_same(first: str, labels: Sequence[str], other: str, others: Sequence[
 
 
 def _listed(labels: Sequence[str]) -> str:
-    shown = ", ".join(repr(label[:80]) for label in labels[:_MOST_NAMED])
-    left = len(labels) - _MOST_NAMED
-    return f"{shown} and {left:,} more" if left > 0 else shown
+    return listed((repr(label[:80]) for label in labels), _MOST_NAMED)

@@ -13,7 +13,7 @@ from transfer_cli.commands.cards import card_of
 from transfer_cli.commands.pretrained import Pretrained, open_pretrained
 from transfer_cli.commands.trained import load_trained, objective_of
 from transfer_cli.config.build import build
-from transfer_cli.errors import CheckpointError, ConfigError, RunError, nearest
+from transfer_cli.errors import CheckpointError, RunError, one_of
 from transfer_cli.interop.card import card_text
 from transfer_cli.interop.folder import open_folder
 from transfer_cli.interop.saving import Classifier, Ours, Written, write_folder
@@ -32,11 +32,7 @@ NEW_ROWS = "backbone.new_rows.delta"
 
 def export(config: DictConfig) -> None:
     """Write the model of `run` to the new folder `to`, whole or not at all."""
-    if config.format not in FORMATS:
-        raise ConfigError(
-            f"format: {config.format!r} is not one of {', '.join(FORMATS)}."
-            f"{nearest(str(config.format), FORMATS)}"
-        )
+    one_of("format", config.format, FORMATS)
     to = Path(config.to).expanduser()
     if to.exists() or to.is_symlink():
         raise RunError(f"to: {to} is there already; choose a new folder")

@@ -28,7 +28,7 @@ from transfer_cli.config.check import check_training
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.runs.curves import Curves
 from transfer_cli.runs.directory import RunDirectory
@@ -79,8 +79,7 @@ def _check(config: DictConfig) -> None:
         raise ConfigError(
             f"lr_find.start: must be below lr_find.end, got {asked.start:g} and {asked.end:g}"
         )
-    if asked.steps < FEWEST_STEPS:
-        raise ConfigError(f"lr_find.steps: must be at least {FEWEST_STEPS}, got {asked.steps}")
+    at_least("lr_find.steps:", asked.steps, FEWEST_STEPS, ConfigError)
     if config.devices > 1 or distributed.count() > 1:
         raise ConfigError("devices: lr-find works in one process; leave devices out")
     if config.resume is not None:

@@ -23,7 +23,7 @@ from transfer_cli.commands.layout import (
 from transfer_cli.commands.monitor import check_monitor
 from transfer_cli.commands.resume import config_to_resume, find_run
 from transfer_cli.data.tasks import TaskData
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, listed
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.objectives.base import Facts
 from transfer_cli.optim.groups import Rates
@@ -200,9 +200,8 @@ def _tensors(layout: Layout) -> list[Block]:
     blocks: list[Block] = [_fact("tensors", f"{len(layout.inherited)} from the checkpoint")]
     for what, names in (("new", new), ("dropped", list(report.dropped))):
         if names:
-            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             head = f"  {what}: "
-            blocks.append(Entry([Piece(head, "name")], [shown], len(head)))
+            blocks.append(Entry([Piece(head, "name")], [listed(names, 8)], len(head)))
     return blocks
 
 

@@ -25,7 +25,9 @@ from transfer_cli.errors import (
     RunError,
     TransferError,
     WorkerError,
-    nearest,
+    above_zero,
+    at_least,
+    one_of,
 )
 
 log = logging.getLogger(__name__)
@@ -133,18 +135,10 @@ def check(config: DictConfig) -> None:
     Raises:
         ConfigError: `devices`, `parallel`, `restarts` or `timeout_minutes` makes no sense here.
     """
-    if config.devices < 1:
-        raise ConfigError(f"devices: must be at least 1, got {config.devices}")
-    if not config.timeout_minutes > 0:
-        raise ConfigError(f"timeout_minutes: must be above 0, got {config.timeout_minutes}")
-    parallel = config.get("parallel", PARALLEL[0])
-    if parallel not in PARALLEL:
-        raise ConfigError(
-            f"parallel: {parallel!r} is not one of {', '.join(PARALLEL)}."
-            f"{nearest(str(parallel), PARALLEL)}"
-        )
-    if config.get("restarts", 0) < 0:
-        raise ConfigError(f"restarts: must be 0 or more, got {config.restarts}")
+    at_least("devices:", config.devices, 1, ConfigError)
+    above_zero("timeout_minutes:", config.timeout_minutes, ConfigError)
+    one_of("parallel", config.get("parallel", PARALLEL[0]), PARALLEL)
+    at_least("restarts:", config.get("restarts", 0), 0, ConfigError)
     if config.get("restarts", 0) and config.resume != "auto":
         raise ConfigError(
             "restarts: a run that starts again has to go on where it was; give resume=auto and "

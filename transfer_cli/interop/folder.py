@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.interop import files
 from transfer_cli.interop.families import FAMILIES
 from transfer_cli.interop.family import Family
@@ -160,7 +160,7 @@ def _check(
     lost = [name for name in names if name not in found]
     if lost:
         raise CheckpointError(
-            f"{place.parent}: the weights lack {_some(lost)}, which {place.name} asks for "
+            f"{place.parent}: the weights lack {listed(lost)}, which {place.name} asks for "
             f"({family.keys['depth']}={shape.depth}); without the whole backbone nothing is loaded"
         )
     with without_weights():
@@ -172,7 +172,7 @@ def _check(
     if beyond:
         raise CheckpointError(
             f"{place} says {family.keys['depth']}={shape.depth}, and the weights hold "
-            f"{_some(beyond)}; one of the two is of another model"
+            f"{listed(beyond)}; one of the two is of another model"
         )
 
 
@@ -350,8 +350,3 @@ def _block_pattern(name: str) -> str | None:
 def _number(name: str) -> int:
     match = re.search(r"\.?(?:layer|h)\.(\d+)\.", name)
     return int(match[1]) if match else 0
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

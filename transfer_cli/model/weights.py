@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.errors import CheckpointError, ConfigError, listed
 from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.runs.atomic import write_text
@@ -239,7 +239,7 @@ def load_strictly(
     wrong += sorted(n for n in own.keys() & tensors.keys() if not _fits(own[n], tensors[n]))
     if wrong:
         raise CheckpointError(
-            f"{source} does not fit this model: {_some(wrong)} missing, left over "
+            f"{source} does not fit this model: {listed(wrong)} missing, left over "
             "or of another shape"
         )
     model.load_state_dict(dict(tensors), strict=not leave_out)
@@ -261,13 +261,13 @@ def load_pretrained(
     lost = sorted(n for n in own if n.startswith("backbone.") and n not in fits)
     if lost:
         raise CheckpointError(
-            f"{source} does not fill this model's backbone: {_some(lost)} missing or of another "
+            f"{source} does not fill this model's backbone: {listed(lost)} missing or of another "
             "shape; leave model= out to take the pretrained model's own"
         )
     over = sorted(n for n in tensors if n.startswith(("backbone.", "readout.")) and n not in own)
     if over:
         raise CheckpointError(
-            f"{source} holds {_some(over)}, which the description of its model does not have; "
+            f"{source} holds {listed(over)}, which the description of its model does not have; "
             "start from the run itself, whose model/ is whole"
         )
     # A head is taken whole or not at all: half of an old classifier under a new one means nothing.
@@ -345,8 +345,3 @@ def _fits(own: Tensor, found: Tensor) -> bool:
 
 def _head(name: str) -> str | None:
     return name.split(".")[1] if name.startswith("heads.") else None
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, rows_compared
-from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.errors import ConfigError, RunError, listed
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Facts, Objective, TextFacts
@@ -70,10 +70,9 @@ class SourceDistillation(Objective):
         names = [name for name, _ in source.named_parameters()]
         new = [n for n in names if n not in inherited and not any(mark in n for mark in ADDED)]
         if new:
-            more = f" and {len(new) - 3} more" if len(new) > 3 else ""
             raise ConfigError(
                 f"{self._key}: source distillation keeps the predictions of a pretrained language "
-                f"model, but {', '.join(new[:3])}{more} did not come from one; give "
+                f"model, but {listed(new)} did not come from one; give "
                 "init_from=RUN of a language model (transfer pretrain), and no edit that "
                 "replaces a part of it"
             )

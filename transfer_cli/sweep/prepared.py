@@ -7,6 +7,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from transfer_cli.errors import listed
+
 log = logging.getLogger(__name__)
 
 DECIDE = ("data", "tokenizer", "streams")
@@ -24,7 +26,7 @@ def say_what_changes_the_data(configs: Sequence[DictConfig]) -> None:
     verb = "change" if len(differ) > 1 else "changes"
     log.info(
         "%s %s the data: it is prepared %d times, once for all jobs that agree in this",
-        _listed(differ), verb, times,
+        listed(differ), verb, times,
     )  # fmt: skip
 
 
@@ -41,7 +43,3 @@ def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, f"{key}.{name}")
     else:
         yield key, node
-
-
-def _listed(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
