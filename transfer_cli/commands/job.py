@@ -44,7 +44,6 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_json, write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, write_items
-from transfer_cli.runs.records import drop_after
 from transfer_cli.sweep.trial import trial_of
 
 log = logging.getLogger(__name__)
@@ -300,8 +299,8 @@ class Job:
         self._check_base()
         with checkpoint.fitting(newest):
             self._keeping.fill(newest, state)
-        if self._main:
-            self._forget_what_came_after(newest, state)
+            if self._main:
+                self._forget_what_came_after(newest, state)
         self._before = progress.seconds
         log.info("going on after step %d", progress.step)
 
@@ -314,10 +313,7 @@ class Job:
             checkpoint.remove(run.best)
         else:
             checkpoint.restore_best(newest, run.best, progress.best_step)
-        if "records" in state:
-            handlers.rewind(run, state["records"])
-        else:
-            drop_after(run.metrics, progress.step)
+        handlers.rewind(run, state["records"])
 
     def _check_base(self) -> None:
         """Refuse to put a checkpoint of trained weights on another backbone than its own."""

@@ -29,7 +29,6 @@ from transfer_cli.safe_files import read_json
 log = logging.getLogger(__name__)
 
 FORMAT = 2
-"""1 had no list of files."""
 
 META = "meta.json"
 STATE = "train_state.pt"
@@ -114,15 +113,10 @@ def restore_best(checkpoint: Checkpoint, folder: Path, step: int) -> None:
     Raises:
         RunError: They cannot be written.
     """
-    source = checkpoint.path / BEST
-    if not source.is_dir():  # format 1
-        if _step_of(folder) != step:
-            log.warning("%s is not of step %d, as it should be", folder, step)
-        return
     listed = _read_meta(checkpoint.path)["files"]
     known = {n.removeprefix(f"{BEST}/"): f for n, f in listed.items() if n.startswith(f"{BEST}/")}
     with writing(folder), replaced_folder(folder) as temporary:
-        _link_files(source, temporary)
+        _link_files(checkpoint.path / BEST, temporary)
         _write_meta(temporary, step, known)
 
 
@@ -279,7 +273,7 @@ def _folders(folder: Path) -> list[Checkpoint]:
 
 
 def verify(folder: Path, names: Collection[str] | None = None) -> None:
-    """Compare a checkpoint with its list of files, where it has one.
+    """Compare a checkpoint with its list of files; best weights may have none yet.
 
     Args:
         folder: The checkpoint.
@@ -354,22 +348,12 @@ def _read_meta(folder: Path) -> dict[str, Any]:
             raise _LaterFormatError(f"{folder} was written by a later version of this program")
         if type(meta["format"]) is not int:
             raise TypeError(f"format is {meta['format']!r}")  # noqa: TRY301 - as the next lines do
-        if meta["format"] <= 1:
-            meta.pop("files", None)
-        elif meta["files"] is not None:
+        if meta["files"] is not None:
             meta["files"] = {each: dict(known) for each, known in meta["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise CheckpointError(f"{folder / META} is damaged: {reason}") from error
     return meta
-
-
-def _step_of(folder: Path) -> int | None:
-    try:
-        step = _read_meta(folder).get("step")
-    except CheckpointError:
-        return None
-    return step if isinstance(step, int) else None
 
 
 def _problem(folder: Path, names: Collection[str] | None = None) -> str | None:
@@ -384,7 +368,7 @@ def _problem(folder: Path, names: Collection[str] | None = None) -> str | None:
     listed = _read_meta(folder).get("files")
     try:
         if listed is None:
-            return _problem_without_list(folder)
+            return _problem_of_best(folder)
         for each, known in listed.items():
             if (names is None or each in names) and _fingerprint(folder / each) != known:
                 return f"{folder / each} is damaged: its content is not what was written"
@@ -412,16 +396,12 @@ def _wrong_size(folder: Path) -> str | None:
     return None
 
 
-def _problem_without_list(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint without a list, as far as that can be seen."""
+def _problem_of_best(folder: Path) -> str | None:
+    """Return what is wrong with best weights that have no list yet, as far as can be seen."""
     try:
         for path in folder.glob("*.safetensors"):
             with safe_open(path, framework="pt"):
                 pass
-        if (folder / STATE).exists():
-            read_state(Checkpoint(folder, 0))
     except SafetensorError as error:
         return f"{folder} is damaged: {error}"
-    except CheckpointError as error:
-        return str(error)
     return None
