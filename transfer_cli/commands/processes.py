@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import transfer_cli
 from transfer_cli.commands import choices, compose
+from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed
 from transfer_cli.errors import (
@@ -37,8 +38,6 @@ PARALLEL = ("ddp", "fsdp")
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 _FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a process after which another start would end in the same way."""
-_OWN = ("data_dir", "device")
-"""What may differ between the processes of a run: machines are not all alike."""
 
 
 def together(config: DictConfig, work: Callable[[], None]) -> None:
@@ -64,7 +63,9 @@ def together(config: DictConfig, work: Callable[[], None]) -> None:
 
 
 def _check_alike(config: DictConfig) -> None:
-    plain = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _OWN])
+    plain = OmegaConf.masked_copy(
+        config, [str(k) for k in config if Role.PER_PROCESS not in role_of(str(k))]
+    )
     digest = hashlib.blake2b(as_yaml(plain).encode(), digest_size=8).hexdigest()
     found = distributed.texts(f"{transfer_cli.__version__} {digest}")
     other = [number for number, each in enumerate(found) if each != found[0]]

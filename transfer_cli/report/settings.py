@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, MAX_CONFIG_NODES
+from transfer_cli.config.flat import flat
 from transfer_cli.safe_files import MAX_DEPTH, MAX_WHOLE_NUMBER, UnreadableError, read_text
 
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -43,7 +44,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise UnreadableError("broken YAML") from error
     if not isinstance(found, dict):
         raise UnreadableError("it is no mapping")
-    return dict(_flat(found, ""))
+    return dict(flat(found))
 
 
 def _events(text: str) -> Iterator[Any]:
@@ -89,14 +90,6 @@ def scalar(text: str) -> Any:
     if _WHOLE.fullmatch(text) and abs(int(text)) <= MAX_WHOLE_NUMBER:
         return int(text)
     return float(text) if _NUMBER.fullmatch(text) else text
-
-
-def _flat(found: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in found.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _at(event: Any, problem: str) -> UnreadableError:

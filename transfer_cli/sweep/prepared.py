@@ -2,11 +2,12 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from transfer_cli.config.flat import flat
 from transfer_cli.errors import listed
 
 log = logging.getLogger(__name__)
@@ -34,12 +35,4 @@ def _flat(config: DictConfig) -> Iterator[tuple[str, Any]]:
     for part in DECIDE:
         node = config.get(part)
         plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        yield from _leaves(plain, part)
-
-
-def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping):
-        for name, each in node.items():
-            yield from _leaves(each, f"{key}.{name}")
-    else:
-        yield key, node
+        yield from flat({part: plain})

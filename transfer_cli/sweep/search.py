@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 from hydra.core.override_parser.types import Override
 
+from transfer_cli.config.flat import flat
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, STOPPED, STUDY, JobWord
 from transfer_cli.safe_files import UnreadableError, read_json
 from transfer_cli.sweep.grid import Planner
-from transfer_cli.sweep.jobs import NAMES_RUN
+from transfer_cli.sweep.jobs import names_run
 from transfer_cli.sweep.local import side_by_side
 from transfer_cli.sweep.prepared import say_what_changes_the_data
 from transfer_cli.sweep.settings import Settings
@@ -185,7 +186,7 @@ class Search(Planner):
         return found
 
     def _of_run(self) -> tuple[str, ...]:
-        return tuple(word for word in self._fixed if word.partition("=")[0] not in NAMES_RUN)
+        return tuple(word for word in self._fixed if not names_run(word))
 
     def _tell(self, study: "Study", number: int) -> bool:
         """Tell the study what became of a trial; return whether it failed."""
@@ -245,7 +246,11 @@ def value_at(results: Mapping[str, Any], key: str) -> float:
     Raises:
         KeyError: There is none; the message names the nearest that there is.
     """
-    known = dict(_numbers(results, ""))
+    known = {
+        each: value
+        for each, value in flat(results)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     for split, measures in results.get("measures", {}).items():
         known |= {f"{split}/{name}": value for name, value in measures.items()}
     if key not in known:
@@ -253,14 +258,6 @@ def value_at(results: Mapping[str, Any], key: str) -> float:
         close = nearest(key, shown) or f" There are {', '.join(sorted(shown))}"
         raise KeyError(f"results.json has no number {key!r}.{close}")
     return float(known[key])
-
-
-def _numbers(node: Any, key: str) -> "Iterator[tuple[str, float]]":
-    if isinstance(node, Mapping):
-        for name, each in node.items():
-            yield from _numbers(each, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, int | float) and not isinstance(node, bool):
-        yield key, node
 
 
 # --- what is searched --------------------------------------------------------------------------
