@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from transfer_cli import __version__
 from transfer_cli.errors import DataError
+from transfer_cli.runs.cache import locked
 
 log = logging.getLogger(__name__)
 
@@ -171,17 +171,8 @@ def cache_folder() -> Path:
 def _locked(remote: RemoteFile, folder: Path) -> Iterator[None]:
     """Hold the lock that keeps two runs from fetching the same file into the same folder."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f".{remote.name}.lock")
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            log.info("Another run is fetching %s; waiting for it", remote.name)
-            lock.acquire()
-        try:
+        with locked(folder / remote.name):
             yield
-        finally:
-            lock.release()
     except OSError as error:
         raise _cannot_write(folder, error) from error
 

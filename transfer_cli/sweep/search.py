@@ -9,17 +9,16 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
 from hydra.core.override_parser.types import Override
 
 from transfer_cli.config.flat import flat
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, STOPPED, STUDY, JobWord
 from transfer_cli.safe_files import UnreadableError, read_json
@@ -31,8 +30,6 @@ from transfer_cli.sweep.settings import Settings
 from transfer_cli.sweep.trial import open_study, trial_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from optuna import Study
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
@@ -108,12 +105,6 @@ class Search(Planner):
     def _file(self) -> Path:
         return self._settings.study or self.folder / STUDY
 
-    @contextmanager
-    def _alone(self) -> "Iterator[None]":
-        """Let no other command that works on the study change it meanwhile."""
-        with FileLock(self._file.with_name(f".{self._file.name}.lock")):
-            yield
-
     def _open(self, seed: int) -> "Study":
         """Return the study, new or as it was left.
 
@@ -121,7 +112,7 @@ class Search(Planner):
             ConfigError: It is of another search, or no study.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with locked(self._file):
             study = open_study(self._file, direction=self._settings.direction)
             asked = {
                 "space": {key: _shown(each) for key, each in self._space.items()},
@@ -155,7 +146,7 @@ class Search(Planner):
         from optuna.trial import TrialState
 
         directory = self.jobs.directory
-        with self._alone():
+        with locked(self._file):
             known = {job.number: job for job in directory.jobs()}
             trials = study.get_trials(deepcopy=False)
             found = [
