@@ -3,11 +3,11 @@
 import argparse
 import re
 import shlex
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from transfer_cli.commands.copies import chosen_by, copy
 from transfer_cli.config.commands import FINETUNE
 from transfer_cli.config.describe import Option, options
 from transfer_cli.errors import ConfigError, nearest
@@ -25,6 +25,8 @@ STARTERS = {
     "sweep/mine": "sweep=lr",
 }
 """What a new folder holds, and which option of ours each file is a copy of."""
+
+_WIDTH = 100
 
 README = """\
 # Configs of your own
@@ -136,6 +138,44 @@ def _files(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:
         listed=listed,
     )
     return files
+
+
+def copy(option: Option, name: str, folder: Path) -> tuple[Path, str]:
+    """Return where the copy of an option lies, and what stands there: its file under a new head.
+
+    Args:
+        option: The packaged option.
+        name: What the copy is chosen by.
+        folder: The folder of one's own configs.
+    """
+    lines = option.file.read_text(encoding="utf-8").splitlines()
+    packages = [line for line in lines if line.startswith("# @package")]
+    body = [line for line in lines if line not in packages]
+    described = next(n for n, line in enumerate(body) if line.lstrip("# ").strip())
+    # Where the values go may end with the option's own name.
+    head = [re.sub(rf"(?<=\.){re.escape(option.name)}$", name, line) for line in packages]
+    head.append(f"# Mine, begun as {option.group}={option.name}")
+    head += _comment(
+        f"The line above is what `transfer presets --config-dir {escaped(str(folder))}` shows: say "
+        f"there what this is. It is chosen by `{chosen_by(option, name)}` beside the same flag. "
+        "Change what you like; what you leave out has its default."
+    )
+    head += _comment(f"What it was: {body[described].lstrip('# ')}")
+    text = "\n".join([*head, *body[described + 1 :]]) + "\n"
+    return Path(option.group) / f"{name}.yaml", text
+
+
+def chosen_by(option: Option, name: str) -> str:
+    """Return the word that chooses the copy of an option, as it is typed in a shell."""
+    several = option.group == "adaptation/edits"
+    return f"'{option.group}=[{name}]'" if several else f"{option.group}={name}"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent="# ", subsequent_indent="# ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _command(before: str, folder: Path, wanted: Mapping[str, Option]) -> str:
