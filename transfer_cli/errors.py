@@ -5,7 +5,8 @@ escapes is our fault and keeps its traceback (exit code 1).
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable
 
 _LONGEST_NAME = 100
 _MOST_NAMES = 10_000
@@ -108,7 +109,37 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def some_of(names: Sequence[str]) -> str:
-    """Return the first three names, and how many more there are."""
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+def listed(names: Iterable[object], most: int = 3) -> str:
+    """Return "a, b, c and 3 more"."""
+    every = [str(name) for name in names]
+    left = len(every) - most
+    return ", ".join(every[:most]) + (f" and {left:,} more" if left > 0 else "")
+
+
+def one_of(
+    name: str, value: object, choices: Collection[str], error: type[Exception] = ConfigError
+) -> None:
+    """Raise an error unless `value` is one of the choices; it names the closest."""
+    if value not in choices:
+        close = nearest(str(value), choices)
+        raise error(f"{name}: {value!r} is not one of {', '.join(choices)}.{close}")
+
+
+def at_least(name: str, value: float, least: float, error: type[Exception] = ValueError) -> None:
+    """Raise an error unless `value` is `least` or more, and finite.
+
+    Args:
+        name: What the message begins with, such as "size" or "loop.batch:".
+        value: A number.
+        least: The smallest that can be.
+        error: Its class.
+    """
+    if not least <= value < math.inf:
+        bound = "0 or more" if least == 0 else f"at least {least:g}"
+        raise error(f"{name} must be {bound}, got {value}")
+
+
+def above_zero(name: str, value: float, error: type[Exception] = ValueError) -> None:
+    """Raise an error unless `value` is above 0, and finite; for `name` see `at_least`."""
+    if not 0 < value < math.inf:
+        raise error(f"{name} must be above 0, got {value}")

@@ -505,7 +505,7 @@ def fisher_files(monkeypatch, tmp_path):
     monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
 
     def found():
-        files = (tmp_path / "cache" / "fisher").glob("*")
+        files = (tmp_path / "cache" / "fisher").glob("[!.]*")
         return {file.name: file.stat().st_mtime_ns for file in files}
 
     return found

@@ -73,7 +73,7 @@ def test_a_damaged_entry_is_computed_again(frozen, cache):
 
     said = frozen("second")
 
-    assert said.count("damaged and are computed again") == 2
+    assert said.count("damaged and is made again") == 2
     assert "features: kept for further runs" in said
     assert_same("second", "first")
 

@@ -383,31 +383,6 @@ def test_a_damaged_checkpoint_is_no_start_either(transfer, copied, questions):
     assert not Path("run").exists()
 
 
-def test_a_run_of_an_earlier_version_is_resumed(transfer, stopped, words_of):
-    words = words_of("clm", "loop.steps=6")
-    assert transfer(*words, "run.dir=whole").code == 0
-    assert stopped(3, *words, "run.dir=run").code == 75
-    run = Path("run")
-    for folder in run.glob("checkpoints/*"):
-        meta = json.loads((folder / "meta.json").read_text())
-        (folder / "meta.json").write_text(json.dumps({"format": 1, "step": meta["step"]}))
-        shutil.rmtree(folder / "best", ignore_errors=True)
-    state = torch.load(run / "checkpoints/step-00000003/train_state.pt", weights_only=True)
-    del state["records"]
-    torch.save(state, run / "checkpoints/step-00000003/train_state.pt")
-    for name in (".lock", "speed.jsonl"):
-        (run / name).unlink()
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "step": 4, "loss": 1.0}\n{"kind": "tr')
-
-    resumed = transfer("pretrain", "resume=run")
-
-    assert resumed.code == 0, resumed.err
-    assert weights("run") == weights("whole")
-    assert records("run") == records("whole")
-    assert results("run") == results("whole")
-
-
 # --- extended ----------------------------------------------------------------------------------
 
 

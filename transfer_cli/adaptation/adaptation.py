@@ -8,7 +8,7 @@ from transfer_cli.adaptation.edits import Edit
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import Plan
 from transfer_cli.adaptation.selection import select
-from transfer_cli.errors import ConfigError, SelectionError
+from transfer_cli.errors import ConfigError, SelectionError, listed
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
 
@@ -117,7 +117,8 @@ def check_fresh(fresh: Set[str], spans: Sequence[Span]) -> None:
     """
     never = sorted(fresh - frozenset[str]().union(*(span.trains for span in spans)))
     if never:
+        verb = "are" if len(never) > 1 else "is"
         raise ConfigError(
-            f"adaptation.edits: {never[0]} and {len(never) - 1} more are drawn anew and never "
-            "train; let adaptation.plan train them, for example adaptation/plan=top_k"
+            f"adaptation.edits: {listed(never, 1)} {verb} drawn anew and never "
+            "trained; let adaptation.plan train them, for example adaptation/plan=top_k"
         )

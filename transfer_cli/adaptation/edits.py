@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, cast, get_args
 
 from torch import nn
 
+from transfer_cli.errors import above_zero, at_least
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.added import added_modules, added_parameters
 from transfer_cli.model.block import ACTIVATIONS, Activation, Block
@@ -106,8 +107,7 @@ class Adapters(Edit):
 
     def __post_init__(self) -> None:
         """Raise ValueError where a value cannot work."""
-        if self.size < 1:
-            raise ValueError(f"size must be at least 1, got {self.size}")
+        at_least("size", self.size, 1)
         _check_choice("placement", self.placement, ("both", "ffn_only"))
         _check_choice("activation", self.activation, tuple(ACTIVATIONS))
 
@@ -147,10 +147,8 @@ class LoRA(Edit):
 
     def __post_init__(self) -> None:
         """Raise ValueError where a value cannot work."""
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, got {self.rank}")
-        if not self.alpha > 0:
-            raise ValueError(f"alpha must be above 0, got {self.alpha}")
+        at_least("rank", self.rank, 1)
+        above_zero("alpha", self.alpha)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         _check_names("targets", self.targets, get_args(Target))
@@ -205,8 +203,7 @@ class FreshTop(Edit):
 
     def __post_init__(self) -> None:
         """Raise ValueError where there is nothing to do."""
-        if self.blocks < 1:
-            raise ValueError(f"blocks must be at least 1, got {self.blocks}")
+        at_least("blocks", self.blocks, 1)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
         """Draw the blocks anew, and return all of their parameters."""

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.transfer_model import TransferModel
 
 
@@ -139,8 +139,7 @@ class EWC(Penalty):
         fisher: Literal["true", "empirical", True] = "true",
         normalise: Literal["mean", "none"] = "mean",
     ) -> None:
-        if sequences < 1:
-            raise ValueError(f"sequences must be at least 1, got {sequences}")
+        at_least("sequences", sequences, 1)
         if fisher not in ("true", "empirical", True):
             raise ValueError(f"fisher must be true or empirical, got {fisher!r}")
         if normalise not in ("mean", "none"):
@@ -205,6 +204,5 @@ def _total(model: TransferModel, terms: Iterable[Tensor]) -> Tensor:
 
 
 def _strength(name: str, value: float) -> float:
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be 0 or more, got {value}")
+    at_least(name, value, 0)
     return value

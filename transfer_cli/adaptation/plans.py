@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, above_zero, at_least
 from transfer_cli.lengths import Length
 from transfer_cli.model.transfer_model import LayerGroup
 
@@ -40,10 +40,9 @@ class Stage:
 
     def __post_init__(self) -> None:
         """Raise ValueError where a value cannot work."""
-        if not 0 < self.rate < float("inf"):
-            raise ValueError(f"rate must be above 0, got {self.rate}")
-        if self.patience is not None and self.patience < 1:
-            raise ValueError(f"patience must be at least 1, got {self.patience}")
+        above_zero("rate", self.rate)
+        if self.patience is not None:
+            at_least("patience", self.patience, 1)
 
 
 class Plan(Protocol):
@@ -121,8 +120,7 @@ class TopBlocks:
 
     def __post_init__(self) -> None:
         """Raise ValueError where no block is left."""
-        if self.count < 1:
-            raise ValueError(f"count must be at least 1, got {self.count}")
+        at_least("count", self.count, 1)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
         """Return one stage.
@@ -195,8 +193,7 @@ class ChainThaw:
         _check_length("every", self.every)
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1, or null, got {self.patience}")
-        if not 0 < self.later_rate < float("inf"):
-            raise ValueError(f"later_rate must be above 0, got {self.later_rate}")
+        above_zero("later_rate", self.later_rate)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
         """Return a stage for what is new, one for each old group, one for everything."""

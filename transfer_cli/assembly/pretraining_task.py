@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,9 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Facts, Objective
 from transfer_cli.objectives.language_model import LanguageModel
-from transfer_cli.runs.directory import RunDirectory, writing
+from transfer_cli.runs.atomic import replaced_file, writing
+from transfer_cli.runs.cache import kept_if_possible
+from transfer_cli.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -254,31 +256,40 @@ def fisher_of(
         digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
         folder = datasets.cache_folder(config.data_dir) / "fisher"
         path = folder / f"{digest.hexdigest()}.safetensors"
-        try:
-            kept_before = load_file(path)
-        except (OSError, SafetensorError):  # not there, or damaged
-            kept_before = None
-        if kept_before is not None:
-            log.info("Fisher information: the one of an earlier run, %s", path)
-            return kept_before
-        log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
-        one_by_one = (
-            split.data.batch(chosen[n : n + 1])
-            for n in tqdm(range(count), desc="Fisher", disable=None, leave=False)
-        )
-        model = source.model(trained, tensors)
-        # Two words are known, and any other is refused there.
-        found = fisher_information(model, source.objective, one_by_one, kind, seed=0)  # type: ignore[arg-type]
-        # Of what the checkpoint holds: names that an edit added mean nothing to another run.
-        kept = {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
-        try:
-            with writing(path):
-                folder.mkdir(parents=True, exist_ok=True)
-                temporary = Path(f"{path}.part")
-                save_file(kept, temporary)
-                temporary.replace(path)
-        except RunError as error:
-            log.warning("the Fisher information is not kept: %s", error)
-        return kept
+
+        def compute() -> dict[str, Tensor]:
+            log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
+            one_by_one = (
+                split.data.batch(chosen[n : n + 1])
+                for n in tqdm(range(count), desc="Fisher", disable=None, leave=False)
+            )
+            model = source.model(trained, tensors)
+            # Two words are known, and any other is refused there.
+            found = fisher_information(model, source.objective, one_by_one, kind, seed=0)  # type: ignore[arg-type]
+            # Of what the checkpoint holds: names that an edit added mean nothing to another run.
+            return {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
+
+        return kept_if_possible(path, _read_fisher, compute, partial(_write_fisher, path), _warn)
 
     return fisher
+
+
+def _read_fisher(path: Path) -> dict[str, Tensor] | None:
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError):  # not there, or damaged
+        return None
+    log.info("Fisher information: the one of an earlier run, %s", path)
+    return found
+
+
+def _write_fisher(path: Path, found: Mapping[str, Tensor]) -> None:
+    try:
+        with writing(path), replaced_file(path) as temporary:
+            save_file(dict(found), temporary)
+    except RunError as error:
+        _warn(error)
+
+
+def _warn(error: BaseException) -> None:
+    log.warning("the Fisher information is not kept: %s", error)

@@ -10,18 +10,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from transfer_cli.assembly import datasets
-from transfer_cli.config.schema import EXTENDS
+from transfer_cli.config.flat import flat
+from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.stored import read_stored
 from transfer_cli.errors import CheckpointError, ConfigError, FinishedError
 from transfer_cli.runs.directory import RunDirectory
 
 AUTO = "auto"
 """The value of `resume` with which the same command begins a run and goes on with it."""
-
-_NAMES_THE_RUN = ("resume", "run.dir", "run.root")
-_NOT_THE_RUNS = ("sweep.", "plan.", "lr_find.")
-"""Beginnings of keys that a run itself ignores."""
 
 
 def find_run(config: DictConfig) -> RunDirectory | None:
@@ -64,10 +60,12 @@ def config_to_resume(
             f"type transfer {run.read_command()} resume={run.path}"
         )
     stored = _read(run, command)
-    stored.data_dir = datasets.data_dir_of(stored, config, typed)
     overrides = OverridesParser.create().parse_overrides(list(typed))
-    for override in (o for o in overrides if o.key_or_group not in _NAMES_THE_RUN):
-        if override.key_or_group in EXTENDS and not override.is_delete():
+    for override in overrides:
+        role = role_of(override.key_or_group)
+        if Role.NAMES_RUN in role:
+            continue
+        if Role.EXTENDS in role and not override.is_delete():
             _extend(stored, override)
         elif config.resume != AUTO:
             _refuse_contradiction(stored, override, run.read_presets())
@@ -121,9 +119,8 @@ def _refuse_contradiction(
 def _refuse_another(typed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a command that is not the one that began the run."""
     for key in sorted(typed.keys() | own.keys()):
-        if key.startswith(_NOT_THE_RUNS):
-            continue
-        if key not in (*EXTENDS, *_NAMES_THE_RUN) and typed.get(key) != own.get(key):
+        free = Role.OTHERS | Role.EXTENDS | Role.NAMES_RUN
+        if not role_of(key) & free and typed.get(key) != own.get(key):
             raise ConfigError(
                 f"resume: {key}={typed.get(key)} contradicts the run's {key}={own.get(key)}; "
                 "type what it was begun with, or choose another run.dir"
@@ -132,17 +129,7 @@ def _refuse_another(typed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 def _values(config: DictConfig) -> dict[str, Any]:
     """Return the plain values of a config by their full keys, as they would be stored."""
-    found: dict[str, Any] = {}
-
-    def collect(node: Any, key: str) -> None:
-        if isinstance(node, dict):
-            for name, value in node.items():
-                collect(value, f"{key}.{name}" if key else name)
-        else:
-            found[key] = node
-
-    collect(json.loads(json.dumps(OmegaConf.to_container(config, resolve=True))), "")
-    return found
+    return dict(flat(json.loads(json.dumps(OmegaConf.to_container(config, resolve=True)))))
 
 
 def _read(run: RunDirectory, command: str) -> DictConfig:

@@ -16,10 +16,10 @@ from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import evaluate as score
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.errors import ConfigError, DataError, nearest
+from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
-from transfer_cli.runs.directory import write_json
+from transfer_cli.runs.atomic import write_json
 from transfer_cli.safe_files import escaped
 from transfer_cli.training.workers import together
 
@@ -68,14 +68,9 @@ def _evaluate(config: DictConfig) -> None:
 
 
 def _check(config: DictConfig) -> None:
-    asked = (("split", config.split, ASKED), ("baseline", config.baseline, BASELINES))
-    for key, value, known in asked:
-        if value not in known:
-            raise ConfigError(
-                f"{key}: {value!r} is not one of {', '.join(known)}.{nearest(value, known)}"
-            )
-    if config.batch < 1:
-        raise ConfigError(f"batch: must be at least 1, got {config.batch}")
+    one_of("split", config.split, ASKED)
+    one_of("baseline", config.baseline, BASELINES)
+    at_least("batch:", config.batch, 1, ConfigError)
 
 
 def data_source(config: DictConfig, trained: Trained) -> Any:

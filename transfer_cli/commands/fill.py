@@ -10,7 +10,7 @@ from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, writ
 from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import PretrainConfig
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.errors import CheckpointError, ConfigError, at_least
 from transfer_cli.generation.filling import Around, Candidate, fill, filled, with_gaps
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.masked_lm import MaskedLM
@@ -45,8 +45,7 @@ def fill_gaps(config: DictConfig) -> None:
 
 def _check(config: DictConfig, text: str) -> None:
     check_output(config.output)
-    if config.top < 1:
-        raise ConfigError(f"top: must be at least 1, got {config.top}")
+    at_least("top:", config.top, 1, ConfigError)
     if not text.strip():
         raise ConfigError("text: is empty; give one with a gap, such as text='Once [MASK] a time'")
 

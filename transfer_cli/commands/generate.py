@@ -12,7 +12,7 @@ from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, DataError
+from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least
 from transfer_cli.generation.decoding import NextToken, go_on
 from transfer_cli.generation.layout import Layout
 from transfer_cli.generation.sampling import Draws, Sampling
@@ -136,8 +136,7 @@ def _write(text: str) -> None:
 def _sampling(config: DictConfig) -> Sampling:
     check_output(config.output)
     for name in ("max_tokens", "samples"):
-        if config[name] < 1:
-            raise ConfigError(f"{name}: must be at least 1, got {config[name]}")
+        at_least(f"{name}:", config[name], 1, ConfigError)
     try:
         return Sampling(config.temperature, config.top_k, config.top_p)
     except ValueError as error:

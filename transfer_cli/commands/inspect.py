@@ -18,7 +18,7 @@ from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Facts, Objective
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -30,8 +30,7 @@ SHAPE = BackboneShape(1, 1, 1, 1, 128, direction="bidirectional")
 
 def inspect(config: DictConfig) -> None:
     """Print samples with their tokens and targets, lengths, labels, unknown tokens and overlaps."""
-    if config.samples < 0:
-        raise ConfigError(f"samples: must be 0 or more, got {config.samples}")
+    at_least("samples:", config.samples, 0, ConfigError)
     found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
     start = open_start(
         config.init_from, config.get("base"), CommandLine.of_this_command().overrides

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.runs.directory import write_text
+from transfer_cli.runs.atomic import write_text
 
 STANDARD_OUTPUT = "-"
 

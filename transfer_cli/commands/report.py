@@ -14,7 +14,8 @@ from transfer_cli.report.compare import ReportOptions, tasks
 from transfer_cli.report.contents import RUNNING, Report
 from transfer_cli.report.file_formats import as_csv, as_json, as_markdown
 from transfer_cli.report.tables import as_page
-from transfer_cli.runs.directory import RunDirectory, write_text
+from transfer_cli.runs.atomic import write_text
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory
 from transfer_cli.terminal import Line, is_colourful, say, show
 

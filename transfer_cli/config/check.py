@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config.schema import COMMANDS
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError, at_least, nearest
 from transfer_cli.lengths import Length
 
 
@@ -50,15 +50,14 @@ def check_training(config: DictConfig) -> None:
     }
     counts |= {"plan.steps": config.plan.steps, "forgetting.blocks": config.forgetting.blocks}
     for key, count in counts.items():
-        if count is not None and count < 1:
-            raise ConfigError(f"{key}: must be at least 1, got {count}")
+        if count is not None:
+            at_least(f"{key}:", count, 1, ConfigError)
     for name in ("epochs", "clip"):
         if loop[name] is not None and not loop[name] > 0:
             raise ConfigError(f"loop.{name}: must be above 0, got {loop[name]}")
     if config.checkpoint.minutes is not None and not config.checkpoint.minutes > 0:
         raise ConfigError(f"checkpoint.minutes: must be above 0, got {config.checkpoint.minutes}")
-    if config.checkpoint.keep < 0:
-        raise ConfigError(f"checkpoint.keep: must be 0 or more, got {config.checkpoint.keep}")
+    at_least("checkpoint.keep:", config.checkpoint.keep, 0, ConfigError)
     for key, text in {
         "loop.evaluate_every": loop.evaluate_every,
         "checkpoint.every": config.checkpoint.every,

@@ -6,13 +6,14 @@ in, and what none of our files holds (anchors, tags, a name twice) is refused.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, MAX_CONFIG_NODES, PARSER, at
+from transfer_cli.config.flat import flat
 from transfer_cli.safe_files import MAX_DEPTH, MAX_WHOLE_NUMBER, UnreadableError, read_text
 
 _WORDS = {
@@ -54,7 +55,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     Raises:
         OSError, UnreadableError: As `read_plain`.
     """
-    return dict(_flat(read_plain(path), ""))
+    return dict(flat(read_plain(path)))
 
 
 def scalar(text: str) -> Any:
@@ -103,11 +104,3 @@ def _until(end: type, events: Iterator[Any]) -> Iterator[Any]:
         if isinstance(event, end):
             return
         yield event
-
-
-def _flat(found: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in found.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -381,15 +381,6 @@ class SearchConfig:
     params: dict[str, str] | None = None
 
 
-EXTENDS = (
-    "loop.steps", "loop.epochs", "loop.evaluate_every", "loop.log_every", "loop.micro_batch",
-    "loop.patience", "loop.max_bad_steps", "checkpoint.every", "checkpoint.minutes",
-    "checkpoint.keep", "device", "precision", "data_dir", "base", "devices", "parallel", "restarts",
-    "timeout_minutes",
-)  # fmt: skip
-"""Keys that a resumed run may change: they make it longer, watch it otherwise, move it."""
-
-
 def register() -> None:
     """Make the classes known to Hydra as `schema/<command>`."""
     store = ConfigStore.instance()

@@ -6,12 +6,9 @@ only when it is complete, and a lock lets one of several runs build it while the
 Legend: B blocks, T positions.
 """
 
-import hashlib
 import itertools
-import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import DataError, RunError
+from transfer_cli.runs.atomic import replaced_folder, write_json
+from transfer_cli.runs.cache import digest, kept
 from transfer_cli.safe_files import read_json
 
 if TYPE_CHECKING:
@@ -101,17 +99,17 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
         "tokenizer": tokenizer.hash,
         "format": _FORMAT,
     }
-    entry = cache_dir / "encoded" / _digest(key)
-    found = _open_entry(entry)
-    if found is None:
-        with _locked(entry):
-            found = _open_entry(entry)
-            if found is None:
-                _build_entry(entry, key, split, tokenizer)
-                found = _open_entry(entry)
-    if found is None:
-        raise RunError(f"The cache entry {entry} is damaged right after it was built.")
-    return found
+    entry = cache_dir / "encoded" / digest(key)
+
+    def make() -> EncodedText:
+        _build_entry(entry, key, split, tokenizer)
+        found = _open_entry(entry)
+        if found is None:
+            raise RunError(f"The cache entry {entry} is damaged right after it was built.")
+        return found
+
+    with _writing(entry.parent):
+        return kept(entry, _open_entry, make)
 
 
 def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Path) -> Tokenizer:
@@ -121,21 +119,23 @@ def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Pat
         RunError: The cache cannot be written.
     """
     key = {"recipe": recipe.key(), "text": split.fingerprint, "format": _FORMAT}
-    entry = cache_dir / "tokenizers" / f"{_digest(key)}.json"
-    if entry.exists():
-        try:
-            return Tokenizer.load(entry)
-        except DataError as error:
-            log.warning("Making the cached tokenizer again: %s", error)
-    with _locked(entry):
-        try:
-            return Tokenizer.load(entry)  # another run may have been faster
-        except DataError:
-            log.info("Making the tokenizer (%s)", recipe.key())
-            tokenizer = recipe.make(split.lines)
-            with _writing(entry.parent):
-                tokenizer.save(entry)
-            return tokenizer
+    entry = cache_dir / "tokenizers" / f"{digest(key)}.json"
+
+    def make() -> Tokenizer:
+        log.info("Making the tokenizer (%s)", recipe.key())
+        tokenizer = recipe.make(split.lines)
+        tokenizer.save(entry)
+        return tokenizer
+
+    with _writing(entry.parent):
+        return kept(entry, _read_tokenizer, make)
+
+
+def _read_tokenizer(entry: Path) -> Tokenizer | None:
+    try:
+        return Tokenizer.load(entry)
+    except DataError:
+        return None
 
 
 class TextBlocks:
@@ -208,11 +208,6 @@ def gather(
     return rows_BT, mask_BT
 
 
-def _digest(key: dict[str, Any]) -> str:
-    text = json.dumps(key, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
 def _open_entry(entry: Path) -> EncodedText | None:
     """Return an entry of the cache, or None when it is not there or not whole."""
     try:
@@ -239,24 +234,11 @@ def _build_entry(
     entry: Path, key: dict[str, Any], split: "TextSplit", tokenizer: Tokenizer
 ) -> None:
     """Encode a text into the folder `entry`. The caller holds the entry's lock."""
-    if entry.exists():
-        log.warning("The cached text %s is damaged and is built again", entry)
-    with _writing(entry.parent):
-        # Whoever left these was killed: we hold the lock.
-        for leftover in [entry, *entry.parent.glob(f".{entry.name}-*")]:
-            if leftover.is_dir():
-                shutil.rmtree(leftover)
-        partial = entry.with_name(f".{entry.name}-{os.getpid()}")
-        partial.mkdir()
-    try:
+    with replaced_folder(entry) as partial:
         dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
         counts = _write_tokens(partial / "tokens.bin", dtype, split, tokenizer)
         meta = {"split": split.name, "key": key, "dtype": dtype.name, "counts": asdict(counts)}
-        with _writing(entry.parent):
-            (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-            partial.rename(entry)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        write_json(partial / "meta.json", meta)
 
 
 def _write_tokens(
@@ -267,13 +249,14 @@ def _write_tokens(
     begin = time.perf_counter()
     words = size_bytes = lines = unknown = 0
     written = 1
-    with _writing(path.parent.parent):
-        file = path.open("wb")
-    with file, tqdm(desc="encoding", unit="B", unit_scale=True, disable=None, leave=False) as bar:
+    with (
+        path.open("wb") as file,
+        tqdm(desc="encoding", unit="B", unit_scale=True, disable=None, leave=False) as bar,
+    ):
         first = np.array([tokenizer.sep], dtype=dtype)
-        _append(file.fileno(), first, path)
+        _append(file.fileno(), first)
         for batch, tokens in _encoded(_batches(split.lines()), tokenizer):
-            _append(file.fileno(), tokens.astype(dtype), path)
+            _append(file.fileno(), tokens.astype(dtype))
             text = _LINE_END.join(batch)
             batch_bytes = len(text.encode("utf-8", "replace")) + 1
             words += len(text.split())
@@ -282,8 +265,7 @@ def _write_tokens(
             unknown += int(np.count_nonzero(tokens == tokenizer.unk))
             written += len(tokens)
             bar.update(batch_bytes)
-        with _writing(path.parent.parent):
-            os.fsync(file.fileno())
+        os.fsync(file.fileno())
     if lines == 0:
         raise DataError(f"The {split.name} text is empty: there is nothing to learn or measure.")
     seconds = time.perf_counter() - begin
@@ -303,11 +285,10 @@ def _write_tokens(
     )
 
 
-def _append(file: int, tokens: npt.NDArray[Any], path: Path) -> None:
-    with _writing(path.parent.parent):
-        left = memoryview(tokens.tobytes())
-        while left:
-            left = left[os.write(file, left) :]
+def _append(file: int, tokens: npt.NDArray[Any]) -> None:
+    left = memoryview(tokens.tobytes())
+    while left:
+        left = left[os.write(file, left) :]
 
 
 def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
@@ -393,23 +374,6 @@ class _Encoder:
         self._starts = np.concatenate((self._starts, starts))
         self._lengths = np.concatenate((self._lengths, lengths))
         self._tokens = np.concatenate((self._tokens, tokens))
-
-
-@contextmanager
-def _locked(entry: Path) -> Iterator[None]:
-    """Hold the lock of a cache entry; wait while another run builds it."""
-    lock = FileLock(entry.with_name(f".{entry.name}.lock"))
-    with _writing(entry.parent):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            log.info("Waiting for another run that is building %s", entry)
-            lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextmanager

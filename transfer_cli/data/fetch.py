@@ -5,7 +5,6 @@ A name in its final place always stands for a checked file: what is under way li
 are right.
 """
 
-import gzip
 import hashlib
 import http.client
 import logging
@@ -14,7 +13,6 @@ import os
 import stat
 import struct
 import sys
-import tarfile
 import tempfile
 import time
 import urllib.error
@@ -27,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from transfer_cli import __version__
 from transfer_cli.errors import DataError
+from transfer_cli.runs.cache import locked
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +44,11 @@ MAX_UNPACKED_RATIO = 100
 UNPACKED_FREELY_BYTES = 2**24
 """What any archive may unpack to, however small it is."""
 
-MAX_HEADER_BYTES = 2**20
-"""The longest name or comment of a file in a tar archive, which has to fit into memory."""
-
 _CHUNK_BYTES = 2**16
 _TRIES_WITHOUT_PROGRESS = 3
 _MOST_DIGITS = 20  # Python refuses to read a number of thousands
 _DAMAGED = (
     zipfile.BadZipFile,
-    tarfile.TarError,
-    gzip.BadGzipFile,
     lzma.LZMAError,
     zlib.error,
     EOFError,
@@ -138,7 +131,7 @@ def fetch_archive(
 
 
 def unpack(archive: Path, folder: Path) -> list[Path]:
-    """Unpack a zip or tar file into `folder` and return the files, in the archive's order.
+    """Unpack a zip file into `folder` and return the files, in the archive's order.
 
     Nothing appears in `folder` before everything is unpacked; files that lie there already stay.
 
@@ -178,17 +171,8 @@ def cache_folder() -> Path:
 def _locked(remote: RemoteFile, folder: Path) -> Iterator[None]:
     """Hold the lock that keeps two runs from fetching the same file into the same folder."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / f".{remote.name}.lock")
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            log.info("Another run is fetching %s; waiting for it", remote.name)
-            lock.acquire()
-        try:
+        with locked(folder / remote.name):
             yield
-        finally:
-            lock.release()
     except OSError as error:
         raise _cannot_write(folder, error) from error
 
@@ -379,34 +363,15 @@ class _Room:
             )
 
 
-class _Member(tarfile.TarInfo):
-    """A file in a tar archive, whose name was not read if it does not fit into memory."""
-
-    def _proc_member(self, tarred: tarfile.TarFile) -> tarfile.TarInfo:
-        # The place that the library's own comments name for a subclass to step in.
-        is_header = self.type in (*tarfile.GNU_TYPES, *_PAX_TYPES)
-        if is_header and (self.size > MAX_HEADER_BYTES or self.type == tarfile.GNUTYPE_SPARSE):
-            raise tarfile.ReadError("a header that is too long, or a file with holes")
-        found: tarfile.TarInfo = super()._proc_member(tarred)  # type: ignore[misc]
-        return found
-
-
-_PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
-
-
 def _extract(archive: Path, folder: Path) -> list[PurePosixPath]:
-    room = _Room(archive)
     try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as zipped:
-                return _extract_zip(zipped, archive, folder, room)
-        with tarfile.open(archive, tarinfo=_Member) as tarred:
-            return _extract_tar(tarred, archive, folder, room)
+        with zipfile.ZipFile(archive) as zipped:
+            return _extract_members(zipped, archive, folder, _Room(archive))
     except _DAMAGED as error:
         raise DataError(f"{archive} cannot be unpacked ({error}). Delete it and retry.") from error
 
 
-def _extract_zip(
+def _extract_members(
     zipped: zipfile.ZipFile, archive: Path, folder: Path, room: _Room
 ) -> list[PurePosixPath]:
     names = []
@@ -420,23 +385,6 @@ def _extract_zip(
             names.append(path)
             with zipped.open(member) as source:
                 _copy(source, folder / path, room)
-    return names
-
-
-def _extract_tar(
-    tarred: tarfile.TarFile, archive: Path, folder: Path, room: _Room
-) -> list[PurePosixPath]:
-    names = []
-    for member in tarred:
-        room.take_member()
-        path = _safe_path(member.name, archive)
-        source = tarred.extractfile(member) if member.isreg() else None
-        if source is not None:
-            names.append(path)
-            with source:
-                _copy(source, folder / path, room)
-        elif not member.isdir():
-            raise DataError(f"{archive} holds a link or special file ({member.name}); refused.")
     return names
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from transfer_cli.errors import at_least
 from transfer_cli.seeds import derive
 
 MAIN = "main"
@@ -137,8 +138,7 @@ def mixed_epoch(
 
 def check_power(power: float) -> None:
     """Raise `ValueError` unless `power` is a finite number from 0 up."""
-    if not 0 <= power < float("inf"):
-        raise ValueError(f"power must be 0 or more, got {power}")
+    at_least("power", power, 0)
 
 
 def _check_sizes(sizes: Mapping[str, int]) -> None:

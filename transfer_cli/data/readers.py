@@ -21,7 +21,7 @@ from typing import BinaryIO, Protocol
 import zstandard
 
 from transfer_cli.data.packed import PACKINGS, Unpacked
-from transfer_cli.errors import DataError, nearest
+from transfer_cli.errors import DataError, listed, nearest
 from transfer_cli.safe_files import STRICT_JSON
 
 MAX_LINE_BYTES = 8 * 2**20
@@ -362,9 +362,7 @@ def _value(record: Record, column: str, name: str) -> object:
 
 
 def _listed(columns: list[str]) -> str:
-    shown = ", ".join(repr(column[:80]) for column in columns[:_MOST_LISTED]) or "none"
-    left = len(columns) - _MOST_LISTED
-    return f"{shown} and {left:,} more" if left > 0 else shown
+    return listed((repr(column[:80]) for column in columns), _MOST_LISTED) or "none"
 
 
 def _json_object(line: str, where: str) -> dict[str, object]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.errors import DataError, nearest
+from transfer_cli.errors import DataError, listed, nearest
 
 _HOLD_OUT_LINES = 64
 """Longest block of lines that is held out for validation in one piece."""
@@ -167,7 +167,7 @@ class TextFiles(TextData):
 
     def _whole(self, name: str, paths: list[Path]) -> TextSplit:
         lines = partial(_file_lines, paths, self.field)
-        return _split(name, lines, _digest(["text", self.field], paths), _names(paths))
+        return _split(name, lines, _digest(["text", self.field], paths), listed(paths, 1))
 
     def _held_out_splits(
         self, files: dict[str, list[Path]], only: Sequence[str] | None
@@ -176,8 +176,8 @@ class TextFiles(TextData):
         block = _hold_out_block(whole.lines(), self.validation_share)
         if block == 0:
             raise DataError(
-                f"{_names(files['train'])}: validation_share={self.validation_share} of the lines "
-                "is less than one line. Name validation files or raise validation_share."
+                f"{listed(files['train'], 1)}: validation_share={self.validation_share} of the "
+                "lines is less than one line. Name validation files or raise validation_share."
             )
         parts = {}
         for name in _wanted(("train", "validation", *files), only):
@@ -297,11 +297,6 @@ def _split(
 
 def _wanted(names: Iterable[str], only: Sequence[str] | None) -> list[str]:
     return [name for name in dict.fromkeys(names) if only is None or name in only]
-
-
-def _names(paths: list[Path]) -> str:
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return f"{paths[0]}{more}"
 
 
 def _digest(settings: Iterable[str], paths: Iterable[Path]) -> str:

@@ -13,7 +13,6 @@ and breaks ties between merges by number. We count the pieces ourselves and fix 
 
 import hashlib
 import json
-import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +27,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transfer_cli.errors import DataError
+from transfer_cli.runs.atomic import replaced_file
 from transfer_cli.safe_files import UnreadableError, parse_json, read_text
 
 UNKNOWN = "<unk>"
@@ -192,12 +192,8 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write the `tokenizer.json` of the tokenizers library, all of it or nothing."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with replaced_file(path) as temporary:
+            temporary.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":

@@ -25,8 +25,9 @@ from transfer_cli.engine.train import Progress, report_of
 from transfer_cli.errors import ConfigError, DivergedError, StoppedError, nearest
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric
+from transfer_cli.runs.atomic import flush, writing
 from transfer_cli.runs.curves import Curves, event_files
-from transfer_cli.runs.directory import RunDirectory, flush, writing
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.records import MetricsFile, cut
 
 log = logging.getLogger(__name__)

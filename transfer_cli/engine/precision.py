@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from transfer_cli.engine import distributed
-from transfer_cli.errors import ConfigError, RunError, nearest
+from transfer_cli.errors import ConfigError, RunError, nearest, one_of
 
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,11 +31,7 @@ class Precision:
         if name == "auto":
             fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
             return cls("bf16" if fast else "fp32", device)
-        if name not in KINDS:
-            known = ("auto", *KINDS)
-            raise ConfigError(
-                f"precision: {name!r} is not one of {', '.join(known)}.{nearest(name, known)}"
-            )
+        one_of("precision", name, ("auto", *KINDS))
         if name == "fp16" and device.type != "cuda":
             raise ConfigError("precision: fp16 needs a GPU; on a CPU use fp32 or bf16")
         return cls(name, device)

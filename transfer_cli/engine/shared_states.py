@@ -14,15 +14,16 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 
+from transfer_cli.runs import cache
+from transfer_cli.runs.atomic import replaced_folder
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,6 @@ _FORMAT = 1
 
 _META, _STATES = "meta.json", "states.bin"
 _PORTION = 2**24
-_CANNOT = (OSError, NotImplementedError)
-"""What a disk says that is full, may not be written, or knows no locks."""
 
 TAKEN, KEPT, ALONE = "taken from the cache", "kept for further runs", "in this run's memory alone"
 
@@ -69,57 +68,33 @@ class SharedStates:
             compute: Makes them, on any device.
         """
         whole = {**key, **self._circumstances, "size": size, "format": _FORMAT}
-        entry = self._folder / _digest(json.dumps(whole, sort_keys=True, default=str).encode())
+        entry = self._folder / cache.digest(whole)
         size_bytes = torch.Size(size).numel() * torch.finfo(torch.float32).bits // 8
-        if size_bytes > MOST_BYTES:
-            return self._alone(compute())
-        found = _opened(entry, size)
-        if found is not None:
-            return self._taken(entry, found)
-        with ExitStack() as held:
-            try:
-                held.enter_context(_locked(entry))
-            except _CANNOT as error:
-                self._warn(error)
-                return self._alone(compute())
-            return self._filled(entry, size, size_bytes, compute)
+        came = ALONE
 
-    def _filled(
-        self,
-        entry: Path,
-        size: tuple[int, int, int],
-        size_bytes: int,
-        compute: Callable[[], Tensor],
-    ) -> Tensor:
-        """Return an entry that another run has filled by now, or fill it. Under its lock."""
-        found = _opened(entry, size)
-        if found is not None:
-            return self._taken(entry, found)
-        states_RKD = compute()
-        try:
-            if entry.exists():
-                log.warning("The cached features %s are damaged and are computed again", entry)
-                shutil.rmtree(entry)
-            _clear_leftovers(entry)
+        def read(entry: Path) -> Tensor | None:
+            nonlocal came
+            found = _opened(entry, size)
+            if found is not None:
+                came = TAKEN
+                with suppress(OSError):
+                    os.utime(entry)  # used just now
+            return found
+
+        def write(states_RKD: Tensor) -> None:
+            nonlocal came
             _make_room(self._folder, size_bytes)
             _write(entry, states_RKD, size)
-        except _CANNOT as error:
-            self._warn(error)
-            return self._alone(states_RKD)
-        self.came.append(KEPT)
-        if states_RKD.device.type != "cpu":
-            return states_RKD
-        mapped = _mapped(entry, size)
-        return states_RKD if mapped is None else mapped
+            came = KEPT
 
-    def _taken(self, entry: Path, found: Tensor) -> Tensor:
-        with suppress(OSError):
-            os.utime(entry)  # used just now
-        self.came.append(TAKEN)
-        return found
-
-    def _alone(self, states_RKD: Tensor) -> Tensor:
-        self.came.append(ALONE)
+        if size_bytes > MOST_BYTES:
+            states_RKD = compute()
+        else:
+            states_RKD = cache.kept_if_possible(entry, read, compute, write, self._warn)
+        self.came.append(came)
+        if came == KEPT and states_RKD.device.type == "cpu":
+            mapped = _mapped(entry, size)
+            return states_RKD if mapped is None else mapped
         return states_RKD
 
     def _warn(self, error: BaseException) -> None:
@@ -131,10 +106,6 @@ class SharedStates:
                 reason,
             )
         self._warned = True
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _opened(entry: Path, size: tuple[int, int, int]) -> Tensor | None:
@@ -167,10 +138,7 @@ def _mapped(entry: Path, size: tuple[int, int, int]) -> Tensor | None:
 
 def _write(entry: Path, states_RKD: Tensor, size: tuple[int, int, int]) -> None:
     """Make an entry, all of it or nothing."""
-    partial = entry.with_name(f".{entry.name}-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
+    with replaced_folder(entry) as partial:
         digest = hashlib.blake2b(digest_size=16)
         content = states_RKD.cpu().contiguous().numpy().data.cast("B")
         with (partial / _STATES).open("wb") as file:
@@ -182,20 +150,6 @@ def _write(entry: Path, states_RKD: Tensor, size: tuple[int, int, int]) -> None:
             os.fsync(file.fileno())
         meta = {"size": size, "hash": digest.hexdigest()}
         (partial / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-        partial.rename(entry)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _clear_leftovers(entry: Path) -> None:
-    """Remove what runs have left that were killed while they wrote. Under the lock of `entry`."""
-    for leftover in entry.parent.glob(".*-*"):
-        name = leftover.name.removeprefix(".").partition("-")[0]
-        if name == entry.name:
-            shutil.rmtree(leftover, ignore_errors=True)
-            continue
-        with suppress(Timeout), FileLock(_lock_of(entry.with_name(name)), timeout=0):
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _make_room(folder: Path, size_bytes: int) -> None:
@@ -221,23 +175,3 @@ def _bytes(entry: Path) -> int:
         return (entry / _STATES).stat().st_size
     except OSError:
         return 0
-
-
-def _lock_of(entry: Path) -> Path:
-    return entry.with_name(f".{entry.name}.lock")
-
-
-@contextmanager
-def _locked(entry: Path) -> Iterator[None]:
-    """Hold the lock of an entry; wait while another run fills it."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(_lock_of(entry))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        log.info("Waiting for another run that computes the same features")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()

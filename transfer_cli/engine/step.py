@@ -16,7 +16,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.parallel import Alone, Parallel, average_statistics, whole
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
-from transfer_cli.errors import DivergedError
+from transfer_cli.errors import DivergedError, listed
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
 from transfer_cli.optim.groups import Rates
@@ -386,9 +386,7 @@ def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
         for number in batch["index"].tolist()
     ]
     words = [word for text in distributed.texts("\n".join(own)) for word in text.splitlines()]
-    shown = ", ".join(words[:_SHOWN_EXAMPLES])
-    rest = len(words) - _SHOWN_EXAMPLES
-    return f"examples {shown}" + (f" and {rest} more" if rest > 0 else "")
+    return f"examples {listed(words, _SHOWN_EXAMPLES)}"
 
 
 def on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from transfer_cli.errors import at_least
 from transfer_cli.seeds import derive
 
 
@@ -37,8 +38,8 @@ class Sampling:
         """Raise ValueError where a value cannot work."""
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature: must be 0 (greedy) or more, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k: must be at least 1, got {self.top_k}")
+        if self.top_k is not None:
+            at_least("top_k:", self.top_k, 1)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: must be above 0 and up to 1, got {self.top_p}")
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, some_of
+from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.interop import files
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import (
@@ -154,7 +154,7 @@ def _check(
     lost = [name for rule in rules for name in rule.theirs if name not in found]
     if lost:
         raise CheckpointError(
-            f"{place.parent}: the weights lack {some_of(lost)}, which {place.name} asks for "
+            f"{place.parent}: the weights lack {listed(lost)}, which {place.name} asks for "
             f"({family.keys['depth']}={shape.depth}); without the whole backbone nothing is loaded"
         )
     with without_weights():
@@ -164,7 +164,7 @@ def _check(
     if surplus:
         raise CheckpointError(
             f"{place} says {family.keys['depth']}={shape.depth}, and the weights hold "
-            f"{some_of(surplus)}; one of the two is of another model"
+            f"{listed(surplus)}; one of the two is of another model"
         )
 
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from transfer_cli.config.build import TARGET, build
-from transfer_cli.errors import CheckpointError, ConfigError, some_of
+from transfer_cli.errors import CheckpointError, ConfigError, listed
 from transfer_cli.model.backbone import MAX_SIZE, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.runs.directory import write_text
+from transfer_cli.runs.atomic import write_text
 from transfer_cli.safe_files import read_json
 
 WEIGHTS = "weights.safetensors"
@@ -101,14 +101,14 @@ def save_weights(model: nn.Module, folder: Path, leave_out: Set[str] = frozenset
         leave_out: Names of tensors that stand elsewhere.
     """
     kept = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
-    save_tensors(kept, folder)
+    save_tensors(kept, folder / WEIGHTS)
 
 
-def save_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write the tensors of a model to `weights.safetensors` in `folder`."""
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write the tensors of a model to a file."""
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, folder / WEIGHTS)
-    readable_like(folder / WEIGHTS, folder)
+    save_file(tensors, path)
+    readable_like(path, path.parent)
 
 
 def readable_like(path: Path, folder: Path) -> None:
@@ -242,7 +242,7 @@ def load_strictly(
     wrong += sorted(n for n in own.keys() & tensors.keys() if not _fits(own[n], tensors[n]))
     if wrong:
         raise CheckpointError(
-            f"{source} does not fit this model: {some_of(wrong)} missing, left over "
+            f"{source} does not fit this model: {listed(wrong)} missing, left over "
             "or of another shape"
         )
     model.load_state_dict(dict(tensors), strict=not leave_out)
@@ -264,13 +264,13 @@ def load_pretrained(
     lost = sorted(n for n in own if n.startswith("backbone.") and n not in fits)
     if lost:
         raise CheckpointError(
-            f"{source} does not fill this model's backbone: {some_of(lost)} missing or of another "
+            f"{source} does not fill this model's backbone: {listed(lost)} missing or of another "
             "shape; leave model= out to take the pretrained model's own"
         )
     over = sorted(n for n in tensors if n.startswith(("backbone.", "readout.")) and n not in own)
     if over:
         raise CheckpointError(
-            f"{source} holds {some_of(over)}, which the description of its model does not have; "
+            f"{source} holds {listed(over)}, which the description of its model does not have; "
             "start from the run itself, whose model/ is whole"
         )
     # A head is taken whole or not at all: half of an old classifier under a new one means nothing.

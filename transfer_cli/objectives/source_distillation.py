@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, rows_compared
 from transfer_cli.data.split import TextFacts
-from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.errors import ConfigError, RunError, listed
 from transfer_cli.metrics import Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
@@ -70,10 +70,9 @@ class SourceDistillation(Objective):
         same = {name for name, part in added_parameters(source).items() if part.keeps_outputs}
         new = [n for n, _ in source.named_parameters() if n not in inherited and n not in same]
         if new:
-            more = f" and {len(new) - 3} more" if len(new) > 3 else ""
             raise ConfigError(
                 f"{self._key}: source distillation keeps the predictions of a pretrained language "
-                f"model, but {', '.join(new[:3])}{more} did not come from one; give "
+                f"model, but {listed(new)} did not come from one; give "
                 "init_from=RUN of a language model (transfer pretrain), and no edit that "
                 "replaces a part of it"
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from transfer_cli.errors import nearest
+from transfer_cli.errors import above_zero, nearest
 
 
 class LayerScale(Protocol):
@@ -51,8 +51,7 @@ class Geometric:
 
     def __post_init__(self) -> None:
         """Raise ValueError where the factor is not positive."""
-        if self.factor <= 0:
-            raise ValueError(f"factor must be above 0, got {self.factor}")
+        above_zero("factor", self.factor)
 
     def __call__(self, name: str, depth: int, top: int) -> float:
         """Return factor^-(top - depth)."""

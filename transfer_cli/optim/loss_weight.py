@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from transfer_cli.errors import above_zero
 from transfer_cli.lengths import Length
 
 
@@ -33,8 +34,7 @@ class Annealed:
 
     def __init__(self, start: float, end: float, over: str) -> None:
         for name, value in (("start", start), ("end", end)):
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be above 0, got {value}")
+            above_zero(name, value)
         self.start = start
         self.end = end
         self.over = Length.parse(over)

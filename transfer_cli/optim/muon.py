@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
+from transfer_cli.errors import above_zero, at_least
 from transfer_cli.optim.eager import Eager
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -60,13 +61,11 @@ class MuonWithAdamW(Eager):
         eps: float = 1e-8,
     ) -> None:
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("eps", eps)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be 0 or more, got {value}")
+            at_least(name, value, 0)
         for name, value in (("momentum", momentum), ("betas.0", betas[0]), ("betas.1", betas[1])):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
-        if not 0 < matrix_rate < math.inf:
-            raise ValueError(f"matrix_rate must be above 0, got {matrix_rate}")
+        above_zero("matrix_rate", matrix_rate)
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,

@@ -9,6 +9,8 @@ matter.
 import math
 from abc import ABC, abstractmethod
 
+from transfer_cli.errors import at_least
+
 
 class Schedule(ABC):
     """A linear warm-up, then a decay.
@@ -20,8 +22,7 @@ class Schedule(ABC):
     """
 
     def __init__(self, warmup: float = 0.0) -> None:
-        if warmup < 0:
-            raise ValueError(f"warmup must be 0 or more, got {warmup}")
+        at_least("warmup", warmup, 0)
         self.warmup = warmup
 
     def __call__(self, step: int, total: int) -> float:
@@ -118,8 +119,7 @@ class Slanted(Schedule):
         super().__init__()
         if not 0 < cut < 1:
             raise ValueError(f"cut must be between 0 and 1, got {cut}")
-        if ratio < 1:
-            raise ValueError(f"ratio must be at least 1, got {ratio}")
+        at_least("ratio", ratio, 1)
         self.cut = cut
         self.ratio = ratio
 

@@ -206,9 +206,8 @@ def read_run(path: Path) -> Run:
     if status == FINISHED:
         results = _needed(directory.results, read_json)
         reason = text_or_none(results.get("failed"))
-    # Runs of earlier versions have the presets in the results alone.
-    presets = _optional(directory.presets) or mapping(results.get("presets"))
-    command = environment.get("command") or results.get("command") or UNKNOWN
+    presets = _optional(directory.presets)
+    command = environment.get("command") or UNKNOWN
     return Run(
         path=path,
         name=path.resolve().name,
@@ -251,8 +250,6 @@ def _status(directory: RunDirectory) -> tuple[str, str | None]:
     said, reason = found.get("status"), text_or_none(found.get("reason"))
     if said in (FINISHED, STOPPED, FAILED, PRUNED):
         return said, reason
-    if said is None and directory.results.is_file():
-        return FINISHED, None
     return (RUNNING, None) if _is_at_work(directory.path) else (STOPPED, KILLED)
 
 

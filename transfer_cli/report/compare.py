@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError, listed, nearest
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.report import grouping
 from transfer_cli.report.baseline import Against, Words, check_words, parse_words
@@ -207,8 +207,7 @@ def _notes(groups: Iterable[Group]) -> Iterable[str]:
     ]
     if repeated:
         yield (
-            f"{repeated[0]}" + (f" and {len(repeated) - 1} more" if len(repeated) > 1 else "")
-            + ": runs with the same seed; their deviation is not one over seeds"
+            f"{listed(repeated, 1)}: runs with the same seed; their deviation is not one over seeds"
         )  # fmt: skip
 
 

@@ -6,16 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from transfer_cli.config.roles import Role, role_of
 from transfer_cli.report.contents import Run
 from transfer_cli.safe_files import printable
 
 Settings = Mapping[str, Any]
-
-NOT_SETTINGS = (
-    "seed", "run", "resume", "restarts", "timeout_minutes", "device", "devices", "data_dir",
-    "base", "checkpoint", "loop.log_every", "plan", "sweep", "lr_find", "forgetting",
-)  # fmt: skip
-"""What changes no result: names, places, machines, and what is only written or measured."""
 
 MOST_WORDS = 8
 """A label of more words says no more than its first ones."""
@@ -26,7 +21,7 @@ _DIGITS = 17
 
 def is_setting(key: str) -> bool:
     """Return whether a key of the config can change what a run learns."""
-    return not any(key == each or key.startswith(f"{each}.") for each in NOT_SETTINGS)
+    return Role.SETTING in role_of(key)
 
 
 def identity(settings: Settings) -> dict[str, str]:

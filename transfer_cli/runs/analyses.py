@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import RunError
-from transfer_cli.runs.directory import RunDirectory, write_file_in, write_text, writing
+from transfer_cli.runs.atomic import replaced_file, write_text, writing
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import UnreadableError, parse_json, read_bytes, read_json
 
 MOST_BYTES = 2**20
@@ -89,10 +90,8 @@ def write_analysis(
 
 
 def _write_picture(folder: Path, name: str, picture: bytes) -> None:
-    def write(unfinished: Path) -> None:
-        (unfinished / name).write_bytes(picture)
-
-    write_file_in(folder, name, write)
+    with writing(folder / name), replaced_file(folder / name) as path:
+        path.write_bytes(picture)
 
 
 def _checked(

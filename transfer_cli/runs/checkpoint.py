@@ -6,9 +6,7 @@ files with their sizes and hashes. It is written under another name, flushed to 
 """
 
 import hashlib
-import json
 import logging
-import os
 import pickle
 import re
 import shutil
@@ -25,13 +23,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from transfer_cli.errors import CheckpointError, RunError
-from transfer_cli.runs.directory import flush, write_text, writing
+from transfer_cli.runs.atomic import flush, replaced_folder, write_json, writing
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
 
 FORMAT = 2
-"""1 had no list of files."""
 
 META = "meta.json"
 STATE = "train_state.pt"
@@ -77,8 +74,7 @@ def write(
     Raises:
         RunError: It cannot be written; what was there is still there.
     """
-
-    def fill(temporary: Path) -> None:
+    with writing(folder), replaced_folder(folder) as temporary:
         write_weights(temporary)
         _write_state(state, temporary / STATE)
         files = _fingerprints(temporary)
@@ -87,8 +83,6 @@ def write(
         _write_meta(temporary, step, files)
         for path in (*temporary.rglob("*"), temporary):
             flush(path)
-
-    _replace(folder, fill)
 
 
 def keep_best(folder: Path, step: int, write_weights: Callable[[Path], None]) -> None:
@@ -100,12 +94,9 @@ def keep_best(folder: Path, step: int, write_weights: Callable[[Path], None]) ->
     Raises:
         RunError: They cannot be written; what was there is still there.
     """
-
-    def fill(temporary: Path) -> None:
+    with writing(folder), replaced_folder(folder) as temporary:
         write_weights(temporary)
         _write_meta(temporary, step, None)
-
-    _replace(folder, fill)
 
 
 def restore_best(checkpoint: Checkpoint, folder: Path, step: int) -> None:
@@ -122,40 +113,15 @@ def restore_best(checkpoint: Checkpoint, folder: Path, step: int) -> None:
     Raises:
         RunError: They cannot be written.
     """
-    source = checkpoint.path / BEST
-    if not source.is_dir():  # format 1
-        if _step_of(folder) != step:
-            log.warning("%s is not of step %d, as it should be", folder, step)
-        return
     listed = _read_meta(checkpoint.path)["files"]
     known = {n.removeprefix(f"{BEST}/"): f for n, f in listed.items() if n.startswith(f"{BEST}/")}
-
-    def fill(temporary: Path) -> None:
-        _link_files(source, temporary)
+    with writing(folder), replaced_folder(folder) as temporary:
+        _link_files(checkpoint.path / BEST, temporary)
         _write_meta(temporary, step, known)
-
-    _replace(folder, fill)
-
-
-def _replace(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a folder under another name, then put it in the place of `folder`."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
-    with writing(folder):
-        if not folder.parent.is_dir():
-            folder.parent.mkdir(parents=True)
-            flush(folder.parent.parent)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        try:
-            fill(temporary)
-            _swap(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_meta(folder: Path, step: int, files: Mapping[str, Any] | None) -> None:
-    meta = {"format": FORMAT, "step": step, "files": files}
-    write_text(folder / META, json.dumps(meta, indent=2) + "\n")
+    write_json(folder / META, {"format": FORMAT, "step": step, "files": files})
 
 
 def _write_state(state: Mapping[str, Any], path: Path) -> None:
@@ -208,25 +174,6 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32))
     return {"bytes": path.stat().st_size, "blake2b": digest.hexdigest()}
-
-
-def _swap(temporary: Path, folder: Path) -> None:
-    """Put a complete folder in its place; `clear_leftovers` mends a kill between two renames."""
-    if not folder.exists():
-        temporary.rename(folder)
-        flush(folder.parent)
-        return
-    # A folder cannot be renamed over a full one; the moment without either is a rename long.
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    folder.rename(old)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    flush(folder.parent)
-    shutil.rmtree(old)
 
 
 # --- finding and removing ----------------------------------------------------------------------
@@ -326,7 +273,7 @@ def _folders(folder: Path) -> list[Checkpoint]:
 
 
 def verify(folder: Path, names: Collection[str] | None = None) -> None:
-    """Compare a checkpoint with its list of files, where it has one.
+    """Compare a checkpoint with its list of files; best weights may have none yet.
 
     Args:
         folder: The checkpoint.
@@ -401,22 +348,12 @@ def _read_meta(folder: Path) -> dict[str, Any]:
             raise _LaterFormatError(f"{folder} was written by a later version of this program")
         if type(meta["format"]) is not int:
             raise TypeError(f"format is {meta['format']!r}")  # noqa: TRY301 - as the next lines do
-        if meta["format"] <= 1:
-            meta.pop("files", None)
-        elif meta["files"] is not None:
+        if meta["files"] is not None:
             meta["files"] = {each: dict(known) for each, known in meta["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise CheckpointError(f"{folder / META} is damaged: {reason}") from error
     return meta
-
-
-def _step_of(folder: Path) -> int | None:
-    try:
-        step = _read_meta(folder).get("step")
-    except CheckpointError:
-        return None
-    return step if isinstance(step, int) else None
 
 
 def _problem(folder: Path, names: Collection[str] | None = None) -> str | None:
@@ -431,7 +368,7 @@ def _problem(folder: Path, names: Collection[str] | None = None) -> str | None:
     listed = _read_meta(folder).get("files")
     try:
         if listed is None:
-            return _problem_without_list(folder)
+            return _problem_of_best(folder)
         for each, known in listed.items():
             if (names is None or each in names) and _fingerprint(folder / each) != known:
                 return f"{folder / each} is damaged: its content is not what was written"
@@ -459,16 +396,12 @@ def _wrong_size(folder: Path) -> str | None:
     return None
 
 
-def _problem_without_list(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint without a list, as far as that can be seen."""
+def _problem_of_best(folder: Path) -> str | None:
+    """Return what is wrong with best weights that have no list yet, as far as can be seen."""
     try:
         for path in folder.glob("*.safetensors"):
             with safe_open(path, framework="pt"):
                 pass
-        if (folder / STATE).exists():
-            read_state(Checkpoint(folder, 0))
     except SafetensorError as error:
         return f"{folder} is damaged: {error}"
-    except CheckpointError as error:
-        return str(error)
     return None

@@ -15,7 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 from torch.utils.tensorboard import summary
 
-from transfer_cli.runs.directory import writing
+from transfer_cli.runs.atomic import writing
 
 _VERSION = "brain.Event:2"
 

@@ -22,20 +22,18 @@ stopped or killed and resumed has the same ones, to the last bit, as a run that 
 import errno
 import fcntl
 import itertools
-import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from transfer_cli.errors import CheckpointError, RunError
+from transfer_cli.runs.atomic import write_json, write_text
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
@@ -54,10 +52,9 @@ _FILES = (
     "model.json", "tokenizer.json", "items.jsonl",
 )  # fmt: skip
 _TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})\.\d+")
-"""What a file is called while it is written: see `write_text`."""
+"""What a file is called while it is written: see `replaced_file`."""
 
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunDirectory:
@@ -338,79 +335,6 @@ def _refuse_pickles(paths: Iterable[Path], key: str) -> None:
             f"{key}: {pickles[0]} is a pickle, which could run code when opened; "
             "only run directories of this tool with safetensors are read"
         )
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk says while `path` is written into one line.
-
-    Raises:
-        RunError: There is no space left, no right to write, or no such folder.
-    """
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        full = getattr(error, "errno", errno.ENOSPC) in _FULL
-        cure = "Free some space there" if full else "Choose another place"
-        raise RunError(f"{path} cannot be written: {reason}. {cure}") from error
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that readers see the old one or the new one, never a part.
-
-    Raises:
-        RunError: It cannot be written.
-    """
-    with writing(path):
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a device or a pipe cannot be replaced
-            return
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            flush(temporary)
-            temporary.replace(path)
-            flush(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def write_file_in(folder: Path, name: str, write: Callable[[Path], None]) -> None:
-    """Write a file whole, by a function that writes one of this name into the folder it is given.
-
-    Raises:
-        RunError: It cannot be written.
-    """
-    with writing(folder / name):
-        temporary = folder / f".{name}.{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        try:
-            write(temporary)
-            flush(temporary / name)
-            (temporary / name).replace(folder / name)
-            flush(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file whole."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-
-
-def flush(path: Path) -> None:
-    """Have the system write a file, or a folder's list of files, to the disk itself."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot do it to folders.
-        if error.errno != errno.EINVAL or not path.is_dir():
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _temporaries(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.runs.directory import write_text
+from transfer_cli.runs.atomic import write_text
 from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError
 
 MOST_ITEMS = 200_000

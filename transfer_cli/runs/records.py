@@ -5,8 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from transfer_cli.runs.directory import write_text, writing
-from transfer_cli.safe_files import parse_json
+from transfer_cli.runs.atomic import writing
 
 
 class MetricsFile:
@@ -36,18 +35,3 @@ def cut(path: Path, size: int) -> None:
     if path.exists() and path.stat().st_size > size:
         with writing(path):
             os.truncate(path, size)
-
-
-def drop_after(path: Path, step: int) -> None:
-    """Remove the records of later steps, and a line that a crash cut off."""
-    if path.exists():
-        lines = path.read_text("utf-8", "replace").splitlines()
-        kept = [line for line in lines if _keep(line, step)]
-        write_text(path, "".join(f"{line}\n" for line in kept))
-
-
-def _keep(line: str, step: int) -> bool:
-    try:
-        return bool(parse_json(line)["step"] <= step)
-    except (ValueError, KeyError, TypeError):
-        return False

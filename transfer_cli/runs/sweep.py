@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.runs.directory import write_json
+from transfer_cli.runs.atomic import write_json
 from transfer_cli.safe_files import UnreadableError, read_json
 
 SWEEP = "sweep.json"

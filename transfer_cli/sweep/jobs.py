@@ -16,7 +16,7 @@ from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
 from transfer_cli.config.foreign import check_environment
 from transfer_cli.config.launch import Task
-from transfer_cli.config.schema import EXTENDS
+from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import (
     EXIT_INTERRUPTED,
     EXIT_STOPPED,
@@ -38,9 +38,6 @@ ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
 
 _READINESS = (LEFT, STOPPED, FAILED, RUNNING, PRUNED, DONE)
 """Which of several jobs of the same words is meant to run: the first in this order."""
-
-NAMES_RUN = ("resume", "run.dir", "run.root")
-"""Keys that say where a run lies and nothing about what it is."""
 
 
 @dataclass
@@ -278,8 +275,8 @@ class Jobs:
 
 def typed_words(request: Request) -> tuple[str, ...]:
     """Return what was typed, without what says where the sweep lies and that it goes on."""
-    where = (*NAMES_RUN, "hydra.sweep.dir")
-    return tuple(word for word in request.overrides if word.partition("=")[0] not in where)
+    typed = (word for word in request.overrides if not word.startswith("hydra.sweep.dir="))
+    return _of_the_run(typed)
 
 
 def shared(jobs: Iterable[Sequence[str]]) -> frozenset[str]:
@@ -295,8 +292,13 @@ def give_directory(config: DictConfig, directory: Path, *, resume: bool) -> None
         config.resume = "auto" if resume else None
 
 
+def names_run(word: str) -> bool:
+    """Return whether an override says where a run lies, and nothing about what it is."""
+    return Role.NAMES_RUN in role_of(word.partition("=")[0])
+
+
 def _of_the_run(words: Iterable[str]) -> tuple[str, ...]:
-    return tuple(word for word in words if word.partition("=")[0] not in NAMES_RUN)
+    return tuple(word for word in words if not names_run(word))
 
 
 def _identity(overrides: Sequence[str], words: Sequence[str]) -> frozenset[str]:
@@ -306,7 +308,7 @@ def _identity(overrides: Sequence[str], words: Sequence[str]) -> frozenset[str]:
 
 def _may_change(word: str) -> bool:
     key = word.partition("=")[0]
-    return key in EXTENDS or key.startswith("sweep.")
+    return Role.EXTENDS in role_of(key) or key.startswith("sweep.")
 
 
 def _lengths(words: Iterable[str]) -> set[str]:

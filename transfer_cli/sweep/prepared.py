@@ -2,10 +2,13 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.config.flat import flat
+from transfer_cli.errors import listed
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +27,7 @@ def say_what_changes_the_data(configs: Sequence[DictConfig]) -> None:
     verb = "change" if len(differ) > 1 else "changes"
     log.info(
         "%s %s the data: it is prepared %d times, once for all jobs that agree in this",
-        _listed(differ), verb, times,
+        listed(differ), verb, times,
     )  # fmt: skip
 
 
@@ -32,16 +35,4 @@ def _flat(config: DictConfig) -> Iterator[tuple[str, Any]]:
     for part in DECIDE:
         node = config.get(part)
         plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        yield from _leaves(plain, part)
-
-
-def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping):
-        for name, each in node.items():
-            yield from _leaves(each, f"{key}.{name}")
-    else:
-        yield key, node
-
-
-def _listed(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
+        yield from flat({part: plain})

@@ -10,30 +10,29 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
+from transfer_cli.config.flat import flat
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.metrics import require
-from transfer_cli.runs.directory import RunDirectory, write_json
+from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.cache import locked
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, STOPPED, STUDY, JobWord
 from transfer_cli.safe_files import UnreadableError, read_json
 from transfer_cli.sweep.grid import Planner
-from transfer_cli.sweep.jobs import NAMES_RUN
+from transfer_cli.sweep.jobs import names_run
 from transfer_cli.sweep.local import side_by_side
 from transfer_cli.sweep.prepared import say_what_changes_the_data
 from transfer_cli.sweep.settings import AUTO, Settings
 from transfer_cli.sweep.trial import open_study, trial_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from optuna import Study
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
@@ -126,12 +125,6 @@ class Search(Planner):
     def _file(self) -> Path:
         return self._settings.study or self.folder / STUDY
 
-    @contextmanager
-    def _alone(self) -> "Iterator[None]":
-        """Let no other command that works on the study change it meanwhile."""
-        with FileLock(self._file.with_name(f".{self._file.name}.lock")):
-            yield
-
     def _open(self, seed: int) -> "Study":
         """Return the study, new or as it was left.
 
@@ -139,7 +132,7 @@ class Search(Planner):
             ConfigError: It is of another search, or no study.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with locked(self._file):
             study = open_study(self._file, direction=self._settings.direction)
             asked = {
                 "space": {key: _shown(each) for key, each in self._space.items()},
@@ -173,7 +166,7 @@ class Search(Planner):
         from optuna.trial import TrialState
 
         directory = self.jobs.directory
-        with self._alone():
+        with locked(self._file):
             known = {job.number: job for job in directory.jobs()}
             trials = study.get_trials(deepcopy=False)
             found = [
@@ -204,7 +197,7 @@ class Search(Planner):
         return found
 
     def _of_run(self) -> tuple[str, ...]:
-        return tuple(word for word in self._fixed if word.partition("=")[0] not in NAMES_RUN)
+        return tuple(word for word in self._fixed if not names_run(word))
 
     def _tell(self, study: "Study", number: int) -> bool:
         """Tell the study what became of a trial; return whether it failed."""
@@ -264,7 +257,11 @@ def value_at(results: Mapping[str, Any], key: str) -> float:
     Raises:
         KeyError: There is none; the message names the nearest that there is.
     """
-    known = dict(_numbers(results, ""))
+    known = {
+        each: value
+        for each, value in flat(results)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     for split, measures in results.get("measures", {}).items():
         known |= {f"{split}/{name}": value for name, value in measures.items()}
     if key not in known:
@@ -272,14 +269,6 @@ def value_at(results: Mapping[str, Any], key: str) -> float:
         close = nearest(key, shown) or f" There are {', '.join(sorted(shown))}"
         raise KeyError(f"results.json has no number {key!r}.{close}")
     return float(known[key])
-
-
-def _numbers(node: Any, key: str) -> "Iterator[tuple[str, float]]":
-    if isinstance(node, Mapping):
-        for name, each in node.items():
-            yield from _numbers(each, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, int | float) and not isinstance(node, bool):
-        yield key, node
 
 
 # --- what is searched --------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """`sweep.*`: how the jobs of a sweep run, and what a search looks for, checked."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError, at_least, one_of
 
 AUTO = "auto"
 
@@ -44,11 +43,10 @@ class Settings:
         Raises:
             ConfigError: A value cannot be; the message names its key.
         """
-        _one_of("on_error", node.on_error, ("continue", "stop"))
-        _one_of("direction", node.direction, (AUTO, "minimize", "maximize"))
-        _one_of("sampler", node.sampler, ("tpe", "random"))
-        if node.trials < 1:
-            raise ConfigError(f"sweep.trials: must be at least 1, got {node.trials}")
+        one_of("sweep.on_error", node.on_error, ("continue", "stop"))
+        one_of("sweep.direction", node.direction, (AUTO, "minimize", "maximize"))
+        one_of("sweep.sampler", node.sampler, ("tpe", "random"))
+        at_least("sweep.trials:", node.trials, 1, ConfigError)
         workers = None
         if node.workers != AUTO:
             if not str(node.workers).isdecimal() or int(node.workers) < 1:
@@ -71,11 +69,4 @@ class Settings:
             sampler=node.sampler,
             prune=node.prune,
             study=Path(node.study).expanduser() if node.study else None,
-        )
-
-
-def _one_of(name: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise ConfigError(
-            f"sweep.{name}: {value!r} is not one of {', '.join(known)}.{nearest(value, known)}"
         )

@@ -2,8 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from transfer_cli.model.weights import (
     write_description,
 )
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_file_in
+from transfer_cli.runs.atomic import replaced_file, writing
+from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Keeping:
             return
         tensors = self.tensors()
         if distributed.is_main():
-            checkpoint.keep_best(self._run.best, step, partial(save_tensors, tensors))
+            checkpoint.keep_best(self._run.best, step, _into(tensors))
 
     def take_best(self) -> None:
         """Fill the model with the best weights.
@@ -86,7 +86,7 @@ class Keeping:
         if self._parts.blueprint.sharded:
             self._save_parts(folder, step, state, best)
         else:
-            checkpoint.write(folder, step, partial(save_tensors, self.tensors()), state, best)
+            checkpoint.write(folder, step, _into(self.tensors()), state, best)
         if distributed.is_main():
             checkpoint.prune(self._run.checkpoints, self._keep, step)
 
@@ -151,7 +151,8 @@ class Keeping:
             write_description(description, checkpoints)
             kept = {n: e for n, e in description.edits.items() if n not in merged}
             write_description(dataclasses.replace(description, edits=kept), folder)
-        write_file_in(folder, WEIGHTS, partial(save_tensors, tensors))
+        with writing(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
+            save_tensors(tensors, path)
 
     def _read_weights(self, folder: Path) -> None:
         parts, tensors = self._parts, read_weights(folder)
@@ -161,3 +162,8 @@ class Keeping:
             own = parts.model.state_dict()
             tensors = {n: as_part(t, own[n]) if n in own else t for n, t in tensors.items()}
         load_strictly(parts.model, tensors, folder, parts.leave_out)
+
+
+def _into(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:
+    """Return what writes tensors into the folder that it is given."""
+    return lambda folder: save_tensors(tensors, folder / WEIGHTS)

@@ -1,19 +1,15 @@
 """The hyper-parameters of a run: what TensorBoard lists beside its final measures."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from transfer_cli.config.flat import flat
+from transfer_cli.config.roles import Role, role_of
+
 MOST_CHARACTERS = 100
 """Of a text: a table's cell shows no more."""
-
-_ASIDE = frozenset({
-    "base", "checkpoint", "data_dir", "device", "devices", "experiment", "forgetting", "init_from",
-    "lr_find", "parallel", "plan", "restarts", "resume", "run", "source", "sweep",
-    "timeout_minutes",
-})  # fmt: skip
-"""Keys that name a run, move it or watch it: they change nothing of what it learns."""
 
 _PATHS = frozenset({"train", "validation", "test", "path"})
 """What options of data and tokenizers are called that name files."""
@@ -25,22 +21,15 @@ def hyperparameters(config: DictConfig, presets: Mapping[str, str]) -> dict[str,
     Lists and paths are left out, and so is what only names the run or says where it works.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True)
-    kept = {key: value for key, value in plain.items() if key not in _ASIDE}
-    found = {key: _shown(value) for key, value in _flat(kept, "") if not _is_path(key, value)}
+    found = {key: _shown(value) for key, value in flat(plain) if _is_listed(key, value)}
     return found | {group: _shown(option) for group, option in presets.items()}
 
 
-def _flat(node: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
-    for name, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        elif name != "_target_" and not isinstance(value, list):
-            yield f"{above}{name}", value
-
-
-def _is_path(key: str, value: Any) -> bool:
-    named = isinstance(value, str) and key.rpartition(".")[2] in _PATHS
-    return named or (isinstance(value, str) and "/" in value)
+def _is_listed(key: str, value: Any) -> bool:
+    name = key.rpartition(".")[2]
+    is_path = isinstance(value, str) and (name in _PATHS or "/" in value)
+    is_plain = not isinstance(value, list) and name != "_target_"
+    return is_plain and not is_path and Role.HYPERPARAMETER in role_of(key)
 
 
 def _shown(value: Any) -> str | float:

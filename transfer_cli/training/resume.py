@@ -9,8 +9,8 @@ from transfer_cli.engine.train import Progress
 from transfer_cli.errors import CheckpointError, FinishedError
 from transfer_cli.model.weights import read_description
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import RunDirectory, write_text
-from transfer_cli.runs.records import drop_after
+from transfer_cli.runs.atomic import write_text
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.training.checkpoints import Keeping
 
 log = logging.getLogger(__name__)
@@ -60,15 +60,12 @@ def take_up(
     _check_base(run, parts.base_hash)
     with checkpoint.fitting(newest):
         checkpoints.fill(newest, state)
-    if distributed.is_main():
-        if progress.best is None:
-            checkpoint.remove(run.best)
-        else:
-            checkpoint.restore_best(newest, run.best, progress.best_step)
-        if "records" in state:
+        if distributed.is_main():
+            if progress.best is None:
+                checkpoint.remove(run.best)
+            else:
+                checkpoint.restore_best(newest, run.best, progress.best_step)
             handlers.rewind(run, state["records"])
-        else:
-            drop_after(run.metrics, progress.step)
     log.info("going on after step %d", progress.step)
     return progress.seconds
 

@@ -20,7 +20,8 @@ from transfer_cli.engine import distributed, handlers
 from transfer_cli.errors import FinishedError, RunError
 from transfer_cli.model.weights import Base, ModelDescription, write_description
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import TOKENIZER, RunDirectory, write_text, writing
+from transfer_cli.runs.atomic import write_text, writing
+from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 from transfer_cli.runs.environment import environment
 from transfer_cli.training.trainer import Job
 from transfer_cli.training.workers import together

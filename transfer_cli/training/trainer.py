@@ -22,10 +22,8 @@ from transfer_cli.errors import (
     StoppedError,
 )
 from transfer_cli.lengths import Length
-from transfer_cli.runs.directory import (
-    RunDirectory,
-    write_json,
-)
+from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
 from transfer_cli.sweep.trial import trial_of

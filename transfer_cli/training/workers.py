@@ -11,6 +11,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 import transfer_cli
+from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import device_and_precision
@@ -25,7 +26,9 @@ from transfer_cli.errors import (
     RunError,
     TransferError,
     WorkerError,
-    nearest,
+    above_zero,
+    at_least,
+    one_of,
 )
 
 log = logging.getLogger(__name__)
@@ -35,8 +38,6 @@ PARALLEL = ("ddp", "fsdp")
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 _FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a process after which another start would end in the same way."""
-_OWN = ("data_dir", "device")
-"""What may differ between the processes of a run: machines are not all alike."""
 
 
 def together(config: DictConfig, work: Callable[[], None]) -> None:
@@ -62,7 +63,9 @@ def together(config: DictConfig, work: Callable[[], None]) -> None:
 
 
 def _check_alike(config: DictConfig) -> None:
-    plain = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _OWN])
+    plain = OmegaConf.masked_copy(
+        config, [str(k) for k in config if Role.PER_PROCESS not in role_of(str(k))]
+    )
     digest = hashlib.blake2b(as_yaml(plain).encode(), digest_size=8).hexdigest()
     found = distributed.texts(f"{transfer_cli.__version__} {digest}")
     other = [number for number, each in enumerate(found) if each != found[0]]
@@ -134,18 +137,10 @@ def check(config: DictConfig) -> None:
     Raises:
         ConfigError: `devices`, `parallel`, `restarts` or `timeout_minutes` makes no sense here.
     """
-    if config.devices < 1:
-        raise ConfigError(f"devices: must be at least 1, got {config.devices}")
-    if not config.timeout_minutes > 0:
-        raise ConfigError(f"timeout_minutes: must be above 0, got {config.timeout_minutes}")
-    parallel = config.get("parallel", PARALLEL[0])
-    if parallel not in PARALLEL:
-        raise ConfigError(
-            f"parallel: {parallel!r} is not one of {', '.join(PARALLEL)}."
-            f"{nearest(str(parallel), PARALLEL)}"
-        )
-    if config.get("restarts", 0) < 0:
-        raise ConfigError(f"restarts: must be 0 or more, got {config.restarts}")
+    at_least("devices:", config.devices, 1, ConfigError)
+    above_zero("timeout_minutes:", config.timeout_minutes, ConfigError)
+    one_of("parallel", config.get("parallel", PARALLEL[0]), PARALLEL)
+    at_least("restarts:", config.get("restarts", 0), 0, ConfigError)
     if config.get("restarts", 0) and config.resume != "auto":
         raise ConfigError(
             "restarts: a run that starts again has to go on where it was; give resume=auto and "

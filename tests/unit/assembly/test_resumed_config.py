@@ -2,13 +2,12 @@
 
 import pytest
 
-from transfer_cli.assembly.resumed_config import AUTO, EXTENDS, config_to_resume, find_run
+from transfer_cli.assembly.resumed_config import AUTO, config_to_resume, find_run
 from transfer_cli.config import launch
 from transfer_cli.config.check import check
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.describe import options
 from transfer_cli.config.flags import Request
-from transfer_cli.config.schema import TrainConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.directory import RunDirectory
@@ -68,10 +67,3 @@ def test_where_no_run_was_begun_auto_finds_none(tmp_path):
     config, _ = composed(tmp_path / "run", "init_from=RUN")
 
     assert find_run(config) is None
-
-
-def test_every_key_that_a_resume_may_change_exists():
-    config = launch.compose("finetune", Request(overrides=("init_from=RUN",)))
-
-    assert all(key.split(".")[0] in TrainConfig.__dataclass_fields__ for key in EXTENDS)
-    assert all(key.split(".")[-1] in config[key.split(".")[0]] for key in EXTENDS if "." in key)

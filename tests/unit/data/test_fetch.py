@@ -5,7 +5,6 @@ import io
 import re
 import resource
 import socket
-import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -292,29 +291,6 @@ def test_a_zip_with_a_link_unpacks_nothing(tmp_path):
     with pytest.raises(DataError, match="link or special file"):
         unpack(tmp_path / "set.zip", tmp_path)
     assert visible(tmp_path) == ["set.zip"]
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
-def test_a_tar_with_a_link_unpacks_nothing(tmp_path, kind):
-    member = tarfile.TarInfo("member")
-    member.type = kind
-    member.linkname = "/etc/passwd"
-    with tarfile.open(tmp_path / "set.tar.gz", "w:gz") as tarred:
-        tarred.addfile(member)
-
-    with pytest.raises(DataError, match="link or special file"):
-        unpack(tmp_path / "set.tar.gz", tmp_path)
-
-
-def test_a_tar_is_unpacked(tmp_path):
-    (tmp_path / "source").write_text("text")
-    with tarfile.open(tmp_path / "set.tar.xz", "w:xz") as tarred:
-        tarred.add(tmp_path / "source", "set/file")
-
-    paths = unpack(tmp_path / "set.tar.xz", tmp_path)
-
-    assert [path.read_text() for path in paths] == ["text"]
-    assert paths == [tmp_path / "set" / "file"]
 
 
 # Named, since a zip holds the time it was made at, and processes must agree on a test's name.

@@ -1,8 +1,9 @@
 """Whatever an archive holds, it is unpacked into its folder or refused, and nothing is left."""
 
 import io
+import stat
 import struct
-import tarfile
+import warnings
 import zipfile
 
 import pytest
@@ -16,7 +17,6 @@ from transfer_cli.errors import DataError
 
 MIB = 2**20
 KINDS = [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA]
-MODES = ["w", "w:gz", "w:xz"]
 
 
 def zipped(packing: int) -> bytes:
@@ -28,17 +28,7 @@ def zipped(packing: int) -> bytes:
     return stream.getvalue()
 
 
-def tarred(mode: str) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode=mode) as archive:
-        member = tarfile.TarInfo("a/" + "long" * 60 + "ü")
-        member.size = 300
-        archive.addfile(member, io.BytesIO(b"y" * 300))
-        archive.addfile(tarfile.TarInfo("d"))
-    return stream.getvalue()
-
-
-whole = st.sampled_from([zipped(kind) for kind in KINDS] + [tarred(m) for m in MODES])
+whole = st.sampled_from([zipped(kind) for kind in KINDS])
 
 
 def refusal(path, folder) -> str:
@@ -64,18 +54,11 @@ def test_fuzz_archives(tmp_path_factory, content):
     assert not [path for path in (folder / "inner").rglob("*") if path.is_symlink()]
 
 
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_an_archive_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path, kind):
+def test_an_archive_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path):
     path = tmp_path / "archive"
     content = bytes(32 * MIB)
-    if kind == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("bomb", content)
-    else:
-        member = tarfile.TarInfo("bomb")
-        member.size = len(content)
-        with tarfile.open(path, "w:gz") as archive:
-            archive.addfile(member, io.BytesIO(content))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb", content)
     del content
 
     with memory_up_to(8 * MIB):
@@ -103,31 +86,21 @@ def test_an_archive_of_very_many_files_is_refused(tmp_path, monkeypatch):
     assert "holds more than 20 files" in refusal(tmp_path / "archive", tmp_path / "inner")
 
 
-def test_a_name_that_does_not_fit_into_memory_is_refused(tmp_path):
-    member = tarfile.TarInfo("x" * (2 * fetch.MAX_HEADER_BYTES))
-    with tarfile.open(tmp_path / "archive", "w:gz") as archive:
-        archive.addfile(member)
-
-    with memory_up_to(2 * MIB):
-        message = refusal(tmp_path / "archive", tmp_path / "inner")
-
-    assert "a header that is too long" in message
-
-
 @pytest.mark.parametrize("names", [["a", "a"], ["a", "a/b"], ["x" * 300], ["a/" * 3000 + "b"]])
 def test_names_that_cannot_all_be_files_are_refused(tmp_path, names):
-    with tarfile.open(tmp_path / "archive", "w") as archive:
+    with zipfile.ZipFile(tmp_path / "archive", "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a name that comes twice
         for name in names:
-            archive.addfile(tarfile.TarInfo(name))
+            archive.writestr(name, "")
 
     assert refusal(tmp_path / "archive", tmp_path / "inner")
 
 
-@pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.GNUTYPE_SPARSE])
-def test_a_device_in_an_archive_is_refused(tmp_path, kind):
-    member = tarfile.TarInfo("member")
-    member.type = kind
-    with tarfile.open(tmp_path / "archive", "w", format=tarfile.GNU_FORMAT) as archive:
-        archive.addfile(member)
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO])
+def test_a_link_or_device_in_an_archive_is_refused(tmp_path, kind):
+    member = zipfile.ZipInfo("member")
+    member.external_attr = kind << 16
+    with zipfile.ZipFile(tmp_path / "archive", "w") as archive:
+        archive.writestr(member, "")
 
-    assert refusal(tmp_path / "archive", tmp_path / "inner")
+    assert "link or special file" in refusal(tmp_path / "archive", tmp_path / "inner")

@@ -88,7 +88,7 @@ def test_what_is_damaged_is_computed_again(tmp_path, caplog, damage):
 
     assert came == KEPT
     assert torch.equal(found, states(3.0))
-    assert "damaged and are computed again" in caplog.text
+    assert "damaged and is made again" in caplog.text
     assert fetched(tmp_path)[0] == TAKEN
 
 

@@ -1,7 +1,6 @@
 """Tests of finding runs and reading them."""
 
 import fcntl
-import json
 import os
 
 import pytest
@@ -132,22 +131,6 @@ def test_a_run_at_work_holds_its_lock_and_a_killed_one_does_not(tmp_path):
     assert (at_work.status, at_work.reason) == (RUNNING, None)
     assert killed.status == STOPPED
     assert "killed" in killed.reason
-
-
-def test_a_run_of_an_early_version_is_read_without_the_files_it_has_not(tmp_path):
-    path = write_run(tmp_path / "run")
-    results = json.loads((path / "results.json").read_text())
-    results["presets"] = {"adaptation": "full"}
-    (path / "results.json").write_text(json.dumps(results))
-    for name in ("presets", "status", "environment", "timing"):
-        (path / f"{name}.json").unlink()
-    (path / "overrides.txt").unlink()
-    (path / "items.jsonl").unlink()
-
-    (run,) = collect([path]).runs
-
-    assert (run.status, run.command) == (FINISHED, "finetune")
-    assert run.settings["adaptation"] == "full"
 
 
 def test_a_run_that_has_hardly_begun_is_no_problem(tmp_path):

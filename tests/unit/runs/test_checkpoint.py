@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 from transfer_cli.errors import CheckpointError, RunError
 from transfer_cli.runs import checkpoint
@@ -55,16 +54,6 @@ def flip(file):
 
 def cut(file):
     file.write_bytes(file.read_bytes()[:-1])
-
-
-def of_format_1(folder, step, content=b"weights"):
-    """Write a checkpoint as an earlier version did."""
-    path = folder / checkpoint.name(step)
-    path.mkdir(parents=True)
-    save_file({"w": torch.zeros(2)}, path / WEIGHTS)
-    torch.save(STATE_OF_A_RUN, path / STATE)
-    (path / META).write_text(json.dumps({"format": 1, "step": step}))
-    return Checkpoint(path, step)
 
 
 class Killed(BaseException):
@@ -240,18 +229,6 @@ def test_where_files_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
     assert (found.path / "best" / WEIGHTS).stat().st_nlink == 1
 
 
-def test_best_weights_of_format_1_are_trusted_and_doubted_aloud(tmp_path, caplog):
-    found = of_format_1(tmp_path, 4)
-    keep_best(tmp_path / "best", 5, weights("best of 5"))
-
-    restore_best(found, tmp_path / "best", 5)
-    assert not caplog.messages
-    restore_best(found, tmp_path / "best", 3)
-
-    assert "best is not of step 3" in caplog.text
-    assert (tmp_path / "best" / WEIGHTS).read_text() == "best of 5"
-
-
 def test_best_weights_are_hashed_once_a_checkpoint_takes_them_along(tmp_path):
     def listed():
         return json.loads((tmp_path / "best" / META).read_text())["files"]
@@ -321,16 +298,6 @@ def test_a_later_format_is_not_taken_for_damage(tmp_path):
 
     with pytest.raises(CheckpointError, match="was written by a later version"):
         newest_good(tmp_path)
-
-
-def test_checkpoints_of_format_1_are_read_and_checked_as_far_as_that_goes(tmp_path, caplog):
-    old, damaged = of_format_1(tmp_path, 1), of_format_1(tmp_path, 2)
-    cut(damaged.path / WEIGHTS)
-
-    assert newest_good(tmp_path) == old
-
-    assert "step-00000002" in caplog.text
-    assert read_state(old)["progress"] == STATE_OF_A_RUN["progress"]
 
 
 def test_a_list_that_names_files_elsewhere_opens_none_of_them(tmp_path):

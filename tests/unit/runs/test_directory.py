@@ -1,8 +1,6 @@
 import errno
 import fcntl
 import json
-import os
-import stat
 import subprocess
 import sys
 from datetime import datetime
@@ -11,13 +9,7 @@ import pytest
 
 from transfer_cli.errors import CheckpointError, RunError
 from transfer_cli.runs import directory
-from transfer_cli.runs.directory import (
-    RunDirectory,
-    find_model,
-    write_file_in,
-    write_json,
-    write_text,
-)
+from transfer_cli.runs.directory import RunDirectory, find_model
 
 
 def started(path):
@@ -152,18 +144,6 @@ def test_a_disk_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
     RunDirectory.create(tmp_path / "run")
 
     assert "no locks on this disk" in caplog.text
-
-
-def test_a_disk_whose_folders_cannot_be_flushed_is_written_all_the_same(tmp_path, monkeypatch):
-    def refuse(descriptor):
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-
-    write_text(tmp_path / "a", "text")
-
-    assert (tmp_path / "a").read_text() == "text"
 
 
 def test_of_two_commands_that_begin_the_same_run_the_second_is_refused(tmp_path):
@@ -374,34 +354,3 @@ def test_a_folder_with_a_pickle_is_refused_by_its_name(tmp_path):
 def test_what_holds_no_model_is_refused(tmp_path, name, message):
     with pytest.raises(CheckpointError, match=f"init_from: .*{message}"):
         find_model(tmp_path / name, "init_from")
-
-
-# Files.
-
-
-def test_a_file_written_by_a_function_is_whole_or_the_old_one(tmp_path):
-    def write(content):
-        return lambda folder: (folder / "a").write_text(content)
-
-    def fail(folder):
-        write("half")(folder)
-        raise ZeroDivisionError
-
-    write_file_in(tmp_path, "a", write("old"))
-    with pytest.raises(ZeroDivisionError):
-        write_file_in(tmp_path, "a", fail)
-    assert (tmp_path / "a").read_text() == "old"
-    write_file_in(tmp_path, "a", write("new"))
-
-    assert (tmp_path / "a").read_text() == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path):
-    path = tmp_path / "a.json"
-    write_text(path, "old")
-
-    write_json(path, {"name": "Zoë"})
-
-    assert json.loads(path.read_text(encoding="utf-8")) == {"name": "Zoë"}
-    assert list(tmp_path.iterdir()) == [path]

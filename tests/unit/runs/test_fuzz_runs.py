@@ -3,7 +3,6 @@
 import io
 import json
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from transfer_cli.errors import CheckpointError
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.checkpoint import Checkpoint, newest_good, read_state
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.records import drop_after
 
 STATE = {
     "step": {"optimizer": {"state": {0: {"exp_avg": torch.zeros(3)}}}},
@@ -75,24 +73,3 @@ def test_fuzz_small_files(tmp_path_factory, content):
     except CheckpointError:
         return
     assert all(isinstance(option, str) for option in presets.values())
-
-
-@fuzz(100)
-@given(content=damaged("".join(json.dumps(record) + "\n" for record in RECORDS).encode()))
-def test_fuzz_records_that_a_resume_cuts(tmp_path_factory, content):
-    path = tmp_path_factory.mktemp("fuzz") / "metrics.jsonl"
-    path.write_bytes(content)
-
-    drop_after(path, 2)
-
-    assert all(json.loads(line)["step"] <= 2 for line in path.read_text().splitlines())
-
-
-@pytest.mark.parametrize("line", ["[]", "3", '{"step": "x"}', '{"step": null}', "[" * 9999, "\0"])
-def test_a_record_of_another_kind_is_dropped(tmp_path, line):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(f'{{"kind": "train", "step": 1}}\n{line}\n')
-
-    drop_after(path, 2)
-
-    assert path.read_text() == '{"kind": "train", "step": 1}\n'

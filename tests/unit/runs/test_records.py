@@ -1,6 +1,4 @@
-import pytest
-
-from transfer_cli.runs.records import MetricsFile, cut, drop_after, read_metrics
+from transfer_cli.runs.records import MetricsFile, cut, read_metrics
 
 
 def written(path, steps=(1, 5, 10)):
@@ -16,26 +14,6 @@ def test_records_are_read_as_they_were_written(tmp_path):
     assert read_metrics(path) == [
         {"kind": "train", "step": step, "loss": 1 / step} for step in (1, 5, 10)
     ]
-
-
-@pytest.mark.parametrize(("after", "left"), [(0, []), (4, [1]), (5, [1, 5]), (99, [1, 5, 10])])
-def test_records_of_later_steps_are_dropped(tmp_path, after, left):
-    path = written(tmp_path / "metrics.jsonl")
-
-    drop_after(path, after)
-
-    assert [record["step"] for record in read_metrics(path)] == left
-
-
-@pytest.mark.parametrize("half", ["{", '{"kind": "train", "step": 1', '{"kind": "train"}', "\0\0"])
-def test_a_line_that_a_crash_cut_off_is_dropped(tmp_path, half):
-    path = written(tmp_path / "metrics.jsonl")
-    with path.open("a") as file:
-        file.write(half)
-
-    drop_after(path, 10)
-
-    assert [record["step"] for record in read_metrics(path)] == [1, 5, 10]
 
 
 def test_a_file_is_cut_to_the_size_that_it_had_and_never_made_longer(tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.runs.directory import write_json
+from transfer_cli.runs.atomic import write_json
 from transfer_cli.sweep.trial import WARM_UP, open_study, trial_file, trial_of
 
 pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.assembly.init_from import Pretrained
+from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop.card import Card
 from transfer_cli.interop.hub import HUB
@@ -15,7 +16,6 @@ from transfer_cli.interop.saving import Written
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import read_json, read_text
 
-_PLACES = ("init_from", "run.dir", "run.root", "data_dir", "base", "resume", "output")
 _PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")
 """A path from the root, the home or the current folder, wherever in a value."""
 
@@ -108,7 +108,7 @@ def _command(run: RunDirectory, results: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _without_place(word: str) -> str:
     key, _, value = word.partition("=")
-    if key in _PLACES and not value.startswith(HUB):
+    if Role.PLACE in role_of(key) and not value.startswith(HUB):
         return f"{key}={Path(value).name}"
     return f"{key}={_PATH.sub(lambda found: Path(found[0]).name, value)}" if value else word
 

@@ -1,7 +1,5 @@
 """`transfer export`: a run as a folder that others load without us."""
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +13,7 @@ from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.assembly.model import make_edits
 from transfer_cli.commands.export.cards import card_of
 from transfer_cli.config.build import build
-from transfer_cli.errors import CheckpointError, ConfigError, RunError, nearest
+from transfer_cli.errors import CheckpointError, ConfigError, RunError, one_of
 from transfer_cli.interop.card import card_text
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.folder import open_folder
@@ -26,7 +24,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import load_pretrained
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.runs.directory import writing
+from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.terminal import Entry, Page, Piece, show
 
 FORMATS = ("hf", "onnx")
@@ -34,29 +32,15 @@ FORMATS = ("hf", "onnx")
 
 def export(config: DictConfig) -> None:
     """Write the model of `run` to the new folder `to`, whole or not at all."""
-    if config.format not in FORMATS:
-        raise ConfigError(
-            f"format: {config.format!r} is not one of {', '.join(FORMATS)}."
-            f"{nearest(str(config.format), FORMATS)}"
-        )
+    one_of("format", config.format, FORMATS)
     if config.family is not None and config.format != "hf":
         raise ConfigError(f"family: format={config.format} writes none; leave family= out")
     to = Path(config.to).expanduser()
     if to.exists() or to.is_symlink():
         raise RunError(f"to: {to} is there already; choose a new folder")
     start = open_pretrained(config.run, "run", config.base)
-    above = next(folder for folder in to.absolute().parents if folder.exists())
-    with writing(to):
-        place = Path(tempfile.mkdtemp(prefix=f".{to.name}.", dir=above))
-    try:
-        with writing(to):
-            partial = place / to.name  # which others may read, where the place itself is ours
-            partial.mkdir()
-            facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, partial)
-            to.parent.mkdir(parents=True, exist_ok=True)
-            partial.replace(to)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    with writing(to), new_folder(to) as made:
+        facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, made)
     show(Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items())))
 
 

@@ -1,17 +1,16 @@
 """`transfer init`: a folder of one's own configs, with commented copies of ours to edit."""
 
-import os
 import re
 import shlex
-import shutil
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from transfer_cli.commands.init.copies import chosen_by, copy
 from transfer_cli.config.commands import FINETUNE
 from transfer_cli.config.describe import Option, options
 from transfer_cli.config.flags import FlagParser
 from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.runs.atomic import new_folder
 from transfer_cli.safe_files import escaped, printable
 from transfer_cli.terminal import Block, Entry, Line, Page, Piece, show
 
@@ -25,6 +24,8 @@ STARTERS = {
     "sweep/mine": "sweep=lr",
 }
 """What a new folder holds, and which option of ours each file is a copy of."""
+
+_WIDTH = 100
 
 README = """\
 # Configs of your own
@@ -78,7 +79,10 @@ def init(words: list[str]) -> None:
     files = _files(wanted, folder)
     _check_free(folder)
     try:
-        _write(files, folder.expanduser())
+        with new_folder(folder.expanduser()) as made:
+            for inside, text in files.items():
+                (made / inside).parent.mkdir(parents=True, exist_ok=True)
+                (made / inside).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(printable(f"{folder}: {error.strerror or error}")) from error
     show(_page(wanted, folder))
@@ -130,6 +134,44 @@ def _files(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:
     return files
 
 
+def copy(option: Option, name: str, folder: Path) -> tuple[Path, str]:
+    """Return where the copy of an option lies, and what stands there: its file under a new head.
+
+    Args:
+        option: The packaged option.
+        name: What the copy is chosen by.
+        folder: The folder of one's own configs.
+    """
+    lines = option.file.read_text(encoding="utf-8").splitlines()
+    packages = [line for line in lines if line.startswith("# @package")]
+    body = [line for line in lines if line not in packages]
+    described = next(n for n, line in enumerate(body) if line.lstrip("# ").strip())
+    # Where the values go may end with the option's own name.
+    head = [re.sub(rf"(?<=\.){re.escape(option.name)}$", name, line) for line in packages]
+    head.append(f"# Mine, begun as {option.group}={option.name}")
+    head += _comment(
+        f"The line above is what `transfer presets --config-dir {escaped(str(folder))}` shows: say "
+        f"there what this is. It is chosen by `{chosen_by(option, name)}` beside the same flag. "
+        "Change what you like; what you leave out has its default."
+    )
+    head += _comment(f"What it was: {body[described].lstrip('# ')}")
+    text = "\n".join([*head, *body[described + 1 :]]) + "\n"
+    return Path(option.group) / f"{name}.yaml", text
+
+
+def chosen_by(option: Option, name: str) -> str:
+    """Return the word that chooses the copy of an option, as it is typed in a shell."""
+    several = option.group == "adaptation/edits"
+    return f"'{option.group}=[{name}]'" if several else f"{option.group}={name}"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent="# ", subsequent_indent="# ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+
+
 def _command(before: str, folder: Path, wanted: Mapping[str, Option]) -> str:
     """Return a line that uses the folder."""
     path, option = next(iter(wanted.items()))
@@ -156,28 +198,6 @@ def _check_free(folder: Path) -> None:
     if place.exists() or place.is_symlink():
         what = "is there and not empty" if place.is_dir() else "is no folder"
         raise ConfigError(printable(f"{folder} {what}; name a new folder, or an empty one"))
-
-
-def _write(files: Mapping[Path, str], folder: Path) -> None:
-    """Make the folder with all of its files at once, or not at all."""
-    exists = folder.is_dir()
-    # Inside of a folder that is there: it may be a disk of its own, or the one we stand in.
-    beside = folder if exists else folder.parent
-    made = beside / f".{folder.name}.{os.getpid()}"
-    made.mkdir(parents=True)
-    try:
-        for inside, text in files.items():
-            (made / inside).parent.mkdir(parents=True, exist_ok=True)
-            (made / inside).write_text(text, encoding="utf-8")
-        if exists:
-            for child in sorted(made.iterdir()):
-                child.rename(folder / child.name)
-            made.rmdir()
-        else:
-            made.rename(folder)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
 
 
 def _page(wanted: Mapping[str, Option], folder: Path) -> Page:

@@ -10,9 +10,7 @@ import io
 import itertools
 import json
 import logging
-import os
 import shlex
-import shutil
 from collections.abc import Mapping
 from datetime import datetime
 from importlib.util import find_spec
@@ -30,9 +28,10 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.runs.curves import Curves
-from transfer_cli.runs.directory import RunDirectory, writing
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, show
 
 log = logging.getLogger(__name__)
@@ -80,8 +79,7 @@ def _check(config: DictConfig) -> None:
         raise ConfigError(
             f"lr_find.start: must be below lr_find.end, got {asked.start:g} and {asked.end:g}"
         )
-    if asked.steps < FEWEST_STEPS:
-        raise ConfigError(f"lr_find.steps: must be at least {FEWEST_STEPS}, got {asked.steps}")
+    at_least("lr_find.steps:", asked.steps, FEWEST_STEPS, ConfigError)
     if config.devices > 1 or distributed.count() > 1:
         raise ConfigError("devices: lr-find works in one process; leave devices out")
     if config.resume is not None:
@@ -175,18 +173,10 @@ def _write(
         "settings.yaml": as_yaml(config).encode(),
     }
     place = _place(config, command)
-    with writing(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        made = place.parent / f".{place.name}.{os.getpid()}"
-        made.mkdir()
-        try:
-            for name, content in files.items():
-                (made / name).write_bytes(content)
-            _write_tensorboard(made / "tensorboard", seen, picture)
-            made.rename(place)  # in the place of nothing, or of an empty folder
-        except BaseException:
-            shutil.rmtree(made, ignore_errors=True)
-            raise
+    with writing(place), new_folder(place) as made:
+        for name, content in files.items():
+            (made / name).write_bytes(content)
+        _write_tensorboard(made / "tensorboard", seen, picture)
     return place
 
 

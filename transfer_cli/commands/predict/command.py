@@ -15,7 +15,7 @@ from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data.readers import OnError
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import ConfigError, DataError, nearest
+from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.training.workers import together
 
 CHOICES = {
@@ -81,11 +81,7 @@ def _rows(config: DictConfig, given: Input, answers: Answers, on_error: OnError)
 
 def _check(config: DictConfig) -> None:
     for key, choices in CHOICES.items():
-        if config[key] not in choices:
-            raise ConfigError(
-                f"{key}: {config[key]!r} is not one of {', '.join(choices)}."
-                f"{nearest(config[key], choices)}"
-            )
+        one_of(key, config[key], choices)
     if config.pair is not None and reading.format_of(config.format, config.input) == "text":
         raise ConfigError(
             f"pair: plain text has no column {config.pair!r}; for a table say format=csv, tsv "
@@ -98,8 +94,7 @@ def _check(config: DictConfig) -> None:
     ):
         raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")
     writing.format_of(config.output_format, config.output)
-    if config.batch < 1:
-        raise ConfigError(f"batch: must be at least 1, got {config.batch}")
+    at_least("batch:", config.batch, 1, ConfigError)
     _paths(config.run)
 
 

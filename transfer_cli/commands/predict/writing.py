@@ -12,7 +12,7 @@ from typing import TextIO
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
 from transfer_cli.errors import ConfigError
-from transfer_cli.runs.directory import writing
+from transfer_cli.runs.atomic import replaced_file, writing
 from transfer_cli.tasks.base import Answer
 
 
@@ -207,16 +207,9 @@ def opened(name: str) -> Iterator[TextIO]:
         yield sys.stdout
         return
     path = Path(name).expanduser()
-    if path.exists() and not path.is_file():
-        # A device or a pipe cannot be replaced by a file; a folder is refused by `open`.
-        with writing(path), path.open("w", encoding="utf-8") as out:
-            yield out
-        return
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with writing(path):
-            with temporary.open("w", encoding="utf-8", newline="") as out:
-                yield out
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        writing(path),
+        replaced_file(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as out,
+    ):
+        yield out

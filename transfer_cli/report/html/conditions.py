@@ -1,8 +1,9 @@
 """How the runs of a task were set, and on what they ran: what differs, and what does not."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from transfer_cli.config.flat import flat
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.html.markup import Html, PageColumn, details, joined, table
@@ -70,9 +71,11 @@ def environment_section(task: TaskRuns) -> Html | None:
     """Return versions and machines; where they differ, how many runs had which."""
     found: dict[str, dict[str, int]] = {}
     for run in task.runs:
-        for key, value in _flat(run.environment):
+        plain = {key: value for key, value in run.environment.items() if key != "command"}
+        for key, value in flat(plain):
+            shown = formats.setting(value) if value != [] else "none"
             of_key = found.setdefault(key, {})
-            of_key[value] = of_key.get(value, 0) + 1
+            of_key[shown] = of_key.get(shown, 0) + 1
     if not found:
         return None
     rows = []
@@ -84,11 +87,3 @@ def environment_section(task: TaskRuns) -> Html | None:
     listed = table("Environment", [PageColumn("what"), PageColumn("value")], rows)
     is_open = bool(differ) or len(task.runs) == 1
     return details(f"Versions and machine{note}", listed, is_open=is_open)
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        elif key != "command":
-            yield f"{before}{key}", formats.setting(value) if value != [] else "none"

@@ -1,0 +1,57 @@
+"""No two things have one name: whoever searches for it finds one place."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import transfer_cli
+
+ROOT = Path(transfer_cli.__file__).parent
+
+MIRRORS = "testing"
+"""The folder whose modules are called as those that they test."""
+
+CLASSES = {
+    "Asked", "Case", "Classifier", "Column", "Curves", "Job", "Layout", "NewRows", "Outcomes",
+    "Page", "Request", "Row", "Sample", "Settings", "Table", "Task", "_Parser",
+}  # fmt: skip
+"""Classes that still share a name. It may only shrink: rename one, and take its name out."""
+
+MODULES = {
+    "curves", "evaluate", "files", "folder", "items", "layout", "processes", "settings", "train",
+}  # fmt: skip
+"""Modules that still share a name. It may only shrink as well."""
+
+
+def modules():
+    return (path for path in sorted(ROOT.rglob("*.py")) if not path.stem.startswith("__"))
+
+
+def shared(places):
+    """Return the names that stand in several places, with these."""
+    return {name: sorted(found) for name, found in places.items() if len(found) > 1}
+
+
+def without(names, found):
+    return {name: places for name, places in found.items() if name not in names}
+
+
+def test_no_class_is_called_as_another():
+    places = defaultdict(list)
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path.relative_to(ROOT).as_posix())
+
+    assert without(CLASSES, shared(places)) == {}
+    assert CLASSES - shared(places).keys() == set(), "no longer shared: take these names out"
+
+
+def test_no_module_is_called_as_another():
+    places = defaultdict(list)
+    for path in modules():
+        if path.relative_to(ROOT).parts[0] != MIRRORS:
+            places[path.stem].append(path.relative_to(ROOT).as_posix())
+
+    assert without(MODULES, shared(places)) == {}
+    assert MODULES - shared(places).keys() == set(), "no longer shared: take these names out"

@@ -1,0 +1,18 @@
+"""Nested values by their full keys."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def flat(node: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield `loop.batch` and its value for each value that is no mapping; lists stay whole.
+
+    Args:
+        node: Plain values.
+        above: What all keys begin with, such as "loop.".
+    """
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

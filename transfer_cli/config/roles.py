@@ -1,0 +1,90 @@
+"""What each key of a run's config is for.
+
+Whoever treats some keys in another way than others asks here: a resume, a report, a sweep, a model
+card. A key stands for all below it. This says nothing of types and defaults, which `schema` does,
+and needs no Hydra.
+"""
+
+from enum import Flag, auto
+
+
+class Role(Flag):
+    """What may be done with a key."""
+
+    SETTING = auto()
+    """Tells runs apart in a report, since it can change what a run learns."""
+    HYPERPARAMETER = auto()
+    """Is listed beside a run's measures in TensorBoard."""
+    EXTENDS = auto()
+    """May change when a run is resumed: it makes it longer, watches it otherwise, or moves it."""
+    NAMES_RUN = auto()
+    """Says where the run lies, and nothing about what it is."""
+    OTHERS = auto()
+    """Is for another command than the one that trains, which ignores it."""
+    PLACE = auto()
+    """Names a file or folder of this machine."""
+    PER_PROCESS = auto()
+    """May differ between the processes of a run: machines are not all alike."""
+
+
+LEARNS = Role.SETTING | Role.HYPERPARAMETER
+NOTHING = Role(0)
+
+ROLES = {
+    "seed": Role.HYPERPARAMETER,  # a report takes runs that differ in it for repetitions
+    "data_dir": Role.EXTENDS | Role.PLACE | Role.PER_PROCESS,
+    "data": LEARNS,
+    "tokenizer": LEARNS,
+    "experiment": Role.SETTING,
+    "device": Role.EXTENDS | Role.PER_PROCESS,
+    "precision": LEARNS | Role.EXTENDS,
+    "devices": Role.EXTENDS,
+    "parallel": Role.SETTING | Role.EXTENDS,
+    "restarts": Role.EXTENDS,
+    "timeout_minutes": Role.EXTENDS,
+    "init_from": Role.SETTING | Role.PLACE,
+    "init": LEARNS,
+    "base": Role.EXTENDS | Role.PLACE,
+    "resume": Role.NAMES_RUN | Role.PLACE,
+    "model": LEARNS,
+    "objective": LEARNS,
+    "losses": LEARNS,
+    "streams": LEARNS,
+    "mixing": LEARNS,
+    "optimizer": LEARNS,
+    "schedule": LEARNS,
+    "adaptation": LEARNS,
+    "loop.epochs": LEARNS | Role.EXTENDS,
+    "loop.steps": LEARNS | Role.EXTENDS,
+    "loop.batch": LEARNS,
+    "loop.micro_batch": LEARNS | Role.EXTENDS,
+    "loop.bucket": LEARNS,
+    "loop.activation_checkpointing": LEARNS,
+    "loop.compile": LEARNS,
+    "loop.clip": LEARNS,
+    "loop.evaluate_every": LEARNS | Role.EXTENDS,
+    "loop.log_every": Role.HYPERPARAMETER | Role.EXTENDS,
+    "loop.monitor": LEARNS,
+    "loop.patience": LEARNS | Role.EXTENDS,
+    "loop.max_bad_steps": LEARNS | Role.EXTENDS,
+    "loop.cache_features": LEARNS,
+    "checkpoint.every": Role.EXTENDS,
+    "checkpoint.minutes": Role.EXTENDS,
+    "checkpoint.keep": Role.EXTENDS,
+    "run.dir": Role.NAMES_RUN | Role.PLACE,
+    "run.root": Role.NAMES_RUN | Role.PLACE,
+    "source": Role.SETTING,
+    "forgetting": NOTHING,
+    "plan": Role.OTHERS,
+    "lr_find": Role.OTHERS,
+    "sweep": Role.OTHERS,
+}
+
+
+def role_of(key: str) -> Role:
+    """Return what a key is for; one that is not ours is taken to change what a run learns."""
+    while key not in ROLES:
+        key, dot, _ = key.rpartition(".")
+        if not dot:
+            return LEARNS
+    return ROLES[key]

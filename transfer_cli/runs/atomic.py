@@ -1,0 +1,154 @@
+"""Files and folders that appear whole: written beside their place, then renamed into it.
+
+What is under way is called `.NAME.PID`. A kill leaves it behind, and the old one as it was.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from transfer_cli.errors import RunError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk says while `path` is written into one line.
+
+    Raises:
+        RunError: There is no space left, no right to write, or no such folder.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        full = getattr(error, "errno", errno.ENOSPC) in _FULL
+        cure = "Free some space there" if full else "Choose another place"
+        raise RunError(f"{path} cannot be written: {reason}. {cure}") from error
+
+
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Give the path of a file to write, which takes the place of `path` when the block has ended.
+
+    A device or a pipe cannot be replaced: then it is `path` itself that is written.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    temporary = _beside(path)
+    try:
+        yield temporary
+        flush(temporary)
+        temporary.replace(path)
+        flush(path.parent)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill, which takes the place of `folder` when the block has ended.
+
+    Its files are flushed by whoever writes them, where they have to be.
+    """
+    if not folder.parent.is_dir():
+        folder.parent.mkdir(parents=True)
+        flush(folder.parent.parent)
+    with _filled(_beside(folder)) as temporary:
+        yield temporary
+        if folder.exists():
+            _swap(temporary, folder)
+        else:
+            temporary.rename(folder)
+            flush(folder.parent)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill, which becomes `folder` when the block has ended.
+
+    Raises:
+        OSError: `folder` is there and not empty.
+    """
+    if folder.is_dir():
+        # Filled from inside: it may be a disk of its own, or the one we stand in.
+        with _filled(folder / _beside(folder).name) as temporary:
+            if len(list(folder.iterdir())) > 1:
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+            yield temporary
+            for child in sorted(temporary.iterdir()):
+                child.rename(folder / child.name)
+        return
+    above = next(each for each in folder.absolute().parents if each.exists())
+    with _filled(above / _beside(folder).name) as temporary:
+        yield temporary
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.rename(folder)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that readers see the old one or the new one, never a part.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    with writing(path), replaced_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file whole."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def flush(path: Path) -> None:
+    """Have the system write a file, or a folder's list of files, to the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot do it to folders; a device or a pipe has no disk.
+        if error.errno != errno.EINVAL or path.is_file():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _beside(path: Path) -> Path:
+    return path.parent / f".{path.name}.{os.getpid()}"
+
+
+@contextmanager
+def _filled(temporary: Path) -> Iterator[Path]:
+    """Make an empty folder, and remove what is left of it in the end."""
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _swap(temporary: Path, folder: Path) -> None:
+    """Put a complete folder in the place of another, which is `.NAME.old` between two renames."""
+    # A folder cannot be renamed over a full one; the moment without either is a rename long.
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        old.rename(folder)
+        raise
+    flush(folder.parent)
+    shutil.rmtree(old)

@@ -1,0 +1,137 @@
+"""What is made once and kept for further runs: a folder of entries, each a file or a folder.
+
+An entry is named by everything that decides its content. It appears under its name only when it is
+complete, and a lock lets one of several runs make it while the others wait. One that cannot be
+opened is made again.
+"""
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CANNOT = (OSError, NotImplementedError)
+"""What a disk says that is full, may not be written, or knows no locks."""
+
+_LEFTOVER = re.compile(r"\.(.+)[.-]\d+")
+"""What an entry is called while it is made: see `runs.atomic`."""
+
+
+def digest(key: Mapping[str, Any]) -> str:
+    """Return the name of an entry, from plain values that decide its content."""
+    text = json.dumps(key, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def kept(entry: Path, read: Callable[[Path], T | None], make: Callable[[], T]) -> T:
+    """Return what an entry holds, made now where it is not there or not whole.
+
+    Args:
+        entry: Its file or folder.
+        read: Returns what it holds; None where that is not what was written.
+        make: Writes it, all of it or nothing, and returns what it holds.
+
+    Raises:
+        OSError: The folder cannot be written, or knows no locks.
+    """
+    found = read(entry)
+    if found is not None:
+        return found
+    with locked(entry):
+        found = read(entry)  # another run may have been faster
+        if found is None:
+            _clear(entry)
+            found = make()
+    return found
+
+
+def kept_if_possible(
+    entry: Path,
+    read: Callable[[Path], T | None],
+    compute: Callable[[], T],
+    write: Callable[[T], None],
+    refused: Callable[[BaseException], None],
+) -> T:
+    """Return what an entry holds, or else compute it; what cannot be kept is returned all the same.
+
+    Args:
+        entry: Its file or folder.
+        read: Returns what it holds; None where that is not what was written.
+        compute: Makes it.
+        write: Writes what was computed, all of it or nothing.
+        refused: Is told what the disk said, where it refused.
+    """
+    found = read(entry)
+    if found is not None:
+        return found
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(entry))
+        except CANNOT as error:
+            refused(error)
+            return compute()
+        found = read(entry)
+        if found is not None:
+            return found
+        computed = compute()
+        try:
+            _clear(entry)
+            write(computed)
+        except CANNOT as error:
+            refused(error)
+        return computed
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a path, whose folder is made; wait while another command has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = _lock_of(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("Waiting for another run that is making %s", path)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock_of(path: Path) -> FileLock:
+    return FileLock(path.with_name(f".{path.name}.lock"))
+
+
+def _clear(entry: Path) -> None:
+    """Remove a damaged entry, and what killed runs left in its folder. Under the entry's lock."""
+    if entry.exists():
+        log.warning("%s in the cache is damaged and is made again", entry)
+        _remove(entry)
+    for leftover in entry.parent.glob(".*"):
+        found = _LEFTOVER.fullmatch(leftover.name)
+        if found is None:
+            continue
+        if found[1] == entry.name:
+            _remove(leftover)
+            continue
+        lock = _lock_of(entry.with_name(found[1]))
+        with suppress(Timeout), lock.acquire(timeout=0):
+            _remove(leftover)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
