@@ -357,6 +357,8 @@ def test_a_folder_of_configs_has_hydra_run_nothing(transfer, tmp_path, tiny, loo
     words = ("pretrain", "--config-dir", "own", "data=sample_text", *tiny, *loop, "loop.steps=1")
 
     sweep = ("-m", "seed=1,2") if as_sweep else ("run.dir=run",)
+    if as_sweep and kind == "logging":  # the jobs run, so let them share this process
+        sweep += ("sweep.isolate=false",)
     ended = transfer(*words, "experiment=evil", *sweep)
 
     assert not (tmp_path / "stolen").exists()
