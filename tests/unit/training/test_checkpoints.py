@@ -176,7 +176,7 @@ def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tm
     assert ("lora" in read_description(run.model).edits) is not merged
     edits = {} if merged else LORA
     fresh = configs.following(pretrained, tmp_path, adaptation__edits=edits)
-    model = put_together(fresh, "finetune").model.eval()
+    model = build_run(fresh, "finetune").model.eval()
     model.load_state_dict(stored)
     with torch.inference_mode():
         found = model.backbone(batch["tokens"], batch["mask"])[-1]
