@@ -50,9 +50,8 @@ def fisher_information(
     with _all_differentiable(parameters.values()):
         for sequence in _sequences(objective, batches, seed):
             here = to_device(with_facts(sequence), next(iter(totals.values())).device)
-            loss = _loss(
-                model, objective, here, kind, derive(seed, "fisher", int(sequence["index"]))
-            )
+            own_seed = derive(seed, "fisher", int(sequence["index"]))
+            loss = _loss(model, objective, here, kind, own_seed)
             gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             for total, gradient in zip(totals.values(), gradients, strict=True):
                 if gradient is not None:

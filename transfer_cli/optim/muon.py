@@ -77,8 +77,9 @@ class MuonWithAdamW(Eager):
             "fused": True,  # where torch's `load_state_dict` looks how counts of steps are kept
         }
         super().__init__(params, defaults)
-        # As torch's fused ones: `found_inf` says on the device whether to leave everything alone.
-        self._step_supports_amp_scaling = True
+        # As of torch's fused ones: `found_inf` says on the device whether to leave all as it is.
+        parameters = (p for group in self.param_groups for p in group["params"])
+        self._step_supports_amp_scaling = not any(hasattr(p, "full_tensor") for p in parameters)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
