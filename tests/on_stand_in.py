@@ -471,16 +471,17 @@ def _(device: torch.device) -> None:
 
 
 class Faulty(Classification):
-    """A classification that does something to its logits first."""
+    """A classification that does something with its logits."""
 
     def __init__(self, fault: Callable[[Tensor], Any]) -> None:
         super().__init__(dropout=0)
         self._fault = fault
 
-    def loss_sums(self, model: Any, batch: Any, encoded: Any) -> dict[str, Tensor]:
-        """Return the summed cross-entropy."""
-        self._fault(self.class_logits(model, batch, encoded))
-        return super().loss_sums(model, batch, encoded)
+    def class_logits(self, *args: Any) -> Tensor:
+        """Return the logits."""
+        logits = super().class_logits(*args)
+        self._fault(logits)
+        return logits
 
 
 FAULTS: Mapping[str, tuple[str, Callable[[Tensor], Any]]] = {
@@ -496,6 +497,10 @@ FAULTS: Mapping[str, tuple[str, Callable[[Tensor], Any]]] = {
     "cpu": ("WaitError", lambda logits: logits.cpu()),
     "a copy to the host": ("WaitError", lambda x: torch.empty(x.shape).copy_(x.detach())),
     "a blocking copy to the device": ("WaitError", lambda x: torch.ones(2).to(x.device)),
+    "item in a backward pass": (
+        "WaitError",
+        lambda logits: logits.register_hook(lambda gradient: gradient * gradient.sum().item()),
+    ),
     "equal": ("WaitError", lambda logits: torch.equal(logits, logits)),
 }
 

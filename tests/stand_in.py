@@ -156,6 +156,7 @@ class _Mode(TorchDispatchMode):
 
 _allowed: frozenset[str] = frozenset()
 _met: set[str] = set()
+_refused: list[RuntimeError] = []
 
 
 @contextmanager
@@ -168,6 +169,7 @@ def watched(allowed: Sequence[str]) -> Iterator[set[str]]:
     """
     global _allowed, _met
     _allowed, _met = frozenset(allowed), set()
+    _refused.clear()
     # Else `torch.tensor` would make what it is given on the device itself.
     torch._C._set_only_lift_cpu_tensors(True)
     try:
@@ -175,6 +177,8 @@ def watched(allowed: Sequence[str]) -> Iterator[set[str]]:
             yield _met
     finally:
         torch._C._set_only_lift_cpu_tensors(False)
+    if _refused:
+        raise _refused[0]
 
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -194,7 +198,7 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check_copy(func, goes_there, bool(here), kwargs.get("non_blocking", (*args, False)[2]))
     elif func is aten._to_copy.default:
         _check_copy(func, goes_there, goes_there == bool(here), kwargs.get("non_blocking", False))
-    else:
+    elif target is None:  # else it makes a tensor, of whatever device those are that it is like
         _check_mixing(func, args, here)
         if _data_decide(func, args):
             _wait(str(func))
@@ -223,7 +227,7 @@ def _check_mixing(func: Any, args: tuple[Any, ...], here: Sequence[Tensor]) -> N
     changes_host = func._schema.is_mutable and any(args[0] is each for each in here)
     if here and (changes_host or not takes_scalars or any(each.dim() for each in here)):
         shapes = [tuple(each.shape) for each in here]
-        raise MixedError(f"{func} in {_caller()}: of its inputs {shapes} lie on the host")
+        _refuse(MixedError(f"{func} in {_caller()}: of its inputs {shapes} lie on the host"))
 
 
 def _data_decide(func: Any, args: tuple[Any, ...]) -> bool:
@@ -238,8 +242,19 @@ def _wait(operation: str) -> None:
     if caller is None:
         return
     if caller not in _allowed:
-        raise WaitError(f"{caller} waits for the device, by {operation}")
+        _refuse(WaitError(f"{caller} waits for the device, by {operation}"))
     _met.add(caller)
+
+
+def _refuse(error: RuntimeError) -> None:
+    if _in_main_thread():
+        raise error
+    # What a thread of a backward pass raises ends the process.
+    _refused.append(error)
+
+
+def _in_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def _caller() -> str | None:
@@ -251,8 +266,7 @@ def _caller() -> str | None:
             name = frame.f_code.co_qualname.partition(".<")[0]
             return f"{module.removeprefix(PACKAGE)}.{name}"
         frame = frame.f_back  # type: ignore[assignment]
-    is_main = threading.current_thread() is threading.main_thread()
-    return None if is_main else "a backward pass"
+    return None if _in_main_thread() else "a backward pass"
 
 
 def on_host(found: Any) -> Any:
