@@ -83,7 +83,7 @@ class CachedFeatures:
             portions = in_portions(np.argsort(lengths_N, kind="stable"), batch)
             for indices in tqdm(portions, desc="features", unit="batch", disable=None, leave=False):
                 found = data.batch(indices)
-                rows_R = self._rows(indices, found["mask"])
+                rows_R = to_device({"rows": self._rows(indices, found["mask"])}, keep_on)["rows"]
                 states_RKD[rows_R] = _states(model, found, precision, layers).to(keep_on)
             return states_RKD
 
@@ -108,7 +108,9 @@ class CachedFeatures:
         mask_BT = found["mask"]
         size = (*mask_BT.shape, *self._states_RKD.shape[1:])
         states_BTKD = self._states_RKD.new_zeros(size)
-        states_BTKD[mask_BT] = self._states_RKD[self._rows(indices, mask_BT)]
+        places = {"from": self._rows(indices, mask_BT), "to": _real(mask_BT)}
+        places = to_device(places, states_BTKD.device)
+        states_BTKD.flatten(0, 1)[places["to"]] = self._states_RKD[places["from"]]
         return {**found, "states": states_BTKD}
 
     def _rows(self, indices: npt.NDArray[np.int64], mask_BT: Tensor) -> Tensor:
@@ -191,10 +193,15 @@ def _bytes(name: str, tensor: Tensor) -> bytes:
 
 def _states(model: TransferModel, batch: Batch, precision: Precision, layers: Layers) -> Tensor:
     """Return the chosen states of a batch's real tokens, `[R, K, D]`, in float32."""
-    view = to_device(with_facts(batch), precision.device)
+    view = to_device({**with_facts(batch), "real": _real(batch["mask"])}, precision.device)
     with torch.inference_mode(), precision.context():
         states = model.backbone(
             view["tokens"], view["mask"], view.get("segment"), padded=is_padded(view)
         )
     chosen = states if layers is None else [states[layer] for layer in layers]
-    return torch.stack([state[view["mask"]].float() for state in chosen], dim=1)
+    return torch.stack([state.flatten(0, 1)[view["real"]].float() for state in chosen], dim=1)
+
+
+def _real(mask_BT: Tensor) -> Tensor:
+    """Return where real tokens lie, `[R]`, counted through a batch row by row."""
+    return mask_BT.flatten().nonzero().squeeze(1)
