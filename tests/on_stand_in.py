@@ -415,7 +415,7 @@ LOOP = (
 def on(device: torch.device) -> Iterator[Path]:
     """Let commands compute on the device, which has no name that they know; yield a folder."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transfer_cli.assembly.device.choose_device", lambda name: device)
+        patch.setattr("transfer_cli.engine.precision.choose_device", lambda name: device)
         for name in ("TRANSFER_DATA", "TRANSFER_CACHE"):
             patch.setenv(name, f"{folder}/{name}")
         yield Path(folder)
