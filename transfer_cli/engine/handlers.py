@@ -25,9 +25,9 @@ from transfer_cli.engine.train import Progress, report_of
 from transfer_cli.errors import ConfigError, DivergedError, StoppedError, nearest
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric
-from transfer_cli.runs.curves import Curves, event_files
 from transfer_cli.runs.directory import RunDirectory, flush, writing
 from transfer_cli.runs.records import MetricsFile, cut
+from transfer_cli.runs.tensorboard import SummaryWriter, event_files
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ ECHO_SECONDS = 1.0
 """A signal so soon after another is the same one: scheduler and launcher may both pass it on."""
 
 
-class Recorder:
+class MetricsLogger:
     """Writes numbers to `metrics.jsonl` and to TensorBoard under the same names.
 
     What depends on the clock goes to `speed.jsonl` instead, so that a run that was resumed has the
@@ -53,7 +53,7 @@ class Recorder:
         self._run = run
         self._metrics = MetricsFile(run.metrics)
         self._speed = MetricsFile(run.speed)
-        self.writer = Curves(run.tensorboard, purge_step=purge_step)
+        self.writer = SummaryWriter(run.tensorboard, purge_step=purge_step)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Record numbers of one step; `kind` is train, validation or test."""
@@ -83,8 +83,8 @@ class Recorder:
             self.writer.add_scalar(f"{kind}/{name}", value, step)
 
 
-class NoRecorder:
-    """What stands in for a `Recorder` in processes that write nothing."""
+class NoMetricsLogger:
+    """What stands in for a `MetricsLogger` in processes that write nothing."""
 
     def __init__(self) -> None:
         self.writer = self
@@ -106,7 +106,7 @@ class NoRecorder:
 
 
 def rewind(run: RunDirectory, mark: Mapping[str, int]) -> None:
-    """Forget all records that were written after `Recorder.mark` returned `mark`."""
+    """Forget all records that were written after `MetricsLogger.mark` returned `mark`."""
     for path in _record_files(run):
         name = path.relative_to(run.path).as_posix()
         if name in mark:
@@ -121,9 +121,9 @@ def _record_files(run: RunDirectory) -> list[Path]:
     return [path for path in found if path.is_file()]
 
 
-def attach_records(
+def attach_metrics_logger(
     trainer: Engine,
-    recorder: Recorder | NoRecorder,
+    logger: MetricsLogger | NoMetricsLogger,
     optimizer: Optimizer,
     stage: Callable[[], int | None],
     *,
@@ -154,9 +154,9 @@ def attach_records(
             for group in optimizer.param_groups
             if any(parameter.requires_grad for parameter in group["params"])
         }
-        recorder.write("train", step, values)
+        logger.write("train", step, values)
         speed = clock["tokens"] / max(1e-9, now - clock["time"])
-        recorder.write_speed("train", step, {"tokens_per_second": speed})
+        logger.write_speed("train", step, {"tokens_per_second": speed})
         clock.update(time=now, tokens=0)
 
 
@@ -353,20 +353,20 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
             return
         received.append(number)
         since = time.monotonic()
-        if distributed.count() == 1:
+        if distributed.world_size() == 1:
             _say_stopping(number)
 
     @trainer.on(Events.ITERATION_COMPLETED)
     def check(engine: Engine) -> None:
         # One that was told nothing hears it from the others.
-        number = distributed.largest(received[0] if received else 0)
+        number = distributed.all_reduce_max(received[0] if received else 0)
         if not number:
             return
-        if distributed.count() > 1:
+        if distributed.world_size() > 1:
             _say_stopping(number)
         save()
         # Who ends now takes the one along that is still writing.
-        distributed.wait_for_all()
+        distributed.barrier()
         text = f"stopped at step {engine.state.iteration} with a checkpoint; go on with {resume}"
         raise KeyboardInterrupt(text) if number == signal.SIGINT else StoppedError(text)
 

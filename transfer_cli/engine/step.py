@@ -11,9 +11,15 @@ from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.batch import Batch, size, to_device, with_facts
-from transfer_cli.data.steps import Filler
+from transfer_cli.data.loader import PaddingBatch
 from transfer_cli.engine import distributed
-from transfer_cli.engine.parallel import Alone, Parallel, average_statistics, whole
+from transfer_cli.engine.distributed.replicated import (
+    Parallel,
+    SingleProcess,
+    average_statistics,
+    full_tensor,
+    is_sharded,
+)
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import DivergedError
@@ -141,7 +147,7 @@ class TrainStep:
         self.rates = rates
         self.stages = stages
         self.bad_steps = 0
-        self._forward = parallel or Alone(model)
+        self._forward = parallel or SingleProcess(model)
         self._wrapped_in: int | None = None
         self._terms = [f"{loss.name}/{t}" for loss in losses for t in loss.objective.weights]
         self._groups = groups
@@ -154,8 +160,7 @@ class TrainStep:
         self._penalty = penalty
         # Fused optimizers leave the weights alone where the device itself says so.
         fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        in_parts = any(hasattr(p, "full_tensor") for p in model.parameters())
-        self._decides_on_device = fused and not self._scaler.is_enabled() and not in_parts
+        self._decides_on_device = fused and not self._scaler.is_enabled() and not is_sharded(model)
         self._reads_late = self._decides_on_device and precision.device.type != "cpu"
         self._unread: list[_Unread] = []
 
@@ -283,7 +288,7 @@ class TrainStep:
         counts = dict.fromkeys(self._terms, 0)
         tokens = examples = 0
         for views, micro in zip(ready, micro_batches, strict=True):
-            if isinstance(micro, Filler):
+            if isinstance(micro, PaddingBatch):
                 continue
             for loss in (loss for loss in self.losses if loss.name in views):
                 for term, count in loss.objective.counts(views[loss.name]).items():
@@ -291,7 +296,7 @@ class TrainStep:
             tokens += sum(int(batch["mask"].sum()) for batch in micro.values())
             examples += sum(size(batch) for batch in micro.values())
         *targets, tokens, examples = map(
-            int, distributed.sums([*counts.values(), tokens, examples])
+            int, distributed.all_reduce_sum([*counts.values(), tokens, examples])
         )
         return dict(zip(counts, targets, strict=True)), tokens, examples
 
@@ -309,12 +314,12 @@ class TrainStep:
         if not present:
             return totals
         # What averages gradients over processes is to sum them, and waits for those of all heads.
-        processes = distributed.count()
+        processes = distributed.world_size()
         factors = {term: processes * weights[term] / counts[term] for term in present}
         if processes > 1:
             factors = dict.fromkeys(counts, 0.0) | factors
         for number, (views, micro) in enumerate(zip(ready, micro_batches, strict=True)):
-            share = 0 if isinstance(micro, Filler) else 1
+            share = 0 if isinstance(micro, PaddingBatch) else 1
             with self._forward.accumulating(last=number == len(ready) - 1):
                 with self._precision.context():
                     here = on_device(views, device)
@@ -325,7 +330,7 @@ class TrainStep:
             for term in present:
                 if term in sums:
                     totals[term] = totals[term] + share * sums[term].detach()
-        summed = distributed.summed(torch.stack(list(totals.values())))
+        summed = distributed.all_reduce_tensor(torch.stack(list(totals.values())))
         return dict(zip(totals, summed, strict=True))
 
     def _pull(self) -> dict[str, Tensor]:
@@ -346,7 +351,7 @@ class TrainStep:
         gradients = [p.grad for p in moving.values() if p.grad is not None]
         norms = dict(zip(moving, torch._foreach_norm(gradients), strict=True)) if moving else {}
         own_norm = nn.utils.get_total_norm(list(norms.values()))
-        norm = whole(own_norm)
+        norm = full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
         self._unread.append(_Unread(step, finite, norms, micro_batches))
         take = self._decides_on_device or bool(finite)
@@ -366,7 +371,11 @@ class TrainStep:
         broken = [
             group.name
             for group in self._groups
-            if any(not whole(last.norms[n].isfinite()) for n in group.parameters if n in last.norms)
+            if any(
+                not full_tensor(last.norms[n].isfinite())
+                for n in group.parameters
+                if n in last.norms
+            )
         ]
         raise DivergedError(
             f"step {last.step + 1}: loss or gradient is not finite, {self.bad_steps} step(s) in a "
@@ -381,11 +390,13 @@ def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
     own = [
         f"{stream} {number}"
         for micro in micro_batches
-        if not isinstance(micro, Filler)
+        if not isinstance(micro, PaddingBatch)
         for stream, batch in micro.items()
         for number in batch["index"].tolist()
     ]
-    words = [word for text in distributed.texts("\n".join(own)) for word in text.splitlines()]
+    words = [
+        word for text in distributed.all_gather_text("\n".join(own)) for word in text.splitlines()
+    ]
     shown = ", ".join(words[:_SHOWN_EXAMPLES])
     rest = len(words) - _SHOWN_EXAMPLES
     return f"examples {shown}" + (f" and {rest} more" if rest > 0 else "")

@@ -39,7 +39,7 @@ _OWN = ("data_dir", "device")
 """What may differ between the processes of a run: machines are not all alike."""
 
 
-def together(config: DictConfig, work: Callable[[], None]) -> None:
+def in_process_group(config: DictConfig, work: Callable[[], None]) -> None:
     """Do the work of a command in this process, as one of several where torchrun has started it.
 
     Raises:
@@ -56,7 +56,7 @@ def together(config: DictConfig, work: Callable[[], None]) -> None:
             raise
         # All processes of the machine find the same; one of them says it.
         raise PeerError(str(error), error.exit_code) from error
-    with distributed.joined(device, config.timeout_minutes):
+    with distributed.process_group(device, config.timeout_minutes):
         _check_alike(config)
         work()
 
@@ -64,7 +64,7 @@ def together(config: DictConfig, work: Callable[[], None]) -> None:
 def _check_alike(config: DictConfig) -> None:
     plain = OmegaConf.masked_copy(config, [str(key) for key in config if key not in _OWN])
     digest = hashlib.blake2b(as_yaml(plain).encode(), digest_size=8).hexdigest()
-    found = distributed.texts(f"{transfer_cli.__version__} {digest}")
+    found = distributed.all_gather_text(f"{transfer_cli.__version__} {digest}")
     other = [number for number, each in enumerate(found) if each != found[0]]
     if other:
         raise RunError(

@@ -9,7 +9,7 @@ from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.data.encoded_task import EncodedTask
 from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import WordPiece
-from transfer_cli.engine.features import CachedFeatures
+from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.split import Split
 from transfer_cli.objectives.base import Outcomes
 from transfer_cli.objectives.classification import Classification

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
-from transfer_cli.data.steps import share
+from transfer_cli.data.sampler import shard
 from transfer_cli.data.tasks import Example
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import logits
@@ -102,10 +102,13 @@ class Ensemble:
         # Every process has texts of all lengths, so none waits long for the others.
         sizes = [len(each.text) + len(each.pair or "") for each in examples]
         by_length = np.argsort(sizes, kind="stable")
-        parts = [share(by_length, rank, distributed.count()) for rank in range(distributed.count())]
+        parts = [
+            shard(by_length, rank, distributed.world_size())
+            for rank in range(distributed.world_size())
+        ]
         own = [examples[number] for number in parts[distributed.rank()]]
         shares_BC = np.empty((len(examples), len(self.labels)))
-        for part, text in zip(parts, distributed.texts(self._answer(own)), strict=True):
+        for part, text in zip(parts, distributed.all_gather_text(self._answer(own)), strict=True):
             answer = json.loads(text)
             shares = np.frombuffer(base64.b64decode(answer["shares"]))
             shares_BC[part] = shares.reshape(-1, len(self.labels))

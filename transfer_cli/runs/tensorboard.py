@@ -26,7 +26,7 @@ _RGBA = 4
 """As TensorBoard's protocol counts the colours of a pixel."""
 
 
-class Curves:
+class SummaryWriter:
     """A new event file in `folder`, after those that are there.
 
     Args:
