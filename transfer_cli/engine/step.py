@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +17,15 @@ from transfer_cli.engine.distributed.replicated import (
     SingleProcess,
     average_statistics,
     full_tensor,
-    is_sharded,
 )
+from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.skipped_steps import SkippedSteps, decides_on_device
 from transfer_cli.engine.stages import Stages
-from transfer_cli.errors import DivergedError
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
 from transfer_cli.optim.groups import Rates
 from transfer_cli.seeds import ExampleNoise, derive
-
-_SHOWN_EXAMPLES = 16
-"""Examples that an error names."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +91,6 @@ def loss_sums(
     return sums
 
 
-@dataclass(frozen=True)
-class _Unread:
-    """A step of which the host has not asked yet whether it was taken."""
-
-    step: int
-    finite: Tensor
-    norms: Mapping[str, Tensor]
-    micro_batches: Sequence[Mapping[str, Batch]]
-
-
 class TrainStep:
     """Prepare, forward, backward, clip, update.
 
@@ -146,23 +132,18 @@ class TrainStep:
         self.optimizer = optimizer
         self.rates = rates
         self.stages = stages
-        self.bad_steps = 0
         self._forward = parallel or SingleProcess(model)
         self._wrapped_in: int | None = None
         self._terms = [f"{loss.name}/{t}" for loss in losses for t in loss.objective.weights]
-        self._groups = groups
         self._parameters = dict(model.named_parameters())
         self._seed = seed
         self._precision = precision
         self._scaler = precision.scaler()
         self._clip = clip
-        self._max_bad_steps = max_bad_steps
         self._penalty = penalty
-        # Fused optimizers leave the weights alone where the device itself says so.
-        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        self._decides_on_device = fused and not self._scaler.is_enabled() and not is_sharded(model)
-        self._reads_late = self._decides_on_device and precision.device.type != "cpu"
-        self._unread: list[_Unread] = []
+        self._decides_on_device = decides_on_device(optimizer, model, self._scaler)
+        late = self._decides_on_device and precision.device.type != "cpu"
+        self._skipped = SkippedSteps(groups, max_bad_steps, late=late)
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport:
         """Take one optimizer step.
@@ -185,15 +166,15 @@ class TrainStep:
         counts, tokens, examples = self._count(ready, micro_batches)
         weights = self._weights(step)
         sums = self._accumulate(ready, micro_batches, counts, weights)
-        pulled = self._pull()
+        penalty = self._add_penalty()
         means = {term: total / counts[term] for term, total in sums.items()}
-        weighted = [weights[term] * mean for term, mean in means.items()] + list(pulled.values())
+        weighted = [weights[term] * mean for term, mean in means.items()] + list(penalty.values())
         total = sum(weighted, start=torch.zeros((), device=self._precision.device))
         norm = self._update(total, step, micro_batches)
-        skipped = self.read(leave=1 if self._reads_late else 0)
+        skipped = self._skipped.read_due()
         average_statistics(self.model)
         return StepReport(
-            losses=means | pulled,
+            losses=means | penalty,
             total=total,
             gradient_norm=norm,
             skipped=skipped,
@@ -201,26 +182,18 @@ class TrainStep:
             examples=examples,
         )
 
-    def read(self, leave: int = 0) -> int:
-        """Ask whether steps were taken, but for the last few; return how many were not.
-
-        Args:
-            leave: How many steps not to ask of yet.
+    def read(self) -> int:
+        """Read whether the last steps were taken; return how many were skipped.
 
         Raises:
             DivergedError: Too many steps in a row had no finite gradient.
         """
-        skipped = 0
-        while len(self._unread) > leave:
-            taken = self._unread.pop(0)
-            if bool(taken.finite):
-                self.bad_steps = 0
-                continue
-            skipped += 1
-            self.bad_steps += 1
-            if self.bad_steps >= self._max_bad_steps:
-                self._give_up(taken)
-        return skipped
+        return self._skipped.read_all()
+
+    @property
+    def bad_steps(self) -> int:
+        """How many steps were skipped last, in a row."""
+        return self._skipped.in_a_row
 
     def state_dict(self) -> dict[str, object]:
         """Return what a resumed run needs beyond the weights; every step must have been read."""
@@ -237,10 +210,10 @@ class TrainStep:
         Raises:
             KeyError, TypeError, ValueError: The state is not one of this step.
         """
-        self.optimizer.load_state_dict(_fitting(self.optimizer, state["optimizer"]))
+        self.optimizer.load_state_dict(checked_state(self.optimizer, state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
         self.stages.load_state_dict(state["stages"])  # type: ignore[arg-type]
-        self.bad_steps = int(state["bad_steps"])  # type: ignore[call-overload]
+        self._skipped.in_a_row = int(state["bad_steps"])  # type: ignore[call-overload]
 
     def _forget(self, names: Iterable[str]) -> None:
         """Drop the running averages of parameters: they belong to weights of another time."""
@@ -333,7 +306,7 @@ class TrainStep:
         summed = distributed.all_reduce_tensor(torch.stack(list(totals.values())))
         return dict(zip(totals, summed, strict=True))
 
-    def _pull(self) -> dict[str, Tensor]:
+    def _add_penalty(self) -> dict[str, Tensor]:
         """Add the penalty's gradient, once a step however it is cut; return its value."""
         if self._penalty is None:
             return {}
@@ -353,7 +326,7 @@ class TrainStep:
         own_norm = nn.utils.get_total_norm(list(norms.values()))
         norm = full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
-        self._unread.append(_Unread(step, finite, norms, micro_batches))
+        self._skipped.note(step, finite, norms, micro_batches)
         take = self._decides_on_device or bool(finite)
         if take and self._clip is not None:
             nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
@@ -367,40 +340,6 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _give_up(self, last: _Unread) -> None:
-        broken = [
-            group.name
-            for group in self._groups
-            if any(
-                not full_tensor(last.norms[n].isfinite())
-                for n in group.parameters
-                if n in last.norms
-            )
-        ]
-        raise DivergedError(
-            f"step {last.step + 1}: loss or gradient is not finite, {self.bad_steps} step(s) in a "
-            f"row, in {', '.join(broken) or 'no group: it is the loss'}, on "
-            f"{_seen(last.micro_batches)}; try a lower optimizer.lr, a longer schedule.warmup or "
-            "precision=fp32"
-        )
-
-
-def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
-    """Return which examples a step saw, on all processes, in few words."""
-    own = [
-        f"{stream} {number}"
-        for micro in micro_batches
-        if not isinstance(micro, PaddingBatch)
-        for stream, batch in micro.items()
-        for number in batch["index"].tolist()
-    ]
-    words = [
-        word for text in distributed.all_gather_text("\n".join(own)) for word in text.splitlines()
-    ]
-    shown = ", ".join(words[:_SHOWN_EXAMPLES])
-    rest = len(words) - _SHOWN_EXAMPLES
-    return f"examples {shown}" + (f" and {rest} more" if rest > 0 else "")
-
 
 def on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:
     """Return the views on the device; tensors that views share are moved once and stay shared."""
@@ -411,49 +350,3 @@ def on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Bat
             if id(tensor) not in moved:
                 moved[id(tensor)] = to_device({key: tensor}, device)[key]
     return {name: {k: moved[id(t)] for k, t in view.items()} for name, view in known.items()}
-
-
-_PLAIN_AVERAGES = {("momentum_buffer", type(None)), ("step", int), ("step", float)}
-
-
-def _fitting(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
-    """Return an optimizer's saved running averages, under the settings that it was made with.
-
-    Raises:
-        ValueError: They belong to other parameters.
-    """
-    own = optimizer.state_dict()["param_groups"]
-    if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in own]:
-        raise ValueError("its optimizer has other parameters")
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not _complete(optimizer, saved["state"]):
-        raise ValueError("its optimizer lacks something of some parameters")
-    for number, averages in saved["state"].items():
-        for name, value in averages.items():
-            if isinstance(value, Tensor):
-                fits = _broadcasts(value.shape, parameters[number].shape)
-            else:
-                # Momentum of what has had no gradient yet, and counts of some optimizers.
-                fits = (name, type(value)) in _PLAIN_AVERAGES
-            if not fits:
-                raise ValueError(f"{name} of its optimizer's parameter {number}")
-    return {"state": saved["state"], "param_groups": own}
-
-
-def _complete(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Return whether each parameter that has averages has all that the optimizer keeps of it.
-
-    An optimizer that keeps different ones of different parameters tells which by `averages()`.
-    """
-    found = {number: set(averages) for number, averages in state.items() if averages}
-    if hasattr(optimizer, "averages"):
-        names = optimizer.averages()
-        return all(own == names[number] for number, own in found.items())
-    return len({frozenset(own) for own in found.values()}) <= 1
-
-
-def _broadcasts(shape: torch.Size, wanted: torch.Size) -> bool:
-    """Return whether a tensor is one number, or one for each row, column or place of another."""
-    same_rank = len(shape) == len(wanted)
-    fits = same_rank and all(size in (1, full) for size, full in zip(shape, wanted, strict=True))
-    return fits or shape.numel() == 1

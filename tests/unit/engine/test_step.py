@@ -328,7 +328,7 @@ def test_a_device_that_decides_for_itself_skips_the_same_steps(late):
         poisoned(WEIGHT, steps=(2, 3, 7), max_bad_steps=3, optimizer=FUSED) for _ in range(2)
     )
     told.step._decides_on_device = False
-    decides.step._reads_late = late
+    decides.step._skipped.late = late
 
     told.go()
     decides.go()
@@ -339,7 +339,7 @@ def test_a_device_that_decides_for_itself_skips_the_same_steps(late):
 
 def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():
     run = poisoned(WEIGHT, steps=(4, 5, 6, 7), max_bad_steps=3, optimizer=FUSED)
-    run.step._reads_late = True
+    run.step._skipped.late = True
 
     with pytest.raises(DivergedError, match=r"step 7: .*, 3 step\(s\) in a row, in block\.1, on"):
         run.go()
