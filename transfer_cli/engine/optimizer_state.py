@@ -1,7 +1,7 @@
 """Check an optimizer's state from a file before the optimizer loads it.
 
-Torch's `load_state_dict` compares numbers of groups and parameters alone; averages of another shape,
-or of another optimizer, would fail in the middle of the first step.
+Torch's `load_state_dict` compares numbers of groups and parameters alone. Averages of another
+shape, or of another optimizer, would fail in the middle of the first step.
 """
 
 from collections.abc import Mapping

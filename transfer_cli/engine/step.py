@@ -98,17 +98,18 @@ class TrainStep:
     device whether weights move, and is read while the next step is under way.
 
     Args:
-        model: What trains.
-        losses: What for.
+        model: The model to train.
+        losses: The losses to minimise.
         optimizer: Built once, with a group for each layer group.
         rates: The rate of each group at each step.
         stages: Which weights train at each step.
-        seed: Of everything random.
+        groups: The layer groups, to be named in errors.
+        seed: Seed of everything random.
         precision: Of the forward pass.
         clip: Largest global gradient norm; None for no clipping.
         max_bad_steps: Steps in a row without a finite gradient after which the run is given up.
-        penalty: What pulls the weights back to where they started; it has seen them there.
-        parallel: How several processes share the model.
+        penalty: Pulls the weights back to their starting values, which it has seen.
+        parallel: How several processes share the model; None: there is one process.
     """
 
     def __init__(  # noqa: PLR0913 - everything that a step is made of
@@ -149,7 +150,7 @@ class TrainStep:
         """Take one optimizer step.
 
         Args:
-            micro_batches: The step's examples in portions, each with the stream they are from.
+            micro_batches: The step's micro-batches, each under the name of its stream.
             step: Its number, counted from 0.
 
         Raises:
@@ -216,7 +217,7 @@ class TrainStep:
         self._skipped.in_a_row = int(state["bad_steps"])  # type: ignore[call-overload]
 
     def _forget(self, names: Iterable[str]) -> None:
-        """Drop the running averages of parameters: they belong to weights of another time."""
+        """Drop the optimizer's averages of parameters that begin to train or were put back."""
         for name in names:
             self.optimizer.state.pop(self._parameters[name], None)
 
@@ -238,7 +239,7 @@ class TrainStep:
         }
 
     def _seed_dropout(self, step: int) -> None:
-        """Let what is drawn from torch's own generators follow from the seed and the step.
+        """Seed torch's own generators from the seed and the step.
 
         `torch.manual_seed` would note a stack trace for each kind of device that is not in use.
         """
@@ -248,7 +249,7 @@ class TrainStep:
             torch.cuda.manual_seed_all(seed)
 
     def _own_noise(self) -> tuple[int, ...]:
-        """Return what makes dropout differ between processes; the first draws as if alone."""
+        """Return what makes dropout differ between processes; nothing for the first."""
         return (distributed.rank(),) if distributed.rank() else ()
 
     def _count(
@@ -286,7 +287,7 @@ class TrainStep:
         totals = {term: torch.zeros((), device=device) for term in present}
         if not present:
             return totals
-        # What averages gradients over processes is to sum them, and waits for those of all heads.
+        # DDP averages gradients where we want their sum, and it waits for those of all heads.
         processes = distributed.world_size()
         factors = {term: processes * weights[term] / counts[term] for term in present}
         if processes > 1:
@@ -307,7 +308,7 @@ class TrainStep:
         return dict(zip(totals, summed, strict=True))
 
     def _add_penalty(self) -> dict[str, Tensor]:
-        """Add the penalty's gradient, once a step however it is cut; return its value."""
+        """Add the penalty's gradient, once for all micro-batches; return its value."""
         if self._penalty is None:
             return {}
         value = self._penalty(self.model)

@@ -1,4 +1,4 @@
-"""The Ignite engine around the step, and what is attached to it.
+"""The Ignite engine around the step.
 
 One Ignite iteration is one optimizer step, so the iteration number is the only clock: rates,
 stages, evaluation, checkpoints and records all read it.

@@ -27,7 +27,7 @@ _RGBA = 4
 
 
 class SummaryWriter:
-    """A new event file in `folder`, after those that are there.
+    """Writes a new event file in `folder`, which readers take after the present ones.
 
     Args:
         folder: The folder of the run's event files; made when missing.

@@ -1,6 +1,6 @@
-"""A model in parts, one on each process: for models that are larger than the memory of one device.
+"""A sharded model, for models that are larger than the memory of one device.
 
-Torch's `fully_shard` cuts every tensor along its first dimension. A checkpoint holds the parts as
+Torch's `fully_shard` cuts every tensor along its first dimension. A checkpoint holds the shards as
 safetensors, written by all processes at once with `torch.distributed.checkpoint`; any number of
 processes can read it, one included. Its usual format is a pickle, which is never opened here.
 
@@ -34,15 +34,15 @@ from transfer_cli.engine.step import TrainStep
 from transfer_cli.model.transfer_model import TransferModel
 
 _MARK = "sharded tensor"
-"""Key of what stands in the plain state where a tensor lies in the parts."""
+"""Key that marks the place of a sharded tensor in the plain state."""
 
 
 def shard_model(model: TransferModel, device: torch.device) -> None:
-    """Leave this process a part of every tensor of the model, on its device.
+    """Leave this process a shard of every tensor of the model, on its device.
 
-    To be done with weights loaded and edits made, before the optimizer is built: parameters become
-    others, under the same names. A block's weights are gathered for its forward and its backward
-    pass and let go of in between.
+    Call it after weights are loaded and edits made, and before the optimizer is built: it replaces
+    the parameters, under the same names. A block's weights are gathered for its forward and its
+    backward pass, and resharded in between.
     """
     mesh = init_device_mesh(device.type, (world_size(),))
     for block in model.backbone.blocks:
@@ -51,7 +51,7 @@ def shard_model(model: TransferModel, device: torch.device) -> None:
 
 
 class Sharded:
-    """How processes call a model of which each has a part, as `parallel.Parallel` says."""
+    """Every process has a shard of the model (FSDP); see `replicated.Parallel`."""
 
     def __init__(self, model: TransferModel) -> None:
         self._model: Any = model
@@ -71,11 +71,11 @@ class Sharded:
         yield
 
 
-# --- checkpoints in parts ----------------------------------------------------------------------
+# --- checkpoints of shards ---------------------------------------------------------------------
 
 
 def save(folder: Path, model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the weights, and the tensors of a state of which there are parts; all processes do.
+    """Write the weights and the sharded tensors of a state; all processes call this.
 
     Returns:
         The state without those tensors: plain values and small tensors.
@@ -130,7 +130,7 @@ def _with_shards(value: Any, parts: Mapping[str, Tensor]) -> Any:
 
 
 def _empty_tensor(known: Any, like: DTensor | None) -> Tensor:
-    """Return zeros to read a tensor into: a part of it where the model is in parts."""
+    """Return zeros to read a tensor into: a shard of it where the model is sharded."""
     assert isinstance(known, TensorStorageMetadata)  # noqa: S101 - nothing else is in safetensors
     size, kind = known.size, known.properties.dtype
     if like is None:
@@ -140,7 +140,7 @@ def _empty_tensor(known: Any, like: DTensor | None) -> Tensor:
 
 
 def shard_state(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:
-    """Return the state of a step whose model was whole as that of one whose model is sharded."""
+    """Return the state of an unsharded step as the state of a sharded one."""
     order = [p for group in step.optimizer.param_groups for p in group["params"]]
     own = dict(step.model.named_parameters())
     optimizer, stages = state["optimizer"], state["stages"]
@@ -157,14 +157,14 @@ def shard_state(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:
 
 
 def _like(value: Any, parameter: Tensor | None) -> Any:
-    """Return a part of what has the parameter's shape; anything else, such as a count, as it is."""
+    """Return a shard of a tensor that has the parameter's shape, and anything else as it is."""
     if parameter is None or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
     return shard_like(value, parameter)
 
 
 def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return this process's part of a tensor that all processes have whole; itself if unsharded."""
+    """Return this process's shard of a full tensor; the tensor itself where `like` is unsharded."""
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)

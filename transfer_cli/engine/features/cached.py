@@ -7,7 +7,7 @@ The states are those of the tokens as they lie in the data: an objective that ch
 as masked language modelling, cannot use them.
 
 The states are the same in every run that starts from the same backbone, whatever its heads and
-rates are: the jobs of a sweep can share them (`engine.shared_states`).
+rates are: the jobs of a sweep can share them (`engine.features.shared_states`).
 
 Legend: N examples, B batch, T positions, R real tokens of all examples, K kept layers, D width.
 """
