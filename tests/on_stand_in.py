@@ -27,15 +27,15 @@ from transfer_cli.adaptation.edits import Adapters, Edit, FreshTop, LoRA, MixLay
 from transfer_cli.adaptation.penalties import EWC, L2SP, Penalty, Start
 from transfer_cli.adaptation.plans import Plan
 from transfer_cli.cli import main
+from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
-from transfer_cli.data.steps import Order
-from transfer_cli.engine.evaluate import EachExample, evaluate, logits, samples
-from transfer_cli.engine.features import CachedFeatures
+from transfer_cli.data.sampler import StepSampler
+from transfer_cli.data.split import Dataset, Split
+from transfer_cli.engine.evaluate import EachExample, evaluate, samples
+from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.split import Dataset, Split
 from transfer_cli.engine.step import Loss
-from transfer_cli.engine.train import StepLoader, Stream
 from transfer_cli.generation.decoding import NextToken, go_on
 from transfer_cli.generation.sampling import Draws, Sampling
 from transfer_cli.objectives.base import Objective
@@ -235,10 +235,10 @@ def _(device: torch.device) -> list[float]:
     ]
     run = begun(losses[0].objective, device, losses=losses)
     data = {"main": run.data, "text": tiny.blocks(tokens=1100)}
-    streams = {name: Stream(each, Order(len(each), 8, 0)) for name, each in data.items()}
+    streams = {name: Stream(each, StepSampler(len(each), 8, 0)) for name, each in data.items()}
     sizes = {name: len(each) for name, each in data.items()}
     mixture = Mixture(sizes, total=6, steps_per_epoch=3, seed=1)
-    loader = StepLoader(streams, 8, lambda: 0, mixture)
+    loader = StepDataLoader(streams, 8, lambda: 0, mixture)
     return [float(run.step(loader.at(step), step).total) for step in range(6)]
 
 
@@ -381,7 +381,7 @@ def _(device: torch.device) -> Any:
 def _(device: torch.device) -> list[Tensor]:
     run = begun(objective := Classification(), device)
     precision = run.recipe.precision
-    return list(logits(run.step.model, objective, run.data, batch=8, precision=precision))
+    return list(predictions(run.step.model, objective, run.data, batch=8, precision=precision))
 
 
 @case("text that goes on, with the cache and without it", "NextToken.__call__", "go_on")
