@@ -57,6 +57,11 @@ class Adaptation:
     schedule_per: Literal["run", "stage"] = "run"
     store: Literal["all", "trained", "merged"] = "all"
 
+    @property
+    def uses_weight_decay(self) -> bool:
+        """Whether the optimizer's weight decay applies: some penalties replace it."""
+        return self.penalty is None or not self.penalty.replaces_weight_decay
+
     def spans(
         self, groups: Sequence[LayerGroup], total: int, steps_per_epoch: int
     ) -> tuple[Span, ...]:

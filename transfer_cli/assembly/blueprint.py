@@ -36,7 +36,7 @@ from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_g
 from transfer_cli.model.weights import LoadReport, load_pretrained
 from transfer_cli.objectives.base import Facts, declared_metrics
 from transfer_cli.objectives.source_distillation import SourceDistillation
-from transfer_cli.optim.groups import Rates
+from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.seeds import derive
 
 
@@ -64,7 +64,7 @@ class Blueprint:
 
     Args:
         adaptation: What is added, what trains when, what pulls back.
-        rates: The learning rate of every group at every step.
+        lr_scheduler: Sets the learning rate of every parameter group at every step.
         start: What the run starts from; None for a fresh model.
         tensors: The weights of that, on the meta device for a plan; None for fresh ones, and once
             nobody needs them any more.
@@ -85,7 +85,7 @@ class Blueprint:
     """
 
     adaptation: Adaptation
-    rates: Rates
+    lr_scheduler: LRScheduler
     start: Pretrained | None
     tensors: Mapping[str, Tensor] | None
     data: RunData
@@ -139,7 +139,8 @@ def draw(
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start)
     sizes = _sizes(config, data.counts)
-    rates = Rates(lr, schedule, sizes.total_steps, per_stage=adaptation.schedule_per == "stage")
+    per_stage = adaptation.schedule_per == "stage"
+    lr_scheduler = LRScheduler(lr, schedule, sizes.total_steps, per_stage=per_stage)
 
     tensors = None
     if start is not None and _inherits(config, start):
@@ -161,10 +162,10 @@ def draw(
     if made.report is not None:
         check_fresh(made.fresh, spans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
-    parameter_groups(made.model, groups, adaptation)
+    parameter_groups(made.model, groups, adaptation.layer_scale)
     return Blueprint(
         adaptation=adaptation,
-        rates=rates,
+        lr_scheduler=lr_scheduler,
         start=start,
         tensors=tensors,
         data=data,
@@ -180,7 +181,7 @@ def draw(
         sharded=sharded,
         metrics=metrics,
         monitor=monitor,
-        warnings=_warmup_problem(rates, spans),
+        warnings=_warmup_problem(lr_scheduler, spans),
     )
 
 
@@ -279,16 +280,16 @@ def _of_these_labels(
     }
 
 
-def _warmup_problem(rates: Rates, spans: tuple[Span, ...]) -> tuple[str, ...]:
+def _warmup_problem(lr_scheduler: LRScheduler, spans: tuple[Span, ...]) -> tuple[str, ...]:
     """Say what is wrong with a warm-up that is as long as what it warms up.
 
     Such a run works, at rates below the one that was asked for.
     """
-    whole = [("the run", rates.total)]
-    if rates.per_stage:
+    whole = [("the run", lr_scheduler.total)]
+    if lr_scheduler.per_stage:
         whole = [(f"stage {n + 1}", span.end - span.begin) for n, span in enumerate(spans)]
     for what, steps in whole:
-        warmup = rates.schedule.warmup_steps(steps)
+        warmup = lr_scheduler.schedule.warmup_steps(steps)
         if warmup >= steps > 1:
             return (
                 f"schedule.warmup: its {warmup} steps are as long as {what}, which has {steps}; "

@@ -63,12 +63,12 @@ def fact(name: str, text: str) -> Entry:
 
 def _rates(blueprint: Blueprint, span: Span) -> list[tuple[str, str]]:
     """Return each run of neighbouring groups that train at the same rates, and those rates."""
-    rates = blueprint.rates
+    scheduler = blueprint.lr_scheduler
     # Thousands of steps in between: the peak of a warm-up is looked for in steps near its end too.
-    ahead = rates.schedule.warmup_steps(rates.total)
+    ahead = scheduler.schedule.warmup_steps(scheduler.total)
     looked_at = {*np.linspace(span.begin, span.end - 1, 2000).astype(int).tolist(), ahead - 1}
     course = [
-        rates.at(step, begin=span.begin, end=span.end, factor=span.rate)
+        scheduler.get_lr(step, begin=span.begin, end=span.end, factor=span.rate)
         for step in sorted(looked_at)
         if span.begin <= step < span.end
     ]

@@ -133,11 +133,17 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallel(model, losses, precision.device, sharded=plan.sharded)
     _compile(model, config.loop, precision.device, command)
+    groups = parameter_groups(
+        model,
+        plan.groups,
+        plan.adaptation.layer_scale,
+        weight_decay=plan.adaptation.uses_weight_decay,
+    )
     step = TrainStep(
         model,
         losses,
-        build_optimizer(config.optimizer, parameter_groups(model, plan.groups, plan.adaptation)),
-        plan.rates,
+        build_optimizer(config.optimizer, groups),
+        plan.lr_scheduler,
         stages,
         groups=plan.groups,
         seed=config.seed,

@@ -21,7 +21,7 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.engine.train import Progress, StepLoader, Stream, build_trainer, report_of
 from transfer_cli.errors import DivergedError, RunError
-from transfer_cli.optim.groups import Rates
+from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Schedule
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def run_range(
         step.model, [Span(0, steps, step.stages.ever_trains)], frozen_eval=frozen_eval
     )
     # As in any run, the step sets its rates from its number; the finder counts up to the same ones.
-    step.rates = Rates(1.0, growth, steps)
+    step.lr_scheduler = LRScheduler(1.0, growth, steps)
     scales = [group["scale"] for group in step.optimizer.param_groups]
     trainer = build_trainer(step, Progress())
     losses: list[float] = []

@@ -19,7 +19,7 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import DivergedError
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
-from transfer_cli.optim.groups import Rates
+from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.seeds import ExampleNoise, derive
 
 _SHOWN_EXAMPLES = 16
@@ -109,7 +109,7 @@ class TrainStep:
         model: What trains.
         losses: What for.
         optimizer: Built once, with a group for each layer group.
-        rates: The rate of each group at each step.
+        lr_scheduler: Sets the learning rate of each parameter group.
         stages: Which weights train at each step.
         seed: Of everything random.
         precision: Of the forward pass.
@@ -124,7 +124,7 @@ class TrainStep:
         model: TransferModel,
         losses: Sequence[Loss],
         optimizer: Optimizer,
-        rates: Rates,
+        lr_scheduler: LRScheduler,
         stages: Stages,
         *,
         groups: Sequence[LayerGroup],
@@ -138,7 +138,7 @@ class TrainStep:
         self.model = model
         self.losses = tuple(losses)
         self.optimizer = optimizer
-        self.rates = rates
+        self.lr_scheduler = lr_scheduler
         self.stages = stages
         self.bad_steps = 0
         self._forward = parallel or Alone(model)
@@ -174,7 +174,9 @@ class TrainStep:
             self._forward.enter_stage()
             self._wrapped_in = self.stages.current
         stage = self.stages.clock(step)
-        self.rates.set(self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate)
+        self.lr_scheduler.set_lr(
+            self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate
+        )
         self._seed_dropout(step)
         ready = [self._prepare(micro, step) for micro in micro_batches]
         counts, tokens, examples = self._count(ready, micro_batches)
