@@ -1,4 +1,4 @@
-"""`transfer fill`: what a masked language model would put into the gaps of a text."""
+"""`transfer fill`: fill gaps in a text with a masked language model."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import PretrainConfig
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.generation.filling import Around, Candidate, fill, filled, with_gaps
+from transfer_cli.generation.filling import Around, Candidate, encode_with_gaps, fill, fill_in
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, Table, show
@@ -25,7 +25,7 @@ def fill_gaps(config: DictConfig) -> None:
     trained = open_trained(config.run, precision, config.base)
     _check_objective(trained, config.run)
     tokenizer = trained.start.tokenizer
-    tokens = with_gaps(text, tokenizer, _around(trained))
+    tokens = encode_with_gaps(text, tokenizer, _around(trained))
     positions = trained.start.description.shape.positions
     if tokenizer.mask not in tokens:
         raise ConfigError("text: has no gap; write [MASK] where a word is missing")
@@ -36,7 +36,7 @@ def fill_gaps(config: DictConfig) -> None:
         )
     with torch.inference_mode(), precision.context():
         found = fill(trained.model, tokenizer, tokens, config.top)
-    best = filled(text, tokenizer, [candidates[0] for candidates in found])
+    best = fill_in(text, tokenizer, [candidates[0] for candidates in found])
     if config.output != STANDARD_OUTPUT:
         show(_page(found, best))
     if config.output is not None:

@@ -7,8 +7,8 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.adaptation.edits import LoRA
 from transfer_cli.errors import RunError
-from transfer_cli.generation.decoding import NextToken, go_on
-from transfer_cli.generation.sampling import Draws, Sampling
+from transfer_cli.generation.decoding import DecoderStep, generate
+from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.key_values import KeyValues
 from transfer_cli.model.readout import ScalarMix
@@ -47,10 +47,10 @@ def written(model, *, cached, rows=1, most=20, sampling=None, seed=0, prompt=PRO
         return True
 
     with torch.inference_mode():
-        go_on(
-            NextToken(model, rows=rows, room=len(prompt) + most, cached=cached), prompt,
-            most=most, sampling=sampling or Sampling(), draws=Draws(seed, rows),
-            allowed_V=ORDINARY_V, take=take,
+        generate(
+            DecoderStep(model, rows=rows, max_length=len(prompt) + most, use_cache=cached), prompt,
+            max_new_tokens=most, sampling=sampling or Sampling(), sampler=TokenSampler(seed, rows),
+            allowed_V=ORDINARY_V, on_tokens=take,
         )  # fmt: skip
     assert len(steps) == most
     return torch.tensor(steps).T.tolist()
@@ -109,9 +109,9 @@ def test_the_taker_ends_the_text():
         taken.append(tokens_B)
         return len(taken) < 3
 
-    go_on(
-        NextToken(lively_model(), rows=1, room=30, cached=True), PROMPT, most=20,
-        sampling=Sampling(), draws=Draws(0, 1), allowed_V=ORDINARY_V, take=take,
+    generate(
+        DecoderStep(lively_model(), rows=1, max_length=30, use_cache=True), PROMPT,
+        max_new_tokens=20, sampling=Sampling(), sampler=TokenSampler(0, 1), allowed_V=ORDINARY_V, on_tokens=take,
     )  # fmt: skip
 
     assert len(taken) == 3
