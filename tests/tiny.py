@@ -209,7 +209,7 @@ def train_step(
         losses = [Loss("main", losses)]
     groups = layer_groups(trained, recipe.inherited)
     chosen = Adaptation(recipe.plan, recipe.layer_scale, frozen_eval=recipe.frozen_eval)
-    spans = chosen.spans(groups, recipe.total, epoch)
+    spans = chosen.plan_stages(groups, recipe.total, epoch)
     made = parameter_groups(trained, groups, recipe.layer_scale)
     return TrainStep(
         trained,

@@ -199,7 +199,7 @@ def _watching(watched):
 
     def made(config, command):
         parts = build_run(config, command)
-        watched.inherited, watched.spans = parts.blueprint.inherited, parts.blueprint.spans
+        watched.inherited, watched.spans = parts.blueprint.inherited, parts.blueprint.stage_plans
         return parts
 
     def step(self, batches, number):

@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from transfer_cli.adaptation.adaptation import Adaptation, Span, check_fresh
+from transfer_cli.adaptation.adaptation import Adaptation, StagePlan, check_fresh
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import RunData, count_of
 from transfer_cli.assembly.init_from import Pretrained, open_start
@@ -75,7 +75,7 @@ class Blueprint:
         inherited: Names of the parameters that did.
         edits: Config nodes of all that was added to the network, by name.
         groups: Layer groups, from the bottom to the top.
-        spans: The stages.
+        stage_plans: The stages.
         sizes: How long.
         precision: With the device.
         sharded: Whether each process is to hold only a part of each tensor of the model.
@@ -95,7 +95,7 @@ class Blueprint:
     inherited: frozenset[str]
     edits: dict[str, Any]
     groups: list[LayerGroup]
-    spans: tuple[Span, ...]
+    stage_plans: tuple[StagePlan, ...]
     sizes: Sizes
     precision: Precision
     sharded: bool
@@ -158,9 +158,9 @@ def draw(
     if adaptation.penalty is not None:
         adaptation.penalty.check(made.inherited)
     groups = layer_groups(made.model, made.inherited)
-    spans = adaptation.spans(groups, sizes.total_steps, sizes.steps_per_epoch)
+    stage_plans = adaptation.plan_stages(groups, sizes.total_steps, sizes.steps_per_epoch)
     if made.report is not None:
-        check_fresh(made.fresh, spans)
+        check_fresh(made.fresh, stage_plans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(made.model, groups, adaptation.layer_scale)
     return Blueprint(
@@ -175,13 +175,13 @@ def draw(
         inherited=made.inherited,
         edits=made.edits,
         groups=groups,
-        spans=spans,
+        stage_plans=stage_plans,
         sizes=sizes,
         precision=precision,
         sharded=sharded,
         metrics=metrics,
         monitor=monitor,
-        warnings=_warmup_problem(lr_scheduler, spans),
+        warnings=_warmup_problem(lr_scheduler, stage_plans),
     )
 
 
@@ -280,14 +280,16 @@ def _of_these_labels(
     }
 
 
-def _warmup_problem(lr_scheduler: LRScheduler, spans: tuple[Span, ...]) -> tuple[str, ...]:
+def _warmup_problem(
+    lr_scheduler: LRScheduler, stage_plans: tuple[StagePlan, ...]
+) -> tuple[str, ...]:
     """Say what is wrong with a warm-up that is as long as what it warms up.
 
     Such a run works, at rates below the one that was asked for.
     """
     whole = [("the run", lr_scheduler.total)]
     if lr_scheduler.per_stage:
-        whole = [(f"stage {n + 1}", span.end - span.begin) for n, span in enumerate(spans)]
+        whole = [(f"stage {n + 1}", stage.end - stage.begin) for n, stage in enumerate(stage_plans)]
     for what, steps in whole:
         warmup = lr_scheduler.schedule.warmup_steps(steps)
         if warmup >= steps > 1:

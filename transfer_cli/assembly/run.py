@@ -118,7 +118,7 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
     model, losses, precision = plan.model, plan.losses, plan.precision
     _place(model, config.loop, precision.device, sharded=plan.sharded)
 
-    stages = Stages(model, plan.spans, frozen_eval=plan.adaptation.frozen_eval)
+    stages = Stages(model, plan.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
     pinned = [loss.objective.settle(model, stages.ever_trains) for loss in losses]
     # On the device, and before a resume loads other weights: some keep a copy.
     for loss in losses:

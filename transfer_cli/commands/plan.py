@@ -50,8 +50,8 @@ def _memory_text(config: DictConfig, blueprint: Blueprint) -> str:
     """Return an estimate of the memory that training takes, and what it is made of."""
     chosen = blueprint.adaptation
     sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
-    ever = frozenset[str]().union(*(span.trains for span in blueprint.spans))
-    at_once = max(sum(sizes[name] for name in span.trains) for span in blueprint.spans)
+    ever = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
+    at_once = max(sum(sizes[name] for name in stage.trains) for stage in blueprint.stage_plans)
     moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
     copies = 0
     if chosen.penalty is not None:
@@ -80,7 +80,7 @@ def _memory_text(config: DictConfig, blueprint: Blueprint) -> str:
 
 def _lowest_that_trains(blueprint: Blueprint) -> int:
     """Return the number of the lowest block that gradients have to pass through."""
-    ever = frozenset[str]().union(*(span.trains for span in blueprint.spans))
+    ever = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
     found = [
         int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
         for group in blueprint.groups

@@ -15,7 +15,7 @@ import numpy as np
 from ignite.engine import Engine, Events
 from ignite.handlers import FastaiLRFinder
 
-from transfer_cli.adaptation.adaptation import Span
+from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import TrainStep
@@ -106,7 +106,7 @@ def run_range(
         RunError: The loss exploded before there was a curve.
     """
     step.stages = Stages(
-        step.model, [Span(0, steps, step.stages.ever_trains)], frozen_eval=frozen_eval
+        step.model, [StagePlan(0, steps, step.stages.ever_trains)], frozen_eval=frozen_eval
     )
     # As in any run, the step sets its rates from its number; the finder counts up to the same ones.
     step.lr_scheduler = LRScheduler(1.0, growth, steps)

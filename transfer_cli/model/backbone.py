@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transfer_cli.model.block import RESIDUALS, Block
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.key_values import KeyValues
-from transfer_cli.model.new_rows import NewRows
+from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.norms import NORMS, build_norm
 from transfer_cli.model.patterns import PATTERNS
 from transfer_cli.model.positions import POSITIONS, count_positions
@@ -37,7 +37,7 @@ class Backbone(nn.Module):
         MemoryError: This machine cannot hold its weights.
     """
 
-    new_rows: NewRows | None
+    new_rows: AddedRows | None
     """What an adaptation adds to the embeddings of a few tokens; nothing at birth."""
 
     def __init__(self, shape: BackboneShape, vocabulary: int) -> None:

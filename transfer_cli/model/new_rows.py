@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transfer_cli.model.added import Added
 
 
-class NewRows(Added):
+class AddedRows(Added):
     """What is added to the embeddings of a few tokens: zero at birth.
 
     Only the input changes. A tied output table, which is the token embedding, does not.

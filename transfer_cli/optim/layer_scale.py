@@ -43,8 +43,8 @@ class Geometric:
     """Each group learns `factor` times slower than the one above it.
 
     Args:
-        factor: Ratio of neighbouring groups' learning rates. The paper has 2.6 for five groups; with
-            12 to 16 blocks that freezes the bottom in practice, and 1.1 to 1.25 is common.
+        factor: Ratio of neighbouring groups' learning rates. The paper has 2.6 for five groups;
+            with 12 to 16 blocks that freezes the bottom in practice, and 1.1 to 1.25 is common.
     """
 
     factor: float = 1.2
