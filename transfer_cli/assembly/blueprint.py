@@ -31,7 +31,7 @@ from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.meta import without_weights
+from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import LoadReport, load_pretrained
 from transfer_cli.objectives.base import Facts, declared_metrics

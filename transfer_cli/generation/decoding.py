@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transfer_cli.errors import RunError
 from transfer_cli.generation.sampling import Sampling, TokenSampler
-from transfer_cli.model.key_values import KeyValues
+from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.language_model import HEAD
 
@@ -30,7 +30,7 @@ class DecoderStep:
     ) -> None:
         self._model = model
         self._rows = rows
-        self._kv_cache = KeyValues(len(model.backbone.blocks), max_length) if use_cache else None
+        self._kv_cache = KVCache(len(model.backbone.blocks), max_length) if use_cache else None
         self._read_BT: Tensor | None = None
 
     def __call__(self, tokens: Sequence[Sequence[int]]) -> Tensor:

@@ -46,7 +46,7 @@ def layer_shares(model: TransferModel) -> list[float] | None:
     """Return how much each layer counts in a learnt mix, from the embeddings up; None without."""
     if not isinstance(model.readout, ScalarMix):
         return None
-    return [round(share, 6) for share in model.readout.shares().tolist()]
+    return [round(share, 6) for share in model.readout.layer_weights().tolist()]
 
 
 def peak_memory(device: torch.device) -> int:
