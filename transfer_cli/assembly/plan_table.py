@@ -5,7 +5,7 @@ import numpy as np
 from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.model.transfer_model import LayerGroup
-from transfer_cli.terminal import BLANK, Block, Entry, Page, Piece, Pieces
+from transfer_cli.terminal import BLANK, Entry, Page, Piece, Pieces, Renderable
 
 _COLUMN = 52
 """Where groups and their rates stand beside a stage's steps."""
@@ -26,7 +26,7 @@ def plan_page(blueprint: Blueprint, batch: int) -> Page:
     sizes = blueprint.sizes
     steps = f"{sizes.total_steps:,} steps"
     titles = f"{'stage':5}  {'steps':>15}  {'parameters that train':>26}"
-    blocks: list[Block] = [
+    blocks: list[Renderable] = [
         _below(
             [
                 Piece(steps, "heading"),
@@ -100,13 +100,13 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
     ]
 
 
-def _tensors(blueprint: Blueprint) -> list[Block]:
+def _tensors(blueprint: Blueprint) -> list[Renderable]:
     report = blueprint.report
     if report is None:
         return [fact("tensors", "all new")]
     parameters = [name for name, _ in blueprint.model.named_parameters()]
     new = [name for name in parameters if name not in blueprint.inherited]
-    blocks: list[Block] = [fact("tensors", f"{len(blueprint.inherited)} from the checkpoint")]
+    blocks: list[Renderable] = [fact("tensors", f"{len(blueprint.inherited)} from the checkpoint")]
     for what, names in (("new", new), ("dropped", list(report.dropped))):
         if names:
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

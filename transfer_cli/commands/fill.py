@@ -14,7 +14,7 @@ from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.generation.filling import Around, Candidate, encode_with_gaps, fill, fill_in
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, Table, show
+from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, TextTable, print_out
 
 
 def fill_gaps(config: DictConfig) -> None:
@@ -38,7 +38,7 @@ def fill_gaps(config: DictConfig) -> None:
         found = fill(trained.model, tokenizer, tokens, config.top)
     best = fill_in(text, tokenizer, [candidates[0] for candidates in found])
     if config.output != STANDARD_OUTPUT:
-        show(_page(found, best))
+        print_out(_page(found, best))
     if config.output is not None:
         write_json_lines(config.output, [_row(text, found, best)])
 
@@ -79,7 +79,7 @@ def _page(found: Sequence[Sequence[Candidate]], best: str) -> Page:
             name = Piece(each.text or each.token, "name" if place == 0 else "")
             gap = [str(number) if place == 0 else ""] if several else []
             rows.append([*gap, name, f"{each.probability:.4f}"])
-    table = Table([Column("gap", right=True), *columns] if several else columns, rows)
+    table = TextTable([Column("gap", right=True), *columns] if several else columns, rows)
     return Page(table, BLANK, Line(Piece(" ".join(best.splitlines()))))
 
 

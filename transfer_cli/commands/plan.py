@@ -13,7 +13,7 @@ from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.plan_table import fact, plan_page
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.terminal import show
+from transfer_cli.terminal import print_out
 
 FLOAT = 4
 """Bytes of a number in float32."""
@@ -38,12 +38,12 @@ def plan(config: DictConfig, command: str) -> None:
     blueprint = draw(config, command, typed, device="meta")
     for loss in blueprint.losses:
         loss.objective.start(blueprint.model, blueprint.inherited)
-    show(plan_page(blueprint, config.loop.batch))
+    print_out(plan_page(blueprint, config.loop.batch))
     for warning in blueprint.warnings:
-        show(fact("warning", warning))
-    show(fact("memory", _memory_text(config, blueprint)))
+        print_out(fact("warning", warning))
+    print_out(fact("memory", _memory_text(config, blueprint)))
     if config.plan.steps is not None:
-        show(fact("time", _time_text(config, command, typed)))
+        print_out(fact("time", _time_text(config, command, typed)))
 
 
 def _memory_text(config: DictConfig, blueprint: Blueprint) -> str:

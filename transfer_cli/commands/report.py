@@ -16,7 +16,7 @@ from transfer_cli.report.model import RUNNING, Report
 from transfer_cli.report.tables import as_page
 from transfer_cli.runs.directory import RunDirectory, write_text
 from transfer_cli.runs.sweep import SweepDirectory
-from transfer_cli.terminal import Line, is_colourful, say, show
+from transfer_cli.terminal import Line, is_colourful, print_err, print_out
 
 STDOUT = "-"
 
@@ -55,13 +55,13 @@ def report(words: list[str]) -> None:
     )
     written = {name: FORMATS[name][0](made) for name in targets}
     if STDOUT not in targets.values():
-        show(as_page(made, _width()))
+        print_out(as_page(made, _width()))
     for name, text in written.items():
         if targets[name] == STDOUT:
             sys.stdout.write(text)
         else:
             write_text(Path(targets[name]).expanduser(), text)
-            say(Line(f"{name}: {targets[name]}"))
+            print_err(Line(f"{name}: {targets[name]}"))
 
 
 def _check_ended(found: Found) -> None:

@@ -6,7 +6,17 @@ from pathlib import Path
 from transfer_cli.report import words
 from transfer_cli.report.model import Report, Standing, Task
 from transfer_cli.report.rows import BEST, Rows, apart, explanations, rows, split_of, unfinished
-from transfer_cli.terminal import BLANK, Block, Column, Entry, Line, Page, Piece, Style, Table
+from transfer_cli.terminal import (
+    BLANK,
+    Column,
+    Entry,
+    Line,
+    Page,
+    Piece,
+    Renderable,
+    Style,
+    TextTable,
+)
 
 MOST_ERRORS = 5
 """Shared errors that are shown."""
@@ -25,19 +35,21 @@ def as_page(report: Report, width: int | None) -> Page:
     """
     why = apart(report)
     in_tables = {(run.sweep, run.number) for task in report.tasks for run in task.runs}
-    parts: list[list[Block]] = [
+    parts: list[list[Renderable]] = [
         *(list(_standing(each, in_tables)) for each in report.standings),
         [] if why is None else [Line(why)],
         *(list(_task(each, width)) for each in report.tasks),
         list(_problems(report)),
     ]
-    blocks: list[Block] = []
+    blocks: list[Renderable] = []
     for part in filter(None, parts):
         blocks += [BLANK, *part] if blocks else part
     return Page(*blocks)
 
 
-def _standing(found: Standing, in_tables: Set[tuple[Path | None, int | None]]) -> Iterator[Block]:
+def _standing(
+    found: Standing, in_tables: Set[tuple[Path | None, int | None]]
+) -> Iterator[Renderable]:
     """Yield where a sweep stands, and what failed without a place in a table."""
     counts = [
         Piece(f"{found.done} done", "good"),
@@ -68,7 +80,7 @@ def _to_go(found: Standing) -> str:
     return time if found.running else f", and nobody is at work on it{time}"
 
 
-def _task(task: Task, width: int | None) -> Iterator[Block]:
+def _task(task: Task, width: int | None) -> Iterator[Renderable]:
     yield Line(Piece(task.name, "heading"), f": {_size(task)}")
     found = rows(task)
     shown, left_out = _fitting(found, width)
@@ -80,7 +92,7 @@ def _task(task: Task, width: int | None) -> Iterator[Block]:
         mark = f"{BEST} " if best else "  "
         table.append([Piece(mark + first, style), Piece(measured, "mark" if best else ""), *others])
     columns = [Column(f"  {titles[0]}"), *(Column(title, right=True) for title in titles[1:])]
-    yield Table(columns, table)
+    yield TextTable(columns, table)
     lines = [*explanations(task)]
     if left_out:
         lines.append(f"not shown here, for want of room: {', '.join(left_out)}")
@@ -109,7 +121,7 @@ def _size(task: Task) -> str:
     return f"{words.several(runs, 'run')} in {words.several(groups, 'group')}{by}"
 
 
-def _unfinished(task: Task) -> Iterator[Block]:
+def _unfinished(task: Task) -> Iterator[Renderable]:
     found = list(unfinished(task))
     if found:
         yield Line("  came to nothing, or not to an end:")
@@ -118,7 +130,7 @@ def _unfinished(task: Task) -> Iterator[Block]:
         yield Entry([f"    {run.name}  "], [own, Piece(what, "bad")], 24)
 
 
-def _errors(task: Task) -> Iterator[Block]:
+def _errors(task: Task) -> Iterator[Renderable]:
     if task.errors:
         most = f", the first {MOST_ERRORS}" if len(task.errors) > MOST_ERRORS else ""
         yield Line(f"  wrong in most runs ({split_of(task)}{most}):")
@@ -134,6 +146,6 @@ def _errors(task: Task) -> Iterator[Block]:
         )
 
 
-def _problems(report: Report) -> Iterator[Block]:
+def _problems(report: Report) -> Iterator[Renderable]:
     for line in report.problems:
         yield Line(Piece("not shown:", "warning"), f" {line}")

@@ -27,7 +27,7 @@ from transfer_cli.model.weights import load_pretrained
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.directory import writing
-from transfer_cli.terminal import Entry, Page, Piece, show
+from transfer_cli.terminal import Entry, Page, Piece, print_out
 
 FORMATS = ("hf", "onnx")
 
@@ -57,7 +57,9 @@ def export(config: DictConfig) -> None:
             partial.replace(to)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    show(Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items())))
+    print_out(
+        Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items()))
+    )
 
 
 def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
