@@ -31,7 +31,7 @@ from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.split import Dataset, Split
-from transfer_cli.engine.evaluate import EachExample, evaluate, predictions, samples
+from transfer_cli.engine.evaluation import EachExample, evaluate, predictions, samples
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
@@ -64,11 +64,11 @@ WAITS = {
     # What is stored.
     "model.weights.backbone_hash": "a digest of weights",
     "runs.checkpoint._write_state": "a checkpoint",
-    "training.checkpoints.Keeping.tensors": "weights",
+    "training.checkpoints.CheckpointWriter.tensors": "weights",
     # An evaluation, batch by batch.
-    "engine.evaluate.EachExample.note": "what became of each example",
-    "engine.evaluate.row_by_row": "what was predicted of each example",
-    "engine.evaluate.Sums.update": "sums over batches, in float64 on the host",
+    "engine.evaluation.EachExample.note": "what became of each example",
+    "engine.evaluation.row_by_row": "what was predicted of each example",
+    "engine.evaluation.Sums.update": "sums over batches, in float64 on the host",
     "objectives.classification.Classification.samples": "predictions for people to look at",
     "objectives.classification.Classification.tallies": "bincount asks for the largest number; the "
     "sums of the batch are read right after",
@@ -76,7 +76,7 @@ WAITS = {
     "there are never more logits than one text's",
     "objectives.language_model.LanguageModel.samples": "predictions for people to look at",
     # Answers.
-    "engine.evaluate.predictions": "predictions, which are written on the host",
+    "engine.evaluation.predictions": "predictions, which are written on the host",
     "generation.decoding.DecoderStep.__call__": "tokens that were typed, or drawn on the host",
     "generation.decoding.generate": "the next token is drawn on the host: a seed means the same "
     "on any device",
@@ -214,7 +214,7 @@ def _evaluated(name: str, device: torch.device) -> Any:
     scores = evaluate(model, objective, split, batch=8, precision=precision, each=each)
     shown = samples(model, objective, split, count=3, precision=precision)
     outcomes = [(each.index, each.loss, each.targets) for each in each.gathered()]
-    return run.losses, scores.measures["loss"], outcomes, [(s.tokens, s.wanted) for s in shown]
+    return run.losses, scores.measures["loss"], outcomes, [(s.tokens, s.target) for s in shown]
 
 
 for _name, (_make, _, _) in OBJECTIVES.items():
@@ -383,7 +383,7 @@ def _(device: torch.device) -> Any:
     return run.go().losses, every.batch(np.arange(8))["states"]
 
 
-@case("predicted labels", "evaluate.predictions")
+@case("predicted labels", "evaluation.predictions")
 def _(device: torch.device) -> list[Tensor]:
     run = begun(objective := Classification(), device)
     precision = run.recipe.precision
@@ -437,7 +437,8 @@ def transfer(*words: object) -> str:
 
 
 TRAINED = (
-    READ, "attach_metrics_logger", "run._place", "load_strictly", "_write_state", "Keeping.tensors",
+    READ, "attach_metrics_logger", "run._place", "load_strictly", "_write_state",
+    "CheckpointWriter.tensors",
     "EachExample.note", "row_by_row", "Sums.update", "Classification.samples",
     "Classification.tallies",
     "LanguageModel.outcomes", "LanguageModel.samples", "finished_run._open",
@@ -447,7 +448,7 @@ TRAINED = (
 @case(
     "commands: a causal model", *TRAINED, "EWC.start", "Source.model", "fisher_of",
     "TrainStep.load_state_dict", "backbone_hash", "DecoderStep.__call__", "generate",
-    "evaluate.predictions",
+    "evaluation.predictions",
     on_host=False,
 )  # fmt: skip
 def _(device: torch.device) -> None:

@@ -19,20 +19,20 @@ from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
-from transfer_cli.data.split import Dataset, Split, TextFacts
+from transfer_cli.data.split import Dataset, Split, TextStats
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated, is_sharded
 from transfer_cli.engine.distributed.sharded import Sharded
-from transfer_cli.engine.evaluate import evaluate
+from transfer_cli.engine.evaluation import evaluate
+from transfer_cli.engine.loop import Progress, build_trainer, report_of, run_trainer
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, StepReport, TrainStep
-from transfer_cli.engine.train import Progress, build_trainer, report_of, run_trainer
 from transfer_cli.lengths import Length
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
-from transfer_cli.objectives.base import Facts, Objective
+from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Constant, Schedule
@@ -146,7 +146,7 @@ def preset(name: str, **changes: object) -> BackboneShape:
 
 
 def bound(objective: Objective) -> Objective:
-    objective.bind(Facts(VOCABULARY, LABELS))
+    objective.setup(TaskInfo(VOCABULARY, LABELS))
     return objective
 
 
@@ -294,9 +294,9 @@ def run(
 
 def measures(
     scored: TransferModel, objective: Objective, data: Dataset, batch: int = 8,
-    facts: TextFacts | None = None,
+    facts: TextStats | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    split = Split("validation", data, facts or TextFacts())
+    split = Split("validation", data, facts or TextStats())
     return evaluate(scored, objective, split, batch=batch, precision=FP32).measures
 
 

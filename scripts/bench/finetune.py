@@ -176,7 +176,7 @@ def score(arrive: Gate, words: Sequence[str], *, in_order: bool) -> None:
     """Score the test questions."""
     from dataclasses import replace
 
-    from transfer_cli.engine.evaluate import evaluate
+    from transfer_cli.engine.evaluation import evaluate
 
     parts = _parts(words)
     split = parts.data.splits["test"]

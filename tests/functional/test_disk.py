@@ -104,16 +104,16 @@ def test_a_disk_that_is_full_at_the_very_end_costs_no_step(
     transfer, spoilt, words, files_up_to, monkeypatch
 ):
     assert transfer(*words, "run.dir=whole").code == 0
-    from transfer_cli.training.checkpoints import Keeping
+    from transfer_cli.training.checkpoints import CheckpointWriter
 
-    write = Keeping.write_model
+    write = CheckpointWriter.write_model
 
     def fill(job, *args):
         files_up_to(1000)
         write(job, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Keeping, "write_model", fill)
+        patch.setattr(CheckpointWriter, "write_model", fill)
         ended = transfer(*words)
     files_up_to(None)
 

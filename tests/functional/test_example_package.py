@@ -17,7 +17,7 @@ from tests import tiny
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.batch import IGNORE
 from transfer_cli.model.weights import read_description
-from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.runs.records import read_metrics
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing.edits import check_edit
@@ -91,7 +91,7 @@ def test_the_own_objective_keeps_the_contract(mylab):
 
     batch = tiny.Questions(causal=False).batch(np.arange(8))
 
-    check_objective(SwappedNeighbours(rate=0.5), Facts(tiny.VOCABULARY), batch)
+    check_objective(SwappedNeighbours(rate=0.5), TaskInfo(tiny.VOCABULARY), batch)
 
 
 def test_the_own_plan_keeps_the_contract(mylab):

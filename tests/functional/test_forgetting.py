@@ -12,7 +12,7 @@ from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.split import Split
-from transfer_cli.engine.evaluate import evaluate
+from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 from transfer_cli.runs.records import read_metrics
 

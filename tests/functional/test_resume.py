@@ -14,7 +14,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from transfer_cli.runs import checkpoint
-from transfer_cli.training.trainer import Job
+from transfer_cli.training.trainer import Trainer
 
 pytestmark = pytest.mark.functional
 
@@ -360,7 +360,7 @@ def test_best_weights_found_after_the_checkpoint_are_not_the_best_yet(
     assert json.loads(Path("run/checkpoints/best/meta.json").read_text())["step"] == 4
 
     # On a machine that does not repeat its sums: nothing better is found any more.
-    monkeypatch.setattr(Job, "_measures", lambda job, name: {"loss": 1e9})
+    monkeypatch.setattr(Trainer, "_measures", lambda trainer, name: {"loss": 1e9})
     resumed = transfer("pretrain", "resume=run")
 
     assert resumed.code == 0, resumed.err

@@ -11,10 +11,10 @@ ROOT = Path(transfer_cli.__file__).parent
 MIRRORS = {"testing", "tasks"}
 """Folders whose modules are called as those that they test, or as the objective they go with."""
 
-CLASSES = {"Case", "Job", "NewRows", "Page", "Request", "Table", "Task"}
+CLASSES = {"Request"}
 """Classes that still share a name. It may only shrink: rename one, and take its name out."""
 
-MODULES = {"evaluate", "folder", "results", "train", "writing"}
+MODULES: set[str] = set()
 """Modules that still share a name. It may only shrink as well."""
 
 

@@ -34,7 +34,7 @@ from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import LoadReport, load_pretrained
-from transfer_cli.objectives.base import Facts, declared_metrics
+from transfer_cli.objectives.base import TaskInfo, declared_metrics
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.seeds import derive
@@ -145,10 +145,10 @@ def draw(
     tensors = None
     if start is not None and inherits(config, start):
         tensors = start.shapes() if device == "meta" else start.tensors()
-        if _is_same_task(start, config, data.facts):
-            asked["main"].objective.take_over(start.description.objective)
+        if _is_same_task(start, config, data.info):
+            asked["main"].objective.inherit_options(start.description.objective)
     losses = bind_losses(
-        asked, data.facts, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
+        asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
     metrics = declared_metrics({loss.name: loss.objective for loss in losses})
     monitor = require(config.loop.monitor, metrics, "loop.monitor")
@@ -262,20 +262,20 @@ def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
     return Sizes(dict(counts), epoch, total, mixture)
 
 
-def _is_same_task(start: Pretrained, config: DictConfig, facts: Mapping[str, Facts]) -> bool:
+def _is_same_task(start: Pretrained, config: DictConfig, info: Mapping[str, TaskInfo]) -> bool:
     """Return whether the run goes on with the very head that an earlier one trained."""
     own, description = config.objective.get("_target_"), start.description
-    return bool(start.task == facts["main"].task) and description.objective["_target_"] == own
+    return bool(start.task == info["main"].task) and description.objective["_target_"] == own
 
 
 def _of_these_labels(
-    tensors: Mapping[str, Tensor], start: Pretrained, facts: Mapping[str, Facts]
+    tensors: Mapping[str, Tensor], start: Pretrained, info: Mapping[str, TaskInfo]
 ) -> dict[str, Tensor]:
     """Leave out heads of other labels: that their shape fits by chance means nothing."""
-    same = start.task == facts["main"].task
-    tasks = [each for each in (start.task, *(fact.task for fact in facts.values())) if each]
-    refused = tuple(f"heads.{each.head}_" for each in tasks)
-    refused += () if same else tuple(f"heads.{each.head}." for each in tasks)
+    same = start.task == info["main"].task
+    tasks = [task for task in (start.task, *(each.task for each in info.values())) if task]
+    refused = tuple(f"heads.{task.head}_" for task in tasks)
+    refused += () if same else tuple(f"heads.{task.head}." for task in tasks)
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(refused)}
 
 
@@ -337,7 +337,7 @@ class _Made:
                 # What an earlier run added belongs to what it hands on.
                 before = dict(start.description.edits)
                 make_edits(model, before, data.tokenizer)
-                fitting = _of_these_labels(tensors, start, data.facts)
+                fitting = _of_these_labels(tensors, start, data.info)
                 report = load_pretrained(model, fitting, start.weights)
                 unused = {*(set(tensors) - set(fitting)), *start.dropped}
                 report = replace(report, dropped=tuple(sorted({*report.dropped, *unused})))

@@ -14,13 +14,13 @@ from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.data.fetch import writable_folder
-from transfer_cli.data.split import Split, TextFacts, some_of
+from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.tasks.base import Direction, Rows, Task, by_example, task_of
 
 SPLITS = ("train", "validation", "test")
@@ -48,9 +48,9 @@ class Prepared:
         """Names of classes or tags; of text, and of some tasks, none."""
         return () if self.task is None else self.task.labels
 
-    def facts(self, tokenizer: Tokenizer) -> Facts:
+    def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
-        return Facts(tokenizer, self.labels, task=self.task)
+        return TaskInfo(tokenizer, self.labels, task=self.task)
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class RunData:
     Args:
         tokenizer: Of all streams.
         counts: Training examples of each stream.
-        facts: What objectives learn of each stream.
+        info: What objectives learn of each stream.
         encode: Returns the streams, ready to train on and to score.
     """
 
     tokenizer: Tokenizer
     counts: Mapping[str, int]
-    facts: Mapping[str, Facts]
+    info: Mapping[str, TaskInfo]
     encode: Callable[[], dict[str, Prepared]]
 
 
@@ -81,7 +81,7 @@ def of_run(
     """
     if command == "pretrain":
         main, tokenizer = text(config, shape, start)
-        counts, facts = len(main.splits["train"].data), main.facts(tokenizer)
+        counts, info = len(main.splits["train"].data), main.info(tokenizer)
 
         def encode() -> Prepared:
             return main
@@ -95,7 +95,7 @@ def of_run(
         if found_task.makes_windows:  # how many rows there are shows when they are encoded
             encoded = task(labelled, found.length, tokenizer, shape)
             counts = len(encoded.splits["train"].data)
-        facts = Facts(tokenizer, found_task.labels, task=found_task)
+        info = TaskInfo(tokenizer, found_task.labels, task=found_task)
 
         def encode() -> Prepared:
             return encoded or task(labelled, found.length, tokenizer, shape)
@@ -105,7 +105,7 @@ def of_run(
     return RunData(
         tokenizer,
         {"main": counts} | sizes,
-        {"main": facts} | {name: part.facts(tokenizer) for name, part in others.items()},
+        {"main": info} | {name: part.info(tokenizer) for name, part in others.items()},
         lambda: {"main": encode()} | others,
     )
 
@@ -253,7 +253,7 @@ def _encoded(
     encoded = {name: encode_text(raw[name], tokenizer, cache) for name in SPLITS if name in raw}
     return Prepared(
         {
-            name: Split(name, TextBlocks(part, length, tokenizer.pad), text_facts(part))
+            name: Split(name, TextBlocks(part, length, tokenizer.pad), text_stats(part))
             for name, part in encoded.items()
         }
     )
@@ -269,9 +269,9 @@ def block_length(length: int | None, positions: int) -> int:
     return length or positions
 
 
-def text_facts(part: EncodedText) -> TextFacts:
+def text_stats(part: EncodedText) -> TextStats:
     """Return what perplexities need to know of a text."""
-    return TextFacts(words=part.num_words, size_bytes=part.num_bytes)
+    return TextStats(words=part.num_words, size_bytes=part.num_bytes)
 
 
 def task_tokenizer(config: DictConfig, data: LabelledData, start: Pretrained | None) -> Tokenizer:

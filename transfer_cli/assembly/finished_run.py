@@ -14,12 +14,12 @@ from transfer_cli.config.stored import read_stored
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError
-from transfer_cli.interop.folder import is_published
 from transfer_cli.interop.hub import HUB
+from transfer_cli.interop.published_folder import is_published
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import load_pretrained
-from transfer_cli.objectives.base import Facts, Objective
+from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.runs.directory import RunDirectory
 
 
@@ -80,7 +80,7 @@ def _open(config: DictConfig, start: Pretrained, precision: Precision) -> Traine
 def objective_of(start: Pretrained) -> Objective:
     """Return what a model was trained for, bound to its tokenizer and labels."""
     objective: Objective = build(start.description.objective, "objective", Objective)
-    objective.bind(Facts(start.tokenizer, start.description.labels, task=start.task))
+    objective.setup(TaskInfo(start.tokenizer, start.description.labels, task=start.task))
     return objective
 
 

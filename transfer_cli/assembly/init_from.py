@@ -13,8 +13,8 @@ from transfer_cli.assembly.model import make_edits
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.interop.folder import Published, is_published, open_folder
 from transfer_cli.interop.hub import HUB, fetch
+from transfer_cli.interop.published_folder import Published, is_published, open_folder
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel

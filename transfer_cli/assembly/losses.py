@@ -11,7 +11,7 @@ from transfer_cli.config.build import build
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import Facts, Objective
+from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
@@ -127,7 +127,7 @@ def objective_options(node: Any, key: str) -> dict[str, Any]:
 
 def bind_losses(
     asked: Mapping[str, Asked],
-    facts: Mapping[str, Facts],
+    info: Mapping[str, TaskInfo],
     *,
     total_steps: int,
     steps_per_epoch: int,
@@ -136,14 +136,14 @@ def bind_losses(
 
     Args:
         asked: What the config asks for.
-        facts: What each stream's data is.
+        info: What each stream's data is.
         total_steps: Of the run, for weights that change.
         steps_per_epoch: The same.
     """
     found = []
     for name, loss in asked.items():
-        _check_task(name, loss, facts[loss.stream].task)
-        loss.objective.bind(replace(facts[loss.stream], name=name))
+        _check_task(name, loss, info[loss.stream].task)
+        loss.objective.setup(replace(info[loss.stream], name=name))
         weight = loss.weight
         if callable(weight):
             changing = partial(weight, total=total_steps, steps_per_epoch=steps_per_epoch)

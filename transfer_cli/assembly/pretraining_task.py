@@ -24,14 +24,14 @@ from transfer_cli.config.stored import read_stored
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.engine.evaluate import evaluate
+from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, RunError
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
-from transfer_cli.objectives.base import Facts, Objective
+from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.runs.atomic import replaced_file, writing
 from transfer_cli.runs.cache import kept_if_possible
@@ -98,7 +98,7 @@ class Source:
                 f"init_from: {type(objective).__name__} is no language-model objective, so there "
                 "is no pretraining to go back to"
             )
-        objective.bind(Facts(self.tokenizer))
+        objective.setup(TaskInfo(self.tokenizer))
         return objective
 
     @property

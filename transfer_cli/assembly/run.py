@@ -119,10 +119,10 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
     _place(model, config.loop, precision.device, sharded=plan.sharded)
 
     stages = Stages(model, plan.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
-    pinned = [loss.objective.settle(model, stages.ever_trains) for loss in losses]
+    pinned = [loss.objective.finalize_options(model, stages.ever_trains) for loss in losses]
     # On the device, and before a resume loads other weights: some keep a copy.
     for loss in losses:
-        loss.objective.start(model, plan.inherited)
+        loss.objective.on_train_start(model, plan.inherited)
     source = None
     if plan.start is not None:
         source = Source(config, plan.start, plan.tokenizer, model.backbone.shape, tuple(typed))

@@ -14,7 +14,7 @@ from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
-from transfer_cli.engine.evaluate import evaluate as score
+from transfer_cli.engine.evaluation import evaluate as score
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.transfer_model import TransferModel
@@ -108,7 +108,7 @@ def _text(config: DictConfig, source: Any, trained: Trained, names: tuple[str, .
     tokenizer = trained.start.tokenizer
     encoded = {name: encode_text(raw[name], tokenizer, cache) for name in names if name in raw}
     return [
-        Split(name, TextBlocks(part, length, tokenizer.pad), datasets.text_facts(part))
+        Split(name, TextBlocks(part, length, tokenizer.pad), datasets.text_stats(part))
         for name, part in encoded.items()
     ]
 

@@ -20,7 +20,7 @@ from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import Facts, Objective
+from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.seeds import ExampleNoise
 
@@ -85,7 +85,7 @@ def _text(config: DictConfig, shape: BackboneShape, start: Pretrained | None) ->
         if config.objective is None
         else build(objective_options(config.objective, "objective"), "objective", Objective)
     )
-    objective.bind(Facts(tokenizer))
+    objective.setup(TaskInfo(tokenizer))
     for name, split in prepared.splits.items():
         blocks = split.data
         if not isinstance(blocks, TextBlocks):

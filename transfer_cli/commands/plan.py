@@ -37,7 +37,7 @@ def plan(config: DictConfig, command: str) -> None:
         config = config_to_resume(config, resumed, command, typed)
     blueprint = draw(config, command, typed, device="meta")
     for loss in blueprint.losses:
-        loss.objective.start(blueprint.model, blueprint.inherited)
+        loss.objective.on_train_start(blueprint.model, blueprint.inherited)
     print_out(plan_page(blueprint, config.loop.batch))
     for warning in blueprint.warnings:
         print_out(fact("warning", warning))

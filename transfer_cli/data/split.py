@@ -10,7 +10,7 @@ from transfer_cli.batch import Batch
 
 
 @dataclass(frozen=True)
-class TextFacts:
+class TextStats:
     """What a split's measures need beyond its sums.
 
     Args:
@@ -22,7 +22,7 @@ class TextFacts:
     size_bytes: int = 0
 
 
-NO_TEXT = TextFacts()
+NO_TEXT = TextStats()
 
 
 class Dataset(Protocol):
@@ -49,7 +49,7 @@ class Split:
 
     name: str
     data: Dataset
-    text: TextFacts = NO_TEXT
+    text: TextStats = NO_TEXT
     order: np.ndarray | None = None
     example_of: np.ndarray | None = None
     scorer: Callable[[Mapping[int, Mapping[str, Any]]], dict[str, float]] | None = None

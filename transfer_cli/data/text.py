@@ -237,7 +237,7 @@ class _Labelled(Protocol):
     def splits(self) -> Mapping[str, Sequence[_Texts]]: ...
 
 
-class Task(Protocol):
+class LabelledSource(Protocol):
     """A labelled data set (see `data.tasks`), as far as its texts are concerned."""
 
     def load(self, data_dir: Path, seed: int) -> _Labelled:
@@ -260,7 +260,7 @@ class TaskText(TextData):
         length: See `TextData`.
     """
 
-    task: Task
+    task: LabelledSource
     length: int | None = None
 
     def __post_init__(self) -> None:

@@ -20,8 +20,8 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from transfer_cli.engine import distributed
+from transfer_cli.engine.loop import Progress, report_of
 from transfer_cli.engine.stages import Stages
-from transfer_cli.engine.train import Progress, report_of
 from transfer_cli.errors import ConfigError, DivergedError, StoppedError, nearest
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric

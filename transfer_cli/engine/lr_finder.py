@@ -18,9 +18,9 @@ from ignite.handlers import FastaiLRFinder
 from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
+from transfer_cli.engine.loop import Progress, build_trainer, report_of
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import TrainStep
-from transfer_cli.engine.train import Progress, build_trainer, report_of
 from transfer_cli.errors import DivergedError, RunError
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Schedule

@@ -14,8 +14,8 @@ class Card:
     Args:
         title: What it is called.
         task: `text-classification`, `text-generation`, `fill-mask` or `feature-extraction`.
-        what: Facts about the model, by name.
-        how: Facts about its training, by name.
+        what: TaskInfo about the model, by name.
+        how: TaskInfo about its training, by name.
         measures: By split and name.
         labels: Names of the classes.
         command: What was typed to train it, word by word.

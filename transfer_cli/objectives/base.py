@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, is_padded
-from transfer_cli.data.split import TextFacts
+from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -46,7 +46,7 @@ class Vocabulary(Protocol):
 
 
 @dataclass(frozen=True)
-class Facts:
+class TaskInfo:
     """What an objective learns about the run before it is used.
 
     Args:
@@ -68,17 +68,17 @@ class Sample:
 
     Args:
         tokens: What the model saw.
-        wanted: What would have been right.
-        said: What it predicted.
+        target: What would have been right.
+        prediction: What it predicted.
     """
 
     tokens: list[int]
-    wanted: list[int] | str
-    said: list[int] | str
+    target: list[int] | str
+    prediction: list[int] | str
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class ExampleResults:
     """What became of each row of a batch, in the batch's order.
 
     Args:
@@ -130,29 +130,29 @@ class Objective(ABC):
     """The direction of attention without which the objective makes no sense."""
     keeps_tokens: bool = True
     """Whether `prepare` leaves a batch's tokens as they are."""
-    facts: Facts
+    info: TaskInfo
 
     @property
     def weights(self) -> Mapping[str, float]:
         """The terms of this loss and how much each counts."""
         return {"loss": 1.0}
 
-    def bind(self, facts: Facts) -> None:
+    def setup(self, info: TaskInfo) -> None:
         """Take what is known about the run; called once, before anything else."""
-        self.facts = facts
+        self.info = info
 
     @abstractmethod
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return what it adds beyond the backbone, by name; equal names are shared."""
 
-    def take_over(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - most decide nothing
+    def inherit_options(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - most decide nothing
         """Take up what an earlier run decided for the very head that this one inherits.
 
         Args:
             options: Those that are stored with that head.
         """
 
-    def settle(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
+    def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Decide what was left open until it is known which parameters ever train.
 
         Returns:
@@ -160,7 +160,7 @@ class Objective(ABC):
         """
         return {}
 
-    def start(self, model: TransferModel, inherited: Set[str]) -> None:  # noqa: B027 - most need none
+    def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:  # noqa: B027 - most need none
         """See the model at its starting weights: before the first step, and before a resume loads.
 
         Args:
@@ -180,7 +180,9 @@ class Objective(ABC):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each term's loss, SUMMED over them."""
 
-    def tallies(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
         """Return what an evaluation adds up over batches and processes, "loss" among it."""
         return self.loss_sums(model, batch, encoded)
 
@@ -194,8 +196,10 @@ class Objective(ABC):
         """
         return {}
 
-    def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes | None:
-        """Return what became of each row; their losses add up to the "loss" of `tallies`.
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults | None:
+        """Return what became of each row; their losses add up to the "loss" of `metric_sums`.
 
         Returns:
             None, unless an objective says more: then nothing is known of single examples.
@@ -211,14 +215,14 @@ class Objective(ABC):
         return []
 
     @abstractmethod
-    def measures(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return the measures of a split from its summed tallies and counts."""
 
     @abstractmethod
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return what `measures` measures, in the order in which to show it; asked before `bind`.
+        """Return what `compute_metrics` returns, in the order to show it; asked before `setup`.
 
         What a split cannot have (words of a text that are not counted) may be missing from its
         measures, and a metric may have parts (`accuracy/LABEL`). There is nothing else in them.

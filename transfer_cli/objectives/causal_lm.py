@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.split import TextFacts
+from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import Metric
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
@@ -31,7 +31,7 @@ class CausalLM(LanguageModel):
             return {**batch, "target": batch["next_tokens"]}
         tokens_BT, mask_BT = batch["tokens"], batch["mask"]
         target_BT = torch.full_like(tokens_BT, IGNORE)
-        real = mask_BT[:, 1:] & mask_BT[:, :-1] & (tokens_BT[:, 1:] != self.facts.vocabulary.cls)
+        real = mask_BT[:, 1:] & mask_BT[:, :-1] & (tokens_BT[:, 1:] != self.info.vocabulary.cls)
         target_BT[:, :-1] = torch.where(real, tokens_BT[:, 1:], IGNORE)
         return {**batch, "target": target_BT}
 
@@ -39,8 +39,8 @@ class CausalLM(LanguageModel):
         """Return `[B, T]`, True at every real token, the appended classification token too."""
         return batch["mask"]
 
-    def measures(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return loss and perplexities; with a text's counts also by word and by byte.
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, size
-from transfer_cli.data.split import TextFacts
+from transfer_cli.data.split import TextStats
 from transfer_cli.errors import CheckpointError
 from transfer_cli.metrics import Metric
 from transfer_cli.model.added import added_parameters
@@ -19,7 +19,7 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
 from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample
+from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 
 POOLER = "pooler"
 """The name of the pooler among the heads: all classifications of a run share it."""
@@ -72,7 +72,7 @@ class Classification(Objective):
     @property
     def head(self) -> str:
         """The name of its head: each classification of a run has one of its own."""
-        return "class" if self.facts.name == "main" else f"class_{self.facts.name}"
+        return "class" if self.info.name == "main" else f"class_{self.info.name}"
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return the classification head, and the pooler if there is one."""
@@ -80,7 +80,7 @@ class Classification(Objective):
         pooling = by_direction if self.pooling == "auto" else self.pooling
         head = SequenceHead(
             backbone.shape.width,
-            len(self.facts.labels),
+            len(self.info.labels),
             pooling,
             self.dropout,
             hidden=self.hidden,
@@ -96,7 +96,7 @@ class Classification(Objective):
             return backbone.shape.pooler != "none" and pooling.startswith("cls")
         return self.pooler
 
-    def take_over(self, options: Mapping[str, Any]) -> None:
+    def inherit_options(self, options: Mapping[str, Any]) -> None:
         """Pool as the head has learnt to, when the choice is ours.
 
         Raises:
@@ -109,7 +109,7 @@ class Classification(Objective):
         if self.pooler is None and "pooler" in options:
             self.pooler = bool(options["pooler"])
 
-    def settle(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
+    def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Pool by the mean when the choice is ours and the classification token cannot learn."""
         head = model.heads[self.head]
         has_pooler = POOLER in model.heads
@@ -127,7 +127,7 @@ class Classification(Objective):
 
     def _can_read_token(self, model: TransferModel, trains: Set[str]) -> bool:
         """Return whether the state of the classification token can come to mean something."""
-        vocabulary = self.facts.vocabulary
+        vocabulary = self.info.vocabulary
         # A kind of model with a pooler, or whose only special token ends its texts.
         was_pretrained = model.backbone.shape.pooler != "none" or vocabulary.cls == vocabulary.sep
         learns = any(name.startswith("backbone.") for name in trains)
@@ -135,7 +135,7 @@ class Classification(Objective):
 
     def _token_learns(self, model: TransferModel, trains: Set[str]) -> bool:
         has_own_row = any(
-            isinstance(part, AddedRows) and self.facts.vocabulary.cls in part.tokens
+            isinstance(part, AddedRows) and self.info.vocabulary.cls in part.tokens
             for name, part in added_parameters(model).items()
             if name in trains
         )
@@ -157,7 +157,9 @@ class Classification(Objective):
         logits_BC = self.class_logits(model, batch, encoded)
         return {"loss": F.cross_entropy(logits_BC, batch["label"], reduction="sum")}
 
-    def tallies(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
         """Return the summed loss and the counts `[C, C]`: rows are labels, columns predictions."""
         logits_BC = self.class_logits(model, batch, encoded)
         classes, label_B = logits_BC.shape[1], batch["label"]
@@ -173,10 +175,12 @@ class Classification(Objective):
         """Return the probability of each label, `probabilities` `[B, C]`."""
         return {"probabilities": self.class_logits(model, batch, encoded).softmax(1)}
 
-    def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes:
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults:
         """Return each text's cross-entropy, its predicted label and how sure the model was."""
         logits_BC, label_B = self.class_logits(model, batch, encoded), batch["label"]
-        return Outcomes(
+        return ExampleResults(
             loss=F.cross_entropy(logits_BC, label_B, reduction="none"),
             targets=torch.ones_like(label_B),
             predicted={
@@ -192,7 +196,7 @@ class Classification(Objective):
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return each text with its label and the predicted one."""
         said_B = self.class_logits(model, batch, encoded).argmax(1).tolist()
-        names = self.facts.labels
+        names = self.info.labels
         return [
             Sample(tokens[mask].tolist(), names[wanted], names[said])
             for tokens, mask, wanted, said in zip(
@@ -200,8 +204,8 @@ class Classification(Objective):
             )
         ]
 
-    def measures(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return loss, accuracy, error rate in percent, macro-F1 and each class's accuracy."""
         confusion = totals["confusion"].double()
@@ -217,7 +221,7 @@ class Classification(Objective):
             "error_rate": 100 * (1 - accuracy),
             "macro_f1": float(f1.mean()),
         }
-        for name, hit, all_of in zip(self.facts.labels, right, given, strict=True):
+        for name, hit, all_of in zip(self.info.labels, right, given, strict=True):
             if all_of:
                 found[f"accuracy/{name}"] = float(hit / all_of)
         return found

@@ -13,7 +13,7 @@ from transfer_cli.batch import IGNORE, Batch, rows_with_target
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample
+from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 
 HEAD = "lm"
 
@@ -42,7 +42,9 @@ class LanguageModel(Objective):
         )
         return {"loss": loss}
 
-    def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes:
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults:
         """Return each text's summed cross-entropy and its number of targets."""
         table_VD = model.backbone.token_embedding.weight
         has_target_BT = batch["target"] != IGNORE
@@ -53,7 +55,7 @@ class LanguageModel(Objective):
         ):
             logits_NV = model.heads[HEAD](top_TD[has_T], table_VD).float()
             losses.append(F.cross_entropy(logits_NV, target_T[has_T], reduction="sum"))
-        return Outcomes(torch.stack(losses), has_target_BT.sum(1))
+        return ExampleResults(torch.stack(losses), has_target_BT.sum(1))
 
     def predicts(self, batch: Batch) -> Tensor:
         """Return `[B, T]`, True where the model's prediction means something: at the targets."""

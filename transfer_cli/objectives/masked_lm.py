@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.split import TextFacts
+from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric
-from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
 
@@ -40,10 +40,10 @@ class MaskedLM(LanguageModel):
         self.rate = rate
         self.whole_word = whole_word
 
-    def bind(self, facts: Facts) -> None:
+    def setup(self, info: TaskInfo) -> None:
         """Work out which tokens may be hidden and which may be drawn in their place."""
-        super().bind(facts)
-        vocabulary = facts.vocabulary
+        super().setup(info)
+        vocabulary = info.vocabulary
         if vocabulary.mask in (vocabulary.cls, vocabulary.pad):
             raise ConfigError(
                 "objective: this tokenizer has no mask token of its own, so nothing can be hidden; "
@@ -70,7 +70,7 @@ class MaskedLM(LanguageModel):
         drawn = (token_BT * len(self._ordinary)).long().clamp(max=len(self._ordinary) - 1)
         hidden_BT = torch.where(
             action_BT < self.MASKED,
-            self.facts.vocabulary.mask,
+            self.info.vocabulary.mask,
             torch.where(action_BT < self.MASKED + self.RANDOM, self._ordinary[drawn], tokens_BT),
         )
         return {
@@ -79,8 +79,8 @@ class MaskedLM(LanguageModel):
             "target": torch.where(selected_BT, tokens_BT, IGNORE),
         }
 
-    def measures(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return loss and masked-token perplexity, which is no likelihood of the text."""
         mean = float(totals["loss"]) / counts["loss"]

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, rows_compared
-from transfer_cli.data.split import TextFacts
+from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError, listed
 from transfer_cli.metrics import Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Facts, Objective
+from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
 from transfer_cli.objectives.language_model import HEAD, LanguageModel
 from transfer_cli.seeds import ExampleNoise
 
@@ -48,16 +48,16 @@ class SourceDistillation(Objective):
         self.keeps_tokens = language_model.keeps_tokens
         self._source: TransferModel | None = None
 
-    def bind(self, facts: Facts) -> None:
+    def setup(self, info: TaskInfo) -> None:
         """Take what is known about the run, for the language model too."""
-        super().bind(facts)
-        self.language_model.bind(facts)
+        super().setup(info)
+        self.language_model.setup(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return the language-model head."""
         return self.language_model.modules(backbone)
 
-    def start(self, model: TransferModel, inherited: Set[str]) -> None:
+    def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:
         """Keep a frozen copy of the language model, in evaluation mode.
 
         Raises:
@@ -107,8 +107,8 @@ class SourceDistillation(Objective):
         # The gradient shrinks by tau^2 as logits are divided by tau (Hinton et al. 2015).
         return {"loss": self.temperature**2 * divergence}
 
-    def measures(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return the loss: the divergence a position, 0 for a model that predicts as it did."""
         return {"loss": float(totals["loss"]) / counts["loss"]}
@@ -119,7 +119,7 @@ class SourceDistillation(Objective):
 
     @property
     def _key(self) -> str:
-        return "objective" if self.facts.name == "main" else f"losses.{self.facts.name}"
+        return "objective" if self.info.name == "main" else f"losses.{self.info.name}"
 
     def _log_softmax(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         logits_NV: Tensor = model.heads[HEAD](

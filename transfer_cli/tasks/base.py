@@ -185,7 +185,7 @@ class Task(ABC):
 
     @abstractmethod
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
-        """Return what became of an example; `rows` as above, of `Objective.outcomes`."""
+        """Return what became of an example; `rows` as above, of `Objective.example_results`."""
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
         """Return measures of whole answers: those that are no sums over rows.

@@ -3,7 +3,7 @@
 Call `check_objective` from a test of your own:
 
     def test_my_objective_keeps_the_contract():
-        check_objective(MyObjective(), Facts(tokenizer, labels), data.batch(np.arange(8)))
+        check_objective(MyObjective(), TaskInfo(tokenizer, labels), data.batch(np.arange(8)))
 
 Legend: B batch, T positions, D width.
 """
@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from transfer_cli.batch import IGNORE, Batch, size
-from transfer_cli.data.split import TextFacts
+from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import find
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Facts, Objective
+from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
 from transfer_cli.seeds import ExampleNoise
 
 EXTRA_PADDING = 3
@@ -27,7 +27,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Case:
+class ObjectiveCase:
     """An objective at work on a small random model and a batch as its data makes them."""
 
     objective: Objective
@@ -35,18 +35,18 @@ class Case:
     batch: Batch
 
 
-def check_objective(objective: Objective, facts: Facts, batch: Batch) -> None:
+def check_objective(objective: Objective, info: TaskInfo, batch: Batch) -> None:
     """Check every claim of this module.
 
     Args:
         objective: Any objective, not yet bound.
-        facts: What it would be told about a run.
+        info: What it would be told about a run.
         batch: Two examples or more, of different lengths, not yet prepared.
 
     Raises:
         AssertionError: A claim does not hold; the message says which.
     """
-    case = make_case(objective, facts, batch)
+    case = make_case(objective, info, batch)
     preparing_repeats(case)
     counts_match_what_contributes(case)
     sums_add_up_over_halves(case)
@@ -56,7 +56,7 @@ def check_objective(objective: Objective, facts: Facts, batch: Batch) -> None:
     declared_metrics_are_measured(case)
 
 
-def make_case(objective: Objective, facts: Facts, batch: Batch) -> Case:
+def make_case(objective: Objective, info: TaskInfo, batch: Batch) -> ObjectiveCase:
     """Return a case with a model of large random weights, so that faults show, and no dropout.
 
     Raises:
@@ -69,17 +69,17 @@ def make_case(objective: Objective, facts: Facts, batch: Batch) -> Case:
         positions=batch["tokens"].shape[1] + EXTRA_PADDING,
         direction=objective.direction or "causal",
     )  # fmt: skip
-    objective.bind(facts)
-    backbone = Backbone(shape, facts.vocabulary.size)
+    objective.setup(info)
+    backbone = Backbone(shape, info.vocabulary.size)
     model = TransferModel(backbone, objective.modules(backbone)).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3, generator=generator)
-    return Case(objective, model, batch)
+    return ObjectiveCase(objective, model, batch)
 
 
-def preparing_repeats(case: Case) -> None:
+def preparing_repeats(case: ObjectiveCase) -> None:
     """Claim: the same seed prepares an example the same way, alone or not, and changes no input."""
     before = {key: value.clone() for key, value in case.batch.items()}
     first, second = _prepared(case, case.batch), _prepared(case, case.batch)
@@ -93,7 +93,7 @@ def preparing_repeats(case: Case) -> None:
         )
 
 
-def counts_match_what_contributes(case: Case) -> None:
+def counts_match_what_contributes(case: ObjectiveCase) -> None:
     """Claim: terms are named alike everywhere, and counts say what the sums run over.
 
     An example has a count above 0 exactly where its hidden states get a gradient. Where the
@@ -118,7 +118,7 @@ def counts_match_what_contributes(case: Case) -> None:
         _claim(targets in counts.values(), f"there are {targets} targets, and counts are {counts}")
 
 
-def sums_add_up_over_halves(case: Case) -> None:
+def sums_add_up_over_halves(case: ObjectiveCase) -> None:
     """Claim: losses and counts of a batch are the sums over its halves."""
     batch = _prepared(case, case.batch)
     middle = size(batch) // 2
@@ -132,11 +132,11 @@ def sums_add_up_over_halves(case: Case) -> None:
         _close(whole, losses[0][term] + losses[1][term], f"{term}: no sum over the examples")
 
 
-def padding_never_contributes(case: Case) -> None:
+def padding_never_contributes(case: ObjectiveCase) -> None:
     """Claim: more padding, or other tokens in it, change no loss and no count."""
     plain = _prepared(case, case.batch)
     ordinary = max(set(range(case.model.backbone.vocabulary)) - _specials(case))
-    longer = _padded(case.batch, case.objective.facts.vocabulary.pad)
+    longer = _padded(case.batch, case.objective.info.vocabulary.pad)
     rubbish = {**longer, "tokens": torch.where(longer["mask"], longer["tokens"], ordinary)}
     for what, other in (("more padding", longer), ("other tokens in the padding", rubbish)):
         prepared = _prepared(case, other)
@@ -147,7 +147,7 @@ def padding_never_contributes(case: Case) -> None:
             _close(loss, changed[term], f"{term}: {what} changes the loss")
 
 
-def declared_modules_learn(case: Case) -> None:
+def declared_modules_learn(case: ObjectiveCase) -> None:
     """Claim: every parameter of every module that the objective declares gets a gradient."""
     case.model.zero_grad()
     torch.stack(list(_losses(case, _prepared(case, case.batch)).values())).sum().backward()
@@ -157,11 +157,11 @@ def declared_modules_learn(case: Case) -> None:
     case.model.zero_grad()
 
 
-def outcomes_add_up(case: Case) -> None:
+def outcomes_add_up(case: ObjectiveCase) -> None:
     """Claim: what became of single examples, where that is known, adds up to tallies and counts."""
     batch = _prepared(case, case.batch)
     encoded = Encoding(case.model, batch)
-    found = case.objective.outcomes(case.model, batch, encoded)
+    found = case.objective.example_results(case.model, batch, encoded)
     if found is None:
         return
     for name, value in {"loss": found.loss, "targets": found.targets}.items():
@@ -169,13 +169,13 @@ def outcomes_add_up(case: Case) -> None:
     for name, value in found.predicted.items():
         shaped = value.ndim > 0 and len(value) == size(batch)
         _claim(shaped, f"outcomes has no {name} for each example")
-    total = case.objective.tallies(case.model, batch, encoded)["loss"]
+    total = case.objective.metric_sums(case.model, batch, encoded)["loss"]
     _close(found.loss.sum(), total.sum(), "outcomes: the losses do not add up to that of tallies")
     targets, counts = int(found.targets.sum()), case.objective.counts(batch)
     _claim(targets in counts.values(), f"outcomes has {targets} targets, and counts are {counts}")
 
 
-def declared_metrics_are_measured(case: Case) -> None:
+def declared_metrics_are_measured(case: ObjectiveCase) -> None:
     """Claim: what is measured is what is declared; one metric at least, each name once."""
     batch, objective = _prepared(case, case.batch), case.objective
     declared = objective.declared_metrics()
@@ -183,24 +183,24 @@ def declared_metrics_are_measured(case: Case) -> None:
     _claim(bool(names), "declared_metrics declares nothing")
     _claim(len(set(names)) == len(names), f"declared_metrics declares a name twice: {names}")
     with torch.no_grad():
-        tallies = objective.tallies(case.model, batch, Encoding(case.model, batch))
-    for text in (TextFacts(), TextFacts(words=1, size_bytes=1)):
-        measured = objective.measures(tallies, objective.counts(batch), text)
+        tallies = objective.metric_sums(case.model, batch, Encoding(case.model, batch))
+    for text in (TextStats(), TextStats(words=1, size_bytes=1)):
+        measured = objective.compute_metrics(tallies, objective.counts(batch), text)
         unknown = [name for name in measured if find(name, declared) is None]
         _claim(not unknown, f"measures has {unknown}, and declared_metrics {names}")
     missing = sorted(set(names) - set(measured))
     _claim(not missing, f"declared_metrics has {missing}, which measures has not")
 
 
-def _prepared(case: Case, batch: Batch) -> Batch:
+def _prepared(case: ObjectiveCase, batch: Batch) -> Batch:
     return case.objective.prepare(dict(batch), ExampleNoise(0, "contract"))
 
 
-def _losses(case: Case, batch: Batch) -> dict[str, Tensor]:
+def _losses(case: ObjectiveCase, batch: Batch) -> dict[str, Tensor]:
     return case.objective.loss_sums(case.model, batch, Encoding(case.model, batch))
 
 
-def _gradient(case: Case, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+def _gradient(case: ObjectiveCase, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
     """Return the losses, and their gradient by the states that the heads read, `[B, T, D]`."""
     encoded = Encoding(case.model, batch)
     sums = case.objective.loss_sums(case.model, batch, encoded)
@@ -224,8 +224,8 @@ def _padded(batch: Batch, pad: int) -> Batch:
     }
 
 
-def _specials(case: Case) -> set[int]:
-    vocabulary = case.objective.facts.vocabulary
+def _specials(case: ObjectiveCase) -> set[int]:
+    vocabulary = case.objective.info.vocabulary
     return {*vocabulary.special, vocabulary.unk}
 
 

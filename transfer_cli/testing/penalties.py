@@ -25,7 +25,7 @@ DISTANCE = 0.1
 
 
 @dataclass(frozen=True)
-class Case:
+class PenaltyCase:
     """A penalty that has seen a small model, all of it inherited, where it started.
 
     Args:
@@ -75,7 +75,7 @@ def check_penalty(penalty: Penalty) -> None:
     what_thaws_later_is_pulled_to_where_it_started(penalty)
 
 
-def make_case(penalty: Penalty, *, frozen: bool = False) -> Case:
+def make_case(penalty: Penalty, *, frozen: bool = False) -> PenaltyCase:
     """Return the penalty on a small tied language model; of `frozen`, none of it trains yet."""
     shape = BackboneShape(
         width=8, heads=2, depth=1, feedforward=16, positions=8, dropout=0.0, direction="causal"
@@ -98,7 +98,7 @@ def make_case(penalty: Penalty, *, frozen: bool = False) -> Case:
         return {name: 0.1 + torch.rand(p.shape, generator=drawn) for name, p in named}
 
     penalty.start(Start(model, frozenset(away), fisher))
-    return Case(penalty, model, away)
+    return PenaltyCase(penalty, model, away)
 
 
 def nothing_inherited_is_refused(penalty: Penalty) -> None:
@@ -111,7 +111,7 @@ def nothing_inherited_is_refused(penalty: Penalty) -> None:
     raise AssertionError("start accepts a model of which nothing is inherited")
 
 
-def the_start_costs_nothing(case: Case) -> None:
+def the_start_costs_nothing(case: PenaltyCase) -> None:
     """Claim: where training starts, the penalty is a float32 scalar 0 and its gradient is 0."""
     value = case.penalty(case.model)
     _claim(value.dtype == torch.float32, f"the penalty is {value.dtype}, not float32")
@@ -121,7 +121,7 @@ def the_start_costs_nothing(case: Case) -> None:
         _claim(not gradient.any(), f"{name} has a gradient at the start")
 
 
-def elsewhere_it_pulls_back(case: Case) -> None:
+def elsewhere_it_pulls_back(case: PenaltyCase) -> None:
     """Claim: elsewhere it is above 0, and going down its gradient leads back to the start.
 
     The gradient is the slope that finite differences measure along the way.
@@ -147,7 +147,7 @@ def elsewhere_it_pulls_back(case: Case) -> None:
     )
 
 
-def frozen_parameters_are_left_alone(case: Case) -> None:
+def frozen_parameters_are_left_alone(case: PenaltyCase) -> None:
     """Claim: a frozen parameter adds nothing, wherever it is, and gets no gradient."""
     case.walk(1.0)
     everything = float(case.value())

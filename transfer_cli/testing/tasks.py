@@ -17,10 +17,10 @@ import torch
 
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.engine.evaluate import row_by_row
-from transfer_cli.objectives.base import Encoding, Facts, Objective
+from transfer_cli.engine.evaluation import row_by_row
+from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
 from transfer_cli.tasks.base import Encoded, Rows, Task, by_example, task_of
-from transfer_cli.testing.objectives import TOLERANCE, Case, check_objective, make_case
+from transfer_cli.testing.objectives import TOLERANCE, ObjectiveCase, check_objective, make_case
 
 LENGTH = 64
 SHORT = 6
@@ -33,7 +33,7 @@ class _Asked:
 
     task: Task
     examples: Sequence[Any]
-    case: Case
+    case: ObjectiveCase
     tokenizer: Tokenizer
 
     def encoded(self, length: int, examples: Sequence[Any] | None = None) -> Encoded:
@@ -48,10 +48,10 @@ class _Asked:
         _claim(bool(found), "the objective has no predictions")
         return row_by_row(found, len(batch["tokens"]))
 
-    def outcomes(self, batch: Batch) -> list[dict[str, Any]]:
+    def example_results(self, batch: Batch) -> list[dict[str, Any]]:
         with torch.no_grad():
             encoded = Encoding(self.case.model, batch)
-            found = self.case.objective.outcomes(self.case.model, batch, encoded)
+            found = self.case.objective.example_results(self.case.model, batch, encoded)
         if found is None:
             raise AssertionError("the objective has no outcomes")
         return row_by_row(found.predicted, len(batch["tokens"]))
@@ -72,9 +72,9 @@ def check_task(task: type[Task], objective: Objective, tokenizer: Tokenizer) -> 
     _claim(objective.task == task.name, f"the objective is for {objective.task}, not {task.name}")
     direction = objective.direction or "causal"
     batch = _all(found.encode(examples, tokenizer, LENGTH, direction))
-    facts = Facts(tokenizer, found.labels, task=found)
-    check_objective(objective, facts, batch)
-    asked = _Asked(found, examples, make_case(objective, facts, batch), tokenizer)
+    info = TaskInfo(tokenizer, found.labels, task=found)
+    check_objective(objective, info, batch)
+    asked = _Asked(found, examples, make_case(objective, info, batch), tokenizer)
     it_is_built_again_from_what_is_stored(asked)
     examples_survive_json(asked)
     rows_belong_to_examples(asked)
@@ -148,7 +148,7 @@ def results_are_told(asked: _Asked) -> None:
     """Claim: what became of an example can be told, from one row or several."""
     for length in (LENGTH, SHORT):
         data = asked.encoded(length)
-        rows: Rows = dict(enumerate(asked.outcomes(_all(data))))
+        rows: Rows = dict(enumerate(asked.example_results(_all(data))))
         apart = by_example(data, rows)
         for at, own in apart.items():
             found = asked.task.result(data, at, own)

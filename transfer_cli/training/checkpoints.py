@@ -28,7 +28,7 @@ from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 log = logging.getLogger(__name__)
 
 
-class Keeping:
+class CheckpointWriter:
     """Writes and reads the weights of a run, and the state of its training.
 
     The main process writes; of a sharded model every process has a part, and all of them call each

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.engine import distributed, handlers
-from transfer_cli.engine.train import Progress
+from transfer_cli.engine.loop import Progress
 from transfer_cli.errors import CheckpointError, FinishedError
 from transfer_cli.model.weights import read_description
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.training.checkpoints import Keeping
+from transfer_cli.training.checkpoints import CheckpointWriter
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def take_up(
     parts: TrainingRun,
     run: RunDirectory,
-    checkpoints: Keeping,
+    checkpoints: CheckpointWriter,
     progress: Progress,
     patience: int | None,
 ) -> float:

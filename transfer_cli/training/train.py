@@ -23,7 +23,7 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text, writing
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 from transfer_cli.runs.environment import environment
-from transfer_cli.training.trainer import Job
+from transfer_cli.training.trainer import Trainer
 from transfer_cli.training.workers import in_process_group
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def _begin(config: DictConfig, command: str, typed: CommandLine) -> None:
     run = _of_main(made)
     assert run is not None  # noqa: S101 - the main process has made it, or failed
     try:
-        Job(config, command, parts, run).train()
+        Trainer(config, command, parts, run).train()
     finally:
         run.unlock()
 
@@ -113,7 +113,7 @@ def _go_on(config: DictConfig, command: str, run: RunDirectory, typed: CommandLi
             run.clear_leftovers()
             checkpoint.clear_leftovers(run.checkpoints)
         parts = build_run(stored, command, typed.overrides)
-        Job(stored, command, parts, run).resume(typed.overrides)
+        Trainer(stored, command, parts, run).resume(typed.overrides)
     finally:
         run.unlock()
 

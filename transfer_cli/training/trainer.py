@@ -13,9 +13,9 @@ from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
-from transfer_cli.engine.evaluate import EachExample, Scores, evaluate, samples
+from transfer_cli.engine.evaluation import EachExample, Scores, evaluate, samples
+from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
 from transfer_cli.engine.step import Loss
-from transfer_cli.engine.train import Progress, build_trainer, run_trainer
 from transfer_cli.errors import (
     PrunedError,
     RunError,
@@ -27,11 +27,11 @@ from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
 from transfer_cli.sweep.trial import trial_of
-from transfer_cli.training.checkpoints import Keeping
+from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.console import say_results, say_start
 from transfer_cli.training.examples import items_of, noting
 from transfer_cli.training.hyperparameters import hyperparameters
-from transfer_cli.training.results import (
+from transfer_cli.training.measurements import (
     MOST_JUDGED,
     layer_shares,
     peak_memory,
@@ -48,7 +48,7 @@ SAVING = 0.02
 """The share of the time that `checkpoint.every=auto` leaves to saving."""
 
 
-class Job:
+class Trainer:
     """A run at work: the engine, what is attached to it, and what is written when.
 
     Args:
@@ -66,7 +66,7 @@ class Job:
         self._parts = parts
         self._run = run
         self._progress = Progress()
-        self._keeping = Keeping(parts, run, config.checkpoint.keep)
+        self._checkpoints = CheckpointWriter(parts, run, config.checkpoint.keep)
         self._main = distributed.is_main()
         self._trial = trial_of(run.path) if self._main else None
         self._began = time.perf_counter()
@@ -80,7 +80,7 @@ class Job:
             typed: The overrides that were typed for this resume.
         """
         self._before = take_up(
-            self._parts, self._run, self._keeping, self._progress, self._config.loop.patience
+            self._parts, self._run, self._checkpoints, self._progress, self._config.loop.patience
         )
         if self._main:
             note_overrides(self._run, as_yaml(self._config), typed)
@@ -161,7 +161,7 @@ class Job:
                 patience=loop.patience,
                 stages=parts.stages,
                 on_measures=on_measures,
-                on_best=self._keeping.save_best,
+                on_best=self._checkpoints.save_best,
             )
         saving = self._config.checkpoint
         handlers.attach_checkpoints(
@@ -244,7 +244,7 @@ class Job:
             )
             return text.replace("|", "\\|")
 
-        rows = [f"| {cell(s.tokens)} | {cell(s.wanted)} | {cell(s.said)} |" for s in shown]
+        rows = [f"| {cell(s.tokens)} | {cell(s.target)} | {cell(s.prediction)} |" for s in shown]
         return "\n".join(["| input | wanted | predicted |", "|---|---|---|", *rows])
 
     def _save(self) -> None:
@@ -256,14 +256,14 @@ class Job:
             "progress": progress.state_dict(),
             "records": self._mark(),
         }
-        self._keeping.save(progress.step, state, with_best=progress.best is not None)
+        self._checkpoints.save(progress.step, state, with_best=progress.best is not None)
 
     def _finish(self, logger: handlers.MetricsLogger | handlers.NoMetricsLogger) -> None:
         """Score the best weights, once, and write `model/` and `results.json`."""
         parts, run, progress = self._parts, self._run, self._progress
         distributed.barrier()  # until the best weights are written
         if progress.best is not None:
-            self._keeping.take_best()
+            self._checkpoints.take_best()
         failure = self._failure()
         main = parts.losses[0]
         scores, items = self._judged(main)
@@ -274,12 +274,12 @@ class Job:
             if name == "test":
                 logger.write(name, progress.step, found)
         forgetting = self._forgetting(logger)
-        tensors = self._keeping.tensors()
+        tensors = self._checkpoints.tensors()
         layers = layer_shares(parts.model)
         if not isinstance(logger, handlers.MetricsLogger):
             return  # only the main process writes
         trained = sum(p.numel() for p in parts.model.parameters())
-        self._keeping.write_model(tensors)
+        self._checkpoints.write_model(tensors)
         seconds = self._before + time.perf_counter() - self._began
         results: dict[str, Any] = {
             "command": self._command,

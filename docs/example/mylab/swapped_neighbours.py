@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.split import TextFacts
+from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -46,7 +46,7 @@ class SwappedNeighbours(Objective):
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return the batch with `tokens` swapped and `target`, 1 for swapped and 0 for others."""
         tokens_BT, length = batch["tokens"], batch["tokens"].shape[1]
-        special = torch.tensor(sorted(self.facts.vocabulary.special))
+        special = torch.tensor(sorted(self.info.vocabulary.special))
         ordinary_BT = batch["mask"] & ~torch.isin(tokens_BT, special)
 
         # Pair t is made of positions t and t + 1. Draws of pairs that do not count are set aside,
@@ -75,7 +75,9 @@ class SwappedNeighbours(Objective):
         loss = F.binary_cross_entropy_with_logits(logit_N, target_N.float(), reduction="sum")
         return {"loss": loss}
 
-    def tallies(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
         """Return the loss, how many are right, how many were swapped and how many of those found.
 
         Sums all of them: an evaluation adds them up over batches, whatever their size.
@@ -89,8 +91,8 @@ class SwappedNeighbours(Objective):
             "found": (right_N & (target_N == 1)).sum(),
         }
 
-    def measures(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return the loss, the share that is right, and the same among the swapped ones."""
         found = {

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transfer_cli.batch import IGNORE, Batch, rows_with_target
 from transfer_cli.data.encoded_task import EncodedRows, specials_around
 from transfer_cli.data.readers import Record, read_table
-from transfer_cli.data.split import TextFacts
+from transfer_cli.data.split import TextStats
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, Outcomes
+from transfer_cli.objectives.base import Encoding, ExampleResults, Objective
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 
 
@@ -216,11 +216,11 @@ class TagWords(Objective):
     @property
     def head(self) -> str:
         """The name of its head."""
-        return "tags" if self.facts.name == "main" else f"tags_{self.facts.name}"
+        return "tags" if self.info.name == "main" else f"tags_{self.info.name}"
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return a linear layer."""
-        return {self.head: nn.Linear(backbone.shape.width, len(self.facts.labels))}
+        return {self.head: nn.Linear(backbone.shape.width, len(self.info.labels))}
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of words."""
@@ -238,14 +238,16 @@ class TagWords(Objective):
         target_N = batch["target"].flatten()[rows_N]
         return {"loss": F.cross_entropy(logits_NC, target_N, reduction="sum")}
 
-    def tallies(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
         """Return the loss, and how many words have the right tag."""
         said_BT = self.logits(model, encoded).argmax(-1)
         sums = self.loss_sums(model, batch, encoded)
         return {**sums, "right": (said_BT == batch["target"]).sum()}
 
-    def measures(
-        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextFacts
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return loss and accuracy by words; the F1 of names is the task's, of whole sentences."""
         words = counts["loss"]
@@ -268,11 +270,13 @@ class TagWords(Objective):
         """Return the likeliest tag at each position, `[B, T]`."""
         return {"tags": self.logits(model, encoded).argmax(-1)}
 
-    def outcomes(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Outcomes:
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults:
         """Return each row's loss, its number of words, and the tags."""
         logits_BTC, target_BT = self.logits(model, encoded), batch["target"]
         loss_BT = F.cross_entropy(
             logits_BTC.transpose(1, 2), target_BT, ignore_index=IGNORE, reduction="none"
         )
         said = {"tags": logits_BTC.argmax(-1)}
-        return Outcomes(loss_BT.sum(1), (target_BT != IGNORE).sum(1), said)
+        return ExampleResults(loss_BT.sum(1), (target_BT != IGNORE).sum(1), said)

@@ -206,7 +206,9 @@ def test_a_classifier_of_the_same_labels_is_inherited_and_pools_as_before(laid_o
     layout = laid_out(classifier, objective__pooling="auto")
 
     assert "heads.class.linear.weight" in layout.inherited
-    assert layout.losses[0].objective.settle(layout.model, frozenset())["pooling"] == "max"
+    assert (
+        layout.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"] == "max"
+    )
 
 
 def test_a_classifier_of_other_labels_is_drawn_anew_though_it_would_fit(laid_out, classifier):
@@ -216,7 +218,9 @@ def test_a_classifier_of_other_labels_is_drawn_anew_though_it_would_fit(laid_out
     assert not any(name.startswith("heads.") for name in layout.inherited)
     assert not torch.equal(head, start_tensors(classifier)["heads.class.linear.weight"])
     assert "heads.class.linear.weight" in layout.report.dropped
-    assert layout.losses[0].objective.settle(layout.model, frozenset())["pooling"] != "max"
+    assert (
+        layout.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"] != "max"
+    )
 
 
 # --- edits and stages --------------------------------------------------------------------------
@@ -306,10 +310,15 @@ def test_stages_are_in_steps_of_this_run(laid_out, pretrained):
     layout = laid_out(pretrained, adaptation__plan=thaw, loop__steps=11)
 
     # 20 examples in batches of 8: three steps an epoch; head, then two blocks, then embeddings.
-    assert [(span.begin, span.end) for span in layout.spans] == [(0, 3), (3, 6), (6, 9), (9, 11)]
-    assert all(name.startswith("heads.") for name in layout.spans[0].trains)
+    assert [(span.begin, span.end) for span in layout.stage_plans] == [
+        (0, 3),
+        (3, 6),
+        (6, 9),
+        (9, 11),
+    ]
+    assert all(name.startswith("heads.") for name in layout.stage_plans[0].trains)
     everything = {name for name, _ in layout.model.named_parameters()}
-    assert layout.spans[-1].trains == everything
+    assert layout.stage_plans[-1].trains == everything
 
 
 @pytest.mark.parametrize("edits", [{}, {"lora": LORA}, {"fresh": FRESH_TOP}], ids=str)
@@ -321,7 +330,7 @@ def test_without_weights_a_run_is_laid_out_the_same(laid_out, pretrained, classi
 
         assert all(parameter.is_meta for parameter in meta.model.parameters())
         assert meta.groups == real.groups
-        assert meta.spans == real.spans
+        assert meta.stage_plans == real.stage_plans
         assert meta.inherited == real.inherited
         assert meta.edits == real.edits
 

@@ -121,7 +121,7 @@ def test_a_finished_run_answers_as_it_did_when_it_was_scored(apart):
     trained = open_trained(str(run), tiny.FP32)
 
     assert not trained.model.training
-    assert trained.objective.facts.labels == ("number", "place")
+    assert trained.objective.info.labels == ("number", "place")
     stored = read_weights(run / "model")
     assert tiny.same({n: trained.model.state_dict()[n] for n in stored}, stored)
     assert sum(p.numel() for n, p in trained.model.named_parameters() if ".lora." in n)

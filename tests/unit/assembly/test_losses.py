@@ -11,7 +11,7 @@ from transfer_cli.assembly.losses import (
     with_direction,
 )
 from transfer_cli.errors import ConfigError
-from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.tasks.classification import ClassificationTask
 
 TEXT = {"data": {"_target_": "transfer_cli.data.text.SampleText"}}
@@ -71,8 +71,8 @@ def test_weight_and_stream_are_no_options_of_the_objective():
 
 
 FACTS = {
-    "main": Facts(tiny.VOCABULARY, tiny.LABELS, task=ClassificationTask(tiny.LABELS)),
-    "more": Facts(tiny.VOCABULARY, ("a", "b"), task=ClassificationTask(("a", "b"))),
+    "main": TaskInfo(tiny.VOCABULARY, tiny.LABELS, task=ClassificationTask(tiny.LABELS)),
+    "more": TaskInfo(tiny.VOCABULARY, ("a", "b"), task=ClassificationTask(("a", "b"))),
 }  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def test_each_objective_learns_of_its_own_stream_and_its_name():
         asked(second={**configs.CLASSIFICATION, "stream": "more"}, streams=["more"])
     )
 
-    assert (main.objective.facts.name, main.objective.facts.labels) == ("main", tiny.LABELS)
-    assert (further.objective.facts.name, further.objective.facts.labels) == ("second", ("a", "b"))
+    assert (main.objective.info.name, main.objective.info.labels) == ("main", tiny.LABELS)
+    assert (further.objective.info.name, further.objective.info.labels) == ("second", ("a", "b"))
     assert further.stream == "more"
 
 

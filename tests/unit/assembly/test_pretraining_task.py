@@ -34,7 +34,7 @@ def test_the_pretraining_of_a_model_is_the_language_model_at_its_root(
 
         assert found.pretraining[0].folder == pretrained / "model"
         assert isinstance(found.objective, CausalLM)
-        assert found.objective.facts.vocabulary.hash == found.tokenizer.hash
+        assert found.objective.info.vocabulary.hash == found.tokenizer.hash
         assert found.length == 12  # a block of its text, and not the model's 24 positions
 
 

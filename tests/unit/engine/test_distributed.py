@@ -11,7 +11,7 @@ from transfer_cli.data.split import Split
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import full_tensor
 from transfer_cli.engine.distributed.sharded import shard_model
-from transfer_cli.engine.evaluate import EachExample, evaluate
+from transfer_cli.engine.evaluation import EachExample, evaluate
 from transfer_cli.engine.step import Loss
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.causal_lm import CausalLM

@@ -287,7 +287,7 @@ def test_a_report_counts_real_tokens_and_examples():
     data = tiny.Questions(examples=10)
     model = tiny.model(Classification())
     step = tiny.train_step(model, Classification(), tiny.Recipe())
-    step.losses[0].objective.bind(tiny.bound(Classification()).facts)
+    step.losses[0].objective.setup(tiny.bound(Classification()).info)
 
     report = step([{"main": data.batch(np.arange(6))}, {"main": data.batch(np.arange(6, 10))}], 0)
 

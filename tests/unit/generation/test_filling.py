@@ -15,7 +15,7 @@ from transfer_cli.generation.filling import (
 )
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.masked_lm import MaskedLM
 
 TEXT = "the cat sat on the mat , the cats are sitting ; the cat said mew ."
@@ -34,7 +34,7 @@ def byte_pairs():
 @pytest.fixture(scope="module")
 def model(word_pieces):
     objective = MaskedLM()
-    objective.bind(Facts(word_pieces))
+    objective.setup(TaskInfo(word_pieces))
     torch.manual_seed(0)
     backbone = Backbone(tiny.shape(direction="bidirectional", residual="post"), word_pieces.size)
     made = TransferModel(backbone, objective.modules(backbone))

@@ -12,7 +12,7 @@ from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import load_pretrained
-from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.masked_lm import MaskedLM
 
 
@@ -123,7 +123,7 @@ def test_gpt2_has_one_special_token_and_nothing_to_hide_with(tmp_path):
     assert ours.cls not in ours.encode("a <|endoftext|> b <unk> c")
     assert ours.decode(ours.encode("a <unk> c")).strip() == "a <unk> c"
     with pytest.raises(ConfigError, match="no mask token of its own"):
-        MaskedLM().bind(Facts(ours))
+        MaskedLM().setup(TaskInfo(ours))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

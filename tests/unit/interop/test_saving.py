@@ -10,7 +10,7 @@ from tests.published import TEXT, reference, wordpiece
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
-from transfer_cli.interop.folder import open_folder
+from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.saving import ClassificationHead, Ours, write_folder
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import Backbone, BackboneShape

@@ -1,7 +1,7 @@
 import torch
 
 from tests import tiny
-from transfer_cli.objectives.base import Encoding, Facts
+from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.seeds import ExampleNoise
 
@@ -24,7 +24,7 @@ def test_an_objective_keeps_tokens_and_the_start_unless_it_says_otherwise():
     model = tiny.model(objective)
     before, raw = tiny.weights_of(model), tiny.all_of(tiny.Questions(examples=4))
 
-    objective.start(model, {name for name, _ in model.named_parameters()})
+    objective.on_train_start(model, {name for name, _ in model.named_parameters()})
 
     assert objective.keeps_tokens
     assert objective.prepare(raw, ExampleNoise(0))["tokens"] is raw["tokens"]
@@ -32,4 +32,4 @@ def test_an_objective_keeps_tokens_and_the_start_unless_it_says_otherwise():
 
 
 def test_a_loss_is_the_main_one_unless_it_is_named():
-    assert Facts(tiny.VOCABULARY).name == "main"
+    assert TaskInfo(tiny.VOCABULARY).name == "main"

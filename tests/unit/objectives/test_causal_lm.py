@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.split import TextFacts
-from transfer_cli.objectives.base import Encoding, Facts
+from transfer_cli.data.split import TextStats
+from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exponential
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing.objectives import check_objective
 
-FACTS = Facts(tiny.VOCABULARY, tiny.LABELS)
+FACTS = TaskInfo(tiny.VOCABULARY, tiny.LABELS)
 NOISE = ExampleNoise(0, "train", 0)
 
 
@@ -54,8 +54,8 @@ def test_equal_logits_have_a_loss_of_ln_v_and_perplexities_to_match(vocabulary):
     batch = objective.prepare(tiny.all_of(tiny.blocks(tokens=100)), NOISE)
 
     with torch.no_grad():
-        tallies = objective.tallies(model, batch, Encoding(model, batch))
-    found = objective.measures(tallies, {"loss": 100}, TextFacts(words=40, size_bytes=300))
+        tallies = objective.metric_sums(model, batch, Encoding(model, batch))
+    found = objective.compute_metrics(tallies, {"loss": 100}, TextStats(words=40, size_bytes=300))
 
     assert found["loss"] == pytest.approx(math.log(vocabulary), rel=1e-6)
     assert found["token_perplexity"] == pytest.approx(vocabulary, rel=1e-5)
@@ -64,7 +64,7 @@ def test_equal_logits_have_a_loss_of_ln_v_and_perplexities_to_match(vocabulary):
 
 
 def test_measures_of_a_text_without_counts_are_those_of_its_tokens():
-    found = CausalLM().measures({"loss": torch.tensor(200.0)}, {"loss": 100}, TextFacts())
+    found = CausalLM().compute_metrics({"loss": torch.tensor(200.0)}, {"loss": 100}, TextStats())
 
     assert found == {"loss": 2.0, "token_perplexity": math.exp(2)}
 
@@ -98,5 +98,5 @@ def test_samples_show_the_likeliest_token_at_the_last_targets():
 
     first, second = objective.samples(model, batch, Encoding(model, batch))
 
-    assert (first.tokens, first.wanted, first.said) == ([7, 8, 9, 2], [8, 9], [17, 17])
-    assert (second.tokens, second.wanted, second.said) == ([5, 2], [], [])
+    assert (first.tokens, first.target, first.prediction) == ([7, 8, 9, 2], [8, 9], [17, 17])
+    assert (second.tokens, second.target, second.prediction) == ([5, 2], [], [])

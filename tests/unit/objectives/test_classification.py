@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from transfer_cli.adaptation.edits import NewRows
-from transfer_cli.data.split import TextFacts
+from transfer_cli.data.split import TextStats
 from transfer_cli.model.heads import pool
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Facts
+from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.testing.objectives import check_objective
 
@@ -22,12 +22,12 @@ NEW_ROWS = "backbone.new_rows.delta"
 def judged(labels, predictions, names=tiny.LABELS):
     """Return the measures of predictions, through the confusion counts."""
     objective = Classification()
-    objective.bind(Facts(tiny.VOCABULARY, names))
+    objective.setup(TaskInfo(tiny.VOCABULARY, names))
     confusion = torch.zeros(len(names), len(names), dtype=torch.long)
     for label, prediction in zip(labels, predictions, strict=True):
         confusion[label, prediction] += 1
     totals = {"loss": torch.tensor(float(len(labels))), "confusion": confusion}
-    return objective.measures(totals, {"loss": len(labels)}, TextFacts())
+    return objective.compute_metrics(totals, {"loss": len(labels)}, TextStats())
 
 
 def f1_of(name, labels, predictions):
@@ -93,7 +93,7 @@ def test_a_class_that_is_only_predicted_lowers_macro_f1():
 def test_classification_keeps_the_contract_of_objectives(pooling):
     check_objective(
         Classification(pooling),
-        Facts(tiny.VOCABULARY, tiny.LABELS),
+        TaskInfo(tiny.VOCABULARY, tiny.LABELS),
         tiny.Questions().batch(np.arange(6)),
     )
 
@@ -114,15 +114,15 @@ def test_the_loss_is_the_summed_cross_entropy_of_the_labels():
 def test_any_head_keeps_the_contract_of_objectives(hidden, batch_norm):
     check_objective(
         Classification("concat", hidden=hidden, batch_norm=batch_norm),
-        Facts(tiny.VOCABULARY, tiny.LABELS),
+        TaskInfo(tiny.VOCABULARY, tiny.LABELS),
         tiny.Questions().batch(np.arange(6)),
     )
 
 
 def test_a_further_classification_has_a_head_of_its_own():
     main, topic = Classification(), Classification(hidden=(7,))
-    main.bind(Facts(tiny.VOCABULARY, tiny.LABELS))
-    topic.bind(Facts(tiny.VOCABULARY, ("a", "b"), name="topic"))
+    main.setup(TaskInfo(tiny.VOCABULARY, tiny.LABELS))
+    topic.setup(TaskInfo(tiny.VOCABULARY, ("a", "b"), name="topic"))
     backbone, batch = tiny.backbone(), tiny.all_of(tiny.Questions(examples=4))
     model = TransferModel(backbone, {**main.modules(backbone), **topic.modules(backbone)})
 
@@ -133,7 +133,7 @@ def test_a_further_classification_has_a_head_of_its_own():
 
     assert sorted(model.heads) == ["class", "class_topic"]
     assert sizes == {"main": 3, "topic": 2}
-    assert topic.settle(model, set()) == {"pooling": "mean"}
+    assert topic.finalize_options(model, set()) == {"pooling": "mean"}
     assert model.heads["class"].pooling == "cls_last"
 
 
@@ -142,7 +142,7 @@ def test_tallies_count_labels_in_rows_and_predictions_in_columns():
     model = tiny.model(objective).eval()
     model.heads["class"].linear.bias.data = torch.tensor([0.0, 0.0, 9.0])
 
-    tallies = objective.tallies(model, batch, Encoding(model, batch))
+    tallies = objective.metric_sums(model, batch, Encoding(model, batch))
 
     counts = torch.bincount(batch["label"], minlength=3)
     assert torch.equal(tallies["confusion"][:, 2], counts)
@@ -158,8 +158,8 @@ def test_samples_name_the_label_and_the_prediction():
     found = objective.samples(model, batch, Encoding(model, batch))
 
     assert [sample.tokens for sample in found] == tiny.Questions(examples=2).rows
-    assert [sample.said for sample in found] == ["number", "number"]
-    assert [sample.wanted for sample in found] == [tiny.LABELS[n] for n in batch["label"]]
+    assert [sample.prediction for sample in found] == ["number", "number"]
+    assert [sample.target for sample in found] == [tiny.LABELS[n] for n in batch["label"]]
 
 
 # Pooling.
@@ -180,7 +180,7 @@ def test_auto_pools_by_direction_and_by_the_mean_where_embeddings_never_train(
     objective = Classification()
     model = tiny.model(objective, direction=direction)
 
-    pinned = objective.settle(model, trains)
+    pinned = objective.finalize_options(model, trains)
 
     assert pinned == {"pooling": pooling}
     assert model.heads["class"].pooling == pooling
@@ -199,7 +199,7 @@ def test_a_row_of_its_own_lets_the_classification_token_learn(tokens, trains, po
     model = tiny.model(objective)
     NewRows(tokens)(model, {"cls": tiny.VOCABULARY.cls, "sep": tiny.VOCABULARY.sep})
 
-    assert objective.settle(model, trains) == {"pooling": pooling}
+    assert objective.finalize_options(model, trains) == {"pooling": pooling}
 
 
 POOLER = "heads.pooler.linear.weight"
@@ -223,7 +223,7 @@ def test_a_kind_of_model_with_a_pooler_was_pretrained_with_its_classification_to
     batch = tiny.all_of(tiny.Questions(examples=4))
     tiny.lively(model)
 
-    assert objective.settle(model, trains) == {"pooling": pooling, "pooler": pooler}
+    assert objective.finalize_options(model, trains) == {"pooling": pooling, "pooler": pooler}
 
     encoded = Encoding(model, batch)
     pooled = pool(encoded.top, batch["mask"], pooling)
@@ -252,7 +252,7 @@ def test_a_named_pooling_is_kept(pooling):
     objective = Classification(pooling)
     model = tiny.model(objective)
 
-    assert objective.settle(model, set()) == {"pooling": pooling}
+    assert objective.finalize_options(model, set()) == {"pooling": pooling}
     assert model.heads["class"].linear.in_features == (48 if pooling == "concat" else 16)
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests import tiny
 from transfer_cli.batch import IGNORE
-from transfer_cli.data.split import TextFacts
-from transfer_cli.objectives.base import Encoding, Facts
+from transfer_cli.data.split import TextStats
+from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing.objectives import check_objective
@@ -20,7 +20,7 @@ SPECIALS = torch.tensor(sorted(LARGE.special))
 
 def at_work(vocabulary=tiny.VOCABULARY, **options):
     objective = MaskedLM(**options)
-    objective.bind(Facts(vocabulary))
+    objective.setup(TaskInfo(vocabulary))
     return objective
 
 
@@ -124,7 +124,7 @@ def test_masked_lm_keeps_the_contract_of_objectives(whole_word):
     data = tiny.Questions(causal=False)
 
     check_objective(
-        MaskedLM(0.4, whole_word), Facts(tiny.VOCABULARY, tiny.LABELS), data.batch(np.arange(6))
+        MaskedLM(0.4, whole_word), TaskInfo(tiny.VOCABULARY, tiny.LABELS), data.batch(np.arange(6))
     )
 
 
@@ -236,7 +236,9 @@ def test_a_batch_with_nothing_to_hide_has_no_targets_and_a_loss_of_zero(whole_wo
 
 
 def test_measures_are_the_mean_and_its_perplexity():
-    found = MaskedLM().measures({"loss": torch.tensor(30.0)}, {"loss": 10}, TextFacts(words=99))
+    found = MaskedLM().compute_metrics(
+        {"loss": torch.tensor(30.0)}, {"loss": 10}, TextStats(words=99)
+    )
 
     assert found == {"loss": 3.0, "masked_token_perplexity": pytest.approx(np.exp(3))}
 

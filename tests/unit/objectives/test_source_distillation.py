@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
-from transfer_cli.data.split import TextFacts
+from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError, RunError
-from transfer_cli.objectives.base import Encoding, Facts
+from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
@@ -29,7 +29,7 @@ def at_work(inner=None, *, temperature=2.0, **changes):
     objective = SourceDistillation(inner, temperature)
     model = tiny.model(objective, direction=inner.direction, **changes)
     tiny.lively(model)
-    objective.start(model, names_of(model))
+    objective.on_train_start(model, names_of(model))
     data = tiny.Questions(causal=inner.direction == "causal", examples=6)
     return objective, model, objective.prepare(tiny.all_of(data), ExampleNoise(0, "train", 0))
 
@@ -43,9 +43,9 @@ def test_it_keeps_the_contract_of_objectives(inner):
     data = tiny.Questions(causal=inner.direction == "causal")
     objective = SourceDistillation(inner)
     case = contract.make_case(
-        objective, Facts(tiny.VOCABULARY, tiny.LABELS), data.batch(np.arange(6))
+        objective, TaskInfo(tiny.VOCABULARY, tiny.LABELS), data.batch(np.arange(6))
     )
-    objective.start(case.model, names_of(case.model))
+    objective.on_train_start(case.model, names_of(case.model))
     # Where it started its gradient is 0, and would show nothing.
     tiny.lively(case.model, seed=1)
 
@@ -171,8 +171,8 @@ def test_logits_are_computed_only_where_they_are_compared():
 
 
 def test_measures_are_the_mean():
-    found = SourceDistillation(CausalLM()).measures(
-        {"loss": torch.tensor(3.0)}, {"loss": 12}, TextFacts()
+    found = SourceDistillation(CausalLM()).compute_metrics(
+        {"loss": torch.tensor(3.0)}, {"loss": 12}, TextStats()
     )
 
     assert found == {"loss": 0.25}
@@ -190,11 +190,11 @@ def test_measures_are_the_mean():
 def test_a_source_that_is_not_pretrained_is_refused(dropped, named, name, key):
     objective = SourceDistillation(CausalLM())
     model = tiny.model(objective)
-    objective.bind(Facts(tiny.VOCABULARY, name=name))
+    objective.setup(TaskInfo(tiny.VOCABULARY, name=name))
     inherited = {n for n in names_of(model) if not n.startswith(dropped)}
 
     with pytest.raises(ConfigError, match=rf"^{key}: .*{named}.*init_from=RUN of a language model"):
-        objective.start(model, inherited)
+        objective.on_train_start(model, inherited)
 
 
 def test_heads_of_other_losses_may_be_new():
@@ -202,7 +202,7 @@ def test_heads_of_other_losses_may_be_new():
     model = tiny.model(objective, Classification())
     inherited = {n for n in names_of(model) if not n.startswith("heads.class")}
 
-    objective.start(model, inherited)
+    objective.on_train_start(model, inherited)
 
     assert set(objective._source.heads) == {"lm"}
 
@@ -213,7 +213,7 @@ def test_parts_that_change_nothing_at_the_start_may_be_new():
     inherited = names_of(model)
     model.backbone.blocks[0].sites["after_attention"] = tiny.AddedLinear(16, 16)
 
-    objective.start(model, inherited)
+    objective.on_train_start(model, inherited)
 
     assert objective._source is not None
 
@@ -221,10 +221,10 @@ def test_parts_that_change_nothing_at_the_start_may_be_new():
 def test_without_a_start_it_says_that_it_cannot_be_computed():
     _, model, batch = at_work()
     finished = SourceDistillation(CausalLM())
-    finished.bind(Facts(tiny.VOCABULARY, name="source"))
+    finished.setup(TaskInfo(tiny.VOCABULARY, name="source"))
 
     with pytest.raises(RunError, match=r"^losses\.source: .* a finished run does not hold"):
-        finished.tallies(model, batch, Encoding(model, batch))
+        finished.metric_sums(model, batch, Encoding(model, batch))
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, float("inf"), float("nan")])

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
-from transfer_cli.objectives.base import Facts
+from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
@@ -54,20 +54,20 @@ class NamesTermsDifferently(Classification):
 
 
 class NotesHalfOfItsLoss(Classification):
-    def outcomes(self, model, batch, encoded):
-        found = super().outcomes(model, batch, encoded)
+    def example_results(self, model, batch, encoded):
+        found = super().example_results(model, batch, encoded)
         return replace(found, loss=found.loss / 2)
 
 
 class NotesTokensAsTargets(CausalLM):
-    def outcomes(self, model, batch, encoded):
-        found = super().outcomes(model, batch, encoded)
+    def example_results(self, model, batch, encoded):
+        found = super().example_results(model, batch, encoded)
         return replace(found, targets=batch["mask"].sum(1) + 1)
 
 
 class NotesOneForAll(Classification):
-    def outcomes(self, model, batch, encoded):
-        found = super().outcomes(model, batch, encoded)
+    def example_results(self, model, batch, encoded):
+        found = super().example_results(model, batch, encoded)
         return replace(found, predicted={"probability": found.predicted["probability"].mean()})
 
 
@@ -97,11 +97,11 @@ def test_the_contract_of_objectives_catches(objective, message):
     batch = tiny.Questions().batch(np.arange(6))
 
     with pytest.raises(AssertionError, match=message):
-        check_objective(objective, Facts(tiny.VOCABULARY, tiny.LABELS), batch)
+        check_objective(objective, TaskInfo(tiny.VOCABULARY, tiny.LABELS), batch)
 
 
 def test_a_batch_without_padding_cannot_show_anything():
     batch = tiny.rows_to_batch([[5, 6], [7, 8]])
 
     with pytest.raises(AssertionError, match="examples of different lengths"):
-        check_objective(CausalLM(), Facts(tiny.VOCABULARY), batch)
+        check_objective(CausalLM(), TaskInfo(tiny.VOCABULARY), batch)

@@ -15,7 +15,7 @@ from transfer_cli.model.weights import (
 )
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.training.checkpoints import Keeping
+from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.train import description_of
 
 LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
@@ -31,7 +31,7 @@ def kept(tmp_path, pretrained):
         parts, run = build_run(config, "finetune"), RunDirectory(tmp_path / "run")
         run.model.mkdir(parents=True)
         write_description(description_of(config, parts, run.model), run.model)
-        return parts, run, Keeping(parts, run, keep)
+        return parts, run, CheckpointWriter(parts, run, keep)
 
     return make
 
@@ -199,7 +199,7 @@ def test_checkpoints_of_a_folded_model_keep_their_own_description(kept, pretrain
     for _ in range(2):  # a run may finish twice: each time with the weights of a checkpoint
         parts = build_run(parts_config(run, pretrained), "finetune")
         load_strictly(parts.model, stored, run.path, frozenset())
-        keeping = Keeping(parts, run, 0)
+        keeping = CheckpointWriter(parts, run, 0)
         keeping.write_model(keeping.tensors())
 
         assert list(read_description(run.checkpoints).edits) == ["lora"]

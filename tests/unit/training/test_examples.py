@@ -11,7 +11,7 @@ from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.engine.features.cached import CachedFeatures
-from transfer_cli.objectives.base import Outcomes
+from transfer_cli.objectives.base import ExampleResults
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.items import Item
 from transfer_cli.tasks.classification import ClassificationTask
@@ -38,7 +38,7 @@ def split():
     return Split("test", EncodedTask(EXAMPLES, tokenizer, 32, "causal"))
 
 
-CLASSES = Outcomes(
+CLASSES = ExampleResults(
     torch.tensor([0.1, 1 / 3, 2.0]), torch.ones(3),
     {"label": torch.tensor([1, 1, 0]), "probability": torch.tensor([0.9, 0.8, 0.7])},
 )  # fmt: skip
@@ -65,7 +65,7 @@ def test_texts_whose_states_are_kept_are_found_too(split):
 
 
 def test_a_language_model_has_no_labels(split):
-    outcomes = Outcomes(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([2, 3, 4]))
+    outcomes = ExampleResults(torch.tensor([3.0, 4.0, 5.0]), torch.tensor([2, 3, 4]))
 
     labelled, block = found(split, outcomes), found(blocks(), outcomes, Prepared({}))
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from tests import configs
 from transfer_cli.assembly.finished_run import open_trained
-from transfer_cli.engine.evaluate import evaluate
+from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, DivergedError, FinishedError
 from transfer_cli.runs.directory import RunDirectory

@@ -16,7 +16,7 @@ from transfer_cli.config.build import build
 from transfer_cli.errors import CheckpointError, ConfigError, RunError, one_of
 from transfer_cli.interop.card import card_text
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
-from transfer_cli.interop.folder import open_folder
+from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.saving import FINAL_NORM, ClassificationHead, Ours, Written, write_folder
 from transfer_cli.model.added import added_parameters, merge
 from transfer_cli.model.backbone import Backbone

@@ -11,7 +11,7 @@ from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.data.sampler import shard
 from transfer_cli.engine import distributed
-from transfer_cli.engine.evaluate import predictions, row_by_row
+from transfer_cli.engine.evaluation import predictions, row_by_row
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError
 from transfer_cli.tasks.base import Answer, Task, by_example

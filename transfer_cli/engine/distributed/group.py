@@ -28,7 +28,7 @@ _LONG = timedelta(days=1)
 
 
 @dataclass
-class Group:
+class JoinedGroup:
     """What this process needs to talk to the others.
 
     Args:
@@ -60,7 +60,7 @@ class Group:
         return int(self.store.get(key)) if self.store.check([key]) else 0
 
 
-_group: Group | None = None
+_group: JoinedGroup | None = None
 
 
 def started_by_torchrun() -> bool:
@@ -93,7 +93,7 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def join(device: torch.device, timeout_minutes: float) -> Group:
+def join(device: torch.device, timeout_minutes: float) -> JoinedGroup:
     """Join the processes that torchrun has started; see `watch.process_group`."""
     global _group  # one group a process, as in torch
     # Here, because it takes seconds to import, which a process alone need not wait for.
@@ -114,7 +114,7 @@ def join(device: torch.device, timeout_minutes: float) -> Group:
     finally:
         if hidden is not None:
             os.environ["SLURM_JOB_ID"] = hidden
-    _group = Group(
+    _group = JoinedGroup(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
         control=dist.new_group(backend="gloo", timeout=timeout),

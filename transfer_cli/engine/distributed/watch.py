@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from transfer_cli.engine.distributed import group
-from transfer_cli.engine.distributed.group import Group
+from transfer_cli.engine.distributed.group import JoinedGroup
 from transfer_cli.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, PeerError, RunError, TransferError
 
 _RUN_ID = re.compile(r"launched-by-(\d+)-[0-9a-f]{32}")
@@ -75,7 +75,7 @@ class Heartbeats:
         over: Set when the work is done.
     """
 
-    def __init__(self, own: Group, over: threading.Event) -> None:
+    def __init__(self, own: JoinedGroup, over: threading.Event) -> None:
         self.failed = False
         now = time.monotonic()
         self._heard = dict.fromkeys(range(own.world_size), now)
@@ -125,7 +125,7 @@ def _watch_launcher(over: threading.Event) -> None:
     os._exit(EXIT_OUR_FAULT)
 
 
-def _watch_processes(own: Group, over: threading.Event) -> None:
+def _watch_processes(own: JoinedGroup, over: threading.Event) -> None:
     """End this process when another one is lost, or soon after one has failed."""
     heartbeats, failed_since = Heartbeats(own, over), 0.0
     listener = threading.Thread(target=heartbeats.listen, daemon=True)
@@ -156,7 +156,7 @@ def new_run_id() -> str:
     return f"launched-by-{os.getpid()}-{uuid.uuid4().hex}"
 
 
-def _reported_once(own: Group, error: BaseException) -> BaseException:
+def _reported_once(own: JoinedGroup, error: BaseException) -> BaseException:
     """Return what this process ends with: its own error, or a silent one if another has failed."""
     code = _exit_code(error)
     try:
@@ -169,7 +169,7 @@ def _reported_once(own: Group, error: BaseException) -> BaseException:
         return PeerError("the process that all others talk to is gone", EXIT_OUR_FAULT)
 
 
-def _lost(own: Group, error: BaseException) -> BaseException:
+def _lost(own: JoinedGroup, error: BaseException) -> BaseException:
     """Return why a collective broke: another process has failed, is gone, or has not come."""
     own.store.set(f"waits/{own.rank}", "1")
     deadline = time.monotonic() + _GRACE_SECONDS

@@ -8,7 +8,7 @@ from tests import tiny
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.sampler import StepSampler
-from transfer_cli.engine.train import Progress, run_trainer
+from transfer_cli.engine.loop import Progress, run_trainer
 from transfer_cli.model.weights import load_strictly, read_weights, save_weights
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification

@@ -27,7 +27,7 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import on_device
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample
+from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 from transfer_cli.seeds import ExampleNoise
 
 EVALUATION_SEED = 0
@@ -55,7 +55,7 @@ class Outcome:
         index: Its number in the split.
         loss: Summed over its targets, in nats.
         targets: How many it has.
-        predicted: What its task makes a result of, by name; see `objectives.base.Outcomes`.
+        predicted: What its task makes a result of, by name; see `objectives.base.ExampleResults`.
     """
 
     index: int
@@ -70,7 +70,7 @@ class EachExample:
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
 
-    def note(self, indices: Iterable[int], found: Outcomes) -> None:
+    def note(self, indices: Iterable[int], found: ExampleResults) -> None:
         """Note the rows of a batch that this process has scored."""
         self._rows += zip(
             map(int, indices),
@@ -159,10 +159,12 @@ def evaluate(
     if each is None and split.scorer is not None:
         each = EachExample()
 
-    def judged(whole: TransferModel, view: Batch) -> tuple[dict[str, Tensor], Outcomes | None]:
+    def judged(
+        whole: TransferModel, view: Batch
+    ) -> tuple[dict[str, Tensor], ExampleResults | None]:
         encoded = Encoding(whole, view)
-        tallies = objective.tallies(whole, view, encoded)
-        return tallies, None if each is None else objective.outcomes(whole, view, encoded)
+        tallies = objective.metric_sums(whole, view, encoded)
+        return tallies, None if each is None else objective.example_results(whole, view, encoded)
 
     def score(engine: Engine, indices: np.ndarray) -> tuple[dict[str, Tensor], dict[str, int]]:
         prepared = objective.prepare(split.data.batch(indices), evaluation_noise())
@@ -185,7 +187,7 @@ def evaluate(
     engine.run([*own, *batches[:1] * missing])
     reshard(model)
     totals, counts = engine.state.metrics["sums"]
-    measures = objective.measures(totals, counts, split.text)
+    measures = objective.compute_metrics(totals, counts, split.text)
     if split.scorer is not None and each is not None:
         predicted = {found.index: found.predicted for found in each.gathered()}
         measures |= split.scorer(predicted) if all(predicted.values()) else {}

@@ -5,7 +5,7 @@ import torch
 from tests import tiny
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.training.results import (
+from transfer_cli.training.measurements import (
     layer_shares,
     peak_memory,
     weights_size,

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
-from transfer_cli.data.split import Split, TextFacts
-from transfer_cli.engine.evaluate import EachExample, evaluate, portions, predictions, samples
+from transfer_cli.data.split import Split, TextStats
+from transfer_cli.engine.evaluation import EachExample, evaluate, portions, predictions, samples
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.objectives.base import Encoding
@@ -65,7 +65,7 @@ def test_every_example_is_scored_once_in_the_order_that_is_asked_for():
 
 def test_word_perplexity_is_that_of_the_dumped_losses_of_every_token():
     model, objective, data = at_work("clm")
-    facts = TextFacts(words=400, size_bytes=3000)
+    facts = TextStats(words=400, size_bytes=3000)
     batch = tiny.all_of(data)
     with torch.no_grad():
         top = Encoding(model.eval(), batch).top
@@ -87,7 +87,7 @@ def test_the_unigram_model_scores_what_a_direct_count_says():
     counts = np.bincount(train, minlength=vocabulary) + 1
     nats = -np.log(counts / counts.sum())[test.text.tokens[1:]].sum()
     model = unigram_model(np.array_split(train, 7), vocabulary)
-    facts = TextFacts(words=test.text.num_words)
+    facts = TextStats(words=test.text.num_words)
 
     found = tiny.measures(model, tiny.bound(CausalLM()), test, facts=facts)
 
@@ -183,7 +183,7 @@ def test_the_share_of_wrong_examples_is_the_error_rate():
 def test_an_objective_that_says_nothing_of_examples_leaves_nothing():
     objective = SourceDistillation(CausalLM())
     model = tiny.model(objective)
-    objective.start(model, {name for name, _ in model.named_parameters()})
+    objective.on_train_start(model, {name for name, _ in model.named_parameters()})
 
     scores, outcomes = noted(model, objective, tiny.blocks())
 
