@@ -48,7 +48,7 @@ def on_processes(count: int, function: Callable[[], Any], folder: Path) -> list[
 def _main(module: str, function: str, folder: str) -> None:
     from transfer_cli.engine import distributed
 
-    with distributed.joined(torch.device("cpu"), timeout_minutes=1):
+    with distributed.process_group(torch.device("cpu"), timeout_minutes=1):
         found = getattr(importlib.import_module(module), function)()
         torch.save(found, Path(folder) / f"{distributed.rank()}.pt")
 

@@ -16,16 +16,17 @@ from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import EncodedText, TextBlocks
+from transfer_cli.data.loader import Stream
+from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.split import Dataset, Split, TextFacts
-from transfer_cli.data.steps import Order
 from transfer_cli.engine import distributed
+from transfer_cli.engine.distributed.replicated import Parallel, Replicated, is_sharded
+from transfer_cli.engine.distributed.sharded import Sharded
 from transfer_cli.engine.evaluate import evaluate
-from transfer_cli.engine.parallel import Parallel, Replicated
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.sharded import Sharded, is_sharded
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, StepReport, TrainStep
-from transfer_cli.engine.train import Progress, Stream, build_trainer, report_of, run_trainer
+from transfer_cli.engine.train import Progress, build_trainer, report_of, run_trainer
 from transfer_cli.lengths import Length
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
@@ -233,7 +234,7 @@ def _parallel(trained: TransferModel, losses: Sequence[Loss]) -> Parallel | None
     if is_sharded(trained):
         return Sharded(trained)
     several = len({loss.stream for loss in losses}) > 1
-    return Replicated(trained, some_unused=several) if distributed.count() > 1 else None
+    return Replicated(trained, some_unused=several) if distributed.world_size() > 1 else None
 
 
 @dataclass
@@ -252,7 +253,7 @@ class Run:
     def __post_init__(self) -> None:
         from ignite.engine import Events
 
-        self.order = Order(len(self.data), self.batch, self.recipe.seed)
+        self.sampler = StepSampler(len(self.data), self.batch, self.recipe.seed)
         self.trainer = build_trainer(self.step, self.progress)
         self.trainer.add_event_handler(Events.ITERATION_COMPLETED, self._note)
 
@@ -263,7 +264,7 @@ class Run:
     def go(self) -> "Run":
         run_trainer(
             self.trainer,
-            {"main": Stream(self.data, self.order)},
+            {"main": Stream(self.data, self.sampler)},
             micro_batch=self.micro_batch,
             total_steps=self.recipe.total,
             start_step=self.progress.step,

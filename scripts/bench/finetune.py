@@ -133,8 +133,8 @@ def steps(arrive: Gate, words: Sequence[str], timed: int) -> None:
     """Take the steps of `transfer finetune WORDS` whose batches are spread over the lengths."""
     parts = _parts(words)
     stream = parts.streams["main"]
-    number_of_steps = stream.order.steps_per_epoch
-    batches = [stream.order.indices(number) for number in range(number_of_steps)]
+    number_of_steps = stream.sampler.steps_per_epoch
+    batches = [stream.sampler.indices(number) for number in range(number_of_steps)]
     for number in _spread([_padded(parts, batch) for batch in batches], timed):
         arrive.note(steps=number_of_steps, tokens=sum(_padded(parts, each) for each in batches))
         arrive()
@@ -145,12 +145,12 @@ def states(arrive: Gate, words: Sequence[str], timed: int) -> None:
     """Compute the states of portions of the questions, spread over the lengths, to be kept."""
     import numpy as np
 
-    from transfer_cli.data.steps import in_portions
-    from transfer_cli.engine.features import CachedFeatures
+    from transfer_cli.data.sampler import micro_batches
+    from transfer_cli.engine.features.cached import CachedFeatures
 
     parts = _parts(words)
     data = parts.streams["main"].data
-    portions = in_portions(np.argsort(parts.data.lengths, kind="stable"), BATCH)
+    portions = micro_batches(np.argsort(parts.data.lengths, kind="stable"), BATCH)
     for number in _spread([_padded(parts, portion) for portion in portions], timed):
         arrive.note(steps=len(portions), tokens=sum(_padded(parts, each) for each in portions))
         arrive()

@@ -114,7 +114,7 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str) -> N
 
     import torch
 
-    from transfer_cli.commands.predict import command as predict
+    from transfer_cli.commands.predict import predict
     from transfer_cli.commands.predict import reading as predict_input
     from transfer_cli.commands.predict.ensemble import open_ensemble
     from transfer_cli.commands.predict.reading import Columns

@@ -202,7 +202,7 @@ def in_place_of_engine(
         body: Called with the training step and with what returns the batch of a step by its number.
             When it returns, the command is over and leaves no run directory behind.
     """
-    from transfer_cli.engine.train import StepLoader
+    from transfer_cli.data.loader import StepDataLoader
     from transfer_cli.training import trainer
 
     taken: list[Callable[..., Any]] = []
@@ -213,7 +213,7 @@ def in_place_of_engine(
         return build_trainer(step, progress)  # type: ignore[arg-type]
 
     def run(trainer: Any, streams: Any, *, micro_batch: int, mixture: Any, **others: Any) -> None:
-        loader = StepLoader(streams, micro_batch, lambda: 0, mixture)
+        loader = StepDataLoader(streams, micro_batch, lambda: 0, mixture)
         body(taken[0], loader.at)
         raise _EnoughError
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from transfer_cli.cli import main
-from transfer_cli.commands.predict import command as predicting
+from transfer_cli.commands.predict import predict as predicting
 
 pytestmark = pytest.mark.functional
 

@@ -174,6 +174,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(words, transfer_a
     assert "going on after step 3" in resumed.err
 
 
+@pytest.mark.slow
 def test_finetune_evaluate_and_predict_say_what_one_process_says(words, transfer_alone):
     assert transfer_alone(*words, how("never"), "run.dir=base").code == 0
     run = ("finetune", "data=sample_questions", "init_from=base", "device=cpu", "loop.steps=8",

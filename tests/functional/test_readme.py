@@ -2,11 +2,16 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from transfer_cli.config import launch
+from transfer_cli.config.check import check
+from transfer_cli.config.flags import Request
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -22,6 +27,20 @@ def test_the_readme_opens_with_demo_and_test():
     assert first == ["make demo", "make test"]
 
 
+@pytest.mark.functional
+def test_every_training_of_the_readme_composes():
+    script = "".join(blocks()[1:]).replace("\\\n", " ")
+    typed = [shlex.split(line, comments=True) for line in script.splitlines()]
+    trained = [words[1:] for words in typed if words[1:2] in (["pretrain"], ["finetune"])
+               and "-m" not in words]  # fmt: skip
+    assert len(trained) > 2
+
+    for command, *words in trained:
+        overrides = tuple(word for word in words if "=" in word)
+        check(launch.compose(command, Request(overrides=overrides)), command)
+
+
+@pytest.mark.slow
 @pytest.mark.functional
 def test_every_command_of_the_readme_runs(tmp_path):
     tool = tmp_path / "bin" / "transfer"

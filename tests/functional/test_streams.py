@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import Mixture
-from transfer_cli.engine.train import StepLoader
 from transfer_cli.runs.records import read_metrics
 
 pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
@@ -19,7 +19,7 @@ CONSTANT = ("schedule=constant",)
 @pytest.fixture
 def drawn(monkeypatch):
     """Return the stream that each step drew, and how many examples of it, as a run goes on."""
-    found, at = [], StepLoader.at
+    found, at = [], StepDataLoader.at
 
     def note(self, step):
         batches = at(self, step)
@@ -27,7 +27,7 @@ def drawn(monkeypatch):
         found.append((name, sum(len(micro[name]["tokens"]) for micro in batches)))
         return batches
 
-    monkeypatch.setattr(StepLoader, "at", note)
+    monkeypatch.setattr(StepDataLoader, "at", note)
     return found
 
 

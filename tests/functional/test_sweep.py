@@ -139,6 +139,7 @@ def test_what_a_config_of_ones_own_sweeps_is_swept(transfer, words, tmp_path):
     assert ended.out.count("done: 2 steps") == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_goes_on(shell, words, tmp_path):
     typed = [word for word in words if not word.startswith("loop.steps")]
     line = (*typed, "loop.steps=4000", "-m", "seed=0,1,2", "sweep.workers=2")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from transfer_cli.config.locate import conf_dir
-from transfer_cli.runs.curves import Curves
+from transfer_cli.runs.tensorboard import SummaryWriter
 
 pytestmark = pytest.mark.functional
 
@@ -58,9 +58,9 @@ def test_each_file_that_differs_is_named_with_the_first_difference(pretrained, c
     results = json.loads((copied / "results.json").read_text())
     results["seen"]["steps"] += 1
     (copied / "results.json").write_text(json.dumps(results))
-    curves = Curves(copied / "tensorboard")
-    curves.add_scalar("train/loss", 1.0, 6)
-    curves.close()
+    writer = SummaryWriter(copied / "tensorboard")
+    writer.add_scalar("train/loss", 1.0, 6)
+    writer.close()
     (copied / "checkpoints" / ".step-00000002.1").mkdir()
 
     ended = call("compare_runs.py", pretrained, copied)

@@ -5,12 +5,10 @@ import pytest
 from tests import configs
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache():
-    """Let each run keep its cache beside its data."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TRANSFER_CACHE", raising=False)
-        yield
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch):
+    """Let each run keep its cache beside its data, whatever tests of commands share."""
+    monkeypatch.delenv("TRANSFER_CACHE", raising=False)
 
 
 @pytest.fixture(scope="session")

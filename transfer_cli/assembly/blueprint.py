@@ -368,7 +368,7 @@ def _is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptati
     Raises:
         ConfigError: Something in the run needs the whole model.
     """
-    if config.parallel != "fsdp" or distributed.count() == 1:
+    if config.parallel != "fsdp" or distributed.world_size() == 1:
         return False
     whole = {
         "adaptation.penalty": chosen.penalty is not None,

@@ -15,16 +15,16 @@ from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import build_optimizer, parameter_groups
 from transfer_cli.assembly.pretraining_task import Forgetting, Source, fisher_of
-from transfer_cli.data.steps import Order
+from transfer_cli.data.loader import Stream
+from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
-from transfer_cli.engine.features import CachedFeatures, memory_needed
-from transfer_cli.engine.parallel import Alone, Parallel, Replicated
+from transfer_cli.engine.distributed.replicated import Parallel, Replicated, SingleProcess
+from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
+from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.shared_states import SharedStates
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, TrainStep
-from transfer_cli.engine.train import Stream
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.seeds import derive
@@ -189,12 +189,12 @@ def _parallel(
 ) -> Parallel:
     """Let the processes of the run share its model; return how."""
     if sharded:
-        from transfer_cli.engine.sharded import Sharded, shard
+        from transfer_cli.engine.distributed.sharded import Sharded, shard_model
 
-        shard(model, device)
+        shard_model(model, device)
         return Sharded(model)
-    if distributed.count() == 1:
-        return Alone(model)
+    if distributed.world_size() == 1:
+        return SingleProcess(model)
     return Replicated(model, some_unused=len({loss.stream for loss in losses}) > 1)
 
 
@@ -203,7 +203,7 @@ def _stream(config: DictConfig, name: str, part: Prepared) -> Stream:
     seed = config.seed if name == "main" else derive(config.seed, "stream", name)
     # Of the texts and not of `data`: what keeps their states has the very same order.
     lengths = part.lengths if config.loop.bucket else None
-    return Stream(data, Order(len(data), batch_of(config, name), seed, lengths))
+    return Stream(data, StepSampler(len(data), batch_of(config, name), seed, lengths))
 
 
 def _has_fixed_features(plan: Blueprint, stages: Stages) -> bool:

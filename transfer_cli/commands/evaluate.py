@@ -21,7 +21,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.safe_files import escaped
-from transfer_cli.training.workers import together
+from transfer_cli.training.workers import in_process_group
 
 ASKED = (*datasets.SPLITS, "all")
 BASELINES = ("none", "unigram")
@@ -30,7 +30,7 @@ BASELINES = ("none", "unigram")
 def evaluate(config: DictConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
     _check(config)
-    together(config, lambda: _evaluate(config))
+    in_process_group(config, lambda: _evaluate(config))
 
 
 def _evaluate(config: DictConfig) -> None:

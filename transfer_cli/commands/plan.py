@@ -93,12 +93,12 @@ def _time_text(config: DictConfig, command: str, typed: Sequence[str]) -> str:
     """Take a few steps of the run itself, and return what they say of its time."""
     # Only here is anything trained; to import what trains takes longer than to plan.
     from transfer_cli.assembly.run import build_run
-    from transfer_cli.engine.train import StepLoader
+    from transfer_cli.data.loader import StepDataLoader
 
     config.forgetting.data = None
     run = build_run(config, command, typed)
     steps = min(config.plan.steps, run.total_steps)
-    loader = StepLoader(run.streams, run.micro_batch, lambda: 0, run.sizes.mixture)
+    loader = StepDataLoader(run.streams, run.micro_batch, lambda: 0, run.sizes.mixture)
     seconds = []
     for number in range(steps):
         batches = loader.at(number)

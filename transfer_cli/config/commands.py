@@ -134,7 +134,7 @@ PREDICT = Command(
 Reads texts from a file or standard input and writes a JSON line or a row of a table for each, in
 input order, with the label and the probability of every label. Works on any amount of text in
 bounded memory. Of several runs it writes the mean of their probabilities.""",
-    function=f"{_MODULES}.predict.command.predict",
+    function=f"{_MODULES}.predict.predict.predict",
     keys=(
         "run",
         "input",
@@ -211,7 +211,7 @@ Writes the model of a run for use without this tool. `format=hf` writes what Hug
 and a model card, where the model is one of a published family: GPT-2, BERT, DistilBERT, RoBERTa or
 ELECTRA. Low-rank updates are folded in; what has no place there is refused by name. `format=onnx`
 writes any model as an ONNX graph, checked against torch.""",
-    function=f"{_MODULES}.export.command.export",
+    function=f"{_MODULES}.export.export.export",
     keys=("run", "to", "format", "family", "head", "base"),
     examples=(
         ("transfer export run=runs/finetune/RUN to=my-classifier", "for transformers"),
@@ -290,8 +290,8 @@ curve is left as a picture, as numbers and in TensorBoard; no model is kept. `lr
 )
 
 LR_FOUND = {
-    "finetune": _about(FINETUNE, "lr_find.command.find_finetune"),
-    "pretrain": _about(PRETRAIN, "lr_find.command.find_pretrain"),
+    "finetune": _about(FINETUNE, "lr_find.lr_find.find_finetune"),
+    "pretrain": _about(PRETRAIN, "lr_find.lr_find.find_pretrain"),
 }
 """The commands whose rate `lr-find` can find."""
 
@@ -336,7 +336,7 @@ Makes DIR, a folder of your own configs: commented copies of ours, one for each 
 people change most, and a README.md that says how to use them. With `--from` it holds copies of the
 named options instead, as `my_OPTION`. `--config-dir DIR` then offers them to any command, and
 `transfer presets --config-dir DIR` marks them.""",
-    function=f"{_MODULES}.init.command.init",
+    function=f"{_MODULES}.init.init.init",
     composes=False,
 )
 

@@ -6,6 +6,7 @@ import shutil
 
 import torch
 
+from transfer_cli.engine.distributed.replicated import is_sharded
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
@@ -30,8 +31,7 @@ def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: 
     """
     _check_compiler(device)
     torch._dynamo.config.recompile_limit = GRAPHS
-    in_parts = any(hasattr(p, "full_tensor") for p in model.backbone.parameters())
-    for part in model.backbone.blocks if in_parts else [model.backbone]:
+    for part in model.backbone.blocks if is_sharded(model.backbone) else [model.backbone]:
         part.compile(fullgraph=True, dynamic=lengths_vary or None)
     for head in model.heads.values():
         if isinstance(head, LanguageModelHead):

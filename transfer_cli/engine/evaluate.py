@@ -20,8 +20,8 @@ from ignite.metrics.metric import reinit__is_reduced
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch
+from transfer_cli.data.sampler import micro_batches, num_micro_batches, shard
 from transfer_cli.data.split import Dataset, Split
-from transfer_cli.data.steps import in_portions, rounds, share
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import on_device
@@ -83,7 +83,7 @@ class EachExample:
     def gathered(self) -> list[Outcome]:
         """Return those of all processes, by number; nothing where the objective has no outcomes."""
         rows = itertools.chain.from_iterable(
-            json.loads(text) for text in distributed.texts(json.dumps(self._rows))
+            json.loads(text) for text in distributed.all_gather_text(json.dumps(self._rows))
         )
         return [Outcome(*row) for row in sorted(rows, key=itemgetter(0))]
 
@@ -117,11 +117,15 @@ class Sums(Metric):
         """Return the totals and counts over everything."""
         # A process without examples does not know what is counted; the first one always has some.
         shapes = {name: list(value.shape) for name, value in self._totals.items()}
-        named: list[Any] = json.loads(distributed.from_main(json.dumps([shapes, [*self._counts]])))
+        named: list[Any] = json.loads(
+            distributed.broadcast_text(json.dumps([shapes, [*self._counts]]))
+        )
         empty = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in named[0].items()}
         totals = empty | self._totals
         flat = torch.cat([value.flatten() for value in totals.values()]).tolist()
-        summed = distributed.sums([*flat, *(float(self._counts.get(n, 0)) for n in named[1])])
+        summed = distributed.all_reduce_sum(
+            [*flat, *(float(self._counts.get(n, 0)) for n in named[1])]
+        )
         sizes = [value.numel() for value in totals.values()]
         parts = torch.tensor(summed[: len(flat)], dtype=torch.float64).split(sizes)
         return (
@@ -176,10 +180,10 @@ def evaluate(
     Sums().attach(engine, "sums")
     model.eval()
     batches = portions(split, batch)
-    own = share(batches, distributed.rank(), distributed.count())
-    missing = rounds(len(batches), 1, distributed.count()) - len(own)
+    own = shard(batches, distributed.rank(), distributed.world_size())
+    missing = num_micro_batches(len(batches), 1, distributed.world_size()) - len(own)
     engine.run([*own, *batches[:1] * missing])
-    let_go(model)
+    reshard(model)
     totals, counts = engine.state.metrics["sums"]
     measures = objective.measures(totals, counts, split.text)
     if split.scorer is not None and each is not None:
@@ -194,7 +198,7 @@ def without_gradients(model: TransferModel) -> AbstractContextManager[None]:
     return torch.no_grad() if isinstance(model, _HasParts) else torch.inference_mode()
 
 
-def let_go(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Keep this process's part of the model alone, if there are parts.
 
     What a pass has gathered stays until the backward pass, and here there is none.
@@ -225,14 +229,14 @@ def samples(
     model.eval()
     with without_gradients(model), precision.context():
         found: list[Sample] = model(lambda m: objective.samples(m, view, Encoding(m, view)))
-    let_go(model)
+    reshard(model)
     return found
 
 
 def portions(split: Split, batch: int) -> list[np.ndarray]:
     """Return the example numbers of each batch, every example once."""
     order = np.arange(len(split.data)) if split.order is None else split.order
-    return in_portions(order, batch)
+    return micro_batches(order, batch)
 
 
 def predictions(
@@ -258,7 +262,7 @@ def predictions(
         ConfigError: The objective has no `predictions`.
     """
     model.eval()
-    for indices in in_portions(np.arange(len(data)) if order is None else order, batch):
+    for indices in micro_batches(np.arange(len(data)) if order is None else order, batch):
         view = on_device({"": data.batch(indices)}, precision.device)[""]
         with torch.inference_mode(), precision.context():
             found = objective.predictions(model, view, Encoding(model, view))

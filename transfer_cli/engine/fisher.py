@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, size, to_device
+from transfer_cli.batch import Batch, size, to_device, with_facts
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.language_model import LanguageModel
@@ -49,8 +49,9 @@ def fisher_information(
     model.eval()
     with _all_differentiable(parameters.values()):
         for sequence in _sequences(objective, batches, seed):
-            here = to_device(sequence, next(iter(totals.values())).device)
-            loss = _loss(model, objective, here, kind, seed)
+            here = to_device(with_facts(sequence), next(iter(totals.values())).device)
+            own_seed = derive(seed, "fisher", int(sequence["index"]))
+            loss = _loss(model, objective, here, kind, own_seed)
             gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
             for total, gradient in zip(totals.values(), gradients, strict=True):
                 if gradient is not None:
@@ -75,7 +76,7 @@ def _loss(
 ) -> Tensor:
     encoded = Encoding(model, sequence)
     if kind == "true":
-        generator = torch.Generator().manual_seed(derive(seed, "fisher", int(sequence["index"])))
+        generator = torch.Generator().manual_seed(seed)
         sequence = objective.with_drawn_targets(model, sequence, encoded, generator)
     return objective.loss_sums(model, sequence, encoded)["loss"]
 

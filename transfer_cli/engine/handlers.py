@@ -1,7 +1,7 @@
-"""What is attached to the trainer: validation, records, progress, checkpoints, signals.
+"""Handlers of the trainer's events: validation, metrics, progress, checkpoints, signals.
 
-Each function adds one thing to the engine by Ignite's events; the order in which `attach` functions
-are called is the order in which they act on the same event.
+Each `attach` function adds one thing to the engine by Ignite's events. Handlers of the same event
+act in the order in which they were attached.
 """
 
 import logging
@@ -26,9 +26,9 @@ from transfer_cli.errors import ConfigError, DivergedError, StoppedError, neares
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric
 from transfer_cli.runs.atomic import flush, writing
-from transfer_cli.runs.curves import Curves, event_files
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.records import MetricsFile, cut
+from transfer_cli.runs.tensorboard import SummaryWriter, event_files
 
 log = logging.getLogger(__name__)
 
@@ -39,35 +39,36 @@ ECHO_SECONDS = 1.0
 """A signal so soon after another is the same one: scheduler and launcher may both pass it on."""
 
 
-class Recorder:
-    """Writes numbers to `metrics.jsonl` and to TensorBoard under the same names.
+class MetricsLogger:
+    """Writes metrics to `metrics.jsonl` and to TensorBoard under the same names.
 
-    What depends on the clock goes to `speed.jsonl` instead, so that a run that was resumed has the
-    same `metrics.jsonl` as one that was not.
+    Numbers that depend on the clock go to `speed.jsonl` instead: a resumed run then has the same
+    `metrics.jsonl` as one without a break. Ignite's `TensorboardLogger` writes by a thread, which a
+    full disk would end unseen (`runs.tensorboard`).
 
     Args:
-        run: Whose files they are.
-        purge_step: Readers that are looking on forget what they saw of this step and later ones.
+        run: The run directory to write to.
+        purge_step: TensorBoard forgets what it has read of this step and later ones.
     """
 
     def __init__(self, run: RunDirectory, purge_step: int | None = None) -> None:
         self._run = run
         self._metrics = MetricsFile(run.metrics)
         self._speed = MetricsFile(run.speed)
-        self.writer = Curves(run.tensorboard, purge_step=purge_step)
+        self.writer = SummaryWriter(run.tensorboard, purge_step=purge_step)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers of one step; `kind` is train, validation or test."""
+        """Write metrics of one step; `kind` is train, validation or test."""
         self._metrics.write(kind, step, values)
         self._draw(kind, step, values)
 
     def write_speed(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Record what depends on the clock."""
+        """Write numbers that depend on the clock."""
         self._speed.write(kind, step, values)
         self._draw(kind, step, values)
 
     def mark(self) -> dict[str, int]:
-        """Flush all records to the disk; return how many bytes there are, by file."""
+        """Flush all files to the disk; return their sizes in bytes, by name."""
         sizes = {}
         for path in _record_files(self._run):
             with writing(path):
@@ -76,7 +77,7 @@ class Recorder:
         return sizes
 
     def close(self) -> None:
-        """Close the curves."""
+        """Close the TensorBoard file."""
         self.writer.close()
 
     def _draw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
@@ -84,8 +85,8 @@ class Recorder:
             self.writer.add_scalar(f"{kind}/{name}", value, step)
 
 
-class NoRecorder:
-    """What stands in for a `Recorder` in processes that write nothing."""
+class NoMetricsLogger:
+    """A `MetricsLogger` for processes that write nothing."""
 
     def __init__(self) -> None:
         self.writer = self
@@ -107,7 +108,7 @@ class NoRecorder:
 
 
 def rewind(run: RunDirectory, mark: Mapping[str, int]) -> None:
-    """Forget all records that were written after `Recorder.mark` returned `mark`."""
+    """Remove everything written after `MetricsLogger.mark` returned `mark`."""
     for path in _record_files(run):
         name = path.relative_to(run.path).as_posix()
         if name in mark:
@@ -122,9 +123,9 @@ def _record_files(run: RunDirectory) -> list[Path]:
     return [path for path in found if path.is_file()]
 
 
-def attach_records(
+def attach_metrics_logger(
     trainer: Engine,
-    recorder: Recorder | NoRecorder,
+    logger: MetricsLogger | NoMetricsLogger,
     optimizer: Optimizer,
     stage: Callable[[], int | None],
     *,
@@ -155,14 +156,18 @@ def attach_records(
             for group in optimizer.param_groups
             if any(parameter.requires_grad for parameter in group["params"])
         }
-        recorder.write("train", step, values)
+        logger.write("train", step, values)
         speed = clock["tokens"] / max(1e-9, now - clock["time"])
-        recorder.write_speed("train", step, {"tokens_per_second": speed})
+        logger.write_speed("train", step, {"tokens_per_second": speed})
         clock.update(time=now, tokens=0)
 
 
 def attach_progress(trainer: Engine, optimizer: Optimizer, total_steps: int, what: str) -> None:
-    """Show a bar on a terminal, else a line every ten seconds."""
+    """Show a bar on a terminal, else a line every ten seconds.
+
+    Ignite's `ProgressBar` would read the loss in every step, which waits for the device, and shows
+    nothing without a terminal.
+    """
     start = {"time": time.perf_counter(), "said": time.perf_counter(), "tokens": 0, "step": 0}
     bar = tqdm(total=total_steps, unit="step", disable=None, file=sys.stderr, leave=False)
     quiet = bool(bar.disable)
@@ -216,6 +221,9 @@ def attach_validation(  # noqa: C901 - handlers of one event share what they rem
     on_best: Callable[[int], None],
 ) -> None:
     """Measure validation every so often and at the end; keep the best weights; end when it stalls.
+
+    Ignite's `EarlyStopping` has a counter of its own, and does not say when a value is the best.
+    The counter of a run is in `progress`: best weights and `Progress.has_ended` read it too.
 
     Args:
         trainer: The training engine.
@@ -354,20 +362,20 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
             return
         received.append(number)
         since = time.monotonic()
-        if distributed.count() == 1:
+        if distributed.world_size() == 1:
             _say_stopping(number)
 
     @trainer.on(Events.ITERATION_COMPLETED)
     def check(engine: Engine) -> None:
-        # One that was told nothing hears it from the others.
-        number = distributed.largest(received[0] if received else 0)
+        # A process without a signal hears of it from the others.
+        number = distributed.all_reduce_max(received[0] if received else 0)
         if not number:
             return
-        if distributed.count() > 1:
+        if distributed.world_size() > 1:
             _say_stopping(number)
         save()
-        # Who ends now takes the one along that is still writing.
-        distributed.wait_for_all()
+        # A process that ends would end the one that is still writing.
+        distributed.barrier()
         text = f"stopped at step {engine.state.iteration} with a checkpoint; go on with {resume}"
         raise KeyboardInterrupt(text) if number == signal.SIGINT else StoppedError(text)
 

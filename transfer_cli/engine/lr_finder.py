@@ -16,10 +16,11 @@ from ignite.engine import Engine, Events
 from ignite.handlers import FastaiLRFinder
 
 from transfer_cli.adaptation.adaptation import Span
+from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import TrainStep
-from transfer_cli.engine.train import Progress, StepLoader, Stream, build_trainer, report_of
+from transfer_cli.engine.train import Progress, build_trainer, report_of
 from transfer_cli.errors import DivergedError, RunError
 from transfer_cli.optim.groups import Rates
 from transfer_cli.optim.schedules import Schedule
@@ -138,7 +139,7 @@ def run_range(
         ):
             try:
                 # Streams know of no end; the epochs of the run are nothing to the test.
-                loader = StepLoader(streams, micro_batch, lambda: 0, mixture)
+                loader = StepDataLoader(streams, micro_batch, lambda: 0, mixture)
                 trainer.run(loader, max_epochs=1, epoch_length=steps)
             except DivergedError:
                 log.info("the gradient is not finite from step %d on", len(losses) + 1)

@@ -109,6 +109,6 @@ def device_and_precision(device: str, precision: str) -> Precision:
     """
     place = choose_device(device)
     if distributed.started_by_torchrun():
-        ranks = distributed.local_rank(), distributed.local_count()
+        ranks = distributed.local_rank(), distributed.local_world_size()
         place = device_of_process(device, *ranks)
     return Precision.choose(precision, place)

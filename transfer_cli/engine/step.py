@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,19 +10,22 @@ from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.batch import Batch, size, to_device, with_facts
-from transfer_cli.data.steps import Filler
+from transfer_cli.data.loader import PaddingBatch
 from transfer_cli.engine import distributed
-from transfer_cli.engine.parallel import Alone, Parallel, average_statistics, whole
+from transfer_cli.engine.distributed.replicated import (
+    Parallel,
+    SingleProcess,
+    average_statistics,
+    full_tensor,
+)
+from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.skipped_steps import SkippedSteps, decides_on_device
 from transfer_cli.engine.stages import Stages
-from transfer_cli.errors import DivergedError, listed
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
 from transfer_cli.optim.groups import Rates
 from transfer_cli.seeds import ExampleNoise, derive
-
-_SHOWN_EXAMPLES = 16
-"""Examples that an error names."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,6 @@ def loss_sums(
     return sums
 
 
-@dataclass(frozen=True)
-class _Unread:
-    """A step of which the host has not asked yet whether it was taken."""
-
-    step: int
-    finite: Tensor
-    norms: Mapping[str, Tensor]
-    micro_batches: Sequence[Mapping[str, Batch]]
-
-
 class TrainStep:
     """Prepare, forward, backward, clip, update.
 
@@ -106,17 +98,18 @@ class TrainStep:
     device whether weights move, and is read while the next step is under way.
 
     Args:
-        model: What trains.
-        losses: What for.
+        model: The model to train.
+        losses: The losses to minimise.
         optimizer: Built once, with a group for each layer group.
         rates: The rate of each group at each step.
         stages: Which weights train at each step.
-        seed: Of everything random.
+        groups: The layer groups, to be named in errors.
+        seed: Seed of everything random.
         precision: Of the forward pass.
         clip: Largest global gradient norm; None for no clipping.
         max_bad_steps: Steps in a row without a finite gradient after which the run is given up.
-        penalty: What pulls the weights back to where they started; it has seen them there.
-        parallel: How several processes share the model.
+        penalty: Pulls the weights back to their starting values, which it has seen.
+        parallel: How several processes share the model; None: there is one process.
     """
 
     def __init__(  # noqa: PLR0913 - everything that a step is made of
@@ -140,30 +133,24 @@ class TrainStep:
         self.optimizer = optimizer
         self.rates = rates
         self.stages = stages
-        self.bad_steps = 0
-        self._forward = parallel or Alone(model)
+        self._forward = parallel or SingleProcess(model)
         self._wrapped_in: int | None = None
         self._terms = [f"{loss.name}/{t}" for loss in losses for t in loss.objective.weights]
-        self._groups = groups
         self._parameters = dict(model.named_parameters())
         self._seed = seed
         self._precision = precision
         self._scaler = precision.scaler()
         self._clip = clip
-        self._max_bad_steps = max_bad_steps
         self._penalty = penalty
-        # Fused optimizers leave the weights alone where the device itself says so.
-        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        in_parts = any(hasattr(p, "full_tensor") for p in model.parameters())
-        self._decides_on_device = fused and not self._scaler.is_enabled() and not in_parts
-        self._reads_late = self._decides_on_device and precision.device.type != "cpu"
-        self._unread: list[_Unread] = []
+        self._decides_on_device = decides_on_device(optimizer, model, self._scaler)
+        late = self._decides_on_device and precision.device.type != "cpu"
+        self._skipped = SkippedSteps(groups, max_bad_steps, late=late)
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport:
         """Take one optimizer step.
 
         Args:
-            micro_batches: The step's examples in portions, each with the stream they are from.
+            micro_batches: The step's micro-batches, each under the name of its stream.
             step: Its number, counted from 0.
 
         Raises:
@@ -180,15 +167,15 @@ class TrainStep:
         counts, tokens, examples = self._count(ready, micro_batches)
         weights = self._weights(step)
         sums = self._accumulate(ready, micro_batches, counts, weights)
-        pulled = self._pull()
+        penalty = self._add_penalty()
         means = {term: total / counts[term] for term, total in sums.items()}
-        weighted = [weights[term] * mean for term, mean in means.items()] + list(pulled.values())
+        weighted = [weights[term] * mean for term, mean in means.items()] + list(penalty.values())
         total = sum(weighted, start=torch.zeros((), device=self._precision.device))
         norm = self._update(total, step, micro_batches)
-        skipped = self.read(leave=1 if self._reads_late else 0)
+        skipped = self._skipped.read_due()
         average_statistics(self.model)
         return StepReport(
-            losses=means | pulled,
+            losses=means | penalty,
             total=total,
             gradient_norm=norm,
             skipped=skipped,
@@ -196,26 +183,18 @@ class TrainStep:
             examples=examples,
         )
 
-    def read(self, leave: int = 0) -> int:
-        """Ask whether steps were taken, but for the last few; return how many were not.
-
-        Args:
-            leave: How many steps not to ask of yet.
+    def read(self) -> int:
+        """Read whether the last steps were taken; return how many were skipped.
 
         Raises:
             DivergedError: Too many steps in a row had no finite gradient.
         """
-        skipped = 0
-        while len(self._unread) > leave:
-            taken = self._unread.pop(0)
-            if bool(taken.finite):
-                self.bad_steps = 0
-                continue
-            skipped += 1
-            self.bad_steps += 1
-            if self.bad_steps >= self._max_bad_steps:
-                self._give_up(taken)
-        return skipped
+        return self._skipped.read_all()
+
+    @property
+    def bad_steps(self) -> int:
+        """How many steps were skipped last, in a row."""
+        return self._skipped.in_a_row
 
     def state_dict(self) -> dict[str, object]:
         """Return what a resumed run needs beyond the weights; every step must have been read."""
@@ -232,13 +211,13 @@ class TrainStep:
         Raises:
             KeyError, TypeError, ValueError: The state is not one of this step.
         """
-        self.optimizer.load_state_dict(_fitting(self.optimizer, state["optimizer"]))
+        self.optimizer.load_state_dict(checked_state(self.optimizer, state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
         self.stages.load_state_dict(state["stages"])  # type: ignore[arg-type]
-        self.bad_steps = int(state["bad_steps"])  # type: ignore[call-overload]
+        self._skipped.in_a_row = int(state["bad_steps"])  # type: ignore[call-overload]
 
     def _forget(self, names: Iterable[str]) -> None:
-        """Drop the running averages of parameters: they belong to weights of another time."""
+        """Drop the optimizer's averages of parameters that begin to train or were put back."""
         for name in names:
             self.optimizer.state.pop(self._parameters[name], None)
 
@@ -260,7 +239,7 @@ class TrainStep:
         }
 
     def _seed_dropout(self, step: int) -> None:
-        """Let what is drawn from torch's own generators follow from the seed and the step.
+        """Seed torch's own generators from the seed and the step.
 
         `torch.manual_seed` would note a stack trace for each kind of device that is not in use.
         """
@@ -270,7 +249,7 @@ class TrainStep:
             torch.cuda.manual_seed_all(seed)
 
     def _own_noise(self) -> tuple[int, ...]:
-        """Return what makes dropout differ between processes; the first draws as if alone."""
+        """Return what makes dropout differ between processes; nothing for the first."""
         return (distributed.rank(),) if distributed.rank() else ()
 
     def _count(
@@ -283,7 +262,7 @@ class TrainStep:
         counts = dict.fromkeys(self._terms, 0)
         tokens = examples = 0
         for views, micro in zip(ready, micro_batches, strict=True):
-            if isinstance(micro, Filler):
+            if isinstance(micro, PaddingBatch):
                 continue
             for loss in (loss for loss in self.losses if loss.name in views):
                 for term, count in loss.objective.counts(views[loss.name]).items():
@@ -291,7 +270,7 @@ class TrainStep:
             tokens += sum(int(batch["mask"].sum()) for batch in micro.values())
             examples += sum(size(batch) for batch in micro.values())
         *targets, tokens, examples = map(
-            int, distributed.sums([*counts.values(), tokens, examples])
+            int, distributed.all_reduce_sum([*counts.values(), tokens, examples])
         )
         return dict(zip(counts, targets, strict=True)), tokens, examples
 
@@ -308,13 +287,13 @@ class TrainStep:
         totals = {term: torch.zeros((), device=device) for term in present}
         if not present:
             return totals
-        # What averages gradients over processes is to sum them, and waits for those of all heads.
-        processes = distributed.count()
+        # DDP averages gradients where we want their sum, and it waits for those of all heads.
+        processes = distributed.world_size()
         factors = {term: processes * weights[term] / counts[term] for term in present}
         if processes > 1:
             factors = dict.fromkeys(counts, 0.0) | factors
         for number, (views, micro) in enumerate(zip(ready, micro_batches, strict=True)):
-            share = 0 if isinstance(micro, Filler) else 1
+            share = 0 if isinstance(micro, PaddingBatch) else 1
             with self._forward.accumulating(last=number == len(ready) - 1):
                 with self._precision.context():
                     here = on_device(views, device)
@@ -325,11 +304,11 @@ class TrainStep:
             for term in present:
                 if term in sums:
                     totals[term] = totals[term] + share * sums[term].detach()
-        summed = distributed.summed(torch.stack(list(totals.values())))
+        summed = distributed.all_reduce_tensor(torch.stack(list(totals.values())))
         return dict(zip(totals, summed, strict=True))
 
-    def _pull(self) -> dict[str, Tensor]:
-        """Add the penalty's gradient, once a step however it is cut; return its value."""
+    def _add_penalty(self) -> dict[str, Tensor]:
+        """Add the penalty's gradient, once for all micro-batches; return its value."""
         if self._penalty is None:
             return {}
         value = self._penalty(self.model)
@@ -346,9 +325,9 @@ class TrainStep:
         gradients = [p.grad for p in moving.values() if p.grad is not None]
         norms = dict(zip(moving, torch._foreach_norm(gradients), strict=True)) if moving else {}
         own_norm = nn.utils.get_total_norm(list(norms.values()))
-        norm = whole(own_norm)
+        norm = full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
-        self._unread.append(_Unread(step, finite, norms, micro_batches))
+        self._skipped.note(step, finite, norms, micro_batches)
         take = self._decides_on_device or bool(finite)
         if take and self._clip is not None:
             nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
@@ -362,32 +341,6 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _give_up(self, last: _Unread) -> None:
-        broken = [
-            group.name
-            for group in self._groups
-            if any(not whole(last.norms[n].isfinite()) for n in group.parameters if n in last.norms)
-        ]
-        raise DivergedError(
-            f"step {last.step + 1}: loss or gradient is not finite, {self.bad_steps} step(s) in a "
-            f"row, in {', '.join(broken) or 'no group: it is the loss'}, on "
-            f"{_seen(last.micro_batches)}; try a lower optimizer.lr, a longer schedule.warmup or "
-            "precision=fp32"
-        )
-
-
-def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
-    """Return which examples a step saw, on all processes, in few words."""
-    own = [
-        f"{stream} {number}"
-        for micro in micro_batches
-        if not isinstance(micro, Filler)
-        for stream, batch in micro.items()
-        for number in batch["index"].tolist()
-    ]
-    words = [word for text in distributed.texts("\n".join(own)) for word in text.splitlines()]
-    return f"examples {listed(words, _SHOWN_EXAMPLES)}"
-
 
 def on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:
     """Return the views on the device; tensors that views share are moved once and stay shared."""
@@ -398,49 +351,3 @@ def on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Bat
             if id(tensor) not in moved:
                 moved[id(tensor)] = to_device({key: tensor}, device)[key]
     return {name: {k: moved[id(t)] for k, t in view.items()} for name, view in known.items()}
-
-
-_PLAIN_AVERAGES = {("momentum_buffer", type(None)), ("step", int), ("step", float)}
-
-
-def _fitting(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
-    """Return an optimizer's saved running averages, under the settings that it was made with.
-
-    Raises:
-        ValueError: They belong to other parameters.
-    """
-    own = optimizer.state_dict()["param_groups"]
-    if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in own]:
-        raise ValueError("its optimizer has other parameters")
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not _complete(optimizer, saved["state"]):
-        raise ValueError("its optimizer lacks something of some parameters")
-    for number, averages in saved["state"].items():
-        for name, value in averages.items():
-            if isinstance(value, Tensor):
-                fits = _broadcasts(value.shape, parameters[number].shape)
-            else:
-                # Momentum of what has had no gradient yet, and counts of some optimizers.
-                fits = (name, type(value)) in _PLAIN_AVERAGES
-            if not fits:
-                raise ValueError(f"{name} of its optimizer's parameter {number}")
-    return {"state": saved["state"], "param_groups": own}
-
-
-def _complete(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Return whether each parameter that has averages has all that the optimizer keeps of it.
-
-    An optimizer that keeps different ones of different parameters tells which by `averages()`.
-    """
-    found = {number: set(averages) for number, averages in state.items() if averages}
-    if hasattr(optimizer, "averages"):
-        names = optimizer.averages()
-        return all(own == names[number] for number, own in found.items())
-    return len({frozenset(own) for own in found.values()}) <= 1
-
-
-def _broadcasts(shape: torch.Size, wanted: torch.Size) -> bool:
-    """Return whether a tensor is one number, or one for each row, column or place of another."""
-    same_rank = len(shape) == len(wanted)
-    fits = same_rank and all(size in (1, full) for size, full in zip(shape, wanted, strict=True))
-    return fits or shape.numel() == 1

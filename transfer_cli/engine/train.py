@@ -1,80 +1,24 @@
-"""The Ignite engine around the step, and what is attached to it.
+"""The Ignite engine around the step.
 
 One Ignite iteration is one optimizer step, so the iteration number is the only clock: rates,
 stages, evaluation, checkpoints and records all read it.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ignite.engine import Engine, Events
 
 from transfer_cli.batch import Batch
+from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import MAIN, Mixture
-from transfer_cli.data.split import Dataset
-from transfer_cli.data.steps import Filler, Order, in_portions, rounds, share
 from transfer_cli.engine import distributed
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import StepReport, TrainStep
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A source of training batches: data and the order in which it is visited."""
-
-    data: Dataset
-    order: Order
-
-
-class StepLoader:
-    """This process's batches of step n, n + 1, ...; starts wherever it is told to.
-
-    Args:
-        streams: Sources by name.
-        micro_batch: Examples that pass through the model of a process at once.
-        first: Returns the step to start with, each time an iteration begins.
-        mixture: Which stream each step draws; None: always "main".
-    """
-
-    def __init__(
-        self,
-        streams: Mapping[str, Stream],
-        micro_batch: int,
-        first: Callable[[], int],
-        mixture: Mixture | None = None,
-    ) -> None:
-        self._streams = dict(streams)
-        self._micro_batch = micro_batch
-        self._first = first
-        self._mixture = mixture
-
-    def __iter__(self) -> Iterator[list[dict[str, Batch]]]:
-        """Yield each step's micro-batches, as `at` returns them."""
-        step = self._first()
-        while True:
-            yield self.at(step)
-            step += 1
-
-    def at(self, step: int) -> list[dict[str, Batch]]:
-        """Return one step's micro-batches, each under the name of the one stream it comes from.
-
-        Of several processes each has its share of the step's examples, and as many micro-batches as
-        the others: what it lacks is a `Filler`, since all have to take part in what is exchanged.
-        """
-        name, visit = MAIN, step
-        if self._mixture is not None:
-            name, visit = self._mixture.stream_of(step), self._mixture.visit_of(step)
-        stream = self._streams[name]
-        indices = stream.order.indices(visit)
-        rank, count = distributed.rank(), distributed.count()
-        portions = in_portions(share(indices, rank, count), self._micro_batch)
-        found: list[dict[str, Batch]] = [{name: stream.data.batch(each)} for each in portions]
-        missing = rounds(len(indices), self._micro_batch, count) - len(found)
-        return found + [Filler({name: stream.data.batch(indices[:1])}) for _ in range(missing)]
 
 
 @dataclass
@@ -172,7 +116,7 @@ def run_trainer(
         mixture: Which stream each step draws; None: always "main".
     """
     if epoch_length is None:
-        epoch_length = streams[MAIN].order.steps_per_epoch
+        epoch_length = streams[MAIN].sampler.steps_per_epoch
     if start_step:
         trainer.load_state_dict(
             {"iteration": start_step, "max_iters": total_steps, "epoch_length": epoch_length}
@@ -181,5 +125,12 @@ def run_trainer(
         # Ended between its last step and what comes at the end; Ignite would begin anew.
         trainer.fire_event(Events.COMPLETED)
         return
-    loader = StepLoader(streams, micro_batch, lambda: trainer.state.iteration, mixture)
+    loader = StepDataLoader(
+        streams,
+        micro_batch,
+        lambda: trainer.state.iteration,
+        mixture,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+    )
     trainer.run(loader, max_iters=total_steps, epoch_length=epoch_length)

@@ -70,19 +70,19 @@ class LanguageModel(Objective):
             encoded: Of that batch.
             generator: On the CPU, so that a seed means the same draws on every device.
         """
-        has_target_BT = batch["target"] != IGNORE
+        rows_N = rows_with_target(batch)
         # Outside `no_grad`: the states are kept, and the loss goes through them too.
-        hidden_ND = encoded.top[has_target_BT]
+        hidden_ND = encoded.top.flatten(0, 1).index_select(0, rows_N)
         with torch.no_grad():
             logits_NV = model.heads[HEAD](hidden_ND, model.backbone.token_embedding.weight)
         # In float64, since sums over a large vocabulary would lose its rare tokens in float32.
         reached_NV = logits_NV.double().softmax(-1).cumsum(-1)
         draw_N1 = torch.rand(len(reached_NV), 1, generator=generator, dtype=torch.float64)
-        wanted_N1 = draw_N1.to(reached_NV.device) * reached_NV[:, -1:]
+        wanted_N1 = draw_N1.to(reached_NV.device, non_blocking=True) * reached_NV[:, -1:]
         drawn_N1 = torch.searchsorted(reached_NV, wanted_N1, right=True)
-        target_BT = batch["target"].clone()
-        target_BT[has_target_BT] = drawn_N1.squeeze(1).clamp(max=reached_NV.shape[1] - 1)
-        return {**batch, "target": target_BT}
+        drawn_N = drawn_N1.squeeze(1).clamp(max=reached_NV.shape[1] - 1)
+        target = batch["target"].flatten().index_copy(0, rows_N, drawn_N)
+        return {**batch, "target": target.view_as(batch["target"])}
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return, for each text, its last few targets and the likeliest token at each place."""

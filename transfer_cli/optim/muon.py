@@ -76,6 +76,9 @@ class MuonWithAdamW(Eager):
             "fused": True,  # where torch's `load_state_dict` looks how counts of steps are kept
         }
         super().__init__(params, defaults)
+        # As of torch's fused ones: `found_inf` says on the device whether to leave all as it is.
+        parameters = (p for group in self.param_groups for p in group["params"])
+        self._step_supports_amp_scaling = not any(hasattr(p, "full_tensor") for p in parameters)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -106,10 +109,17 @@ class MuonWithAdamW(Eager):
             assert gradient is not None  # noqa: S101 - what has none was left out
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(matrix)
-            average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+            average = state["momentum_buffer"].lerp(gradient, 1 - momentum)
             direction = _orthogonal_part(gradient.lerp(average, momentum))
-            matrix.mul_(1 - rate * group["weight_decay"])
-            matrix.add_(direction, alpha=-rate * _RMS_OF_ADAMW * math.sqrt(max(matrix.shape)))
+            size = rate * _RMS_OF_ADAMW * math.sqrt(max(matrix.shape))
+            moved = (matrix * (1 - rate * group["weight_decay"])).add_(direction, alpha=-size)
+            self._set(state["momentum_buffer"], average)
+            self._set(matrix, moved)
+
+    def _set(self, tensor: Tensor, value: Tensor) -> None:
+        """Give a tensor its new value, unless the device has found the gradient not finite."""
+        found_inf = getattr(self, "found_inf", None)  # torch's scaler takes it away again
+        tensor.copy_(value if found_inf is None else value.where(found_inf == 0, tensor))
 
     def _adapt(self, others: list[Tensor], group: Mapping[str, Any]) -> None:
         """Take a step of AdamW, in one kernel for all."""
@@ -138,6 +148,7 @@ class MuonWithAdamW(Eager):
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=False,
+            found_inf=getattr(self, "found_inf", None),
         )
 
 

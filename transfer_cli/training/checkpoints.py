@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.engine import distributed
-from transfer_cli.engine.parallel import whole
+from transfer_cli.engine.distributed.replicated import full_tensor
 from transfer_cli.model.added import edits_in, merge, unmergeable_edits
 from transfer_cli.model.weights import (
     DESCRIPTION,
@@ -52,7 +52,7 @@ class Keeping:
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights to be stored, each of them whole, on the CPU."""
         own = self._parts.model.state_dict()
-        return {n: whole(own[n]).cpu() for n in own if n not in self._parts.leave_out}
+        return {n: full_tensor(own[n]).cpu() for n in own if n not in self._parts.leave_out}
 
     def save_best(self, step: int) -> None:
         """Keep the weights as they are after a step, in place of the best so far."""
@@ -94,16 +94,16 @@ class Keeping:
         self, folder: Path, step: int, state: Mapping[str, Any], best: Path | None
     ) -> None:
         """Write a checkpoint of which every process writes its own part, into the same folder."""
-        from transfer_cli.engine import sharded
+        from transfer_cli.engine.distributed import sharded
 
         model = self._parts.model
         if not distributed.is_main():
-            sharded.save(Path(distributed.from_main("")), model, state)
+            sharded.save(Path(distributed.broadcast_text("")), model, state)
             return
         plain: dict[str, Any] = {}
 
         def write(temporary: Path) -> None:
-            distributed.from_main(str(temporary))
+            distributed.broadcast_text(str(temporary))
             plain.update(sharded.save(temporary, model, state))
 
         checkpoint.write(folder, step, write, plain, best)
@@ -112,19 +112,19 @@ class Keeping:
         """Return the newest checkpoint that is whole, as the main process has found it."""
         folder = self._run.checkpoints
         found = checkpoint.newest_good(folder) if distributed.is_main() else None
-        step = distributed.from_main(str(found.step) if found is not None else "")
+        step = distributed.broadcast_text(str(found.step) if found is not None else "")
         return checkpoint.at(folder, int(step)) if step else None
 
     def fill(self, found: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
         """Fill model, optimizer and stages, whether they were written whole or in parts."""
         step, in_parts = self._parts.step, checkpoint.is_in_parts(found)
         if in_parts or self._parts.blueprint.sharded:
-            from transfer_cli.engine import sharded
+            from transfer_cli.engine.distributed import sharded
 
             if in_parts:
                 state = sharded.load(found.path, self._parts.model, state)
             else:
-                state = {**state, "step": sharded.spread(state["step"], step)}
+                state = {**state, "step": sharded.shard_state(state["step"], step)}
         step.load_state_dict(state["step"])
         if not in_parts:
             self._read_weights(found.path)
@@ -157,10 +157,10 @@ class Keeping:
     def _read_weights(self, folder: Path) -> None:
         parts, tensors = self._parts, read_weights(folder)
         if parts.blueprint.sharded:
-            from transfer_cli.engine.sharded import as_part
+            from transfer_cli.engine.distributed.sharded import shard_like
 
             own = parts.model.state_dict()
-            tensors = {n: as_part(t, own[n]) if n in own else t for n, t in tensors.items()}
+            tensors = {n: shard_like(t, own[n]) if n in own else t for n, t in tensors.items()}
         load_strictly(parts.model, tensors, folder, parts.leave_out)
 
 

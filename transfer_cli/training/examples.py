@@ -7,7 +7,7 @@ from typing import Any
 from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.data.split import Split
 from transfer_cli.engine.evaluate import EachExample, Outcome
-from transfer_cli.engine.features import CachedFeatures
+from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.runs.items import MOST_ITEMS, MOST_TEXTS, Item, shortened
 from transfer_cli.tasks.base import Result, by_example
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from transfer_cli.engine.parallel import whole
+from transfer_cli.engine.distributed.replicated import full_tensor
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import WEIGHTS
@@ -22,7 +22,7 @@ def layer_shares(model: TransferModel) -> list[float] | None:
     """
     if not isinstance(model.readout, ScalarMix):
         return None
-    return [round(share, 6) for share in whole(model.readout.shares()).tolist()]
+    return [round(share, 6) for share in full_tensor(model.readout.shares()).tolist()]
 
 
 def peak_memory(device: torch.device) -> int:

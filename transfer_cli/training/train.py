@@ -24,7 +24,7 @@ from transfer_cli.runs.atomic import write_text, writing
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 from transfer_cli.runs.environment import environment
 from transfer_cli.training.trainer import Job
-from transfer_cli.training.workers import together
+from transfer_cli.training.workers import in_process_group
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ SECONDS_TO_APPEAR = 30.0
 def train(config: DictConfig, command: str, typed: CommandLine | None = None) -> None:
     """Run one training job: config, data, model, objective, engine, run directory."""
     with handlers.end_on_signal():
-        together(config, lambda: _train(config, command, typed or CommandLine()))
+        in_process_group(config, lambda: _train(config, command, typed or CommandLine()))
 
 
 def _train(config: DictConfig, command: str, typed: CommandLine) -> None:
@@ -86,7 +86,7 @@ def _of_main(run: RunDirectory | None) -> RunDirectory | None:
     Raises:
         RunError: This process, on another machine, does not see it.
     """
-    named = distributed.from_main(str(run.path.absolute()) if run is not None else "")
+    named = distributed.broadcast_text(str(run.path.absolute()) if run is not None else "")
     if distributed.is_main() or not named:
         return run
     path, deadline = Path(named), time.monotonic() + SECONDS_TO_APPEAR

@@ -91,17 +91,17 @@ class Job:
         run, progress = self._run, self._progress
         start_step = progress.step
         try:
-            recorder = self._recorder(start_step + 1 if resuming else None)
-            self._mark = recorder.mark
-            with contextlib.closing(recorder):
+            logger = self._logger(start_step + 1 if resuming else None)
+            self._mark = logger.mark
+            with contextlib.closing(logger):
                 shown = f"```yaml\n{as_yaml(self._config)}```"
-                recorder.writer.add_text("config", shown, start_step)
-                recorder.writer.add_text("plan", self._plan(), start_step)
+                logger.writer.add_text("config", shown, start_step)
+                logger.writer.add_text("plan", self._plan(), start_step)
                 say_start(self._command, run.path, self._parts, self._config)
                 if self._main:
                     run.set_status("running")
-                self._train(recorder, start_step)
-                self._finish(recorder)
+                self._train(logger, start_step)
+                self._finish(logger)
         except BaseException as error:
             if not self._main:
                 raise
@@ -111,10 +111,10 @@ class Job:
                 self._say_why(error)
             raise
 
-    def _recorder(self, purge_step: int | None) -> handlers.Recorder | handlers.NoRecorder:
+    def _logger(self, purge_step: int | None) -> handlers.MetricsLogger | handlers.NoMetricsLogger:
         if not self._main:
-            return handlers.NoRecorder()
-        return handlers.Recorder(self._run, purge_step)
+            return handlers.NoMetricsLogger()
+        return handlers.MetricsLogger(self._run, purge_step)
 
     def _say_why(self, error: BaseException) -> None:
         """Write into the run directory why the run ends before its end."""
@@ -125,13 +125,15 @@ class Job:
         with contextlib.suppress(RunError):  # a full disk may be the very reason
             self._run.set_status("stopped" if stopped else "failed", reason)
 
-    def _train(self, recorder: handlers.Recorder | handlers.NoRecorder, start_step: int) -> None:
+    def _train(
+        self, logger: handlers.MetricsLogger | handlers.NoMetricsLogger, start_step: int
+    ) -> None:
         parts, loop = self._parts, self._config.loop
         optimizer = parts.step.optimizer
         trainer = build_trainer(parts.step, self._progress)
-        handlers.attach_records(
+        handlers.attach_metrics_logger(
             trainer,
-            recorder,
+            logger,
             optimizer,
             lambda: parts.stages.current,
             every=loop.log_every,
@@ -143,8 +145,8 @@ class Job:
         if "validation" in parts.data.splits:
 
             def on_measures(step: int, measures: dict[str, float]) -> None:
-                recorder.write("validation", step, measures)
-                recorder.writer.add_text("validation/samples", self._samples(), step)
+                logger.write("validation", step, measures)
+                logger.writer.add_text("validation/samples", self._samples(), step)
                 shown = _without_details(measures)
                 listed = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
                 log.info("step %d validation  %s", step, listed)
@@ -168,7 +170,7 @@ class Job:
             Length.parse_rhythm("1 epoch" if saving.every == "auto" else saving.every),
             saving.minutes,
             share=SAVING if saving.every == "auto" else None,
-            agree=lambda now: bool(distributed.largest(now and self._main)),
+            agree=lambda now: bool(distributed.all_reduce_max(now and self._main)),
         )
         ended = self._progress.has_ended(parts.total_steps, parts.stages, loop.patience)
         resume = f"transfer {self._command} resume={self._run.path}"
@@ -194,7 +196,7 @@ class Job:
             PrunedError: It has none.
         """
         hopeless = self._trial is not None and self._trial.is_hopeless(step, measures)
-        if distributed.largest(int(hopeless)):
+        if distributed.all_reduce_max(int(hopeless)):
             raise PrunedError(f"pruned at step {step}: earlier trials did better by then")
 
     def _score(self, loss: Loss, split: Split, each: EachExample | None = None) -> Scores:
@@ -256,10 +258,10 @@ class Job:
         }
         self._keeping.save(progress.step, state, with_best=progress.best is not None)
 
-    def _finish(self, recorder: handlers.Recorder | handlers.NoRecorder) -> None:
+    def _finish(self, logger: handlers.MetricsLogger | handlers.NoMetricsLogger) -> None:
         """Score the best weights, once, and write `model/` and `results.json`."""
         parts, run, progress = self._parts, self._run, self._progress
-        distributed.wait_for_all()  # until the best weights are written
+        distributed.barrier()  # until the best weights are written
         if progress.best is not None:
             self._keeping.take_best()
         failure = self._failure()
@@ -270,11 +272,11 @@ class Job:
         }
         for name, found in measures.items():
             if name == "test":
-                recorder.write(name, progress.step, found)
-        forgetting = self._forgetting(recorder)
+                logger.write(name, progress.step, found)
+        forgetting = self._forgetting(logger)
         tensors = self._keeping.tensors()
         layers = layer_shares(parts.model)
-        if not isinstance(recorder, handlers.Recorder):
+        if not isinstance(logger, handlers.MetricsLogger):
             return  # only the main process writes
         trained = sum(p.numel() for p in parts.model.parameters())
         self._keeping.write_model(tensors)
@@ -319,7 +321,7 @@ class Job:
             for name, value in _without_details(found).items()
         }
         chosen = hyperparameters(self._config, run.read_presets())
-        recorder.writer.add_hparams(chosen, listed, progress.step)
+        logger.writer.add_hparams(chosen, listed, progress.step)
         write_json(run.timing, timing)
         write_json(run.results, results)
         run.set_status("finished", failure)
@@ -349,14 +351,14 @@ class Job:
         return task.failure(found.measures, found.tables)
 
     def _forgetting(
-        self, recorder: handlers.Recorder | handlers.NoRecorder
+        self, logger: handlers.MetricsLogger | handlers.NoMetricsLogger
     ) -> dict[str, dict[str, float]] | None:
         """Return the pretraining measures before and after, and write them down."""
         forgetting = self._parts.forgetting
         if forgetting is None:
             return None
         after = forgetting.measure()
-        recorder.write("forgetting", self._progress.step, after)
+        logger.write("forgetting", self._progress.step, after)
         return {"before": dict(forgetting.before), "after": after}
 
 

@@ -40,7 +40,7 @@ _FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a process after which another start would end in the same way."""
 
 
-def together(config: DictConfig, work: Callable[[], None]) -> None:
+def in_process_group(config: DictConfig, work: Callable[[], None]) -> None:
     """Do the work of a command in this process, as one of several where torchrun has started it.
 
     Raises:
@@ -57,7 +57,7 @@ def together(config: DictConfig, work: Callable[[], None]) -> None:
             raise
         # All processes of the machine find the same; one of them says it.
         raise PeerError(str(error), error.exit_code) from error
-    with distributed.joined(device, config.timeout_minutes):
+    with distributed.process_group(device, config.timeout_minutes):
         _check_alike(config)
         work()
 
@@ -67,7 +67,7 @@ def _check_alike(config: DictConfig) -> None:
         config, [str(k) for k in config if Role.PER_PROCESS not in role_of(str(k))]
     )
     digest = hashlib.blake2b(as_yaml(plain).encode(), digest_size=8).hexdigest()
-    found = distributed.texts(f"{transfer_cli.__version__} {digest}")
+    found = distributed.all_gather_text(f"{transfer_cli.__version__} {digest}")
     other = [number for number, each in enumerate(found) if each != found[0]]
     if other:
         raise RunError(

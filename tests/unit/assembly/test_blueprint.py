@@ -281,9 +281,12 @@ def test_weights_that_an_edit_drew_anew_have_to_train(laid_out, pretrained):
 
 def test_what_an_edit_draws_follows_from_the_seed_alone(laid_out, pretrained):
     drawn = []
-    for seed, disturbed in [(0, 0), (0, 5), (1, 0)]:
+    wide = {**configs.CLASSIFICATION, "hidden": [7]}
+    for seed, disturbed, head in [(0, 0, configs.CLASSIFICATION), (0, 5, wide), (1, 0, wide)]:
         torch.manual_seed(disturbed)
-        layout = laid_out(pretrained, seed=seed, adaptation__edits={"adapters": ADAPTERS})
+        layout = laid_out(
+            pretrained, seed=seed, objective=head, adaptation__edits={"adapters": ADAPTERS}
+        )
         named = layout.model.named_parameters()
         drawn.append(torch.cat([p.flatten() for n, p in named if ".sites." in n]).detach())
 

@@ -250,8 +250,8 @@ def test_other_packages_are_refused_before_they_are_imported(imported, target):
     "target",
     [
         "transfer_cli.runs.records.MetricsFile",
-        "transfer_cli.runs.curves.Curves",
-        "transfer_cli.engine.handlers.Recorder",
+        "transfer_cli.runs.tensorboard.SummaryWriter",
+        "transfer_cli.engine.handlers.MetricsLogger",
         "transfer_cli.cli.os.system",
         "transfer_cli.config.build.importlib.import_module",
         "transfer_cli.errors.EXIT_DONE",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_cli.data.mixture import Mixture, annealed, mixed_epoch, probabilities
-from transfer_cli.data.steps import Order
+from transfer_cli.data.sampler import StepSampler
 
 SIZES = {"main": 100, "big": 1600, "small": 25}
 
@@ -109,7 +109,7 @@ def test_each_stream_is_visited_in_order_and_without_gaps(sizes, power, target_o
 
 
 def test_the_visits_of_a_stream_go_through_all_its_examples():
-    mix, order = mixture(), Order(100, 7, seed=0)
+    mix, order = mixture(), StepSampler(100, 7, seed=0)
 
     main = [step for step in range(400) if mix.stream_of(step) == "main"][: order.steps_per_epoch]
     seen = np.concatenate([order.indices(mix.visit_of(step)) for step in main])

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from tests import tiny
-from transfer_cli.data.steps import Order
-from transfer_cli.engine.features import CachedFeatures
+from transfer_cli.data.sampler import StepSampler
+from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.classification import Classification
 
@@ -31,9 +31,11 @@ def test_an_example_has_the_same_loss_in_a_batch_of_like_length_and_in_any_other
     model = tiny.model(Classification(pooling), direction=direction).eval()
     tiny.lively(model)
 
-    bucketed = losses(model, data, Order(70, 8, 0, lengths))
+    bucketed = losses(model, data, StepSampler(70, 8, 0, lengths))
 
-    torch.testing.assert_close(bucketed, losses(model, data, Order(70, 8, 0)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        bucketed, losses(model, data, StepSampler(70, 8, 0)), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_an_example_has_the_same_loss_with_its_states_kept_and_computed_anew():
@@ -41,7 +43,7 @@ def test_an_example_has_the_same_loss_with_its_states_kept_and_computed_anew():
     lengths = np.array([len(row) for row in data.rows])
     model = tiny.model(Classification("mean")).eval()
     tiny.lively(model)
-    order = Order(70, 8, 0, lengths)
+    order = StepSampler(70, 8, 0, lengths)
 
     kept = losses(model, CachedFeatures(data, model, tiny.FP32, batch=9, layers=(-1,)), order)
 

@@ -6,12 +6,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from tests import several, tiny
+from transfer_cli.data.sampler import StepSampler, micro_batches, num_micro_batches, shard
 from transfer_cli.data.split import Split
-from transfer_cli.data.steps import Order, in_portions, rounds, share
 from transfer_cli.engine import distributed
+from transfer_cli.engine.distributed.replicated import full_tensor
+from transfer_cli.engine.distributed.sharded import shard_model
 from transfer_cli.engine.evaluate import EachExample, evaluate
-from transfer_cli.engine.parallel import whole
-from transfer_cli.engine.sharded import shard
 from transfer_cli.engine.step import Loss
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -31,12 +31,13 @@ CASES = {
     "unfreezing": (Classification, lambda: tiny.Questions(examples=65), {}, {"plan": UNFREEZING}),
     "mix": (Classification, lambda: tiny.Questions(examples=65), {}, {}),
 }
+COPIED = ("clm", "mlm", "classification", "unfreezing")
 SHARDED = ("mlm", "unfreezing", "mix")
-STEPS, BATCH, MICRO = 50, 32, 8
+STEPS, BATCH, MICRO = 25, 32, 8
 
 
 def trained(case, *, sharded=False):
-    """Return weights and losses after 50 steps: 65 examples make each third step one of one."""
+    """Return weights and losses after 25 steps: 65 examples make each third step one of one."""
     objective, data, changes, recipe = CASES[case]
     made = tiny.Recipe(rate=0.1, total=STEPS, clip=0.5, optimizer=torch.optim.SGD, **recipe)
     objective, data = objective(), data()
@@ -44,7 +45,7 @@ def trained(case, *, sharded=False):
     if case == "mix":  # one of its parameters is a single number
         model.readout = ScalarMix(4, norm=False)
     if sharded:
-        shard(model, torch.device("cpu"))
+        shard_model(model, torch.device("cpu"))
     step = tiny.train_step(model, objective, made, epoch=-(-len(data) // BATCH))
     run = tiny.Run(step, data, made, BATCH, MICRO)
     for module in run.step.model.modules():
@@ -54,7 +55,7 @@ def trained(case, *, sharded=False):
     measures = tiny.measures(model, objective, data, batch=16)
     return {
         "measures": measures,
-        "weights": {name: whole(t) for name, t in tiny.weights_of(model).items()},
+        "weights": {name: full_tensor(t) for name, t in tiny.weights_of(model).items()},
         "losses": run.losses,
         "norms": [float(report.gradient_norm) for report in run.reports],
         "seen": [[report.tokens, report.examples] for report in run.reports],
@@ -76,9 +77,9 @@ def two_streams():
     questions, text = tiny.Questions(examples=65), tiny.blocks(tokens=500)
     for number in range(6):
         name, data = ("text", text) if number % 3 == 1 else ("main", questions)
-        order = Order(len(data), 9, seed=0)
-        portion = share(order.indices(number), distributed.rank(), distributed.count())
-        step([{name: data.batch(each)} for each in in_portions(portion, 3)], number)
+        order = StepSampler(len(data), 9, seed=0)
+        portion = shard(order.indices(number), distributed.rank(), distributed.world_size())
+        step([{name: data.batch(each)} for each in micro_batches(portion, 3)], number)
     return tiny.weights_of(model)
 
 
@@ -101,7 +102,7 @@ def noted(case, *, sharded=False):
     model = tiny.model(objective, **changes)
     tiny.lively(model)
     if sharded:
-        shard(model, torch.device("cpu"))
+        shard_model(model, torch.device("cpu"))
     found = []
     for order in (None, torch.arange(2).numpy()):
         each, split = EachExample(), Split("test", data, order=order)
@@ -133,20 +134,23 @@ def everything():
     """Return all of the above, and what processes say to each other."""
     rank = distributed.rank()
     return {
-        **{case: trained(case) for case in CASES},
-        **{f"{case}, sharded": trained(case, sharded=distributed.count() > 1) for case in SHARDED},
+        **{case: trained(case) for case in COPIED},
+        **{
+            f"{case}, sharded": trained(case, sharded=distributed.world_size() > 1)
+            for case in SHARDED
+        },
         "noted": [noted(case) for case in ("mlm", "classification")],
         "noted, sharded": [
-            noted(case, sharded=distributed.count() > 1) for case in ("mlm", "classification")
+            noted(case, sharded=distributed.world_size() > 1) for case in ("mlm", "classification")
         ],
         "streams": two_streams(),
         "measures": measured(),
         "exchanges": exchanges(),
         "words": [
-            distributed.sums([1.0, rank]),
-            distributed.largest(rank * 7),
-            distributed.from_main(f"from {rank}: ü"),
-            distributed.texts("x" * rank),
+            distributed.all_reduce_sum([1.0, rank]),
+            distributed.all_reduce_max(rank * 7),
+            distributed.broadcast_text(f"from {rank}: ü"),
+            distributed.all_gather_text("x" * rank),
         ],
     }
 
@@ -175,7 +179,7 @@ def three(tmp_path_factory):
     return several.on_processes(3, a_part_of_it, tmp_path_factory.mktemp("three"))
 
 
-ALL = [*CASES, *(f"{case}, sharded" for case in SHARDED)]
+ALL = [*COPIED, *(f"{case}, sharded" for case in SHARDED)]
 
 
 @pytest.mark.parametrize("case", ALL)
@@ -203,30 +207,31 @@ def test_streams_and_several_losses_are_those_of_one_process(alone, together):
             assert_close(found["streams"][name], weight, rtol=0, atol=1e-6, msg=name)
 
 
+def assert_measured_and_noted(alone, processes):
+    for found in processes:
+        assert found["measures"].keys() == alone["measures"].keys()
+        for size, measures in found["measures"].items():
+            assert measures == pytest.approx(alone["measures"][size], abs=1e-9)
+        for kind in ("noted", "noted, sharded"):
+            for one, other in zip(alone[kind], found.get(kind, alone[kind]), strict=True):
+                assert [row[0] for row in one] == [row[0] for row in other]
+                for mine, theirs in zip(one, other, strict=True):
+                    assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-5)
+
+
+def test_every_example_is_measured_and_noted_once_by_all_processes(alone, together):
+    assert_measured_and_noted(alone, together)
+
+
 @pytest.mark.slow
 def test_three_processes_give_what_one_gives(alone, three):
+    assert_measured_and_noted(alone, three)
     for found in three:
         assert found["classification"]["seen"] == alone["classification"]["seen"]
         for name, weight in alone["classification"]["weights"].items():
             assert_close(
                 found["classification"]["weights"][name], weight, rtol=0, atol=1e-6, msg=name
             )
-
-
-def test_every_example_is_measured_once(alone, together, three):
-    for found in [*together, *three]:
-        assert found["measures"].keys() == alone["measures"].keys()
-        for size, measures in found["measures"].items():
-            assert measures == pytest.approx(alone["measures"][size], abs=1e-9)
-
-
-def test_every_example_is_noted_once_by_all_processes(alone, together, three):
-    for found in [*together, *three]:
-        for kind in ("noted", "noted, sharded"):
-            for one, other in zip(alone[kind], found.get(kind, alone[kind]), strict=True):
-                assert [row[0] for row in one] == [row[0] for row in other]
-                for mine, theirs in zip(one, other, strict=True):
-                    assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-5)
 
 
 def test_gradients_are_exchanged_once_a_step(together):
@@ -251,6 +256,6 @@ def test_alone_a_process_hears_itself(alone):
 def test_shares_cover_all_and_come_in_equally_many_rounds():
     for count in (1, 2, 3, 5):
         items = list(range(11))
-        shares = [share(items, rank, count) for rank in range(count)]
+        shares = [shard(items, rank, count) for rank in range(count)]
         assert sorted(item for each in shares for item in each) == items
-        assert rounds(11, 2, count) == max(-(-len(each) // 2) for each in shares)
+        assert num_micro_batches(11, 2, count) == max(-(-len(each) // 2) for each in shares)

@@ -5,8 +5,8 @@ from torch import nn
 
 from tests import tiny
 from transfer_cli.adaptation.plans import Only
-from transfer_cli.data.steps import in_portions
-from transfer_cli.engine.features import CachedFeatures, memory_needed
+from transfer_cli.data.sampler import micro_batches
+from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.classification import Classification
@@ -38,7 +38,7 @@ def cached(data, model, layers=(-1,), **settings):
 def logits(model, data, batch=8):
     """Return the logits of the examples in `ORDER`, batched at random."""
     found = []
-    for indices in in_portions(ORDER, batch):
+    for indices in micro_batches(ORDER, batch):
         view = data.batch(indices)
         encoded = Encoding(model, view)
         found.append(model.heads["class"](encoded.top, view["mask"]).detach())

@@ -197,14 +197,14 @@ def test_a_resumed_run_keeps_the_rhythm():
 @pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (9, [1])])
 def test_training_is_recorded_in_its_rhythm_and_at_the_first_step(tmp_path, every, steps):
     run = a_run(total=6)
-    recorder = handlers.Recorder(RunDirectory(tmp_path))
-    handlers.attach_records(
-        run.trainer, recorder, run.step.optimizer, lambda: run.step.stages.current,
+    logger = handlers.MetricsLogger(RunDirectory(tmp_path))
+    handlers.attach_metrics_logger(
+        run.trainer, logger, run.step.optimizer, lambda: run.step.stages.current,
         every=every, several=len(run.step.losses) > 1,
     )  # fmt: skip
 
     run.go()
-    recorder.close()
+    logger.close()
 
     records = read_metrics(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in records] == steps
@@ -228,7 +228,7 @@ def curve(folder, name="train/loss"):
 
 def test_records_go_back_to_where_a_checkpoint_was(tmp_path):
     run = RunDirectory(tmp_path)
-    first = handlers.Recorder(run)
+    first = handlers.MetricsLogger(run)
     for step in (5, 10):
         first.write("train", step, {"loss": 1.0})
         first.write_speed("train", step, {"tokens_per_second": 9.0})
@@ -236,7 +236,7 @@ def test_records_go_back_to_where_a_checkpoint_was(tmp_path):
     first.write("train", 15, {"loss": 1.0})
     first.write("test", 10, {"loss": 1.0})
     first.close()
-    later = handlers.Recorder(run)  # of a resume that was killed, too
+    later = handlers.MetricsLogger(run)  # of a resume that was killed, too
     later.write("train", 15, {"loss": 1.0})
     later.write_speed("train", 15, {"tokens_per_second": 9.0})
     later.close()
@@ -245,7 +245,7 @@ def test_records_go_back_to_where_a_checkpoint_was(tmp_path):
 
     assert run.metrics.read_bytes() == before
     assert [record["step"] for record in read_metrics(run.speed)] == [5, 10]
-    again = handlers.Recorder(run, purge_step=11)
+    again = handlers.MetricsLogger(run, purge_step=11)
     again.write("train", 15, {"loss": 2.0})
     again.write("test", 10, {"loss": 3.0})
     again.close()
@@ -256,12 +256,12 @@ def test_records_go_back_to_where_a_checkpoint_was(tmp_path):
 
 def test_a_run_that_begins_again_has_none_of_its_earlier_records(tmp_path):
     run = RunDirectory(tmp_path)
-    first = handlers.Recorder(run)
+    first = handlers.MetricsLogger(run)
     first.write("train", 1, {"loss": 1.0})
     first.close()
 
     handlers.rewind(run, {})
-    again = handlers.Recorder(run, purge_step=1)
+    again = handlers.MetricsLogger(run, purge_step=1)
     again.write("train", 1, {"loss": 2.0})
     again.close()
 
@@ -273,7 +273,7 @@ def test_who_is_looking_on_forgets_what_is_written_again(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = RunDirectory(tmp_path)
-    first = handlers.Recorder(run)
+    first = handlers.MetricsLogger(run)
     first.write("train", 1, {"loss": 1.0})
     mark = first.mark()
     first.write("train", 2, {"loss": 1.0})
@@ -281,7 +281,7 @@ def test_who_is_looking_on_forgets_what_is_written_again(tmp_path):
     looking_on = EventAccumulator(str(run.tensorboard)).Reload()
 
     handlers.rewind(run, mark)
-    again = handlers.Recorder(run, purge_step=2)
+    again = handlers.MetricsLogger(run, purge_step=2)
     again.write("train", 2, {"loss": 2.0})
     again.close()
 
@@ -293,9 +293,9 @@ def test_event_files_are_in_order_whatever_the_clock_says(tmp_path, monkeypatch)
     run = RunDirectory(tmp_path)
     for now, step in ((2000.0, 1), (1000.0, 2)):
         monkeypatch.setattr(time, "time", lambda now=now: now)
-        recorder = handlers.Recorder(run, purge_step=step)
-        recorder.write("train", step, {"loss": float(step)})
-        recorder.close()
+        logger = handlers.MetricsLogger(run, purge_step=step)
+        logger.write("train", step, {"loss": float(step)})
+        logger.close()
 
     assert curve(run.tensorboard) == [(1, 1.0), (2, 2.0)]
 
@@ -303,9 +303,9 @@ def test_event_files_are_in_order_whatever_the_clock_says(tmp_path, monkeypatch)
 def test_every_record_is_also_a_point_of_a_curve(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    recorder = handlers.Recorder(RunDirectory(tmp_path))
-    recorder.write("validation", 7, {"loss": 0.25, "accuracy": 0.5})
-    recorder.close()
+    logger = handlers.MetricsLogger(RunDirectory(tmp_path))
+    logger.write("validation", 7, {"loss": 0.25, "accuracy": 0.5})
+    logger.close()
 
     curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     (record,) = read_metrics(tmp_path / "metrics.jsonl")

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from transfer_cli.engine import distributed
+from transfer_cli.engine.distributed import watch
 
 
 class Store(dict):
@@ -23,21 +23,21 @@ class Store(dict):
 def clock(monkeypatch):
     """Return what the module takes for the time, to be set."""
     time = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(distributed.time, "monotonic", lambda: time.now)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: time.now)
     return time
 
 
-def ear(rank, count=3):
-    group = SimpleNamespace(rank=rank, count=count)
-    return distributed._Ear(group, threading.Event())
+def heartbeats(rank, world_size=3):
+    group = SimpleNamespace(rank=rank, world_size=world_size)
+    return watch.Heartbeats(group, threading.Event())
 
 
 def test_the_first_process_misses_one_that_says_nothing_new(clock):
-    store, first = Store(), ear(0)
+    store, first = Store(), heartbeats(0)
     for clock.now in range(10):
         store["alive/0"] = store["alive/2"] = str(clock.now)
         store["alive/1"] = str(min(clock.now, 2))
-        first._look_around(store)
+        first._read(store)
         first._heard[0] = clock.now
 
     assert first.missed(7.5) == ""
@@ -45,9 +45,9 @@ def test_the_first_process_misses_one_that_says_nothing_new(clock):
 
 
 def test_one_that_never_came_is_missed_from_the_start(clock):
-    store, first = Store(), ear(0, count=2)
+    store, first = Store(), heartbeats(0, world_size=2)
     clock.now = 10.0
-    first._look_around(store)
+    first._read(store)
     first._heard[0] = clock.now
 
     assert first.missed(11) == ""
@@ -55,7 +55,7 @@ def test_one_that_never_came_is_missed_from_the_start(clock):
 
 
 def test_the_others_miss_the_place_where_all_meet(clock):
-    other = ear(1)
+    other = heartbeats(1)
     clock.now = 10.0
 
     assert other.missed(11) == ""
@@ -63,7 +63,7 @@ def test_the_others_miss_the_place_where_all_meet(clock):
 
 
 def test_the_others_do_not_look_after_each_other(clock):
-    other = ear(1)
+    other = heartbeats(1)
     clock.now = 10.0
     other._heard[1] = clock.now
 
@@ -73,12 +73,12 @@ def test_the_others_do_not_look_after_each_other(clock):
 @pytest.mark.parametrize("launcher", ["alive", "gone"])
 def test_a_process_ends_when_its_launcher_is_gone_before_it_looks(monkeypatch, launcher):
     number = os.getppid() if launcher == "alive" else os.getppid() + 1
-    monkeypatch.setattr(distributed.os, "getpid", lambda: number)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", distributed.new_run_id())
+    monkeypatch.setattr(watch.os, "getpid", lambda: number)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", watch.new_run_id())
     ends, over = [], threading.Event()
-    monkeypatch.setattr(distributed.os, "_exit", ends.append)
+    monkeypatch.setattr(watch.os, "_exit", ends.append)
     over.set()
 
-    distributed._watch_launcher(over)
+    watch._watch_launcher(over)
 
     assert ends == ([] if launcher == "alive" else [1])

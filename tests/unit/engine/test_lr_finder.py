@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ignite.engine import Events
 
 from tests import tiny
+from transfer_cli.data.loader import Stream
 from transfer_cli.engine.lr_finder import (
     FEWEST_STEPS,
     Growth,
@@ -16,7 +17,6 @@ from transfer_cli.engine.lr_finder import (
     smooth,
     steepest,
 )
-from transfer_cli.engine.train import Stream
 from transfer_cli.errors import RunError
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.optim.layer_scale import Geometric
@@ -27,7 +27,7 @@ GROWTH = Growth(1e-6, 1.0)
 
 def seen_by(run, growth=GROWTH, steps=40, **options):
     """Return a range test of a tiny run."""
-    streams = {"main": Stream(run.data, run.order)}
+    streams = {"main": Stream(run.data, run.sampler)}
     return run_range(
         run.step, streams, growth, steps, frozen_eval=False, micro_batch=run.micro_batch, **options
     )
@@ -96,7 +96,7 @@ def test_weights_and_optimizer_are_as_they_were(optimizer):
 
 def test_short_data_goes_round():
     run = questions_run(batch=32)
-    assert run.order.steps_per_epoch == 2
+    assert run.sampler.steps_per_epoch == 2
 
     assert len(seen_by(run, Growth(1e-6, 1e-3), steps=20).losses) == 20
 

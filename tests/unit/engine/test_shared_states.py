@@ -13,9 +13,9 @@ import torch
 
 from tests import tiny
 from transfer_cli.adaptation.plans import Only
-from transfer_cli.engine import shared_states
-from transfer_cli.engine.features import CachedFeatures
-from transfer_cli.engine.shared_states import ALONE, KEPT, TAKEN, SharedStates
+from transfer_cli.engine.features import shared_states
+from transfer_cli.engine.features.cached import CachedFeatures
+from transfer_cli.engine.features.shared_states import ALONE, KEPT, TAKEN, SharedStates
 from transfer_cli.objectives.classification import Classification
 
 SIZE = (5, 1, 4)

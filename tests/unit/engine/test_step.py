@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.adaptation.penalties import L2SP, Start
 from transfer_cli.batch import size
-from transfer_cli.data.steps import Order
+from transfer_cli.data.sampler import StepSampler
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import DivergedError
@@ -44,7 +44,7 @@ def after_five_steps(case, sizes, *, double):
         # Adam divides by a gradient's size, also where that is nothing but rounding (key biases).
         optimizer = torch.optim.SGD
     recipe = tiny.Recipe(rate=1e-2 if double else 0.5, clip=0.05, optimizer=optimizer, total=5)
-    step, order = tiny.train_step(model, objective, recipe), Order(len(data), 32, seed=0)
+    step, order = tiny.train_step(model, objective, recipe), StepSampler(len(data), 32, seed=0)
     # Dropout of the classifier would differ: it is drawn by the micro-batch.
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -244,7 +244,7 @@ def test_a_run_that_diverges_ends_naming_the_step_and_the_groups(clip):
     text = str(diverged.value)
     assert diverged.value.exit_code == 4
     assert "step 7: loss or gradient is not finite, 3 step(s) in a row, in block.1, on" in text
-    seen = run.order.indices(6).tolist()
+    seen = run.sampler.indices(6).tolist()
     assert "examples " + ", ".join(f"main {number}" for number in seen) + "; try" in text
     assert run.progress.step == 6
 
@@ -382,7 +382,7 @@ def test_a_device_that_decides_for_itself_skips_the_same_steps(late):
         poisoned(WEIGHT, steps=(2, 3, 7), max_bad_steps=3, optimizer=FUSED) for _ in range(2)
     )
     told.step._decides_on_device = False
-    decides.step._reads_late = late
+    decides.step._skipped.late = late
 
     told.go()
     decides.go()
@@ -393,7 +393,7 @@ def test_a_device_that_decides_for_itself_skips_the_same_steps(late):
 
 def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():
     run = poisoned(WEIGHT, steps=(4, 5, 6, 7), max_bad_steps=3, optimizer=FUSED)
-    run.step._reads_late = True
+    run.step._skipped.late = True
 
     with pytest.raises(DivergedError, match=r"step 7: .*, 3 step\(s\) in a row, in block\.1, on"):
         run.go()

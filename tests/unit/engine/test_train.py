@@ -5,9 +5,10 @@ import torch
 from ignite.engine import Events
 
 from tests import tiny
+from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
-from transfer_cli.data.steps import Order
-from transfer_cli.engine.train import Progress, StepLoader, Stream, run_trainer
+from transfer_cli.data.sampler import StepSampler
+from transfer_cli.engine.train import Progress, run_trainer
 from transfer_cli.model.weights import load_strictly, read_weights, save_weights
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -20,8 +21,8 @@ from transfer_cli.runs import checkpoint
 
 
 def loader_of(data, *, batch=8, micro_batch=3, first=0):
-    streams = {"main": Stream(data, Order(len(data), batch, seed=0))}
-    return StepLoader(streams, micro_batch, lambda: first)
+    streams = {"main": Stream(data, StepSampler(len(data), batch, seed=0))}
+    return StepDataLoader(streams, micro_batch, lambda: first)
 
 
 def drawn(loader, steps):
@@ -65,12 +66,12 @@ def mixed_loader(*, first=0, total=40):
     """Return a loader of 60 questions, 8 a step, and of a text, 4 blocks a step."""
     questions, text = tiny.Questions(examples=60), tiny.blocks()
     streams = {
-        "main": Stream(questions, Order(len(questions), 8, seed=0)),
-        "text": Stream(text, Order(len(text), 4, seed=0)),
+        "main": Stream(questions, StepSampler(len(questions), 8, seed=0)),
+        "text": Stream(text, StepSampler(len(text), 4, seed=0)),
     }
     sizes = {"main": len(questions), "text": len(text)}
     mixture = Mixture(sizes, total=total, steps_per_epoch=16, seed=3, target_only=5)
-    return StepLoader(streams, 3, lambda: first, mixture), mixture
+    return StepDataLoader(streams, 3, lambda: first, mixture), mixture
 
 
 def test_a_step_of_a_mixture_comes_from_the_stream_it_draws_alone():
@@ -122,7 +123,7 @@ def test_an_epoch_is_as_long_as_it_is_said_to_be(start):
 
     run_trainer(
         run.trainer,
-        {"main": Stream(run.data, run.order)},
+        {"main": Stream(run.data, run.sampler)},
         micro_batch=8,
         total_steps=20,
         start_step=start,
@@ -141,7 +142,7 @@ def test_a_run_takes_its_steps_and_counts_what_it_saw():
     run = tiny.run(Classification(), data, tiny.Recipe(total=20), micro_batch=3).go()
 
     epochs_tokens = 2 * sum(map(len, data.rows))
-    third = sum(len(data.rows[n]) for step in range(16, 20) for n in run.order.indices(step))
+    third = sum(len(data.rows[n]) for step in range(16, 20) for n in run.sampler.indices(step))
     assert (run.progress.step, run.progress.examples) == (20, 2 * 60 + 4 * 8)
     assert run.progress.tokens == epochs_tokens + third
 

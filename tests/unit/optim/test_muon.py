@@ -29,6 +29,32 @@ def drawn(seed=0):
     return [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in shapes]
 
 
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_a_gradient_that_the_device_finds_not_finite_changes_nothing(found):
+    told, plain = drawn(), drawn()
+    optimizers = [MuonWithAdamW(groups_of(each), lr=0.1) for each in (told, plain)]
+    for each in (*told, *plain):
+        each.grad = torch.full_like(each, 0.5)
+    for optimizer in optimizers:
+        optimizer.step()
+    before = copy.deepcopy(plain)
+    averages = copy.deepcopy(optimizers[1].state_dict()["state"])
+
+    for each in told:
+        each.grad.fill_(torch.nan if found else 0.25)
+    for each in plain:
+        each.grad.fill_(0.25)
+    optimizers[0].found_inf = torch.tensor(found)
+    for optimizer in optimizers:
+        optimizer.step()
+
+    expected = optimizers[1].state_dict()["state"] if not found else averages
+    for one, other in zip(told, before if found else plain, strict=True):
+        assert torch.equal(one, other)
+    for number, kept in optimizers[0].state_dict()["state"].items():
+        assert tiny.same(kept, expected[number])
+
+
 def groups_of(parameters):
     *matrices, vector, table = parameters
     return [

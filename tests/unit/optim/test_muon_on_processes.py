@@ -6,8 +6,8 @@ from torch.testing import assert_close
 
 from tests import several, tiny
 from transfer_cli.engine import distributed
-from transfer_cli.engine.parallel import whole
-from transfer_cli.engine.sharded import shard
+from transfer_cli.engine.distributed.replicated import full_tensor
+from transfer_cli.engine.distributed.sharded import shard_model
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.optim.muon import MuonWithAdamW
 
@@ -20,16 +20,16 @@ def trained(*, sharded):
     objective = CausalLM()
     model = tiny.model(objective)
     if sharded:
-        shard(model, torch.device("cpu"))
+        shard_model(model, torch.device("cpu"))
     recipe = tiny.Recipe(rate=0.02, total=STEPS, clip=0.5, optimizer=MuonWithAdamW)
     step = tiny.train_step(model, objective, recipe)
     run = tiny.Run(step, tiny.blocks(tokens=1100), recipe, batch=32).go()
-    weights = {name: whole(tensor) for name, tensor in tiny.weights_of(model).items()}
+    weights = {name: full_tensor(tensor) for name, tensor in tiny.weights_of(model).items()}
     return {"weights": weights, "losses": run.losses}
 
 
 def both():
-    return [trained(sharded=False), trained(sharded=distributed.count() > 1)]
+    return [trained(sharded=False), trained(sharded=distributed.world_size() > 1)]
 
 
 @pytest.mark.slow

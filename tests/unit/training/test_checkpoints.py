@@ -158,7 +158,7 @@ def test_all_weights_are_stored_unless_asked_otherwise(kept):
 
 
 @pytest.mark.parametrize("store", ["all", "merged"])
-def test_a_finished_model_computes_what_the_trained_one_did(kept, store):
+def test_a_finished_model_computes_what_the_trained_one_did(kept, pretrained, tmp_path, store):
     parts, run, keeping = kept(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS,
                                adaptation__store=store)  # fmt: skip
     tiny.lively(parts.model)
@@ -174,8 +174,12 @@ def test_a_finished_model_computes_what_the_trained_one_did(kept, store):
     merged = store == "merged"
     assert any(".lora." in name for name in stored) is not merged
     assert ("lora" in read_description(run.model).edits) is not merged
+    edits = {} if merged else LORA
+    fresh = configs.following(pretrained, tmp_path, adaptation__edits=edits)
+    model = build_run(fresh, "finetune").model.eval()
+    model.load_state_dict(stored)
     with torch.inference_mode():
-        found = parts.model.backbone(batch["tokens"], batch["mask"])[-1]
+        found = model.backbone(batch["tokens"], batch["mask"])[-1]
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert tiny.same(stored, {n: parts.model.state_dict()[n] for n in stored})
 

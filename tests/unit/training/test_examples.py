@@ -10,7 +10,7 @@ from transfer_cli.data.encoded_task import EncodedTask
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import WordPiece
-from transfer_cli.engine.features import CachedFeatures
+from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.objectives.base import Outcomes
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.items import Item

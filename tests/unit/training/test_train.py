@@ -14,7 +14,7 @@ def second_process(monkeypatch):
     def say(text):
         monkeypatch.setattr(train.distributed, "is_main", lambda: False)
         monkeypatch.setattr(train.distributed, "rank", lambda: 1)
-        monkeypatch.setattr(train.distributed, "from_main", lambda own: text)
+        monkeypatch.setattr(train.distributed, "broadcast_text", lambda own: text)
         monkeypatch.setattr(train, "SECONDS_TO_APPEAR", 0.0)
 
     return say

@@ -9,7 +9,7 @@ import numpy as np
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.data.encoded_task import warn_of_cuts
-from transfer_cli.data.steps import share
+from transfer_cli.data.sampler import shard
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluate import predictions, row_by_row
 from transfer_cli.engine.precision import Precision
@@ -96,10 +96,14 @@ class Ensemble:
         # Every process has examples of all lengths, so none waits long for the others.
         sizes = [sum(map(len, self.task.texts(each))) for each in examples]
         by_length = np.argsort(sizes, kind="stable")
-        parts = [share(by_length, rank, distributed.count()) for rank in range(distributed.count())]
+        parts = [
+            shard(by_length, rank, distributed.world_size())
+            for rank in range(distributed.world_size())
+        ]
         own = [examples[number] for number in parts[distributed.rank()]]
         answers: list[Answer] = [{}] * len(examples)
-        for part, text in zip(parts, distributed.texts(json.dumps(self._answer(own))), strict=True):
+        own_answers = json.dumps(self._answer(own))
+        for part, text in zip(parts, distributed.all_gather_text(own_answers), strict=True):
             found, cut = json.loads(text)
             for number, answer in zip(part, found, strict=True):
                 answers[number] = answer

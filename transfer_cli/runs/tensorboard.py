@@ -26,8 +26,8 @@ _RGBA = 4
 """As TensorBoard's protocol counts the colours of a pixel."""
 
 
-class Curves:
-    """A new event file in `folder`, after those that are there.
+class SummaryWriter:
+    """Writes a new event file in `folder`, which readers take after the present ones.
 
     Args:
         folder: The folder of the run's event files; made when missing.

@@ -7,7 +7,7 @@ The states are those of the tokens as they lie in the data: an objective that ch
 as masked language modelling, cannot use them.
 
 The states are the same in every run that starts from the same backbone, whatever its heads and
-rates are: the jobs of a sweep can share them (`engine.shared_states`).
+rates are: the jobs of a sweep can share them (`engine.features.shared_states`).
 
 Legend: N examples, B batch, T positions, R real tokens of all examples, K kept layers, D width.
 """
@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from transfer_cli.batch import Batch, is_padded, to_device, with_facts
+from transfer_cli.data.sampler import micro_batches
 from transfer_cli.data.split import Dataset
-from transfer_cli.data.steps import in_portions
+from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.shared_states import SharedStates
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 
@@ -80,10 +80,10 @@ class CachedFeatures:
         def compute() -> Tensor:
             states_RKD = torch.empty(size, device=keep_on)
             # From short to long: least padding.
-            portions = in_portions(np.argsort(lengths_N, kind="stable"), batch)
+            portions = micro_batches(np.argsort(lengths_N, kind="stable"), batch)
             for indices in tqdm(portions, desc="features", unit="batch", disable=None, leave=False):
                 found = data.batch(indices)
-                rows_R = self._rows(indices, found["mask"])
+                rows_R = to_device({"rows": self._rows(indices, found["mask"])}, keep_on)["rows"]
                 states_RKD[rows_R] = _states(model, found, precision, layers).to(keep_on)
             return states_RKD
 
@@ -108,7 +108,9 @@ class CachedFeatures:
         mask_BT = found["mask"]
         size = (*mask_BT.shape, *self._states_RKD.shape[1:])
         states_BTKD = self._states_RKD.new_zeros(size)
-        states_BTKD[mask_BT] = self._states_RKD[self._rows(indices, mask_BT)]
+        places = {"from": self._rows(indices, mask_BT), "to": _real(mask_BT)}
+        places = to_device(places, states_BTKD.device)
+        states_BTKD.flatten(0, 1)[places["to"]] = self._states_RKD[places["from"]]
         return {**found, "states": states_BTKD}
 
     def _rows(self, indices: npt.NDArray[np.int64], mask_BT: Tensor) -> Tensor:
@@ -130,7 +132,7 @@ def _kept(shape: BackboneShape, layers: Layers) -> int:
 
 def _lengths(data: Dataset) -> npt.NDArray[np.int64]:
     """Return every example's number of real tokens."""
-    portions = in_portions(np.arange(len(data)), _PORTION)
+    portions = micro_batches(np.arange(len(data)), _PORTION)
     return np.concatenate([data.batch(indices)["mask"].sum(1).numpy() for indices in portions])
 
 
@@ -161,7 +163,7 @@ def _machine(device: torch.device) -> list[Any]:
 def _digest_of_inputs(data: Dataset) -> str:
     """Return a digest of what a pass sees of all examples, in their order."""
     digest = hashlib.blake2b(digest_size=16)
-    for indices in in_portions(np.arange(len(data)), _PORTION):
+    for indices in micro_batches(np.arange(len(data)), _PORTION):
         found = data.batch(indices)
         for name in ("tokens", "mask", "segment"):
             if name in found:
@@ -191,10 +193,15 @@ def _bytes(name: str, tensor: Tensor) -> bytes:
 
 def _states(model: TransferModel, batch: Batch, precision: Precision, layers: Layers) -> Tensor:
     """Return the chosen states of a batch's real tokens, `[R, K, D]`, in float32."""
-    view = to_device(with_facts(batch), precision.device)
+    view = to_device({**with_facts(batch), "real": _real(batch["mask"])}, precision.device)
     with torch.inference_mode(), precision.context():
         states = model.backbone(
             view["tokens"], view["mask"], view.get("segment"), padded=is_padded(view)
         )
     chosen = states if layers is None else [states[layer] for layer in layers]
-    return torch.stack([state[view["mask"]].float() for state in chosen], dim=1)
+    return torch.stack([state.flatten(0, 1)[view["real"]].float() for state in chosen], dim=1)
+
+
+def _real(mask_BT: Tensor) -> Tensor:
+    """Return where real tokens lie, `[R]`, counted through a batch row by row."""
+    return mask_BT.flatten().nonzero().squeeze(1)

@@ -30,8 +30,8 @@ from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.runs.atomic import new_folder, writing
-from transfer_cli.runs.curves import Curves
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.tensorboard import SummaryWriter
 from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, show
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def _check(config: DictConfig) -> None:
             f"lr_find.start: must be below lr_find.end, got {asked.start:g} and {asked.end:g}"
         )
     at_least("lr_find.steps:", asked.steps, FEWEST_STEPS, ConfigError)
-    if config.devices > 1 or distributed.count() > 1:
+    if config.devices > 1 or distributed.world_size() > 1:
         raise ConfigError("devices: lr-find works in one process; leave devices out")
     if config.resume is not None:
         raise ConfigError("resume: lr-find begins where a run begins; leave resume out")
@@ -216,12 +216,12 @@ def _as_json(seen: RangeTest, step: int, groups: Mapping[str, float], line: str)
 
 
 def _write_tensorboard(folder: Path, seen: RangeTest, picture: bytes) -> None:
-    with contextlib.closing(Curves(folder)) as curves:
+    with contextlib.closing(SummaryWriter(folder)) as writer:
         for number, rate in enumerate(seen.rates):
-            curves.add_scalar("lr_find/loss", seen.losses[number], number + 1)
-            curves.add_scalar("lr_find/smoothed_loss", seen.smoothed[number], number + 1)
-            curves.add_scalar("lr_find/rate", rate, number + 1)
-        curves.add_image("lr_find/curve", picture, len(seen.rates))
+            writer.add_scalar("lr_find/loss", seen.losses[number], number + 1)
+            writer.add_scalar("lr_find/smoothed_loss", seen.smoothed[number], number + 1)
+            writer.add_scalar("lr_find/rate", rate, number + 1)
+        writer.add_image("lr_find/curve", picture, len(seen.rates))
 
 
 def _page(

@@ -1,10 +1,10 @@
-"""Which examples are in which step: a pure function of (seed, step), whoever asks and whenever.
+"""The sampler: which examples are in which step, a pure function of (seed, step).
 
 An epoch is a permutation seeded by its number; a step is a slice of it. A loader that can start at
 any step needs no memory, which is what makes a resume exact.
 
-Texts of like length can be put into one batch, which then has little padding: of short questions,
-half of a batch drawn at random is padding.
+Texts of like length can share a batch, which then has little padding: of short questions, half of a
+batch drawn at random is padding.
 """
 
 import math
@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from transfer_cli.batch import Batch
 from transfer_cli.seeds import derive
 
 POOL_BATCHES = 50
@@ -28,19 +27,15 @@ LEAST_POOLS = 8
 Items = TypeVar("Items", np.ndarray, list[np.ndarray])
 
 
-class Filler(dict[str, Batch]):
-    """Examples that only keep a process in step with the others: nothing of them counts."""
-
-
-class Order:
-    """The order in which a data set is visited.
+class StepSampler:
+    """Samples the examples of each step; an epoch has every example once.
 
     Args:
-        examples: How many there are.
+        examples: How many examples the data set has.
         batch: How many a step takes; the last step of an epoch takes what is left.
         seed: Decides every permutation.
-        lengths: Of each example, in tokens, where those of a batch are to be of like length; None:
-            a batch is drawn from all. Either way each epoch has every example once.
+        lengths: The length of each example in tokens, for batches of like length; None: a batch is
+            drawn from all examples.
 
     Raises:
         ValueError: There is nothing to take, or not a length for each example.
@@ -50,9 +45,9 @@ class Order:
         self, examples: int, batch: int, seed: int, lengths: np.ndarray | None = None
     ) -> None:
         if examples < 1 or batch < 1:
-            raise ValueError(f"an order needs examples and a batch, got {examples} and {batch}")
+            raise ValueError(f"a sampler needs examples and a batch, got {examples} and {batch}")
         if lengths is not None and len(lengths) != examples:
-            raise ValueError(f"an order of {examples} examples got {len(lengths)} lengths")
+            raise ValueError(f"a sampler of {examples} examples got {len(lengths)} lengths")
         self.examples = examples
         self.batch = batch
         self.steps_per_epoch = -(-examples // batch)
@@ -83,22 +78,22 @@ class Order:
 def _by_length(order: np.ndarray, lengths: np.ndarray, batch: int) -> np.ndarray:
     """Sort each pool of examples by length."""
     pool_batches = min(POOL_BATCHES, max(1, len(order) // batch // LEAST_POOLS))
-    pools = in_portions(order, pool_batches * batch)
+    pools = micro_batches(order, pool_batches * batch)
     return np.concatenate(
         [order[:0], *(pool[np.argsort(lengths[pool], kind="stable")] for pool in pools)]
     )
 
 
-def in_portions(indices: np.ndarray, portion: int) -> list[np.ndarray]:
-    """Cut indices into runs of at most `portion`, in order."""
-    return [indices[begin : begin + portion] for begin in range(0, len(indices), portion)]
+def micro_batches(indices: np.ndarray, size: int) -> list[np.ndarray]:
+    """Cut the numbers of examples into micro-batches of at most `size`, in order."""
+    return [indices[begin : begin + size] for begin in range(0, len(indices), size)]
 
 
-def share(items: Items, rank: int, count: int) -> Items:
-    """Return what one of `count` processes takes of some items; may be nothing."""
-    return items[rank::count]
+def shard(items: Items, rank: int, world_size: int) -> Items:
+    """Return what one of `world_size` processes takes of some items; may be nothing."""
+    return items[rank::world_size]
 
 
-def rounds(items: int, portion: int, count: int) -> int:
-    """Return how many portions the busiest of `count` processes has, each taking its share."""
-    return math.ceil(math.ceil(items / count) / portion)
+def num_micro_batches(items: int, size: int, world_size: int) -> int:
+    """Return how many micro-batches the process with the largest shard has."""
+    return math.ceil(math.ceil(items / world_size) / size)

@@ -1,6 +1,6 @@
-"""A model in parts, one on each process: for models that are larger than the memory of one device.
+"""A sharded model, for models that are larger than the memory of one device.
 
-Torch's `fully_shard` cuts every tensor along its first dimension. A checkpoint holds the parts as
+Torch's `fully_shard` cuts every tensor along its first dimension. A checkpoint holds the shards as
 safetensors, written by all processes at once with `torch.distributed.checkpoint`; any number of
 processes can read it, one included. Its usual format is a pickle, which is never opened here.
 
@@ -28,23 +28,23 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import zeros as sharded_zeros
 
-from transfer_cli.engine import distributed
-from transfer_cli.engine.parallel import Sums
+from transfer_cli.engine.distributed.group import all_reduce_tensor, world_size
+from transfer_cli.engine.distributed.replicated import LossSums
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.model.transfer_model import TransferModel
 
 _MARK = "sharded tensor"
-"""Key of what stands in the plain state where a tensor lies in the parts."""
+"""Key that marks the place of a sharded tensor in the plain state."""
 
 
-def shard(model: TransferModel, device: torch.device) -> None:
-    """Leave this process a part of every tensor of the model, on its device.
+def shard_model(model: TransferModel, device: torch.device) -> None:
+    """Leave this process a shard of every tensor of the model, on its device.
 
-    To be done with weights loaded and edits made, before the optimizer is built: parameters become
-    others, under the same names. A block's weights are gathered for its forward and its backward
-    pass and let go of in between. A single number cannot be cut: every process has all of it.
+    Call it after weights are loaded and edits made, and before the optimizer is built: it replaces
+    the parameters, under the same names. A block's weights are gathered for its forward and its
+    backward pass, and resharded in between. A single number cannot be cut: every process has it.
     """
-    mesh = init_device_mesh(device.type, (distributed.count(),))
+    mesh = init_device_mesh(device.type, (world_size(),))
     numbers = _replicate_numbers(model, mesh, device)
     for block in model.backbone.blocks:
         fully_shard(block, mesh=mesh, ignored_params=numbers)
@@ -82,7 +82,7 @@ def _lend(module: nn.Module, name: str, number: nn.Parameter) -> None:
 
 
 class Sharded:
-    """How processes call a model of which each has a part, as `parallel.Parallel` says."""
+    """Every process has a shard of the model (FSDP); see `replicated.Parallel`."""
 
     def __init__(self, model: TransferModel) -> None:
         self._model: Any = model
@@ -90,9 +90,9 @@ class Sharded:
     def enter_stage(self) -> None:
         """Nothing to do: the gradient of a tensor is reduced where there is one."""
 
-    def __call__(self, work: Callable[[TransferModel], Sums]) -> Sums:
-        """Return what `work` finds with the model."""
-        found: Sums = self._model(work)
+    def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
+        """Return what `work` computes with the model."""
+        found: LossSums = self._model(work)
         return found
 
     @contextmanager
@@ -108,25 +108,20 @@ class Sharded:
         for parameter in self._model.parameters():
             if parameter.ndim == 0 and parameter.grad is not None:
                 own = parameter.grad.to_local()
-                own.copy_(distributed.summed(own) / distributed.count())
+                own.copy_(all_reduce_tensor(own) / world_size())
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether this process has only a part of the model."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
-
-
-# --- checkpoints in parts ----------------------------------------------------------------------
+# --- checkpoints of shards ---------------------------------------------------------------------
 
 
 def save(folder: Path, model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the weights, and the tensors of a state of which there are parts; all processes do.
+    """Write the weights and the sharded tensors of a state; all processes call this.
 
     Returns:
         The state without those tensors: plain values and small tensors.
     """
     parts: dict[str, Tensor] = {f"model.{name}": t for name, t in model.state_dict().items()}
-    plain: dict[str, Any] = _take_out(state, "state", parts)
+    plain: dict[str, Any] = _without_shards(state, "state", parts)
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     save_parts(parts, storage_writer=writer, no_dist=not dist.is_initialized())
     return plain
@@ -145,37 +140,37 @@ def load(folder: Path, model: nn.Module, plain: Mapping[str, Any]) -> dict[str, 
     parts: dict[str, Tensor] = {f"model.{name}": t for name, t in model.state_dict().items()}
     like = next((p for p in model.parameters() if isinstance(p, DTensor)), None)
     for name in known.keys() - parts.keys():
-        parts[name] = _room_for(known[name], like)
+        parts[name] = _empty_tensor(known[name], like)
     with warnings.catch_warnings():
         # It warns that one process alone reads what several have written.
         warnings.simplefilter("ignore", UserWarning)
         load_parts(parts, storage_reader=reader, no_dist=not dist.is_initialized())
-    found: dict[str, Any] = _put_back(plain, parts)
+    found: dict[str, Any] = _with_shards(plain, parts)
     return found
 
 
-def _take_out(value: Any, path: str, parts: dict[str, Tensor]) -> Any:
+def _without_shards(value: Any, path: str, parts: dict[str, Tensor]) -> Any:
     """Return a nested value without its sharded tensors, which go to `parts` by their paths."""
     if isinstance(value, DTensor):
         parts[path] = value
         return {_MARK: path}
     if isinstance(value, Mapping):
-        return {key: _take_out(each, f"{path}.{key}", parts) for key, each in value.items()}
+        return {key: _without_shards(each, f"{path}.{key}", parts) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_take_out(each, f"{path}.{n}", parts) for n, each in enumerate(value)]
+        return [_without_shards(each, f"{path}.{n}", parts) for n, each in enumerate(value)]
     return value
 
 
-def _put_back(value: Any, parts: Mapping[str, Tensor]) -> Any:
+def _with_shards(value: Any, parts: Mapping[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         if value.keys() == {_MARK}:
             return parts[value[_MARK]]
-        return {key: _put_back(each, parts) for key, each in value.items()}
-    return [_put_back(each, parts) for each in value] if isinstance(value, list) else value
+        return {key: _with_shards(each, parts) for key, each in value.items()}
+    return [_with_shards(each, parts) for each in value] if isinstance(value, list) else value
 
 
-def _room_for(known: Any, like: DTensor | None) -> Tensor:
-    """Return zeros to read a tensor into: a part of it where the model is in parts."""
+def _empty_tensor(known: Any, like: DTensor | None) -> Tensor:
+    """Return zeros to read a tensor into: a shard of it where the model is sharded."""
     assert isinstance(known, TensorStorageMetadata)  # noqa: S101 - nothing else is in safetensors
     size, kind = known.size, known.properties.dtype
     if like is None:
@@ -185,8 +180,8 @@ def _room_for(known: Any, like: DTensor | None) -> Tensor:
     return sharded_zeros(size, dtype=kind, device_mesh=mesh, placements=[placement])
 
 
-def spread(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:
-    """Return the state of a step whose model was whole as that of one whose model is sharded."""
+def shard_state(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:
+    """Return the state of an unsharded step as the state of a sharded one."""
     order = [p for group in step.optimizer.param_groups for p in group["params"]]
     own = dict(step.model.named_parameters())
     optimizer, stages = state["optimizer"], state["stages"]
@@ -203,14 +198,14 @@ def spread(state: Mapping[str, Any], step: TrainStep) -> dict[str, Any]:
 
 
 def _like(value: Any, parameter: Tensor | None) -> Any:
-    """Return a part of what has the parameter's shape; anything else, such as a count, as it is."""
+    """Return a shard of a tensor that has the parameter's shape, and anything else as it is."""
     if parameter is None or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
-    return as_part(value, parameter)
+    return shard_like(value, parameter)
 
 
-def as_part(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return this process's part of a tensor that all processes have whole; itself if unsharded."""
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return this process's shard of a full tensor; the tensor itself where `like` is unsharded."""
     if not isinstance(like, DTensor):
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)

@@ -16,7 +16,7 @@ from transfer_cli.data.readers import OnError
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least, one_of
-from transfer_cli.training.workers import together
+from transfer_cli.training.workers import in_process_group
 
 CHOICES = {
     "format": ("auto", "text", "jsonl", "csv", "tsv"),
@@ -31,7 +31,7 @@ WINDOW_BATCHES = 64
 def predict(config: DictConfig) -> None:
     """Write the label and the probabilities of every text."""
     _check(config)
-    together(config, lambda: _predict(config))
+    in_process_group(config, lambda: _predict(config))
 
 
 def _predict(config: DictConfig) -> None:
@@ -39,7 +39,7 @@ def _predict(config: DictConfig) -> None:
     paths = _paths(config.run)
     ensemble = open_ensemble(paths, precision, base=config.base, batch=config.batch)
     if not distributed.is_main():
-        while asked := json.loads(distributed.from_main("")):
+        while asked := json.loads(distributed.broadcast_text("")):
             ensemble.together([ensemble.task.example(**example) for example in asked])
         return
     columns = Columns(config.text, config.pair, config.keep, ensemble.task)
@@ -49,21 +49,21 @@ def _predict(config: DictConfig) -> None:
         skipped = Skipped()
         on_error = skipped if config.errors == "skip" else reading.stop
         rows = _rows(config, given, answers, on_error)
-        most = config.batch * WINDOW_BATCHES * distributed.count()
+        most = config.batch * WINDOW_BATCHES * distributed.world_size()
         num_texts = 0
         for window in reading.windows(rows, most, given.is_there):
             _answer(ensemble, answers, window)
             num_texts += len(window)
         skipped.say(num_texts, given.name)
-        distributed.from_main("[]")
+        distributed.broadcast_text("[]")
     ensemble.say_cuts()
 
 
 def _answer(ensemble: Ensemble, answers: Answers, window: Sequence[Row]) -> None:
     examples = [row.example for row in window]
-    if distributed.count() > 1:
+    if distributed.world_size() > 1:
         # The first process alone reads: there is one standard input.
-        distributed.from_main(json.dumps(list(map(asdict, examples))))
+        distributed.broadcast_text(json.dumps(list(map(asdict, examples))))
     answers.write_window(window, ensemble.together(examples))
 
 

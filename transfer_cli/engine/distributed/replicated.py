@@ -1,8 +1,8 @@
-"""How several processes share one model: copies of it, or a part of it each.
+"""How processes share one model, and the ways without shards: one process, or a copy for each.
 
-What is wrapped is the one call in which a pass takes place; nothing else needs to know. Gradients
-come out of the last backward pass of a step as their mean over all processes, once a step however
-it is cut.
+Only the one call of the model in which a pass takes place is wrapped; nothing else needs to know.
+The last backward pass of a step leaves gradients averaged over all processes, once a step whatever
+the number of its micro-batches.
 """
 
 import warnings
@@ -14,26 +14,26 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from transfer_cli.engine import distributed
+from transfer_cli.engine.distributed.group import all_reduce_tensor, world_size
 from transfer_cli.model.transfer_model import TransferModel
 
-Sums = dict[str, Tensor]
+LossSums = dict[str, Tensor]
 
 
 class Parallel(Protocol):
     """How the processes of a run share its model."""
 
     def enter_stage(self) -> None:
-        """Look anew at which parameters train."""
+        """Look again at which parameters train."""
 
-    def __call__(self, work: Callable[[TransferModel], Sums]) -> Sums:
-        """Return what `work` finds with the model."""
+    def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
+        """Return what `work` computes with the model."""
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
         """Return the context of a forward and backward pass; only the last of a step is synced."""
 
 
-class Alone:
+class SingleProcess:
     """One process has all of the model."""
 
     def __init__(self, model: TransferModel) -> None:
@@ -42,9 +42,9 @@ class Alone:
     def enter_stage(self) -> None:
         """Nothing depends on what trains."""
 
-    def __call__(self, work: Callable[[TransferModel], Sums]) -> Sums:
-        """Return what `work` finds with the model."""
-        found: Sums = self._model(work)
+    def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
+        """Return what `work` computes with the model."""
+        found: LossSums = self._model(work)
         return found
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
@@ -79,9 +79,9 @@ class Replicated:
                 self._model, find_unused_parameters=self._some_unused, broadcast_buffers=False
             )
 
-    def __call__(self, work: Callable[[TransferModel], Sums]) -> Sums:
-        """Return what `work` finds with the model."""
-        found: Sums = self._now()(work)
+    def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
+        """Return what `work` computes with the model."""
+        found: LossSums = self._now()(work)
         return found
 
     @contextmanager
@@ -96,18 +96,24 @@ class Replicated:
         return self._wrapped
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor, of which this process may hold a part; all processes call this."""
+def is_sharded(module: nn.Module) -> bool:
+    """Return whether this process holds only a shard of the parameters."""
+    # A test by the type of tensor would import torch.distributed.tensor, which takes long.
+    return any(hasattr(parameter, "full_tensor") for parameter in module.parameters())
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return all of a tensor that may be sharded; all processes call this."""
     found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return found
 
 
 def average_statistics(module: nn.Module) -> None:
     """Give all processes the mean of the running statistics that each has gathered (batch norm)."""
-    if distributed.count() == 1:
+    if world_size() == 1:
         return
     for part in module.modules():
         if isinstance(part, _BatchNorm):
             for value in (part.running_mean, part.running_var):
                 if value is not None:
-                    value.copy_(distributed.summed(value) / distributed.count())
+                    value.copy_(all_reduce_tensor(value) / world_size())

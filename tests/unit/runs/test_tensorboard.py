@@ -9,7 +9,7 @@ from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups
 from tensorboard.plugins.scalar import metadata as scalar_metadata
 
-from transfer_cli.runs.curves import Curves
+from transfer_cli.runs.tensorboard import SummaryWriter
 
 
 def page(folder):
@@ -37,10 +37,10 @@ def values(group):
 
 
 def write(folder, hparams, measures, step=7):
-    curves = Curves(folder)
-    curves.add_scalar("train/loss", 1.0, 1)
-    curves.add_hparams(hparams, measures, step)
-    curves.close()
+    writer = SummaryWriter(folder)
+    writer.add_scalar("train/loss", 1.0, 1)
+    writer.add_hparams(hparams, measures, step)
+    writer.close()
     return folder
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.data.steps import LEAST_POOLS, POOL_BATCHES, Order, in_portions
+from transfer_cli.data.sampler import LEAST_POOLS, POOL_BATCHES, StepSampler, micro_batches
 
 SIZES = {
     "examples": st.integers(1, 200),
@@ -15,7 +15,7 @@ SIZES = {
 
 def order_of(examples, batch, seed, bucket):
     lengths = np.random.default_rng(seed).integers(2, 40, examples) if bucket else None
-    return Order(examples, batch, seed, lengths)
+    return StepSampler(examples, batch, seed, lengths)
 
 
 @given(**SIZES, epoch=st.integers(0, 5))
@@ -51,7 +51,7 @@ def test_a_step_has_the_same_examples_whenever_it_is_asked_for(
 
 @pytest.mark.parametrize("lengths", [None, np.arange(100) // 10])
 def test_epochs_and_seeds_have_orders_of_their_own(lengths):
-    one, other = Order(100, 20, 0, lengths), Order(100, 20, 1, lengths)
+    one, other = StepSampler(100, 20, 0, lengths), StepSampler(100, 20, 1, lengths)
 
     assert not np.array_equal(one.indices(0), one.indices(5))
     assert not np.array_equal(one.indices(0), other.indices(0))
@@ -59,7 +59,7 @@ def test_epochs_and_seeds_have_orders_of_their_own(lengths):
 
 def test_batches_of_like_length_have_little_padding_and_come_in_no_order_of_length():
     lengths = np.random.default_rng(0).integers(3, 38, 8000)
-    order = Order(8000, 16, 0, lengths)
+    order = StepSampler(8000, 16, 0, lengths)
 
     batches = [lengths[order.indices(step)] for step in range(order.steps_per_epoch)]
 
@@ -71,7 +71,7 @@ def test_batches_of_like_length_have_little_padding_and_come_in_no_order_of_leng
 
 def test_who_is_in_a_batch_together_differs_from_epoch_to_epoch():
     lengths = np.random.default_rng(0).integers(3, 38, 2000)
-    order = Order(2000, 16, 0, lengths)
+    order = StepSampler(2000, 16, 0, lengths)
 
     one, other = (
         {frozenset(order.indices(epoch * 125 + step)) for step in range(125)} for epoch in (0, 1)
@@ -83,7 +83,7 @@ def test_who_is_in_a_batch_together_differs_from_epoch_to_epoch():
 def test_lengths_are_only_compared_within_a_pool():
     pools = 2 * LEAST_POOLS
     lengths = np.arange(pools * POOL_BATCHES * 2)
-    order = Order(len(lengths), 2, 0, lengths)
+    order = StepSampler(len(lengths), 2, 0, lengths)
 
     spans = [np.ptp(order.indices(step)) for step in range(order.steps_per_epoch)]
 
@@ -95,7 +95,7 @@ def test_lengths_are_only_compared_within_a_pool():
 def test_few_examples_are_not_sorted_so_that_all_may_meet():
     lengths = np.random.default_rng(0).integers(3, 38, 100)
 
-    sorted_by_length, plain = Order(100, 16, 0, lengths), Order(100, 16, 0)
+    sorted_by_length, plain = StepSampler(100, 16, 0, lengths), StepSampler(100, 16, 0)
 
     seen = [
         {frozenset(order.indices(step)) for step in range(7)} for order in (sorted_by_length, plain)
@@ -104,21 +104,21 @@ def test_few_examples_are_not_sorted_so_that_all_may_meet():
 
 
 def test_lengths_of_other_examples_are_refused():
-    with pytest.raises(ValueError, match="an order of 10 examples got 9 lengths"):
-        Order(10, 2, 0, np.ones(9))
+    with pytest.raises(ValueError, match="a sampler of 10 examples got 9 lengths"):
+        StepSampler(10, 2, 0, np.ones(9))
 
 
 @pytest.mark.parametrize(("examples", "batch"), [(0, 4), (4, 0)])
 def test_an_order_of_nothing_is_refused(examples, batch):
     with pytest.raises(ValueError, match="needs examples and a batch"):
-        Order(examples, batch, seed=0)
+        StepSampler(examples, batch, seed=0)
 
 
 @given(st.integers(0, 100), st.integers(1, 40))
 def test_portions_keep_the_order_and_every_index(count, portion):
     indices = np.arange(count)
 
-    portions = in_portions(indices, portion)
+    portions = micro_batches(indices, portion)
 
     assert [n for part in portions for n in part] == list(range(count))
     assert all(0 < len(part) <= portion for part in portions)

@@ -1,0 +1,540 @@
+"""What is tried on the device of `tests/stand_in.py`.
+
+As a program it takes the names of cases, as a list in JSON.
+It prints a line of JSON for each: what went wrong (null: nothing), and which waits were met.
+"""
+
+import contextlib
+import functools
+import io
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests import stand_in, tiny
+from transfer_cli.adaptation import plans
+from transfer_cli.adaptation.edits import Adapters, Edit, FreshTop, LoRA, MixLayers, NewRows
+from transfer_cli.adaptation.penalties import EWC, L2SP, Penalty, Start
+from transfer_cli.adaptation.plans import Plan
+from transfer_cli.cli import main
+from transfer_cli.data.loader import StepDataLoader, Stream
+from transfer_cli.data.mixture import Mixture
+from transfer_cli.data.sampler import StepSampler
+from transfer_cli.data.split import Dataset, Split
+from transfer_cli.engine.evaluate import EachExample, evaluate, samples
+from transfer_cli.engine.features.cached import CachedFeatures
+from transfer_cli.engine.fisher import fisher_information
+from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.step import Loss
+from transfer_cli.generation.decoding import NextToken, go_on
+from transfer_cli.generation.sampling import Draws, Sampling
+from transfer_cli.objectives.base import Objective
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.optim.eager import AdamW
+from transfer_cli.optim.muon import MuonWithAdamW
+
+WAITS = {
+    # A step.
+    "engine.step.TrainStep.read": "whether a gradient was finite, asked a step late",
+    "engine.step.TrainStep._update": "the same at once: fp16, optimizers that are not fused",
+    "engine.handlers.attach_records": "what is written down, each `loop.log_every` steps",
+    # Before the first step.
+    "adaptation.penalties.EWC.start": "whether there is any Fisher information",
+    "assembly.finished_run._open": "the model",
+    "assembly.pretraining_task.Source.model": "the model that the run starts from",
+    "assembly.pretraining_task.fisher_of": "Fisher information that was kept, or is",
+    "assembly.run._place": "the model",
+    "engine.features._bytes": "a digest of the backbone, by which its states are found again",
+    "engine.shared_states._write": "states that further runs find",
+    "engine.step.TrainStep.load_state_dict": "what a checkpoint holds",
+    "model.weights.load_strictly": "weights",
+    # What is stored.
+    "model.weights.backbone_hash": "a digest of weights",
+    "runs.checkpoint._write_state": "a checkpoint",
+    "training.checkpoints.Keeping.tensors": "weights",
+    # An evaluation, batch by batch.
+    "engine.evaluate.EachExample.note": "what became of each example",
+    "engine.evaluate.Sums.update": "sums over batches, in float64 on the host",
+    "objectives.classification.Classification.samples": "predictions for people to look at",
+    "objectives.classification.Classification.tallies": "bincount asks for the largest number; the "
+    "sums of the batch are read right after",
+    "objectives.language_model.LanguageModel.outcomes": "each text's number of targets, so that "
+    "there are never more logits than one text's",
+    "objectives.language_model.LanguageModel.samples": "predictions for people to look at",
+    # Answers.
+    "engine.evaluate.logits": "predictions, which are written on the host",
+    "generation.decoding.NextToken.__call__": "tokens that were typed, or drawn on the host",
+    "generation.decoding.go_on": "the next token is drawn on the host: a seed means the same "
+    "on any device",
+    "generation.filling.fill": "a text that was typed, and what fits its gaps",
+}
+"""Functions of the package that may wait for the device, and what for. Cases name them by their
+last words."""
+
+READ = "TrainStep.read"
+SPECIAL = {name: getattr(tiny.VOCABULARY, name) for name in ("cls", "sep", "mask", "unk", "pad")}
+BOTH_SIDES = {"direction": "bidirectional"}
+ADAMW = functools.partial(AdamW, fused=True)
+TOLERANCE = {"rtol": 1e-3, "atol": 3e-2}
+"""Attention of the device is computed by other kernels; distillation begins close to 0."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something that runs on any device.
+
+    Args:
+        compute: Returns plain values and tensors, which are about the same on the host.
+        waits: The functions that wait: these and no others.
+        fault: What is raised, by one that has been planted.
+        on_host: Whether it can be compared with the host: nothing is drawn that it draws otherwise.
+    """
+
+    compute: Callable[[torch.device], Any]
+    waits: frozenset[str] = frozenset()
+    fault: str | None = None
+    on_host: bool = True
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    name: str, *waits: str, **options: Any
+) -> Callable[[Callable[[torch.device], Any]], Callable[[torch.device], Any]]:
+    """Add a function of the device to the cases."""
+
+    def add(compute: Callable[[torch.device], Any]) -> Callable[[torch.device], Any]:
+        assert name not in CASES
+        CASES[name] = Case(compute, frozenset(map(_whole_name, waits)), **options)
+        return compute
+
+    return add
+
+
+def _whole_name(last_words: str) -> str:
+    (found,) = (name for name in WAITS if name.endswith(f".{last_words}"))
+    return found
+
+
+def begun(
+    objective: Objective, device: torch.device, data: Dataset | None = None, *,
+    edit: Edit | None = None, penalty: Penalty | None = None, losses: Any = None,
+    kind: str = "fp32", micro_batch: int = 8, shape: Mapping[str, object] = {}, **recipe: Any,
+) -> tiny.Run:  # fmt: skip
+    """Return a tiny run on the device, put together as a real one is."""
+    model = tiny.model(
+        objective, *(loss.objective for loss in losses or ()), **{"depth": 2, **shape}
+    )
+    tiny.lively(model, std=0.2)
+    inherited = frozenset(n for n, _ in model.named_parameters() if not n.startswith("heads.class"))
+    if edit is not None:
+        edit(model, SPECIAL)
+    model.to(device)
+    for each in [objective, *(loss.objective for loss in losses or ())]:
+        each.start(model, inherited)
+    chosen = tiny.Recipe(
+        precision=Precision(kind, device), inherited=inherited,
+        **{"optimizer": ADAMW, "clip": 1.0, "total": 4, **recipe},
+    )  # fmt: skip
+    step = tiny.train_step(model, losses or objective, chosen)
+    if penalty is not None:
+        penalty.start(Start(model, inherited, functools.partial(_fisher, model)))
+        step._penalty = penalty
+    data = data or tiny.Questions(causal=model.backbone.causal)
+    return tiny.Run(step, data, chosen, micro_batch=micro_batch)
+
+
+def losses_of(*args: Any, **options: Any) -> list[float]:
+    """Return the losses of a tiny run's steps."""
+    return begun(*args, **options).go().losses
+
+
+def _fisher(model: Any, sequences: int, kind: Any) -> dict[str, Tensor]:
+    batches = [tiny.Questions(examples=sequences).batch(np.arange(sequences))]
+    return fisher_information(model, tiny.bound(CausalLM()), batches, kind, seed=3)
+
+
+# --- objectives -----------------------------------------------------------------------------------
+
+OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict[str, object]]] = {
+    "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),
+    "clm of labelled texts": (CausalLM, tiny.Questions, {}),
+    "mlm": (MaskedLM, lambda: tiny.blocks(tokens=1100), BOTH_SIDES),
+    "mlm of whole words": (
+        lambda: MaskedLM(whole_word=True),
+        lambda: tiny.blocks(tokens=1100),
+        {**BOTH_SIDES, "residual": "post", "segments": 2, "output_transform": True},
+    ),
+    "distillation": (
+        lambda: SourceDistillation(CausalLM()),
+        tiny.Questions,
+        {"residual": "tutorial", "position_kind": "sinusoidal"},
+    ),
+    "distillation of an mlm": (
+        lambda: SourceDistillation(MaskedLM()),
+        lambda: tiny.Questions(causal=False),
+        BOTH_SIDES,
+    ),
+    "classification": (lambda: Classification(dropout=0), tiny.Questions, {}),
+    "classification with a pooler": (
+        lambda: Classification(dropout=0, pooler=True),
+        lambda: tiny.Questions(causal=False),
+        BOTH_SIDES,
+    ),
+    "classification of all states": (
+        lambda: Classification("concat", 0, (8,), batch_norm=True),
+        tiny.Questions,
+        {},
+    ),
+}
+"""How to make one, what it trains on, and the shape of its model."""
+
+
+def _evaluated(name: str, device: torch.device) -> Any:
+    make, data, shape = OBJECTIVES[name]
+    objective = make()
+    run = begun(objective, device, data(), shape=shape).go()
+    model, precision, each = run.step.model, run.recipe.precision, EachExample()
+    split = Split("validation", run.data, order=np.arange(20))
+    scores = evaluate(model, objective, split, batch=8, precision=precision, each=each)
+    shown = samples(model, objective, split, count=3, precision=precision)
+    outcomes = [(each.index, each.loss, each.targets) for each in each.gathered()]
+    return run.losses, scores.measures["loss"], outcomes, [(s.tokens, s.wanted) for s in shown]
+
+
+for _name, (_make, _, _) in OBJECTIVES.items():
+    _waits = {
+        Classification: ("Classification.tallies", "EachExample.note", "Classification.samples"),
+        SourceDistillation: (),
+    }.get(type(_make()), ("LanguageModel.outcomes", "EachExample.note", "LanguageModel.samples"))
+    case(f"steps and scores: {_name}", READ, "Sums.update", *_waits)(
+        functools.partial(_evaluated, _name)
+    )
+
+
+@case("mixed losses on streams of their own", READ)
+def _(device: torch.device) -> list[float]:
+    losses = [
+        Loss("main", Classification(dropout=0)),
+        Loss("auxiliary", CausalLM(), weight=lambda step: 0.5**step),
+        Loss("other", CausalLM(), stream="text"),
+    ]
+    run = begun(losses[0].objective, device, losses=losses)
+    data = {"main": run.data, "text": tiny.blocks(tokens=1100)}
+    streams = {name: Stream(each, StepSampler(len(each), 8, 0)) for name, each in data.items()}
+    sizes = {name: len(each) for name, each in data.items()}
+    mixture = Mixture(sizes, total=6, steps_per_epoch=3, seed=1)
+    loader = StepDataLoader(streams, 8, lambda: 0, mixture)
+    return [float(run.step(loader.at(step), step).total) for step in range(6)]
+
+
+# --- what is added, what pulls, what trains when --------------------------------------------------
+
+EDITS = (
+    Adapters(4), LoRA(2, dropout=0), LoRA(2, dropout=0, targets=("output", "feed_forward")),
+    MixLayers(), FreshTop(), NewRows(("cls", "sep")),
+)  # fmt: skip
+PENALTIES: Mapping[str, Callable[[], Penalty]] = {
+    "l2_sp": lambda: L2SP(0.1, 0.1),
+    "ewc": lambda: EWC(sequences=3),
+    "empirical ewc": lambda: EWC(sequences=3, fisher="empirical", normalise="none"),
+}
+PLANS: tuple[Plan, ...] = (
+    plans.AllAtOnce(), plans.Only(("head.*",)), plans.NewWeights(), plans.Biases(),
+    plans.TopBlocks(1), plans.GradualUnfreezing("2 steps"), plans.ChainThaw("2 steps", None),
+    plans.SequentialUnfreezing(),
+)  # fmt: skip
+
+for _edit in EDITS:
+
+    @case(f"edit {_edit}", READ)
+    def _(device: torch.device, edit: Edit = _edit) -> list[float]:
+        return losses_of(Classification(dropout=0), device, edit=edit)
+
+
+for _name, _penalty in PENALTIES.items():
+
+    @case(f"penalty {_name}", READ, *(("EWC.start",) if "ewc" in _name else ()))
+    def _(device: torch.device, penalty: Callable[[], Penalty] = _penalty) -> list[float]:
+        return losses_of(CausalLM(), device, penalty=penalty())
+
+
+for _plan in PLANS:
+
+    @case(f"plan {_plan}", READ)
+    def _(device: torch.device, plan: Plan = _plan) -> list[float]:
+        return losses_of(Classification(dropout=0), device, plan=plan, total=10, frozen_eval=True)
+
+
+@case("a stage that ends early, with its best weights", READ)
+def _(device: torch.device) -> Any:
+    run = begun(Classification(dropout=0), device, plan=plans.ChainThaw("4 steps", 1), total=20)
+    stages = run.step.stages
+    run.trainer.add_event_handler(_after_a_step(), lambda: stages.observe(len(run.reports), 1.0))
+    return run.go().losses, [(span.begin, span.end) for span in stages.spans]
+
+
+def _after_a_step() -> Any:
+    from ignite.engine import Events
+
+    return Events.ITERATION_COMPLETED
+
+
+@case("a resume", READ, "load_state_dict")
+def _(device: torch.device) -> Any:
+    whole = begun(CausalLM(), device, total=4).go()
+    first, second = begun(CausalLM(), device, total=2), begun(CausalLM(), device, total=4)
+    first.go().step.read()
+    stored = io.BytesIO()
+    torch.save(first.step.state_dict(), stored)
+    stored.seek(0)
+    second.step.load_state_dict(torch.load(stored, weights_only=True, map_location="cpu"))
+    second.step.model.load_state_dict(first.step.model.state_dict())
+    second.progress.step = 2
+    second.go()
+    assert second.losses == whole.losses[2:]
+    return second.losses
+
+
+# --- how it trains --------------------------------------------------------------------------------
+
+OPTIMIZERS = {"AdamW": ADAMW, "Muon": MuonWithAdamW}
+
+for _name, _optimizer in OPTIMIZERS.items():
+
+    @case(f"{_name} in micro-batches", READ)
+    def _(device: torch.device, optimizer: Any = _optimizer) -> list[float]:
+        return losses_of(CausalLM(), device, optimizer=optimizer, micro_batch=3)
+
+    @case(f"{_name} where a gradient is not finite", READ)
+    def _(device: torch.device, optimizer: Any = _optimizer) -> Any:
+        run = begun(CausalLM(), device, optimizer=optimizer, rate=0.1)
+        steps: list[int] = []
+
+        def spoil(gradient: Tensor) -> Tensor:
+            steps.append(len(steps))
+            return gradient * (torch.nan if len(steps) == 3 else 1)
+
+        run.step.model.backbone.token_embedding.weight.register_hook(spoil)
+        micro = [{"main": run.data.batch(np.arange(8))}]
+        reports = [run.step(micro, step) for step in range(4)]
+        losses = [float(report.total) for report in reports]
+        assert losses[2] == losses[3] != losses[1]  # the third step was not taken
+        return losses, sum(report.skipped for report in reports) + run.step.read()
+
+
+@case("an optimizer that is not fused", READ, "TrainStep._update")
+def _(device: torch.device) -> list[float]:
+    return losses_of(CausalLM(), device, optimizer=torch.optim.SGD)
+
+
+@case("no clipping", READ)
+def _(device: torch.device) -> list[float]:
+    return losses_of(CausalLM(), device, clip=None)
+
+
+@case("dropout, and blocks that are computed again", READ, on_host=False)
+def _(device: torch.device) -> list[float]:
+    run = begun(CausalLM(), device, shape={"dropout": 0.1, "attention_dropout": 0.1})
+    run.step.model.backbone.recompute(True)
+    return run.go().losses
+
+
+@case("bf16", READ)
+def _(device: torch.device) -> list[float]:
+    return losses_of(MaskedLM(), device, kind="bf16", shape=BOTH_SIDES)
+
+
+@case("fp16", READ, "TrainStep._update", on_host=False)
+def _(device: torch.device) -> list[float]:
+    return losses_of(CausalLM(), device, kind="fp16")
+
+
+# --- what else is computed ------------------------------------------------------------------------
+
+
+@case("cached features", READ)
+def _(device: torch.device) -> Any:
+    run = begun(Classification(dropout=0), device, plan=plans.Only(("head.*",)))
+    options = {"batch": 7, "keep_on": device}
+    model, precision = run.step.model, run.recipe.precision
+    every = CachedFeatures(run.data, model, precision, layers=None, **options)
+    run.data = CachedFeatures(run.data, model, precision, layers=(-1,), **options)
+    return run.go().losses, every.batch(np.arange(8))["states"]
+
+
+@case("predicted labels", "evaluate.logits")
+def _(device: torch.device) -> list[Tensor]:
+    run = begun(objective := Classification(), device)
+    precision = run.recipe.precision
+    return list(predictions(run.step.model, objective, run.data, batch=8, precision=precision))
+
+
+@case("text that goes on, with the cache and without it", "NextToken.__call__", "go_on")
+def _(device: torch.device) -> list[list[int]]:
+    model = begun(CausalLM(), device).step.model.eval()
+    said: list[list[int]] = []
+    for cached in (True, False):
+        following = NextToken(model, rows=2, room=10, cached=cached)
+        with torch.inference_mode():
+            go_on(
+                following, [3, 9, 17], most=6, sampling=Sampling(), draws=Draws(0, 2),
+                allowed_V=torch.arange(tiny.VOCABULARY.size) > 4,
+                take=lambda row: not said.append(row),
+            )  # fmt: skip
+    return said
+
+
+# --- whole commands -------------------------------------------------------------------------------
+
+TINY = (
+    "model=tiny", "model.width=32", "model.heads=2", "model.depth=1", "model.feedforward=64",
+    "model.positions=64", "tokenizer.size=600", "data=sample_text", "data.length=32",
+)  # fmt: skip
+LOOP = (
+    "loop.batch=8", "loop.log_every=2", "loop.evaluate_every=2 steps", "checkpoint.every=2 steps",
+    "loop.steps=4",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def on(device: torch.device) -> Iterator[Path]:
+    """Let commands compute on the device, which has no name that they know; yield a folder."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transfer_cli.engine.precision.choose_device", lambda name: device)
+        for name in ("TRANSFER_DATA", "TRANSFER_CACHE"):
+            patch.setenv(name, f"{folder}/{name}")
+        yield Path(folder)
+
+
+def transfer(*words: object) -> str:
+    """Run a command; return what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        code = main([str(word) for word in words])
+    assert code == 0, out.getvalue()
+    return out.getvalue()
+
+
+TRAINED = (
+    READ, "attach_records", "run._place", "load_strictly", "_write_state", "Keeping.tensors",
+    "EachExample.note", "Sums.update", "Classification.samples", "Classification.tallies",
+    "LanguageModel.outcomes", "LanguageModel.samples", "finished_run._open",
+)  # fmt: skip
+
+
+@case(
+    "commands: a causal model", *TRAINED, "EWC.start", "Source.model", "fisher_of",
+    "TrainStep.load_state_dict", "backbone_hash", "NextToken.__call__", "go_on", "evaluate.logits",
+    on_host=False,
+)  # fmt: skip
+def _(device: torch.device) -> None:
+    with on(device) as folder:
+        first, second, texts = folder / "first", folder / "second", folder / "texts"
+        texts.write_text("Where is it ?\n")
+        transfer("pretrain", *TINY, *LOOP, f"run.dir={first}")
+        transfer("generate", f"run={first}", "prompt=The", "max_tokens=4")
+        adapted = ("data=sample_questions", f"init_from={first}", *LOOP, f"run.dir={second}")
+        transfer("finetune", "adaptation=ewc", "forgetting.data=source", *adapted)
+        transfer("finetune", f"resume={second}", "loop.steps=6")
+        transfer("evaluate", f"run={second}")
+        transfer("predict", f"run={second}", f"input={texts}")
+
+
+@case(
+    "commands: a masked model", *TRAINED, "features._bytes", "shared_states._write", "fill",
+    on_host=False,
+)  # fmt: skip
+def _(device: torch.device) -> None:
+    with on(device) as folder:
+        first, second = folder / "first", folder / "second"
+        transfer("pretrain", "objective=mlm", *TINY, *LOOP, f"run.dir={first}")
+        transfer("fill", f"run={first}", "The [MASK] of")
+        frozen = ("adaptation=frozen", "data=sample_questions", f"init_from={first}", *LOOP)
+        transfer("finetune", *frozen, f"run.dir={second}")
+
+
+# --- planted faults -------------------------------------------------------------------------------
+
+
+class Faulty(Classification):
+    """A classification that does something with its logits."""
+
+    def __init__(self, fault: Callable[[Tensor], Any]) -> None:
+        super().__init__(dropout=0)
+        self._fault = fault
+
+    def class_logits(self, *args: Any) -> Tensor:
+        """Return the logits."""
+        logits = super().class_logits(*args)
+        self._fault(logits)
+        return logits
+
+
+FAULTS: Mapping[str, tuple[str, Callable[[Tensor], Any]]] = {
+    "a host tensor": ("MixedError", lambda logits: logits + torch.ones(logits.shape)),
+    "a host index": ("MixedError", lambda logits: logits[torch.arange(2)]),
+    "a host scalar among others": ("MixedError", lambda x: torch.stack([x.sum(), torch.ones(())])),
+    "item": ("WaitError", lambda logits: logits.detach().sum().item()),
+    "float": ("WaitError", lambda logits: float(logits.detach().sum())),
+    "bool": ("WaitError", lambda logits: bool(logits.isnan().any())),
+    "nonzero": ("WaitError", lambda logits: (logits > 0).nonzero()),
+    "a mask as an index": ("WaitError", lambda logits: logits[logits > 0]),
+    "tolist": ("WaitError", lambda logits: logits.tolist()),
+    "cpu": ("WaitError", lambda logits: logits.cpu()),
+    "a copy to the host": ("WaitError", lambda x: torch.empty(x.shape).copy_(x.detach())),
+    "a blocking copy to the device": ("WaitError", lambda x: torch.ones(2).to(x.device)),
+    "item in a backward pass": (
+        "WaitError",
+        lambda logits: logits.register_hook(lambda gradient: gradient * gradient.sum().item()),
+    ),
+    "equal": ("WaitError", lambda logits: torch.equal(logits, logits)),
+}
+
+for _name, (_error, _fault) in FAULTS.items():
+
+    @case(f"planted: {_name}", READ, fault=_error)
+    def _(device: torch.device, fault: Callable[[Tensor], Any] = _fault) -> list[float]:
+        return losses_of(Faulty(fault), device)
+
+
+# --- as a program ---------------------------------------------------------------------------------
+
+
+def tried(chosen: Case, device: torch.device) -> dict[str, Any]:
+    """Return what went wrong and which waits were met."""
+    met: set[str] = set()
+    try:
+        expected = chosen.compute(torch.device("cpu")) if chosen.on_host else None
+        with stand_in.watched(chosen.waits) as met:
+            found = chosen.compute(device)
+        if chosen.on_host:
+            torch.testing.assert_close(_flat(stand_in.on_host(found)), _flat(expected), **TOLERANCE)
+    except Exception as error:
+        lines = traceback.format_exception(error)
+        return {"error": type(error).__name__, "detail": "".join(lines), "waits": sorted(met)}
+    return {"error": None, "detail": "", "waits": sorted(met)}
+
+
+def _flat(found: Any) -> list[Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(found)
+    return [torch.as_tensor(each) for each in leaves if isinstance(each, Tensor | float | int)]
+
+
+if __name__ == "__main__":
+    there = stand_in.register()
+    for _name in json.loads(sys.argv[1]):
+        print(json.dumps({"case": _name, **tried(CASES[_name], there)}), flush=True)

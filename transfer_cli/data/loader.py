@@ -1,0 +1,79 @@
+"""The data loader of training: each optimizer step's micro-batches, from any step on.
+
+It has no state of its own: what is in step n follows from the sampler of the stream that step n
+draws. So a resumed run sees the batches that it would have seen.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from transfer_cli.batch import Batch
+from transfer_cli.data.mixture import MAIN, Mixture
+from transfer_cli.data.sampler import StepSampler, micro_batches, num_micro_batches, shard
+from transfer_cli.data.split import Dataset
+
+
+class PaddingBatch(dict[str, Batch]):
+    """A micro-batch that only keeps a process in step with the others: nothing of it counts."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A source of training batches: a data set, and the sampler that says what is in each step."""
+
+    data: Dataset
+    sampler: StepSampler
+
+
+class StepDataLoader:
+    """Loads one process's micro-batches of step n, n + 1, ..., without an end.
+
+    Args:
+        streams: Sources by name.
+        micro_batch: Examples that pass through the model of a process at once.
+        first: Returns the step to start with, each time an iteration begins.
+        mixture: Which stream each step draws; None: always "main".
+        rank: The number of this process, from 0.
+        world_size: How many processes share each step's examples.
+    """
+
+    def __init__(
+        self,
+        streams: Mapping[str, Stream],
+        micro_batch: int,
+        first: Callable[[], int],
+        mixture: Mixture | None = None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._streams = dict(streams)
+        self._micro_batch = micro_batch
+        self._first = first
+        self._mixture = mixture
+        self._rank = rank
+        self._world_size = world_size
+
+    def __iter__(self) -> Iterator[list[dict[str, Batch]]]:
+        """Yield each step's micro-batches, as `at` returns them."""
+        step = self._first()
+        while True:
+            yield self.at(step)
+            step += 1
+
+    def at(self, step: int) -> list[dict[str, Batch]]:
+        """Return one step's micro-batches, each under the name of the one stream it comes from.
+
+        Each process has its shard of the step's examples, and as many micro-batches as any other:
+        all of them take part in every exchange. What a process lacks is a `PaddingBatch`.
+        """
+        name, visit = MAIN, step
+        if self._mixture is not None:
+            name, visit = self._mixture.stream_of(step), self._mixture.visit_of(step)
+        stream = self._streams[name]
+        indices = stream.sampler.indices(visit)
+        own = micro_batches(shard(indices, self._rank, self._world_size), self._micro_batch)
+        found: list[dict[str, Batch]] = [{name: stream.data.batch(each)} for each in own]
+        missing = num_micro_batches(len(indices), self._micro_batch, self._world_size) - len(own)
+        padding = [PaddingBatch({name: stream.data.batch(indices[:1])}) for _ in range(missing)]
+        return found + padding

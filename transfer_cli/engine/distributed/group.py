@@ -1,0 +1,226 @@
+"""The group of processes at one run: who this one is, and the little that they tell each other.
+
+torchrun starts the processes, Ignite joins them to a group, and NCCL (GPUs) or gloo (CPUs) carries
+the gradients. What is exchanged here is small and lies on the CPU: counts, decisions, names. It
+goes over a gloo group of its own, so that it never waits for a GPU. A process that does not come to
+an exchange is missed after a time that can be chosen, and named (`watch`).
+
+Without torchrun there is no group, and every function returns its argument.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from transfer_cli.errors import RunError
+
+_LONG = timedelta(days=1)
+"""How long processes wait for one that prepares data: as long as that takes, within reason."""
+
+
+@dataclass
+class Group:
+    """What this process needs to talk to the others.
+
+    Args:
+        rank: The number of this process, from 0.
+        world_size: How many processes there are.
+        control: Exchanges small tensors on the CPU.
+        patient: The same, without a limit to how long it waits.
+        store: A dictionary that all processes share; under torchrun it outlives each of them.
+        timeout: Of `control`, in seconds.
+        exchanges: How many exchanges this process has come to so far.
+    """
+
+    rank: int
+    world_size: int
+    control: dist.ProcessGroup
+    patient: dist.ProcessGroup
+    store: Store
+    timeout: float
+    exchanges: int = 0
+
+    def come(self) -> None:
+        """Write down that this process comes to an exchange: the message if one fails needs it."""
+        self.exchanges += 1
+        self.store.set(f"at/{self.rank}", str(self.exchanges))
+
+    def exchanges_of(self, rank: int) -> int:
+        """Return how many exchanges a process has come to."""
+        key = f"at/{rank}"
+        return int(self.store.get(key)) if self.store.check([key]) else 0
+
+
+_group: Group | None = None
+
+
+def started_by_torchrun() -> bool:
+    """Return whether torchrun, or what acts like it, has started this process."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def rank() -> int:
+    """Return the number of this process, from 0."""
+    return _group.rank if _group is not None else 0
+
+
+def world_size() -> int:
+    """Return how many processes there are."""
+    return _group.world_size if _group is not None else 1
+
+
+def local_rank() -> int:
+    """Return the number of this process on its machine: that of its GPU."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if started_by_torchrun() else 0
+
+
+def local_world_size() -> int:
+    """Return how many processes torchrun has started on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    """Return whether this is the process that writes files and speaks."""
+    return rank() == 0
+
+
+def join(device: torch.device, timeout_minutes: float) -> Group:
+    """Join the processes that torchrun has started; see `watch.process_group`."""
+    global _group  # one group a process, as in torch
+    # Here, because it takes seconds to import, which a process alone need not wait for.
+    import ignite.distributed as idist
+
+    if os.environ.get("RANK", "0") != "0":
+        warnings.simplefilter("ignore")
+    # Under Slurm, Ignite would take Slurm's numbering of tasks in place of torchrun's of processes.
+    hidden = os.environ.pop("SLURM_JOB_ID", None)
+    try:
+        timeout = timedelta(minutes=timeout_minutes)
+        idist.initialize("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise RunError(
+            f"the processes cannot find each other at {os.environ['MASTER_ADDR']}:"
+            f"{os.environ['MASTER_PORT']} ({_first_line(error)}); start all of them with torchrun"
+        ) from error
+    finally:
+        if hidden is not None:
+            os.environ["SLURM_JOB_ID"] = hidden
+    _group = Group(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        control=dist.new_group(backend="gloo", timeout=timeout),
+        patient=dist.new_group(backend="gloo", timeout=_LONG),
+        store=connect(),
+        timeout=timeout.total_seconds(),
+    )
+    return _group
+
+
+def leave() -> None:
+    """Leave the group; this process is alone from here on."""
+    global _group
+    import ignite.distributed as idist
+
+    _group = None
+    with suppress(RuntimeError):
+        idist.finalize()
+
+
+def connect() -> Store:
+    """Return a connection to the dictionary that all processes share; each restart has its own."""
+    server = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"transfer/{attempt}", server)
+
+
+# --- exchanges ---------------------------------------------------------------------------------
+
+
+def all_reduce_sum(values: Sequence[float]) -> list[float]:
+    """Return the sum over all processes of each number."""
+    if _group is None:
+        return list(values)
+    total = torch.tensor(values, dtype=torch.float64)
+    _group.come()
+    dist.all_reduce(total, group=_group.control)
+    found: list[float] = total.tolist()
+    return found
+
+
+def all_reduce_max(value: int) -> int:
+    """Return the largest of the values of all processes."""
+    if _group is None:
+        return value
+    found = torch.tensor(value)
+    _group.come()
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=_group.control)
+    return int(found)
+
+
+def all_reduce_tensor(tensor: Tensor) -> Tensor:
+    """Return the sum over all processes, on the device that the gradients travel from."""
+    if _group is None:
+        return tensor
+    total = tensor.detach().clone()
+    dist.all_reduce(total)
+    return total
+
+
+def broadcast_text(text: str) -> str:
+    """Return the text that the main process has, however long that takes; others' is ignored."""
+    if _group is None:
+        return text
+    _group.come()
+    return _text_from(0, text, _group.patient)
+
+
+def all_gather_text(text: str) -> list[str]:
+    """Return the text of every process, by number."""
+    if _group is None:
+        return [text]
+    _group.come()
+    return [_text_from(number, text, _group.control) for number in range(_group.world_size)]
+
+
+def _text_from(source: int, text: str, group: dist.ProcessGroup) -> str:
+    own = bytearray(text.encode()) if rank() == source else bytearray()
+    size = torch.tensor(len(own))
+    dist.broadcast(size, source, group=group)
+    if not size:
+        return ""
+    content = torch.zeros(int(size), dtype=torch.uint8)
+    if own:
+        content = torch.frombuffer(own, dtype=torch.uint8)
+    dist.broadcast(content, source, group=group)
+    return content.numpy().tobytes().decode()
+
+
+def barrier() -> None:
+    """Return when every process has come here, however long that takes."""
+    if _group is not None:
+        _group.come()
+        dist.barrier(group=_group.patient)
+
+
+@contextmanager
+def main_first() -> Iterator[None]:
+    """Let the first process of each machine do this before its others, which find it done."""
+    if local_rank() == 0:
+        yield
+        barrier()
+    else:
+        barrier()
+        yield
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

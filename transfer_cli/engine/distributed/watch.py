@@ -1,0 +1,210 @@
+"""Watch the other processes: notice one that is lost, name it, and report each failure once.
+
+A collective on a GPU waits for a process that is gone, and cannot be interrupted. So threads watch
+the launcher and the heartbeats of all processes, and end this process where it would wait in vain.
+"""
+
+import os
+import re
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from transfer_cli.engine.distributed import group
+from transfer_cli.engine.distributed.group import Group
+from transfer_cli.errors import EXIT_INTERRUPTED, EXIT_OUR_FAULT, PeerError, RunError, TransferError
+
+_RUN_ID = re.compile(r"launched-by-(\d+)-[0-9a-f]{32}")
+_END_SECONDS = 3.0
+"""How long a process may take to end by itself after another one has failed."""
+_LOOK_SECONDS = 0.5
+"""How often a process looks whether another one has failed."""
+_LOOKS_A_HEARTBEAT = 10
+_HEARTBEAT_SECONDS = _LOOK_SECONDS * _LOOKS_A_HEARTBEAT
+_GRACE_SECONDS = 3.0
+"""How long to wait for the message of a process that broke a connection."""
+
+
+@contextmanager
+def process_group(device: torch.device, timeout_minutes: float) -> Iterator[None]:
+    """Be one of the group of processes that torchrun has started, until the work is done.
+
+    A failure of one process ends all of them. The process that failed first reports it.
+
+    Args:
+        device: The device that this process computes on.
+        timeout_minutes: How long to wait for a process that does not come to an exchange.
+
+    Raises:
+        PeerError: Another process failed, and reports why.
+        RunError: A process is gone, or stuck; the message names it.
+    """
+    over = threading.Event()
+    threading.Thread(target=_watch_launcher, args=(over,), daemon=True).start()
+    joined = group.join(device, timeout_minutes)
+    watch = threading.Thread(target=_watch_processes, args=(joined, over), daemon=True)
+    watch.start()
+    try:
+        yield
+        # A process that leaves early would look like one that failed.
+        group.barrier()
+    except BaseException as error:
+        raise _reported_once(joined, error) from error
+    finally:
+        over.set()
+        # Python ends threads as it ends; in the middle of torch's code, that aborts the process.
+        watch.join(_END_SECONDS)
+        group.leave()
+
+
+class Heartbeats:
+    """Heartbeats of all processes, read in a thread of its own: the store may never answer.
+
+    Each process writes one now and then, and the first process reads those of all: a connection to
+    a machine that is cut off looks like a connection without traffic.
+
+    Args:
+        own: The group, as this process sees it.
+        over: Set when the work is done.
+    """
+
+    def __init__(self, own: Group, over: threading.Event) -> None:
+        self.failed = False
+        now = time.monotonic()
+        self._heard = dict.fromkeys(range(own.world_size), now)
+        self._last = dict.fromkeys(range(own.world_size), "")
+        self._group = own
+        self._over = over
+
+    def listen(self) -> None:
+        """Write and read until the work is done."""
+        store, own, times = group.connect(), self._group.rank, 0
+        while not self._over.wait(_LOOK_SECONDS):
+            try:
+                self.failed = store.check(["failed"])
+                if times % _LOOKS_A_HEARTBEAT == 0:
+                    store.set(f"alive/{own}", str(times))
+                    self._read(store)
+            except RuntimeError:
+                self.failed = True
+            self._heard[own] = time.monotonic()
+            times += 1
+
+    def _read(self, store: Store) -> None:
+        for rank in range(self._group.world_size) if self._group.rank == 0 else ():
+            key = f"alive/{rank}"
+            heartbeat = store.get(key).decode() if store.check([key]) else ""
+            if heartbeat != self._last[rank]:
+                self._last[rank], self._heard[rank] = heartbeat, time.monotonic()
+
+    def missed(self, longest: float) -> str:
+        """Return which processes had no heartbeat for so many seconds, in words; "" for none."""
+        now, own = time.monotonic(), self._group
+        if now - self._heard[own.rank] > longest:
+            return "process 0, over which all talk,"
+        if own.rank != 0:
+            return ""
+        silent = [str(rank) for rank, at in self._heard.items() if now - at > longest]
+        return f"process {', '.join(silent)} of {own.world_size}" if silent else ""
+
+
+def _watch_launcher(over: threading.Event) -> None:
+    """End this process when its launcher is gone, even before the processes have met."""
+    named = _RUN_ID.fullmatch(os.environ.get("TORCHELASTIC_RUN_ID", ""))
+    parent = int(named[1]) if named else os.getppid()
+    while os.getppid() == parent:
+        if over.wait(_LOOK_SECONDS):
+            return
+    os._exit(EXIT_OUR_FAULT)
+
+
+def _watch_processes(own: Group, over: threading.Event) -> None:
+    """End this process when another one is lost, or soon after one has failed."""
+    heartbeats, failed_since = Heartbeats(own, over), 0.0
+    listener = threading.Thread(target=heartbeats.listen, daemon=True)
+    listener.start()
+    to_end = _GRACE_SECONDS + _END_SECONDS
+    while not over.wait(_LOOK_SECONDS):
+        if heartbeats.failed:
+            failed_since = failed_since or time.monotonic()
+            if time.monotonic() - failed_since > to_end:
+                os._exit(EXIT_OUR_FAULT)
+        # Later than a collective that waits for the same process, and can say more.
+        missed = heartbeats.missed(own.timeout + to_end + _HEARTBEAT_SECONDS)
+        if missed:
+            sys.stderr.write(
+                f"{missed} cannot be reached from process {own.rank}; the last checkpoint is "
+                "whole, go on with resume=auto\n"
+            )
+            sys.stderr.flush()
+            os._exit(EXIT_OUR_FAULT)
+    listener.join(_END_SECONDS)
+
+
+def new_run_id() -> str:
+    """Return a name for a launch, which tells the processes who has started them.
+
+    The launcher may be gone before they can look who that is.
+    """
+    return f"launched-by-{os.getpid()}-{uuid.uuid4().hex}"
+
+
+def _reported_once(own: Group, error: BaseException) -> BaseException:
+    """Return what this process ends with: its own error, or a silent one if another has failed."""
+    code = _exit_code(error)
+    try:
+        if not is_lost_connection(error):
+            first = own.store.add("failed", 1) == 1
+            return error if first else PeerError("another process failed", code)
+        return _lost(own, error)
+    except RuntimeError:
+        # The store lay in a process that is gone; torchrun says what became of it.
+        return PeerError("the process that all others talk to is gone", EXIT_OUR_FAULT)
+
+
+def _lost(own: Group, error: BaseException) -> BaseException:
+    """Return why a collective broke: another process has failed, is gone, or has not come."""
+    own.store.set(f"waits/{own.rank}", "1")
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while time.monotonic() < deadline:
+        if own.store.check(["failed"]):
+            return PeerError("another process failed", EXIT_OUR_FAULT)
+        time.sleep(0.1)
+    if own.store.add("failed", 1) != 1:
+        return PeerError("another process failed", EXIT_OUR_FAULT)
+    missing = [n for n in range(own.world_size) if not own.store.check([f"waits/{n}"])]
+    behind = [n for n in missing if own.exchanges_of(n) < own.exchanges]
+    named = ", ".join(str(n) for n in behind or missing) or "unknown"
+    if "imed out" in str(error) or "imeout" in str(error):
+        return RunError(
+            f"process {named} of {own.world_size} has not come within {own.timeout:g} s while the "
+            "others waited: it hangs, or its machine cannot be reached; see what it did last, or "
+            "raise timeout_minutes"
+        )
+    return RunError(
+        f"process {named} of {own.world_size} is gone without a word: killed, perhaps for its "
+        "memory; the last checkpoint is whole, go on with resume=auto"
+    )
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Return whether a collective broke because another process did not take part in it."""
+    if isinstance(error, TransferError):
+        return False
+    if isinstance(error, dist.DistError):
+        return True
+    signs = ("gloo", "NCCL", "onnection closed", "onnection reset", "roken pipe", "imed out")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    return error.exit_code if isinstance(error, TransferError) else EXIT_OUR_FAULT

@@ -1,0 +1,1 @@
+"""Hidden states of a frozen backbone: computed once, and shared by runs."""

@@ -1,0 +1,57 @@
+"""Check an optimizer's state from a file before the optimizer loads it.
+
+Torch's `load_state_dict` compares numbers of groups and parameters alone. Averages of another
+shape, or of another optimizer, would fail in the middle of the first step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+_PLAIN_AVERAGES = {("momentum_buffer", type(None)), ("step", int), ("step", float)}
+
+
+def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
+    """Return the state to load: the saved running averages, under the settings of `optimizer`.
+
+    Raises:
+        ValueError: The saved averages belong to other parameters.
+    """
+    own = optimizer.state_dict()["param_groups"]
+    if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in own]:
+        raise ValueError("its optimizer has other parameters")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not _complete(optimizer, saved["state"]):
+        raise ValueError("its optimizer lacks something of some parameters")
+    for number, averages in saved["state"].items():
+        for name, value in averages.items():
+            if isinstance(value, Tensor):
+                fits = _broadcasts(value.shape, parameters[number].shape)
+            else:
+                # Momentum of what has had no gradient yet, and counts of some optimizers.
+                fits = (name, type(value)) in _PLAIN_AVERAGES
+            if not fits:
+                raise ValueError(f"{name} of its optimizer's parameter {number}")
+    return {"state": saved["state"], "param_groups": own}
+
+
+def _complete(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> bool:
+    """Return whether each parameter that has averages has all that the optimizer keeps of it.
+
+    An optimizer that keeps different ones of different parameters tells which by `averages()`.
+    """
+    found = {number: set(averages) for number, averages in state.items() if averages}
+    if hasattr(optimizer, "averages"):
+        names = optimizer.averages()
+        return all(own == names[number] for number, own in found.items())
+    return len({frozenset(own) for own in found.values()}) <= 1
+
+
+def _broadcasts(shape: torch.Size, wanted: torch.Size) -> bool:
+    """Return whether a tensor is one number, or one for each row, column or place of another."""
+    same_rank = len(shape) == len(wanted)
+    fits = same_rank and all(size in (1, full) for size, full in zip(shape, wanted, strict=True))
+    return fits or shape.numel() == 1

@@ -1,0 +1,130 @@
+"""Which steps were skipped since loss or gradient was not finite; too many in a row end a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from transfer_cli.batch import Batch
+from transfer_cli.data.loader import PaddingBatch
+from transfer_cli.engine import distributed
+from transfer_cli.engine.distributed.replicated import full_tensor, is_sharded
+from transfer_cli.errors import DivergedError, listed
+from transfer_cli.model.transfer_model import LayerGroup
+
+_SHOWN_EXAMPLES = 16
+"""Examples that an error names."""
+
+
+def decides_on_device(optimizer: Optimizer, model: nn.Module, scaler: torch.amp.GradScaler) -> bool:
+    """Return whether the device itself can skip a step, so that the host need not wait for it.
+
+    A fused optimizer leaves the weights alone where its `found_inf` says so.
+    """
+    fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return fused and not scaler.is_enabled() and not is_sharded(model)
+
+
+@dataclass(frozen=True)
+class _Unread:
+    """A step that the host has not read yet: whether it was taken is known on the device alone."""
+
+    step: int
+    finite: Tensor
+    norms: Mapping[str, Tensor]
+    micro_batches: Sequence[Mapping[str, Batch]]
+
+
+class SkippedSteps:
+    """Counts skipped steps in a row, and gives the run up when there are too many.
+
+    Args:
+        groups: The layer groups that an error can name.
+        most: Skipped steps in a row after which the run is given up.
+        late: Whether a step is read only while the next one is under way.
+
+    Attributes:
+        in_a_row: How many of the steps read last were skipped, without one in between.
+    """
+
+    def __init__(self, groups: Sequence[LayerGroup], most: int, *, late: bool) -> None:
+        self.in_a_row = 0
+        self._groups = groups
+        self._most = most
+        self.late = late
+        self._unread: list[_Unread] = []
+
+    def note(
+        self,
+        step: int,
+        finite: Tensor,
+        norms: Mapping[str, Tensor],
+        micro_batches: Sequence[Mapping[str, Batch]],
+    ) -> None:
+        """Note a step, to be read later.
+
+        Args:
+            step: Its number.
+            finite: Whether loss and gradient are finite; a bool on the device.
+            norms: Of each parameter's gradient, by name.
+            micro_batches: What it has seen.
+        """
+        self._unread.append(_Unread(step, finite, norms, micro_batches))
+
+    def read_due(self) -> int:
+        """Read the steps that the device has finished; return how many were skipped.
+
+        Raises:
+            DivergedError: Too many in a row.
+        """
+        return self._read(leave=1 if self.late else 0)
+
+    def read_all(self) -> int:
+        """Read every noted step, as `read_due` does."""
+        return self._read(leave=0)
+
+    def _read(self, leave: int) -> int:
+        skipped = 0
+        while len(self._unread) > leave:
+            noted = self._unread.pop(0)
+            if bool(noted.finite):
+                self.in_a_row = 0
+                continue
+            skipped += 1
+            self.in_a_row += 1
+            if self.in_a_row >= self._most:
+                self._give_up(noted)
+        return skipped
+
+    def _give_up(self, last: _Unread) -> None:
+        broken = [
+            group.name
+            for group in self._groups
+            if any(
+                not full_tensor(last.norms[name].isfinite())
+                for name in group.parameters
+                if name in last.norms
+            )
+        ]
+        raise DivergedError(
+            f"step {last.step + 1}: loss or gradient is not finite, {self.in_a_row} step(s) in a "
+            f"row, in {', '.join(broken) or 'no group: it is the loss'}, on "
+            f"{_seen(last.micro_batches)}; try a lower optimizer.lr, a longer schedule.warmup or "
+            "precision=fp32"
+        )
+
+
+def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
+    """Return which examples a step saw, on all processes, in few words."""
+    own = [
+        f"{stream} {number}"
+        for micro in micro_batches
+        if not isinstance(micro, PaddingBatch)
+        for stream, batch in micro.items()
+        for number in batch["index"].tolist()
+    ]
+    gathered = distributed.all_gather_text("\n".join(own))
+    words = [word for text in gathered for word in text.splitlines()]
+    return f"examples {listed(words, _SHOWN_EXAMPLES)}"
