@@ -3,12 +3,14 @@
 import ast
 import re
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import transfer_cli
 from tests.unit.test_imports import FLOORS
+from transfer_cli.config.commands import ALL
 
 ROOT = Path(transfer_cli.__file__).parent
 PROJECT = Path(__file__).parents[2]
@@ -65,10 +67,13 @@ ADDED = {
 """Row of the table -> what the outside package has of it, and the test that uses that."""
 
 INSIDE = {
-    "a position kind, norm, feed-forward part, residual form or attention pattern",
-    "a command",
+    "a position kind, norm, feed-forward part, residual form or attention pattern": (
+        [],
+        "unit/model/test_kinds.py::test_a_class_and_its_name_make_a_kind_that_learns",
+    ),
+    "a command": ([], "unit/test_docs.py::test_every_command_has_a_module_and_a_yaml"),
 }
-"""Rows of what a package of one's own cannot add."""
+"""The same of what a package of one's own cannot add."""
 
 
 def page(name="architecture.md"):
@@ -170,7 +175,7 @@ def test_every_row_of_what_can_be_added_is_shown_by_the_example_or_said_to_be_in
 
 def test_what_shows_a_row_is_there():
     tests = Path(__file__).parents[1]
-    for row, (files, test) in ADDED.items():
+    for row, (files, test) in (ADDED | INSIDE).items():
         file, _, name = test.partition("::")
         assert [path for path in files if not (EXAMPLE / path).is_file()] == [], row
         assert name in names_of(tests / file), row
@@ -183,6 +188,15 @@ def test_a_row_is_shown_by_as_many_configs_as_it_says_one_writes():
             said = re.search(r"(\d) YAML", write)
             found = [path for path in files if path.endswith(".yaml")]
             assert len(found) == (int(said[1]) if said else 0), row
+
+
+def test_every_command_has_a_module_and_a_yaml():
+    functions = {name: command.function for name, command in ALL.items() if command.function}
+    modules = {name: function.rpartition(".")[0] for name, function in functions.items()}
+    configs = {name for name, command in ALL.items() if command.composes}
+
+    assert {name for name, module in modules.items() if find_spec(module) is None} == set()
+    assert configs == {path.stem for path in (PROJECT / "conf").glob("*.yaml")}
 
 
 def test_every_file_of_the_example_shows_a_row():
