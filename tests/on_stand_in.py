@@ -31,13 +31,13 @@ from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.split import Dataset, Split
-from transfer_cli.engine.evaluate import EachExample, evaluate, samples
+from transfer_cli.engine.evaluate import EachExample, evaluate, predictions, samples
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
-from transfer_cli.generation.decoding import NextToken, go_on
-from transfer_cli.generation.sampling import Draws, Sampling
+from transfer_cli.generation.decoding import DecoderStep, generate
+from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -48,17 +48,17 @@ from transfer_cli.optim.muon import MuonWithAdamW
 
 WAITS = {
     # A step.
-    "engine.step.TrainStep.read": "whether a gradient was finite, asked a step late",
+    "engine.skipped_steps.SkippedSteps._read": "whether a gradient was finite, asked a step late",
     "engine.step.TrainStep._update": "the same at once: fp16, optimizers that are not fused",
-    "engine.handlers.attach_records": "what is written down, each `loop.log_every` steps",
+    "engine.handlers.attach_metrics_logger": "what is written down, each `loop.log_every` steps",
     # Before the first step.
     "adaptation.penalties.EWC.start": "whether there is any Fisher information",
     "assembly.finished_run._open": "the model",
     "assembly.pretraining_task.Source.model": "the model that the run starts from",
     "assembly.pretraining_task.fisher_of": "Fisher information that was kept, or is",
     "assembly.run._place": "the model",
-    "engine.features._bytes": "a digest of the backbone, by which its states are found again",
-    "engine.shared_states._write": "states that further runs find",
+    "engine.features.cached._bytes": "a digest of the backbone, to find its states again",
+    "engine.features.shared_states._write": "states that further runs find",
     "engine.step.TrainStep.load_state_dict": "what a checkpoint holds",
     "model.weights.load_strictly": "weights",
     # What is stored.
@@ -67,6 +67,7 @@ WAITS = {
     "training.checkpoints.Keeping.tensors": "weights",
     # An evaluation, batch by batch.
     "engine.evaluate.EachExample.note": "what became of each example",
+    "engine.evaluate.row_by_row": "what was predicted of each example",
     "engine.evaluate.Sums.update": "sums over batches, in float64 on the host",
     "objectives.classification.Classification.samples": "predictions for people to look at",
     "objectives.classification.Classification.tallies": "bincount asks for the largest number; the "
@@ -75,16 +76,16 @@ WAITS = {
     "there are never more logits than one text's",
     "objectives.language_model.LanguageModel.samples": "predictions for people to look at",
     # Answers.
-    "engine.evaluate.logits": "predictions, which are written on the host",
-    "generation.decoding.NextToken.__call__": "tokens that were typed, or drawn on the host",
-    "generation.decoding.go_on": "the next token is drawn on the host: a seed means the same "
+    "engine.evaluate.predictions": "predictions, which are written on the host",
+    "generation.decoding.DecoderStep.__call__": "tokens that were typed, or drawn on the host",
+    "generation.decoding.generate": "the next token is drawn on the host: a seed means the same "
     "on any device",
     "generation.filling.fill": "a text that was typed, and what fits its gaps",
 }
 """Functions of the package that may wait for the device, and what for. Cases name them by their
 last words."""
 
-READ = "TrainStep.read"
+READ = "SkippedSteps._read"
 SPECIAL = {name: getattr(tiny.VOCABULARY, name) for name in ("cls", "sep", "mask", "unk", "pad")}
 BOTH_SIDES = {"direction": "bidirectional"}
 ADAMW = functools.partial(AdamW, fused=True)
@@ -218,7 +219,12 @@ def _evaluated(name: str, device: torch.device) -> Any:
 
 for _name, (_make, _, _) in OBJECTIVES.items():
     _waits = {
-        Classification: ("Classification.tallies", "EachExample.note", "Classification.samples"),
+        Classification: (
+            "Classification.tallies",
+            "EachExample.note",
+            "row_by_row",
+            "Classification.samples",
+        ),
         SourceDistillation: (),
     }.get(type(_make()), ("LanguageModel.outcomes", "EachExample.note", "LanguageModel.samples"))
     case(f"steps and scores: {_name}", READ, "Sums.update", *_waits)(
@@ -377,24 +383,25 @@ def _(device: torch.device) -> Any:
     return run.go().losses, every.batch(np.arange(8))["states"]
 
 
-@case("predicted labels", "evaluate.logits")
+@case("predicted labels", "evaluate.predictions")
 def _(device: torch.device) -> list[Tensor]:
     run = begun(objective := Classification(), device)
     precision = run.recipe.precision
-    return list(predictions(run.step.model, objective, run.data, batch=8, precision=precision))
+    found = predictions(run.step.model, objective, run.data, batch=8, precision=precision)
+    return [value for _, each in found for value in each.values()]
 
 
-@case("text that goes on, with the cache and without it", "NextToken.__call__", "go_on")
+@case("text that goes on, with the cache and without it", "DecoderStep.__call__", "generate")
 def _(device: torch.device) -> list[list[int]]:
     model = begun(CausalLM(), device).step.model.eval()
     said: list[list[int]] = []
     for cached in (True, False):
-        following = NextToken(model, rows=2, room=10, cached=cached)
+        following = DecoderStep(model, rows=2, max_length=10, use_cache=cached)
         with torch.inference_mode():
-            go_on(
-                following, [3, 9, 17], most=6, sampling=Sampling(), draws=Draws(0, 2),
-                allowed_V=torch.arange(tiny.VOCABULARY.size) > 4,
-                take=lambda row: not said.append(row),
+            generate(
+                following, [3, 9, 17], max_new_tokens=6, sampling=Sampling(),
+                sampler=TokenSampler(0, 2), allowed_V=torch.arange(tiny.VOCABULARY.size) > 4,
+                on_tokens=lambda row: not said.append(row),
             )  # fmt: skip
     return said
 
@@ -430,15 +437,17 @@ def transfer(*words: object) -> str:
 
 
 TRAINED = (
-    READ, "attach_records", "run._place", "load_strictly", "_write_state", "Keeping.tensors",
-    "EachExample.note", "Sums.update", "Classification.samples", "Classification.tallies",
+    READ, "attach_metrics_logger", "run._place", "load_strictly", "_write_state", "Keeping.tensors",
+    "EachExample.note", "row_by_row", "Sums.update", "Classification.samples",
+    "Classification.tallies",
     "LanguageModel.outcomes", "LanguageModel.samples", "finished_run._open",
 )  # fmt: skip
 
 
 @case(
     "commands: a causal model", *TRAINED, "EWC.start", "Source.model", "fisher_of",
-    "TrainStep.load_state_dict", "backbone_hash", "NextToken.__call__", "go_on", "evaluate.logits",
+    "TrainStep.load_state_dict", "backbone_hash", "DecoderStep.__call__", "generate",
+    "evaluate.predictions",
     on_host=False,
 )  # fmt: skip
 def _(device: torch.device) -> None:
@@ -455,7 +464,7 @@ def _(device: torch.device) -> None:
 
 
 @case(
-    "commands: a masked model", *TRAINED, "features._bytes", "shared_states._write", "fill",
+    "commands: a masked model", *TRAINED, "cached._bytes", "shared_states._write", "fill",
     on_host=False,
 )  # fmt: skip
 def _(device: torch.device) -> None:

@@ -14,6 +14,7 @@ import yaml
 from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
+from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.loader import Stream
@@ -32,8 +33,8 @@ from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.objectives.base import Facts, Objective
-from transfer_cli.optim.groups import Height, Rates, optimizer_groups
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
+from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Constant, Schedule
 
 CONF = Path(__file__).parents[1] / "conf"
@@ -211,14 +212,13 @@ def train_step(
         losses = [Loss("main", losses)]
     groups = layer_groups(trained, recipe.inherited)
     chosen = Adaptation(recipe.plan, recipe.layer_scale, frozen_eval=recipe.frozen_eval)
-    spans = chosen.spans(groups, recipe.total, epoch)
-    heights = [Height(group.name, group.depth, group.parameters) for group in groups]
-    made = optimizer_groups(dict(trained.named_parameters()), heights, recipe.layer_scale)
+    spans = chosen.plan_stages(groups, recipe.total, epoch)
+    made = parameter_groups(trained, groups, recipe.layer_scale)
     return TrainStep(
         trained,
         losses,
         recipe.optimizer(made, lr=recipe.rate),
-        Rates(recipe.rate, recipe.schedule, recipe.total),
+        LRScheduler(recipe.rate, recipe.schedule, recipe.total),
         Stages(trained, spans, frozen_eval=recipe.frozen_eval),
         groups=groups,
         seed=recipe.seed,

@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         except KeyboardInterrupt as error:
             # A run that was training says where it stopped and how to go on.
             _leave_word(words, error)
-            terminal.say(terminal.error(name, str(error) or "interrupted"))
+            terminal.print_err(terminal.error(name, str(error) or "interrupted"))
             return EXIT_INTERRUPTED
         except BrokenPipeError:
             # The reader of our output has seen enough. Python must not flush into the pipe again.
@@ -82,11 +82,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if not words:
-        terminal.say(commands.overview())
+        terminal.print_err(commands.overview())
         return EXIT_USER
     first, rest = words[0], words[1:]
     if first in ("--help", "-h", "help"):
-        terminal.show(commands.overview())
+        terminal.print_out(commands.overview())
     elif first == "--version":
         _print(f"transfer {transfer_cli.__version__}")
     elif first in ("--shell-completion", "-sc"):
@@ -107,7 +107,7 @@ def _run_about(name: str, command: Command, known: Mapping[str, Command], words:
     """Run `plan COMMAND ...` and its like: another command's words, with something else done."""
     first, rest = (words[0] if words else ""), words[1:]
     if first in ("--help", "-h"):
-        terminal.show(commands.about(command))
+        terminal.print_out(commands.about(command))
     elif first in known:
         if name == "lr-find" and _makes_sweep(rest):
             raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
@@ -130,7 +130,7 @@ def _run(name: str, command: Command, words: list[str]) -> None:
     if command.composes:
         _run_composed(name, command, words)
     elif words[:1] in (["--help"], ["-h"]):
-        terminal.show(commands.about(command))
+        terminal.print_out(commands.about(command))
     elif name == "completion":
         _print_completion_script(words)
     else:
@@ -183,7 +183,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
     if request.config_dir is not None:
         bounded_yaml.check_folder(request.config_dir)
     if request.asks_help:
-        terminal.show(describe.command_help(name, command, request))
+        terminal.print_out(describe.command_help(name, command, request))
         return
 
     if request.multirun and _process_number() is not None:
@@ -275,7 +275,7 @@ def _report(job: "Job") -> str:
         if line is None:
             _say("".join(traceback.format_exception(job.error)).rstrip())
         reason = line or _name(job.error)
-    terminal.say(terminal.error(f"job {job.number} failed", reason))
+    terminal.print_err(terminal.error(f"job {job.number} failed", reason))
     return reason
 
 
@@ -374,7 +374,7 @@ def _fail(name: str, error: Exception, *, debug: bool) -> int:
     if line is None or debug:
         _say("".join(traceback.format_exception(error)).rstrip())
     if line is not None:
-        terminal.say(terminal.error(name, line))
+        terminal.print_err(terminal.error(name, line))
     return code
 
 

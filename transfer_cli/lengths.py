@@ -1,4 +1,4 @@
-"""Lengths of training as people say them: "500 steps", "1 epoch", "20%", "auto", "rest"."""
+"""Lengths of training as text: "500 steps", "1 epoch", "20%", "auto", "rest"."""
 
 import math
 import re
@@ -11,18 +11,18 @@ _COUNTED = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(steps?|epochs?)\s*")
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
 _SLACK = 1e-9
-"""So that 29 % of 100 steps, 28.999999999999996 in floating point, are 29."""
+"""29 % of 100 steps is 28.999999999999996 in floating point, and must give 29."""
 
 
 @dataclass(frozen=True)
 class Length:
-    """A number of steps or epochs, a part of a run, or whatever is left of it.
+    """A number of steps or epochs, a share of a run, or its remainder.
 
     Args:
-        amount: How many units, and how much of the run for a share, in (0, 1]; None for the rest of
-            the run and for an equal share.
-        unit: "steps", "epochs", "share" (of the run's steps), or "auto": an equal share for each of
-            the run's stages.
+        amount: Number of steps or epochs, or a share in (0, 1]; None for the remainder of the run
+            and for "auto".
+        unit: "steps", "epochs", "share" (of the run's steps), or "auto": the same length for all
+            stages of the run.
     """
 
     amount: float | None
@@ -33,7 +33,7 @@ class Length:
         """Read "500 steps", "1 epoch", "0.5 epochs", "20%", "auto" or "rest".
 
         Raises:
-            ValueError: The text says something else, or an amount that is no positive number.
+            ValueError: The text has another form, or its amount is not positive.
         """
         word = text.strip()
         if word in ("rest", "auto"):
@@ -53,10 +53,10 @@ class Length:
 
     @classmethod
     def parse_rhythm(cls, text: str) -> "Length":
-        """Read how often something happens: "500 steps" or "1 epoch", and nothing else.
+        """Read an interval: "500 steps" or "1 epoch".
 
         Raises:
-            ValueError: The text says something else.
+            ValueError: The text has another form.
         """
         if _COUNTED.fullmatch(text) is None:
             raise ValueError(f"{text!r} is no length: write it as '500 steps' or '1 epoch'")
@@ -69,13 +69,13 @@ class Length:
         return cls(percent / 100, "share")
 
     def steps(self, steps_per_epoch: int) -> int | None:
-        """Return the length in optimizer steps, at least 1; None for the rest of the run.
+        """Return the length in optimizer steps, at least 1; None for the remainder of the run.
 
         Raises:
-            ValueError: It is a share, which only a run of known length has (see `resolve`).
+            ValueError: A share needs the length of the run (see `resolve`).
         """
         if self.unit in ("share", "auto"):
-            raise ValueError("a share of a run has no length of its own; use resolve")
+            raise ValueError("a share needs the length of the run; use resolve")
         if self.amount is None:
             return None
         if self.unit == "steps":
@@ -85,12 +85,12 @@ class Length:
     def resolve(self, steps_per_epoch: int, total: int, stages: int) -> int | None:
         """Return a stage's length in optimizer steps, at least 1; None for the rest of the run.
 
-        Shares are rounded down, so that together they never exceed the run.
+        Shares are rounded down, so that their sum never exceeds the run.
 
         Args:
-            steps_per_epoch: Of the run's data.
+            steps_per_epoch: Steps of an epoch.
             total: Steps of the run.
-            stages: Stages that the run is divided into.
+            stages: Number of stages of the run.
         """
         if self.unit == "auto":
             return max(1, total // stages)

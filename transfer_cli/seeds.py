@@ -1,8 +1,8 @@
-"""Randomness as a pure function of what it is for.
+"""Random seeds as pure functions of the run's seed and a purpose.
 
-Nothing in a run draws from a stream that remembers what was drawn before. Order, masking and
-dropout come from `(run seed, purpose, step, ...)`, which is why a resumed run needs no random state
-and why an extra evaluation cannot change what training does next.
+A run has no random generator with state. Order, masking and dropout come from
+`(run seed, purpose, step, ...)`. So a resumed run needs no random state, and an extra evaluation
+changes nothing in training.
 
 Legend: B examples, T positions.
 """
@@ -14,24 +14,23 @@ from torch import Tensor
 
 
 def derive(seed: int, *parts: str | int) -> int:
-    """Return a seed in [0, 2**63) for the purpose that `parts` name.
+    """Return a seed in [0, 2**63) for the purpose in `parts`.
 
-    The same arguments give the same seed on every machine; any other arguments give an unrelated
-    one.
+    Equal arguments give equal seeds on every machine, other arguments unrelated seeds.
     """
     text = "/".join([str(seed), *map(str, parts)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 class ExampleNoise:
-    """Random numbers that belong to an example, wherever and with whomever it is batched.
+    """Random numbers of each example, independent of the other examples in its batch.
 
-    Training passes the step among `parts`, so that an example is masked anew at each visit.
-    Evaluation leaves it out, so that two evaluations of the same weights agree exactly.
+    Training passes the step in `parts`, so that each visit to an example masks other tokens.
+    Evaluation does not, so that two evaluations of the same weights agree exactly.
 
     Args:
         seed: The run's seed.
-        parts: What the numbers are for, for example `("train", 120)`.
+        parts: The purpose, for example `("train", 120)`.
     """
 
     def __init__(self, seed: int, *parts: str | int) -> None:

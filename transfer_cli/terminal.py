@@ -1,8 +1,8 @@
-"""What the toolkit looks like on a terminal: one set of styles for listings, tables and errors.
+"""Terminal output: one set of styles for listings, tables and errors.
 
-Texts are made of pieces that say what they are (`Piece("tiny", "name")`), never of markup: what a
-file holds is shown as it is. In a pipe, with `NO_COLOR` and on a terminal that knows no colours
-there is plain text, in which no line is ever broken or cut for the width of a screen.
+Text consists of styled pieces (`Piece("tiny", "name")`), without markup: the text of a file is
+printed verbatim. In a pipe, with `NO_COLOR` and on a terminal without colours the output is plain
+text, in which no line is wrapped or cut.
 """
 
 import os
@@ -33,19 +33,19 @@ STYLES: dict[Style, str] = {
     "error": "bold red",
     "warning": "bold yellow",
 }
-"""How each kind of piece looks; of the eight colours that every terminal has its own shades of."""
+"""The style of each kind of piece, from the eight standard colours of terminals."""
 
 WIDEST_PROSE = 100
-"""Columns beyond which running text is hard to read, however wide the terminal."""
+"""Maximum width of running text, on wide terminals too."""
 
 _NARROWEST = 20
-"""Columns that a text needs beside another one; with fewer it goes below."""
+"""Minimum width of a text beside another one; with less room it is printed below."""
 
 _INDENT = 4
 
 
 class Piece(NamedTuple):
-    """A text and what it is.
+    """A text and its style.
 
     Args:
         text: One or more words.
@@ -60,7 +60,7 @@ Pieces = Sequence["Piece | str"]
 
 
 class Line:
-    """Pieces side by side, which are never broken: command lines stay fit to be copied."""
+    """Pieces side by side, never wrapped: command lines can be copied."""
 
     def __init__(self, *pieces: Piece | str) -> None:
         self.pieces = pieces
@@ -69,19 +69,19 @@ class Line:
         return _plain(self.pieces).rstrip()
 
     def drawn(self, console: "Console") -> list["Text"]:
-        """Return what is shown on a terminal."""
+        """Return the lines for a terminal."""
         return [_rich(self.pieces)]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Two columns: what something is called, and what it is.
+    """Two columns: a name and its description.
 
     Args:
         head: The left column.
-        text: The right one; it goes on below itself.
-        column: Where it begins.
-        width: Columns of the plain text; None: its lines are never broken.
+        text: The right column; it wraps.
+        column: Where the right column begins.
+        width: Width of the plain text; None: its lines are not wrapped.
     """
 
     head: Pieces
@@ -100,7 +100,7 @@ class Entry:
         return "\n".join([f"{head:<{self.column}}{wrapped[0]}".rstrip(), *below[1:]])
 
     def drawn(self, console: "Console") -> list["Text"]:
-        """Return what is shown on a terminal."""
+        """Return the lines for a terminal."""
         width = console.width if self.width is None else min(console.width, self.width)
         head, text = _rich(self.head), _rich(self.text)
         if head.cell_len > width:
@@ -121,7 +121,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Prose:
-    """Paragraphs; `what stands in such quotes` is something to type."""
+    """Paragraphs; text in `backticks` is styled as something to type."""
 
     text: str
 
@@ -129,7 +129,7 @@ class Prose:
         return escaped(self.text)
 
     def drawn(self, console: "Console") -> list["Text"]:
-        """Return what is shown on a terminal."""
+        """Return the lines for a terminal."""
         width = min(console.width, WIDEST_PROSE)
         lines: list[Text] = []
         for paragraph in re.split(r"\n\s*\n", self.text):
@@ -149,8 +149,8 @@ class Column:
     """A column of a table.
 
     Args:
-        title: What stands above it.
-        right: Whether it holds numbers, which are aligned at their ends and not broken.
+        title: Its heading.
+        right: Whether it is right-aligned and not wrapped, as numbers are.
     """
 
     title: str
@@ -158,8 +158,8 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows below titles. Where a terminal is too narrow for them, each row becomes a block.
+class TextTable:
+    """Rows below titles. On a terminal that is too narrow, each row becomes a block.
 
     Args:
         columns: From left to right.
@@ -222,13 +222,13 @@ class Table:
         return lines
 
 
-Block = Line | Entry | Prose | Table
+Renderable = Line | Entry | Prose | TextTable
 
 
 class Page:
-    """What a command shows: blocks below each other, of which `str` gives the plain text."""
+    """The output of a command: renderables below each other; `str` returns the plain text."""
 
-    def __init__(self, *blocks: Block) -> None:
+    def __init__(self, *blocks: Renderable) -> None:
         self.blocks = blocks
 
     def __str__(self) -> str:
@@ -238,23 +238,23 @@ class Page:
 BLANK = Line()
 
 
-def show(page: Page | Block) -> None:
-    """Write to standard output."""
+def print_out(page: Page | Renderable) -> None:
+    """Print to standard output."""
     _write(page, sys.stdout)
 
 
-def say(page: Page | Block) -> None:
-    """Write to standard error."""
+def print_err(page: Page | Renderable) -> None:
+    """Print to standard error."""
     _write(page, sys.stderr)
 
 
 def error(name: str, message: str) -> Line:
-    """Return the line that says why a command ends."""
+    """Return the error message of a command."""
     return Line(Piece(f"{name}:", "error"), f" {message}")
 
 
 def paint(text: str, style: Style, stream: TextIO) -> str:
-    """Return a text as it is written to a stream, for those that write lines of their own."""
+    """Return a text, styled if the stream is a colour terminal."""
     if not is_colourful(stream):
         return text
     console = _console(stream)
@@ -264,22 +264,22 @@ def paint(text: str, style: Style, stream: TextIO) -> str:
 
 
 def is_colourful(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal that may be given colours (https://no-color.org)."""
+    """Return whether a stream is a terminal with colours (https://no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown"):
         return False
     return stream.isatty()
 
 
-def _write(page: Page | Block, stream: TextIO) -> None:
+def _write(page: Page | Renderable, stream: TextIO) -> None:
     text = _in_colour(page, stream) if is_colourful(stream) else f"{page}\n"
     stream.write(text)
     stream.flush()
 
 
-def _in_colour(page: Page | Block, stream: TextIO) -> str:
+def _in_colour(page: Page | Renderable, stream: TextIO) -> str:
     console = _console(stream)
-    blocks: Iterable[Block] = page.blocks if isinstance(page, Page) else (page,)
-    # Rich ends the process where a reader is gone; we have an exit code of our own for that.
+    blocks: Iterable[Renderable] = page.blocks if isinstance(page, Page) else (page,)
+    # On a closed pipe rich would end the process; the command line has its own exit code.
     with console.capture() as captured:
         for block in blocks:
             for line in block.drawn(console):
@@ -288,7 +288,7 @@ def _in_colour(page: Page | Block, stream: TextIO) -> str:
 
 
 def _console(stream: TextIO) -> "Console":
-    # Only here: what is piped, and what trains, has no use for it.
+    # Imported here: piped output and training do not need rich.
     from rich.console import Console
     from rich.theme import Theme
 
@@ -317,7 +317,7 @@ def _rich(pieces: Pieces) -> "Text":
 
 
 def _squeezed(pieces: Pieces) -> list[Piece]:
-    """Return pieces whose columns stand as close as they can."""
+    """Return pieces with runs of spaces shortened to two."""
     every = (Piece(piece) if isinstance(piece, str) else piece for piece in pieces)
     return [Piece(re.sub(" {2,}", "  ", text), style) for text, style in every]
 

@@ -218,7 +218,7 @@ def _watching(watched):
 
     def made(config, command, typed):
         parts = build_run(config, command, typed)
-        watched.inherited, watched.spans = parts.blueprint.inherited, parts.blueprint.spans
+        watched.inherited, watched.spans = parts.blueprint.inherited, parts.blueprint.stage_plans
         return parts
 
     def step(self, batches, number):

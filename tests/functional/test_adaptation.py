@@ -349,13 +349,13 @@ def test_two_heads_of_one_name_and_other_shapes_are_refused(transfer, adapting, 
 
 
 EMPTY_STAGE = """
-from transfer_cli.adaptation.plans import REST, Stage
+from transfer_cli.adaptation.plans import REMAINDER, Stage
 from transfer_cli.lengths import Length
 
 
 class EmptyStage:
     def __call__(self, groups):
-        return [Stage((), Length.parse("2 steps")), Stage(("*",), REST)]
+        return [Stage((), Length.parse("2 steps")), Stage(("*",), REMAINDER)]
 """
 
 

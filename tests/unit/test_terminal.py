@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from transfer_cli import terminal
-from transfer_cli.terminal import BLANK, Column, Entry, Line, Page, Piece, Prose, Table
+from transfer_cli.terminal import BLANK, Column, Entry, Line, Page, Piece, Prose, TextTable
 
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -32,7 +32,7 @@ def screen(monkeypatch):
         stream = Screen()
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setattr(sys, "stdout", stream)
-        terminal.show(page)
+        terminal.print_out(page)
         return stream.getvalue()
 
     return shown
@@ -48,7 +48,7 @@ LISTING = Page(
     Entry(["  ", Piece("a_rather_long_name", "own")], ["what it is"], 12),
 )
 
-RUNS = Table(
+RUNS = TextTable(
     [Column("run"), Column("overrides"), Column("error", right=True)],
     [
         [Piece("0", "name"), "adaptation=full optimizer.lr=0.001 seed=0", Piece("0.05", "good")],
@@ -60,7 +60,7 @@ HOSTILE = "[bold red]x[/] :smile: \x1b[2J\x1b]0;title\x07 \u202eback \\[x]"
 
 
 def test_a_listing_is_plain_in_a_pipe(capsys):
-    terminal.show(LISTING)
+    terminal.print_out(LISTING)
 
     assert capsys.readouterr().out == (
         "model=\n"
@@ -161,7 +161,7 @@ def test_texts_in_a_table_give_way_and_numbers_do_not(screen):
 
 
 def test_where_not_even_numbers_fit_each_row_is_a_block(screen):
-    many = Table(
+    many = TextTable(
         [Column("run"), *(Column(f"measure {n}", right=True) for n in range(9))],
         [[f"run-{row}", *(f"{n}.{row}" for n in range(9))] for row in range(2)],
     )
@@ -173,7 +173,7 @@ def test_where_not_even_numbers_fit_each_row_is_a_block(screen):
 
 
 def test_a_table_without_rows_shows_its_titles(screen):
-    empty = Table([Column("run"), Column("error", right=True)], [])
+    empty = TextTable([Column("run"), Column("error", right=True)], [])
 
     assert str(empty) == "run  error"
     assert without_colour(screen(empty)) == "run  error\n"
@@ -184,7 +184,7 @@ def test_a_table_without_rows_shows_its_titles(screen):
     columns=st.integers(10, 120),
 )
 def test_no_cell_loses_a_character_however_narrow_the_terminal(rows, columns):
-    table = Table([Column("a"), Column("b"), Column("c", right=True)], rows)
+    table = TextTable([Column("a"), Column("b"), Column("c", right=True)], rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TERM", "xterm")
         patch.delenv("NO_COLOR", raising=False)
@@ -212,7 +212,7 @@ def test_no_cell_loses_a_character_however_narrow_the_terminal(rows, columns):
         Line(HOSTILE),
         Entry([Piece(HOSTILE, "name")], [HOSTILE], 20),
         Prose(HOSTILE),
-        Table([Column("a"), Column("b")], [[HOSTILE, Piece(HOSTILE, "note")]]),
+        TextTable([Column("a"), Column("b")], [[HOSTILE, Piece(HOSTILE, "note")]]),
     ],
     ids=lambda block: type(block).__name__,
 )
@@ -228,7 +228,7 @@ def test_nothing_in_a_text_steers_the_terminal_or_is_taken_for_markup(screen, bl
 
 def test_wide_characters_are_counted_by_the_room_they_take(screen):
     rows = [["日本語のテキスト" * 4, "1"], ["short", "22"]]
-    table = Table([Column("text"), Column("n", right=True)], rows)
+    table = TextTable([Column("text"), Column("n", right=True)], rows)
 
     lines = without_colour(screen(table, 50)).splitlines()
 

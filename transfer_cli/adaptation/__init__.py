@@ -1,1 +1,1 @@
-"""What changes in a model, which weights train, and for how long."""
+"""Edits of a model, plans of what trains when, and penalties."""

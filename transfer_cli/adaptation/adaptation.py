@@ -1,12 +1,12 @@
-"""The record of how a model is adapted, and the checks across its parts."""
+"""How a model is adapted, with the checks across edits, plan and penalty."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from transfer_cli.adaptation.edits import Edit
 from transfer_cli.adaptation.penalties import Penalty
-from transfer_cli.adaptation.plans import Plan
+from transfer_cli.adaptation.plans import NEW, Plan
 from transfer_cli.adaptation.selection import select
 from transfer_cli.errors import ConfigError, SelectionError, listed
 from transfer_cli.model.transfer_model import LayerGroup
@@ -14,16 +14,17 @@ from transfer_cli.optim.layer_scale import LayerScale
 
 
 @dataclass(frozen=True)
-class Span:
-    """A stage with its steps and parameters worked out.
+class StagePlan:
+    """The steps and parameters of one stage.
 
     Args:
         begin: First step, counted from 0.
         end: The step after its last one.
         trains: Full names of the parameters that train.
-        rate: Multiplies every rate.
-        patience: Validations without a better value after which it ends early; when it ends, its
-            best weights are put back. None: it has its full length and keeps its last weights.
+        rate: Multiplies every learning rate.
+        patience: Number of validations without improvement after which the stage ends early. When
+            it ends, its best weights are restored. None: the stage has its full length and keeps
+            its last weights.
     """
 
     begin: int
@@ -35,18 +36,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Adaptation:
-    """Independent choices, each usable with each other.
+    """Independent choices; all combinations work.
 
     Args:
-        plan: Which weights train, and until when.
-        layer_scale: How fast, by depth.
-        edits: What is changed in the network, by name, in this order.
-        penalty: What pulls the weights back to where they started.
-        frozen_eval: Whether a part of which nothing trains runs without dropout.
-        schedule_per: Whether the learning-rate schedule spans the run, or begins anew with each
-            stage.
-        store: What a run keeps of its weights: all of them; those that trained, with a reference
-            to the model that it started from; or all, with every edit merged that can be.
+        plan: Which weights train in which stage.
+        layer_scale: Learning-rate multiplier of each layer group.
+        edits: Changes of the network, by name, applied in this order.
+        penalty: Penalty on the distance from the starting weights.
+        frozen_eval: Whether modules without trainable parameters run in evaluation mode.
+        schedule_per: Whether the learning-rate schedule spans the run or restarts with each stage.
+        store: Which weights a run writes: all; only the trained ones, with a reference to the model
+            it started from; or all, with every mergeable edit merged.
     """
 
     plan: Plan
@@ -57,18 +57,23 @@ class Adaptation:
     schedule_per: Literal["run", "stage"] = "run"
     store: Literal["all", "trained", "merged"] = "all"
 
-    def spans(
+    @property
+    def uses_weight_decay(self) -> bool:
+        """Whether the optimizer's weight decay applies: some penalties replace it."""
+        return self.penalty is None or not self.penalty.replaces_weight_decay
+
+    def plan_stages(
         self, groups: Sequence[LayerGroup], total: int, steps_per_epoch: int
-    ) -> tuple[Span, ...]:
-        """Return the run's stages in steps.
+    ) -> tuple[StagePlan, ...]:
+        """Return the stages with their steps and parameters.
 
         Raises:
-            ConfigError: Stages are longer than the run, one trains nothing, or something new that
-                the model uses never trains.
+            ConfigError: The stages exceed the run, a stage trains nothing, or a new head or added
+                module never trains.
             SelectionError: A pattern matches nothing.
         """
         stages = self.plan(groups)
-        spans: list[Span] = []
+        planned: list[StagePlan] = []
         begin = 0
         for number, stage in enumerate(stages):
             length = stage.length.resolve(steps_per_epoch, total, len(stages))
@@ -89,19 +94,18 @@ class Adaptation:
                 trains = select(stage.train, groups)
             except SelectionError as error:
                 raise SelectionError(f"adaptation.plan: {error}") from error
-            spans.append(Span(begin, end, trains, stage.rate, stage.patience))
+            planned.append(StagePlan(begin, end, trains, stage.rate, stage.patience))
             begin = end
-        final = spans[-1]
-        spans[-1] = Span(final.begin, total, final.trains, final.rate, final.patience)
-        _check_new_parts(groups, spans)
-        return tuple(spans)
+        planned[-1] = replace(planned[-1], end=total)
+        _check_new_parts(groups, planned)
+        return tuple(planned)
 
 
-def _check_new_parts(groups: Sequence[LayerGroup], spans: Sequence[Span]) -> None:
-    """Refuse a new head, or a part that an edit added, which no stage trains."""
-    ever = frozenset[str]().union(*(span.trains for span in spans))
+def _check_new_parts(groups: Sequence[LayerGroup], stage_plans: Sequence[StagePlan]) -> None:
+    """Refuse a new head or an added module that no stage trains."""
+    ever = frozenset[str]().union(*(stage.trains for stage in stage_plans))
     for group in groups:
-        ours = group.name.startswith(("head.", "added."))
+        ours = group.name.startswith(NEW)
         if ours and not group.inherited and not ever & set(group.parameters):
             raise ConfigError(
                 f"adaptation.plan: {group.name} is new and never trains; "
@@ -109,13 +113,13 @@ def _check_new_parts(groups: Sequence[LayerGroup], spans: Sequence[Span]) -> Non
             )
 
 
-def check_fresh(fresh: Set[str], spans: Sequence[Span]) -> None:
-    """Refuse inherited weights that an edit made new and that no stage trains.
+def check_fresh(fresh: Set[str], stage_plans: Sequence[StagePlan]) -> None:
+    """Refuse reinitialised pretrained weights that no stage trains.
 
     Raises:
-        ConfigError: There are some.
+        ConfigError: There are such weights.
     """
-    never = sorted(fresh - frozenset[str]().union(*(span.trains for span in spans)))
+    never = sorted(fresh - frozenset[str]().union(*(stage.trains for stage in stage_plans)))
     if never:
         verb = "are" if len(never) > 1 else "is"
         raise ConfigError(

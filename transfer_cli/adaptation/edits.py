@@ -1,8 +1,8 @@
-"""What changes in a model before it is adapted.
+"""Changes of a model before training: adapters, LoRA, layer mixes, new rows, new top blocks.
 
-An edit is called once a run, when the pretrained weights are loaded. It changes the model in place;
-every tensor that was loaded keeps its name, and what is added starts as if it were not there. What
-is added says so itself: it is an `Added`.
+An edit is called once a run, after the pretrained weights are loaded. It changes the model in
+place. Every loaded tensor keeps its name; an added module is an `Added`, and at first leaves the
+model's outputs unchanged.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.added import added_modules, added_parameters
 from transfer_cli.model.block import ACTIVATIONS, Activation, Block
 from transfer_cli.model.lora import Target, add_lora
-from transfer_cli.model.new_rows import NewRows as AddedRows
+from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.readout import ScalarMix, TopLayer
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 
@@ -28,40 +28,39 @@ class Edit(ABC):
     """A change of the network."""
 
     structural: ClassVar[bool] = True
-    """Whether it is part of what the network is: then it is made again, before the weights of a
-    finished run are loaded. One that only gives weights other values is not."""
+    """Whether it changes the network's modules. If so, it is applied again before the weights of a
+    finished run are loaded. An edit that only changes values is not structural."""
 
     @abstractmethod
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Change the model in place, on whatever device it is.
+        """Change the model in place, on its device.
 
         Args:
-            model: With its pretrained weights, if there are any.
-            special: Numbers of the tokens cls, sep, mask, unk and pad.
+            model: With its pretrained weights, if any.
+            special: Token ids of cls, sep, mask, unk and pad.
 
         Returns:
-            The parameters that keep their names and are no longer the pretrained ones.
+            Names of the pretrained parameters that the edit has reinitialised.
 
         Raises:
-            ValueError: The model has no room for it.
+            ValueError: The edit does not fit the model.
         """
 
 
 def make_edit(edit: Edit, name: str, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-    """Make an edit, and account for every parameter that it adds.
+    """Apply an edit, and check the parameters that it adds.
 
     Args:
-        edit: Which.
-        name: Its name in `adaptation.edits`; every module that it adds will know it.
+        edit: The edit.
+        name: Its name in `adaptation.edits`; every module that it adds keeps it.
         model: See `Edit`.
         special: See `Edit`.
 
     Returns:
-        What the edit returns.
+        Names of the pretrained parameters that the edit has reinitialised.
 
     Raises:
-        ValueError: The model has no room for it, or it breaks a promise of an edit that plans and
-            stored weights rely on.
+        ValueError: The edit does not fit the model, or breaks the contract of an edit.
     """
     before, earlier = _parameters(model), set(added_modules(model).values())
     fresh = edit(model, special)
@@ -92,12 +91,12 @@ def _refuse(names: set[str], what: str) -> None:
 
 @dataclass(frozen=True)
 class Adapters(Edit):
-    """A bottleneck on the outputs of the sub-layers of every block (Houlsby et al. 2019).
+    """A bottleneck after the sub-layers of every block (Houlsby et al. 2019).
 
     Args:
-        size: The bottleneck's.
-        placement: both: after attention and after the feed-forward part; ffn_only: after the
-            latter.
+        size: Width of the bottleneck.
+        placement: both: after attention and after the feed-forward layer; ffn_only: after the
+            feed-forward layer.
         activation: relu, gelu or gelu_tanh.
     """
 
@@ -112,7 +111,7 @@ class Adapters(Edit):
         _check_choice("activation", self.activation, tuple(ACTIVATIONS))
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Put the adapters into their sites."""
+        """Put an adapter into each site."""
         after_attention = ("after_attention",) if self.placement == "both" else ()
         sites = (*after_attention, "after_feed_forward")
         for number, block in enumerate(_blocks(model)):
@@ -131,13 +130,13 @@ class Adapters(Edit):
 
 @dataclass(frozen=True)
 class LoRA(Edit):
-    """Low-rank updates of matrices that stay as they are otherwise (Hu et al. 2021).
+    """Low-rank updates of frozen matrices (LoRA; Hu et al. 2021).
 
     Args:
         rank: r, the rank of an update.
-        alpha: An update counts alpha / rank.
+        alpha: An update is scaled by alpha / rank.
         dropout: On the input of the updates, in training.
-        targets: Of query, key, value, output (of attention) and feed_forward (both its matrices).
+        targets: Any of query, key, value, output (of attention) and feed_forward (both matrices).
     """
 
     rank: int = 8
@@ -167,11 +166,11 @@ class LoRA(Edit):
 
 @dataclass(frozen=True)
 class MixLayers(Edit):
-    """Heads read a learnt mix of all layers instead of the top one (Peters et al. 2018).
+    """Heads read a learned mix of all layers (scalar mix; Peters et al. 2018).
 
     Args:
-        norm: Whether every state is normalised first; none: with residual form `pre`, whose states
-            grow with depth.
+        norm: Whether hidden states are normalised first. None: only with residual form `pre`, whose
+            hidden states grow with depth.
     """
 
     norm: bool | None = None
@@ -192,10 +191,10 @@ class MixLayers(Edit):
 
 @dataclass(frozen=True)
 class FreshTop(Edit):
-    """The topmost blocks begin anew: pretraining may have made them too special to it.
+    """Reinitialise the top blocks: they may be too specific to pretraining.
 
     Args:
-        blocks: How many. The final norm belongs to the top one.
+        blocks: Number of blocks. The final norm belongs to the top one.
     """
 
     structural: ClassVar[bool] = False
@@ -206,7 +205,7 @@ class FreshTop(Edit):
         at_least("blocks", self.blocks, 1)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-        """Draw the blocks anew, and return all of their parameters."""
+        """Reinitialise the blocks, and return the names of their parameters."""
         depth = model.backbone.shape.depth
         if self.blocks > depth:
             raise ValueError(f"blocks is {self.blocks}, but the model has {depth}")
@@ -218,16 +217,16 @@ class FreshTop(Edit):
 
 @dataclass(frozen=True)
 class NewRows(Edit):
-    """Special tokens that pretraining may never have seen learn, while the embedding is frozen.
+    """Train the embeddings of special tokens while the other embeddings are frozen.
 
     Args:
-        tokens: Of cls, sep, mask, unk and pad.
+        tokens: Any of cls, sep, mask, unk and pad.
     """
 
     tokens: tuple[str, ...] = ("cls",)
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a name is unknown."""
+        """Raise ValueError if a name is unknown."""
         _check_names("tokens", self.tokens, SPECIAL)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
@@ -235,7 +234,7 @@ class NewRows(Edit):
         backbone = model.backbone
         if backbone.new_rows is not None:
             raise ValueError("the model has new rows already; name all tokens in one place")
-        # Two names may stand for one token, which must not be added twice.
+        # Two names may have one token id, which must not be added twice.
         tokens = sorted({special[name] for name in self.tokens})
         table = backbone.token_embedding.weight
         backbone.new_rows = AddedRows(tokens, backbone.shape.embedding_size).to(table)

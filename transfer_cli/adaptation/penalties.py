@@ -1,7 +1,7 @@
-"""Stay close to where training started: penalties on the distance from the pretrained weights.
+"""Penalties on the distance from the pretrained weights: L2-SP and EWC.
 
-A penalty is computed in float32 and added once an optimizer step, never once a micro-batch. It
-knows parameters by name, so a tied matrix, which is one parameter here, counts once.
+A penalty is computed in float32 and added once an optimizer step, not once a micro-batch. A tied
+matrix is one named parameter and counts once.
 """
 
 import math
@@ -19,13 +19,13 @@ from transfer_cli.model.transfer_model import TransferModel
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins.
+    """The model and the data that penalties start from.
 
     Args:
-        model: At its starting weights, on the device that it trains on.
+        model: At its starting weights, on its training device.
         inherited: Names of the parameters that pretrained weights filled.
-        fisher: From a number of sequences and a kind ("true" or "empirical") to the Fisher
-            information of the pretraining objective, by parameter name.
+        fisher: Returns the Fisher information of the pretraining objective by parameter name, given
+            a number of sequences and a kind ("true" or "empirical").
     """
 
     model: TransferModel
@@ -34,24 +34,24 @@ class Start:
 
 
 class Penalty(ABC):
-    """A term of the loss that depends on the weights alone.
+    """A loss term that depends only on the weights.
 
-    `start` keeps a copy of every inherited parameter, in float32 and on its device: one that is
-    frozen now may train in a later stage.
+    `start` copies every inherited parameter, in float32 and on its device, also those that are
+    frozen: they may train in a later stage.
     """
 
     name: ClassVar[str]
-    """What it is called in a run's records."""
+    """Its name in a run's records."""
     replaces_weight_decay: ClassVar[bool] = False
-    """Whether the optimizer's own weight decay has to be off."""
+    """Whether the optimizer's weight decay must be off."""
     anchors: Mapping[str, Tensor]
     """The inherited parameters' starting values, by name."""
 
     def start(self, start: Start) -> None:
-        """Keep what the weights are pulled towards; before a resume loads other ones.
+        """Copy the starting weights, before a resume loads other weights.
 
         Raises:
-            ConfigError: Nothing is inherited, so there is nothing to stay close to.
+            ConfigError: No parameter is inherited.
         """
         self.anchors = {
             name: parameter.detach().to(torch.float32, copy=True)
@@ -61,13 +61,13 @@ class Penalty(ABC):
         self.check(self.anchors)
 
     def check(self, inherited: Collection[str]) -> None:
-        """Refuse to pull towards nothing.
+        """Check that there are starting weights.
 
         Args:
             inherited: Names of the parameters that pretrained weights filled.
 
         Raises:
-            ConfigError: There are none.
+            ConfigError: There are no such parameters.
         """
         if not inherited:
             raise ConfigError(
@@ -78,13 +78,13 @@ class Penalty(ABC):
 
     @abstractmethod
     def __call__(self, model: TransferModel) -> Tensor:
-        """Return the penalty on the parameters that train now, a float32 scalar."""
+        """Return the penalty on the trainable parameters, a float32 scalar."""
 
 
 class L2SP(Penalty):
     """(a/2) |inherited - start|^2 + (b/2) |new|^2 (Li et al. 2018).
 
-    It stands in place of the optimizer's weight decay, which pulls towards 0.
+    It replaces the optimizer's weight decay, which pulls towards 0.
 
     Args:
         strength: a, 0 or more.
@@ -99,7 +99,7 @@ class L2SP(Penalty):
         self.new_strength = _strength("new_strength", new_strength)
 
     def __call__(self, model: TransferModel) -> Tensor:
-        """Return the penalty on the parameters that train now, a float32 scalar."""
+        """Return the penalty on the trainable parameters, a float32 scalar."""
         return _total(
             model,
             (
@@ -115,27 +115,27 @@ class EWC(Penalty):
     """(strength/2) sum F (inherited - start)^2, elastic weight consolidation.
 
     F is the diagonal of the Fisher information of the pretraining objective: how much its
-    predictions depend on each parameter (Kirkpatrick et al. 2017, equation 3). Parameters of which
-    it says nothing are free.
+    predictions depend on each parameter (Kirkpatrick et al. 2017, equation 3). Parameters without
+    an F have no penalty.
 
     Args:
         strength: 0 or more.
-        sequences: How many sequences of pretraining text to estimate F on.
-        fisher: "true", the definition: targets drawn from the model; "empirical": those of the
-            text, which is cheaper and noisier.
-        normalise: "mean" divides F by the mean over all its entries, so that a strength means the
-            same for every model; "none" takes it as it is.
+        sequences: Number of sequences of pretraining text that F is estimated on.
+        fisher: "true": targets sampled from the model; "empirical": targets of the text, which is
+            cheaper and noisier.
+        normalise: "mean" divides F by the mean of its entries, so that a strength means the same
+            for every model; "none" leaves F unchanged.
     """
 
     name = "ewc"
     information: Mapping[str, Tensor]
-    """F as it is used, by name."""
+    """F after normalisation, by parameter name."""
 
     def __init__(
         self,
         strength: float = 1.0,
         sequences: int = 256,
-        # A bare `true` is no text in YAML.
+        # YAML reads a bare `true` as a boolean.
         fisher: Literal["true", "empirical", True] = "true",
         normalise: Literal["mean", "none"] = "mean",
     ) -> None:
@@ -150,10 +150,10 @@ class EWC(Penalty):
         self.normalise = normalise
 
     def start(self, start: Start) -> None:
-        """Keep the starting weights and F.
+        """Copy the starting weights, and estimate F.
 
         Raises:
-            ConfigError: Nothing is inherited, or F is 0 for all of it.
+            ConfigError: No parameter is inherited, or F is 0 for all of them.
         """
         super().start(start)
         found = start.fisher(self.sequences, self.fisher)
@@ -176,7 +176,7 @@ class EWC(Penalty):
         self.information = information
 
     def __call__(self, model: TransferModel) -> Tensor:
-        """Return the penalty on the parameters that train now, a float32 scalar."""
+        """Return the penalty on the trainable parameters, a float32 scalar."""
         return _total(
             model,
             (
@@ -190,14 +190,14 @@ class EWC(Penalty):
 
 
 def _trainable(model: TransferModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters that train now, in float32, by name."""
+    """Yield the trainable parameters, in float32, by name."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             yield name, parameter.float()
 
 
 def _total(model: TransferModel, terms: Iterable[Tensor]) -> Tensor:
-    """Return the sum of scalars; of none 0 without a gradient, on the model's device."""
+    """Return the sum of the scalars, or 0 without a gradient, on the model's device."""
     found = list(terms)
     device = next(model.parameters()).device
     return torch.stack(found).sum() if found else torch.zeros((), device=device)

@@ -1,4 +1,4 @@
-"""Names and globs to parameters.
+"""Selects parameters by name or glob pattern.
 
 A pattern without a slash matches group names (`head.*`, `block.11`); with a slash it matches
 `group/parameter` (`block.*/*norm*`).

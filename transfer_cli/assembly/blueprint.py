@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from transfer_cli.adaptation.adaptation import Adaptation, Span, check_fresh
+from transfer_cli.adaptation.adaptation import Adaptation, StagePlan, check_fresh
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import RunData, count_of
 from transfer_cli.assembly.init_from import Pretrained, open_start
@@ -31,12 +31,12 @@ from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.meta import without_weights
+from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import LoadReport, load_pretrained
 from transfer_cli.objectives.base import Facts, declared_metrics
 from transfer_cli.objectives.source_distillation import SourceDistillation
-from transfer_cli.optim.groups import Rates
+from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.seeds import derive
 
 
@@ -64,7 +64,7 @@ class Blueprint:
 
     Args:
         adaptation: What is added, what trains when, what pulls back.
-        rates: The learning rate of every group at every step.
+        lr_scheduler: Sets the learning rate of every parameter group at every step.
         start: What the run starts from; None for a fresh model.
         tensors: The weights of that, on the meta device for a plan; None for fresh ones, and once
             nobody needs them any more.
@@ -75,7 +75,7 @@ class Blueprint:
         inherited: Names of the parameters that did.
         edits: Config nodes of all that was added to the network, by name.
         groups: Layer groups, from the bottom to the top.
-        spans: The stages.
+        stage_plans: The stages.
         sizes: How long.
         precision: With the device.
         sharded: Whether each process is to hold only a part of each tensor of the model.
@@ -85,7 +85,7 @@ class Blueprint:
     """
 
     adaptation: Adaptation
-    rates: Rates
+    lr_scheduler: LRScheduler
     start: Pretrained | None
     tensors: Mapping[str, Tensor] | None
     data: RunData
@@ -95,7 +95,7 @@ class Blueprint:
     inherited: frozenset[str]
     edits: dict[str, Any]
     groups: list[LayerGroup]
-    spans: tuple[Span, ...]
+    stage_plans: tuple[StagePlan, ...]
     sizes: Sizes
     precision: Precision
     sharded: bool
@@ -139,7 +139,8 @@ def draw(
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start)
     sizes = sizes_of(config, data.counts)
-    rates = Rates(lr, schedule, sizes.total_steps, per_stage=adaptation.schedule_per == "stage")
+    per_stage = adaptation.schedule_per == "stage"
+    lr_scheduler = LRScheduler(lr, schedule, sizes.total_steps, per_stage=per_stage)
 
     tensors = None
     if start is not None and inherits(config, start):
@@ -157,14 +158,14 @@ def draw(
     if adaptation.penalty is not None:
         adaptation.penalty.check(made.inherited)
     groups = layer_groups(made.model, made.inherited)
-    spans = adaptation.spans(groups, sizes.total_steps, sizes.steps_per_epoch)
+    stage_plans = adaptation.plan_stages(groups, sizes.total_steps, sizes.steps_per_epoch)
     if made.report is not None:
-        check_fresh(made.fresh, spans)
+        check_fresh(made.fresh, stage_plans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
-    parameter_groups(made.model, groups, adaptation)
+    parameter_groups(made.model, groups, adaptation.layer_scale)
     return Blueprint(
         adaptation=adaptation,
-        rates=rates,
+        lr_scheduler=lr_scheduler,
         start=start,
         tensors=tensors,
         data=data,
@@ -174,13 +175,13 @@ def draw(
         inherited=made.inherited,
         edits=made.edits,
         groups=groups,
-        spans=spans,
+        stage_plans=stage_plans,
         sizes=sizes,
         precision=precision,
         sharded=sharded,
         metrics=metrics,
         monitor=monitor,
-        warnings=_warmup_problem(rates, spans),
+        warnings=_warmup_problem(lr_scheduler, stage_plans),
     )
 
 
@@ -278,16 +279,18 @@ def _of_these_labels(
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(refused)}
 
 
-def _warmup_problem(rates: Rates, spans: tuple[Span, ...]) -> tuple[str, ...]:
+def _warmup_problem(
+    lr_scheduler: LRScheduler, stage_plans: tuple[StagePlan, ...]
+) -> tuple[str, ...]:
     """Say what is wrong with a warm-up that is as long as what it warms up.
 
     Such a run works, at rates below the one that was asked for.
     """
-    whole = [("the run", rates.total)]
-    if rates.per_stage:
-        whole = [(f"stage {n + 1}", span.end - span.begin) for n, span in enumerate(spans)]
+    whole = [("the run", lr_scheduler.total)]
+    if lr_scheduler.per_stage:
+        whole = [(f"stage {n + 1}", stage.end - stage.begin) for n, stage in enumerate(stage_plans)]
     for what, steps in whole:
-        warmup = rates.schedule.warmup_steps(steps)
+        warmup = lr_scheduler.schedule.warmup_steps(steps)
         if warmup >= steps > 1:
             return (
                 f"schedule.warmup: its {warmup} steps are as long as {what}, which has {steps}; "

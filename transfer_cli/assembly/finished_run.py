@@ -16,7 +16,7 @@ from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop.folder import is_published
 from transfer_cli.interop.hub import HUB
-from transfer_cli.model.meta import without_weights
+from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import load_pretrained
 from transfer_cli.objectives.base import Facts, Objective

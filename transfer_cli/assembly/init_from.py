@@ -16,7 +16,7 @@ from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.folder import Published, is_published, open_folder
 from transfer_cli.interop.hub import HUB, fetch
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.meta import without_weights
+from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import (
     WEIGHTS,

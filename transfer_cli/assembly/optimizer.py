@@ -1,20 +1,17 @@
-"""Config to learning rate, schedule and optimizer."""
+"""Builds the learning-rate schedule, the parameter groups and the optimizer."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
+from torch import nn
 from torch.optim import Optimizer
 
-from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.config.build import build
 from transfer_cli.errors import ConfigError
-from transfer_cli.model.transfer_model import LayerGroup, TransferModel
-from transfer_cli.optim.groups import Height, optimizer_groups
+from transfer_cli.model.transfer_model import LayerGroup
+from transfer_cli.optim.layer_scale import LayerScale
 from transfer_cli.optim.schedules import Schedule
-
-if TYPE_CHECKING:
-    pass
 
 
 def build_schedule(node: DictConfig) -> Schedule:
@@ -23,33 +20,66 @@ def build_schedule(node: DictConfig) -> Schedule:
 
 
 def base_lr(node: DictConfig) -> float:
-    """Return the rate that the optimizer's node gives.
+    """Return the learning rate in the optimizer's node.
 
     Raises:
-        ConfigError: It is no positive number.
+        ConfigError: It is not a positive number.
     """
-    rate = node.get("lr")
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
-        raise ConfigError(f"optimizer.lr: must be a number above 0, got {rate!r}")
-    return float(rate)
+    lr = node.get("lr")
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr < float("inf"):
+        raise ConfigError(f"optimizer.lr: must be a number above 0, got {lr!r}")
+    return float(lr)
 
 
 def parameter_groups(
-    trained: TransferModel, groups: Sequence[LayerGroup], chosen: Adaptation
+    model: nn.Module,
+    groups: Sequence[LayerGroup],
+    scale: LayerScale,
+    *,
+    weight_decay: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return the optimizer's groups: one for each layer group, two where weight decay differs.
+    """Return one parameter group for each layer group, two where weight decay differs.
+
+    Only matrices decay (Loshchilov and Hutter 2019 leave it open; this is common practice): biases,
+    norms and other vectors do not. The optimizer is built once with all parameters; a frozen one
+    has no gradient, and torch's optimizers skip it, weight decay included.
+
+    Args:
+        model: The model.
+        groups: Its layer groups.
+        scale: Multiplies the learning rate of a layer group.
+        weight_decay: Whether matrices decay; not where a penalty replaces weight decay.
 
     Raises:
-        ConfigError: The layer scale does not fit the layer groups.
+        ConfigError: The scale does not fit the layer groups.
     """
-    heights = [Height(group.name, group.depth, group.parameters) for group in groups]
-    parameters = dict(trained.named_parameters())
-    penalty = chosen.penalty
-    # A penalty of this kind is weight decay, towards another place than zero.
-    decays = penalty is None or not penalty.replaces_weight_decay
-    return optimizer_groups(parameters, heights, chosen.layer_scale, decay=lambda _: decays)
+    _check_scale(scale, groups)
+    parameters = dict(model.named_parameters())
+    top = max(group.depth for group in groups)
+    made: list[dict[str, Any]] = []
+    for group in groups:
+        common = {"layer": group.name, "scale": scale(group.name, group.depth, top)}
+        members = [parameters[name] for name in group.parameters]
+        decaying = [tensor for tensor in members if weight_decay and tensor.ndim >= 2]
+        others = [tensor for tensor in members if not weight_decay or tensor.ndim < 2]
+        if decaying:
+            made.append({**common, "params": decaying})
+        if others:
+            made.append({**common, "params": others, "weight_decay": 0.0})
+    return made
 
 
 def build_optimizer(node: DictConfig, groups: list[dict[str, Any]]) -> Optimizer:
-    """Return the optimizer over all layer groups, built once for the whole run."""
+    """Return the optimizer over all parameter groups, built once for the whole run."""
     return build(node, "optimizer", Optimizer, params=groups)
+
+
+def _check_scale(scale: LayerScale, groups: Sequence[LayerGroup]) -> None:
+    """Call the `check` of a layer scale that has one."""
+    check = getattr(scale, "check", None)
+    if check is None:
+        return
+    try:
+        check([group.name for group in groups])
+    except ValueError as error:
+        raise ConfigError(f"adaptation.layer_scale: {error}") from error

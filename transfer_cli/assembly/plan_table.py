@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from transfer_cli.adaptation.adaptation import Span
+from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.model.transfer_model import LayerGroup
-from transfer_cli.terminal import BLANK, Block, Entry, Page, Piece, Pieces
+from transfer_cli.terminal import BLANK, Entry, Page, Piece, Pieces, Renderable
 
 _COLUMN = 52
 """Where groups and their rates stand beside a stage's steps."""
@@ -26,12 +26,12 @@ def plan_page(blueprint: Blueprint, batch: int) -> Page:
     sizes = blueprint.sizes
     steps = f"{sizes.total_steps:,} steps"
     titles = f"{'stage':5}  {'steps':>15}  {'parameters that train':>26}"
-    blocks: list[Block] = [
+    blocks: list[Renderable] = [
         _below(
             [
                 Piece(steps, "heading"),
                 f" of {batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
-                f"{len(blueprint.spans)} stage(s)",
+                f"{len(blueprint.stage_plans)} stage(s)",
             ]
         ),
         BLANK,
@@ -39,12 +39,12 @@ def plan_page(blueprint: Blueprint, batch: int) -> Page:
     ]
     parameters = {name: p.numel() for name, p in blueprint.model.named_parameters()}
     total = sum(parameters.values())
-    for number, span in enumerate(blueprint.spans):
-        moving = sum(parameters[name] for name in span.trains)
-        steps = f"{span.begin + 1:,}-{span.end:,}"
+    for number, stage in enumerate(blueprint.stage_plans):
+        moving = sum(parameters[name] for name in stage.trains)
+        steps = f"{stage.begin + 1:,}-{stage.end:,}"
         share = f"{moving:,} ({100 * moving / total:.2f} %)"
-        until = f", or {span.patience} validations without a better one" if span.patience else ""
-        for row, (groups, rates) in enumerate(_rates(blueprint, span)):
+        until = f", or {stage.patience} validations without a better one" if stage.patience else ""
+        for row, (groups, rates) in enumerate(_rates(blueprint, stage)):
             head = f"{number + 1:5}  {steps:>15}  {share:>26}" if row == 0 else ""
             text: Pieces = [Piece(f"{groups}:", "name"), f" {rates}", until if row == 0 else ""]
             blocks.append(Entry([head], text, _COLUMN))
@@ -61,22 +61,22 @@ def fact(name: str, text: str) -> Entry:
     return Entry([Piece(f"{name}: ", "heading")], [text], len(name) + 2)
 
 
-def _rates(blueprint: Blueprint, span: Span) -> list[tuple[str, str]]:
+def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
     """Return each run of neighbouring groups that train at the same rates, and those rates."""
-    rates = blueprint.rates
+    scheduler = blueprint.lr_scheduler
     # Thousands of steps in between: the peak of a warm-up is looked for in steps near its end too.
-    ahead = rates.schedule.warmup_steps(rates.total)
-    looked_at = {*np.linspace(span.begin, span.end - 1, 2000).astype(int).tolist(), ahead - 1}
+    ahead = scheduler.schedule.warmup_steps(scheduler.total)
+    looked_at = {*np.linspace(stage.begin, stage.end - 1, 2000).astype(int).tolist(), ahead - 1}
     course = [
-        rates.at(step, begin=span.begin, end=span.end, factor=span.rate)
+        scheduler.get_lr(step, begin=stage.begin, end=stage.end, factor=stage.rate)
         for step in sorted(looked_at)
-        if span.begin <= step < span.end
+        if stage.begin <= step < stage.end
     ]
     ends = course[0], course[-1], max(course)
     top = max(group.depth for group in blueprint.groups)
     found: list[tuple[list[LayerGroup], str]] = []
     for group in blueprint.groups:
-        count = len(span.trains & set(group.parameters))
+        count = len(stage.trains & set(group.parameters))
         if not count:
             found.append(([group], ""))  # what is frozen must not be spanned by what trains
             continue
@@ -100,13 +100,13 @@ def _rates(blueprint: Blueprint, span: Span) -> list[tuple[str, str]]:
     ]
 
 
-def _tensors(blueprint: Blueprint) -> list[Block]:
+def _tensors(blueprint: Blueprint) -> list[Renderable]:
     report = blueprint.report
     if report is None:
         return [fact("tensors", "all new")]
     parameters = [name for name, _ in blueprint.model.named_parameters()]
     new = [name for name in parameters if name not in blueprint.inherited]
-    blocks: list[Block] = [fact("tensors", f"{len(blueprint.inherited)} from the checkpoint")]
+    blocks: list[Renderable] = [fact("tensors", f"{len(blueprint.inherited)} from the checkpoint")]
     for what, names in (("new", new), ("dropped", list(report.dropped))):
         if names:
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -118,7 +118,7 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
     model, losses, precision = plan.model, plan.losses, plan.precision
     _place(model, config.loop, precision.device, sharded=plan.sharded)
 
-    stages = Stages(model, plan.spans, frozen_eval=plan.adaptation.frozen_eval)
+    stages = Stages(model, plan.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
     pinned = [loss.objective.settle(model, stages.ever_trains) for loss in losses]
     # On the device, and before a resume loads other weights: some keep a copy.
     for loss in losses:
@@ -133,11 +133,17 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallel(model, losses, precision.device, sharded=plan.sharded)
     _compile(model, config.loop, precision.device, command)
+    groups = parameter_groups(
+        model,
+        plan.groups,
+        plan.adaptation.layer_scale,
+        weight_decay=plan.adaptation.uses_weight_decay,
+    )
     step = TrainStep(
         model,
         losses,
-        build_optimizer(config.optimizer, parameter_groups(model, plan.groups, plan.adaptation)),
-        plan.rates,
+        build_optimizer(config.optimizer, groups),
+        plan.lr_scheduler,
         stages,
         groups=plan.groups,
         seed=config.seed,

@@ -13,7 +13,18 @@ from transfer_cli.report.file_formats import plain_json
 from transfer_cli.report.statistics import CONFIDENCE
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import UnreadableError
-from transfer_cli.terminal import BLANK, Block, Column, Entry, Line, Page, Piece, Style, Table, show
+from transfer_cli.terminal import (
+    BLANK,
+    Column,
+    Entry,
+    Line,
+    Page,
+    Piece,
+    Renderable,
+    Style,
+    TextTable,
+    print_out,
+)
 
 _MOST_MEASURES = 40
 """Measures that are shown: a task of 50 labels has an accuracy for each."""
@@ -42,7 +53,7 @@ def diff(words: list[str]) -> None:
         content = {"a": ours.path, "b": theirs.path, "difference": found}
         print(plain_json(content), end="")
     else:
-        show(Page(*_blocks(ours, theirs, found)))
+        print_out(Page(*_blocks(ours, theirs, found)))
 
 
 def _run(path: Path) -> Run:
@@ -55,7 +66,7 @@ def _run(path: Path) -> Run:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _blocks(ours: Run, theirs: Run, found: Difference) -> Iterator[Block]:
+def _blocks(ours: Run, theirs: Run, found: Difference) -> Iterator[Renderable]:
     for name, run in (("a", ours), ("b", theirs)):
         state = run.status if run.reason is None else f"{run.status}: {run.reason}"
         style: Style = "" if run.status == FINISHED and run.reason is None else "bad"
@@ -79,7 +90,7 @@ def _blocks(ours: Run, theirs: Run, found: Difference) -> Iterator[Block]:
     yield from _tests(found)
 
 
-def _table(title: str, rows: Sequence[DiffRow]) -> Table:
+def _table(title: str, rows: Sequence[DiffRow]) -> TextTable:
     are_numbers = any(row.change is not None for row in rows)
     columns = [Column(title), Column("a", right=are_numbers), Column("b", right=are_numbers)]
     cells: list[list[Piece | str]] = []
@@ -90,10 +101,10 @@ def _table(title: str, rows: Sequence[DiffRow]) -> Table:
         for row, line in zip(rows, cells, strict=True):
             sign = "+" if row.change and row.change > 0 else ""
             line.append("" if row.change is None else f"{sign}{number(row.change)}")
-    return Table(columns, cells)
+    return TextTable(columns, cells)
 
 
-def _tests(found: Difference) -> Iterator[Block]:
+def _tests(found: Difference) -> Iterator[Renderable]:
     for test in found.tests:
         ends = [
             formats.signed(end, test.difference) for end in (test.low, test.high) if end is not None

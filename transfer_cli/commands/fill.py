@@ -1,4 +1,4 @@
-"""`transfer fill`: what a masked language model would put into the gaps of a text."""
+"""`transfer fill`: fill gaps in a text with a masked language model."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import PretrainConfig
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, at_least
-from transfer_cli.generation.filling import Around, Candidate, fill, filled, with_gaps
+from transfer_cli.generation.filling import Around, Candidate, encode_with_gaps, fill, fill_in
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, Table, show
+from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, TextTable, print_out
 
 
 def fill_gaps(config: DictConfig) -> None:
@@ -25,7 +25,7 @@ def fill_gaps(config: DictConfig) -> None:
     trained = open_trained(config.run, precision, config.base)
     _check_objective(trained, config.run)
     tokenizer = trained.start.tokenizer
-    tokens = with_gaps(text, tokenizer, _around(trained))
+    tokens = encode_with_gaps(text, tokenizer, _around(trained))
     positions = trained.start.description.shape.positions
     if tokenizer.mask not in tokens:
         raise ConfigError("text: has no gap; write [MASK] where a word is missing")
@@ -36,9 +36,9 @@ def fill_gaps(config: DictConfig) -> None:
         )
     with torch.inference_mode(), precision.context():
         found = fill(trained.model, tokenizer, tokens, config.top)
-    best = filled(text, tokenizer, [candidates[0] for candidates in found])
+    best = fill_in(text, tokenizer, [candidates[0] for candidates in found])
     if config.output != STANDARD_OUTPUT:
-        show(_page(found, best))
+        print_out(_page(found, best))
     if config.output is not None:
         write_json_lines(config.output, [_row(text, found, best)])
 
@@ -78,7 +78,7 @@ def _page(found: Sequence[Sequence[Candidate]], best: str) -> Page:
             name = Piece(each.text or each.token, "name" if place == 0 else "")
             gap = [str(number) if place == 0 else ""] if several else []
             rows.append([*gap, name, f"{each.probability:.4f}"])
-    table = Table([Column("gap", right=True), *columns] if several else columns, rows)
+    table = TextTable([Column("gap", right=True), *columns] if several else columns, rows)
     return Page(table, BLANK, Line(Piece(" ".join(best.splitlines()))))
 
 

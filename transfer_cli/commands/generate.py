@@ -1,4 +1,4 @@
-"""`transfer generate`: let a causal language model go on with a text."""
+"""`transfer generate`: continue a text with a causal language model."""
 
 import logging
 import sys
@@ -13,10 +13,10 @@ from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, writ
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least
-from transfer_cli.generation.decoding import NextToken, go_on
-from transfer_cli.generation.layout import Layout
-from transfer_cli.generation.sampling import Draws, Sampling
-from transfer_cli.generation.writing import Writer
+from transfer_cli.generation import decoding
+from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.sampling import Sampling, TokenSampler
+from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.safe_files import escaped
@@ -31,31 +31,35 @@ MAX_PROMPT_BYTES = 2**20
 
 
 def generate(config: DictConfig) -> None:
-    """Print the text as it comes; of several continuations, one after the other."""
+    """Print the text while it is generated; print several continuations one after the other."""
     sampling, stops = _sampling(config), _stops(config)
     prompt = _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
     _check_objective(trained, config.run)
-    layout = Layout(trained.start.tokenizer, has_lines=trained.start.published is None)
-    tokens = layout.prompt(prompt)
+    layout = PromptLayout(trained.start.tokenizer, has_lines=trained.start.published is None)
+    tokens = layout.encode(prompt)
     most = _room(len(tokens), config.max_tokens, trained.start.description.shape.positions)
-    page = Page(prompt, [Writer(layout, prompt, stops) for _ in range(config.samples)],
-                shows=config.output != STANDARD_OUTPUT)  # fmt: skip
-    with page, torch.inference_mode(), precision.context():
-        go_on(
-            NextToken(
-                trained.model, rows=config.samples, room=len(tokens) + most, cached=config.cache
-            ),
-            tokens,
-            most=most,
-            sampling=sampling,
-            draws=Draws(config.seed, config.samples),
-            allowed_V=layout.allowed(),
-            take=page.take,
+    texts = [GeneratedText(layout, prompt, stops) for _ in range(config.samples)]
+    printer = TextPrinter(prompt, texts, shows=config.output != STANDARD_OUTPUT)
+    with printer, torch.inference_mode(), precision.context():
+        step = decoding.DecoderStep(
+            trained.model,
+            rows=config.samples,
+            max_length=len(tokens) + most,
+            use_cache=config.cache,
         )
-        page.finish()
-    if most < config.max_tokens and not all(writer.ended for writer in page.writers):
+        decoding.generate(
+            step,
+            tokens,
+            max_new_tokens=most,
+            sampling=sampling,
+            sampler=TokenSampler(config.seed, config.samples),
+            allowed_V=layout.allowed_tokens(),
+            on_tokens=printer.add,
+        )
+        printer.finish()
+    if most < config.max_tokens and not all(text.finish_reason for text in texts):
         log.info(
             "the text ends here: the model's %d positions are used up",
             trained.start.description.shape.positions,
@@ -67,30 +71,30 @@ def generate(config: DictConfig) -> None:
                 "prompt": prompt,
                 "text": each.text,
                 "tokens": each.tokens,
-                "ended": each.ended or whole,
+                "ended": each.finish_reason or whole,
             }
-            for each in page.writers
+            for each in texts
         ]
         write_json_lines(config.output, rows)
 
 
 @dataclass
-class Page:
-    """What is shown of texts while they are made: a single one as it comes, several at the end.
+class TextPrinter:
+    """Prints one text while it is generated, several texts at the end.
 
     Args:
-        prompt: What stands in front of each.
-        writers: The texts.
-        shows: Whether anything is shown.
+        prompt: Printed before each text.
+        texts: The texts.
+        shows: Whether anything is printed.
     """
 
     prompt: str
-    writers: Sequence[Writer]
+    texts: Sequence[GeneratedText]
     shows: bool
     _streams: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self._streams = self.shows and len(self.writers) == 1
+        self._streams = self.shows and len(self.texts) == 1
 
     def __enter__(self) -> None:
         if self._streams:
@@ -100,23 +104,23 @@ class Page:
         if self._streams:
             _write("\n")
 
-    def take(self, tokens_B: list[int]) -> bool:
-        """Take a token for each text; return whether any goes on."""
-        for writer, token in zip(self.writers, tokens_B, strict=True):
-            shown = writer.add(token)
+    def add(self, tokens_B: list[int]) -> bool:
+        """Add a token to each text; return whether any text is unfinished."""
+        for text, token in zip(self.texts, tokens_B, strict=True):
+            shown = text.add(token)
             if self._streams:
                 _write(_fit(shown))
-        return not all(writer.ended for writer in self.writers)
+        return not all(text.finish_reason for text in self.texts)
 
     def finish(self) -> None:
-        """Show what has been waiting."""
-        for number, writer in enumerate(self.writers):
-            rest = writer.rest()
+        """Print the rest of the texts."""
+        for number, text in enumerate(self.texts):
+            rest = text.flush()
             if self._streams:
                 _write(_fit(rest))
             elif self.shows:
                 between = "\n" if number else ""
-                _write(f"{between}{self._lead()}{_fit(writer.text)}\n")
+                _write(f"{between}{self._lead()}{_fit(text.text)}\n")
 
     def _lead(self) -> str:
         return paint(_fit(self.prompt), "note", sys.stdout)

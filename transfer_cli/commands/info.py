@@ -9,7 +9,7 @@ from transfer_cli.assembly.datasets import cache_folder, data_folder
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.runs.environment import environment
-from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, show
+from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
 
 FLAGS = ("--json", "--debug")
 DEFAULT_DATA_DIR = "~/.cache/transfer"
@@ -30,7 +30,7 @@ def info(words: list[str]) -> None:
     if "--json" in words:
         print(json.dumps(facts, indent=2))
     else:
-        show(_page(facts))
+        print_out(_page(facts))
 
 
 def _folders() -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def _size_bytes(folder: Path) -> int | None:
 
 
 def _page(facts: dict[str, Any]) -> Page:
-    blocks: list[Block] = [_title("versions")]
+    blocks: list[Renderable] = [_title("versions")]
     blocks += [_entry(name, version) for name, version in facts["versions"].items()]
     blocks += [BLANK, _title("devices"), _entry("cpu", f"{facts['threads']} threads")]
     blocks += [_entry(f"cuda:{number}", name) for number, name in enumerate(facts["gpus"])]

@@ -13,7 +13,7 @@ from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.plan_table import fact, plan_page
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.terminal import show
+from transfer_cli.terminal import print_out
 
 FLOAT = 4
 """Bytes of a number in float32."""
@@ -38,20 +38,20 @@ def plan(config: DictConfig, command: str) -> None:
     blueprint = draw(config, command, typed, device="meta")
     for loss in blueprint.losses:
         loss.objective.start(blueprint.model, blueprint.inherited)
-    show(plan_page(blueprint, config.loop.batch))
+    print_out(plan_page(blueprint, config.loop.batch))
     for warning in blueprint.warnings:
-        show(fact("warning", warning))
-    show(fact("memory", _memory_text(config, blueprint)))
+        print_out(fact("warning", warning))
+    print_out(fact("memory", _memory_text(config, blueprint)))
     if config.plan.steps is not None:
-        show(fact("time", _time_text(config, command, typed)))
+        print_out(fact("time", _time_text(config, command, typed)))
 
 
 def _memory_text(config: DictConfig, blueprint: Blueprint) -> str:
     """Return an estimate of the memory that training takes, and what it is made of."""
     chosen = blueprint.adaptation
     sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
-    ever = frozenset[str]().union(*(span.trains for span in blueprint.spans))
-    at_once = max(sum(sizes[name] for name in span.trains) for span in blueprint.spans)
+    ever = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
+    at_once = max(sum(sizes[name] for name in stage.trains) for stage in blueprint.stage_plans)
     moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
     copies = 0
     if chosen.penalty is not None:
@@ -80,7 +80,7 @@ def _memory_text(config: DictConfig, blueprint: Blueprint) -> str:
 
 def _lowest_that_trains(blueprint: Blueprint) -> int:
     """Return the number of the lowest block that gradients have to pass through."""
-    ever = frozenset[str]().union(*(span.trains for span in blueprint.spans))
+    ever = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
     found = [
         int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
         for group in blueprint.groups

@@ -8,7 +8,7 @@ from transfer_cli.config.bounded_yaml import check_folder
 from transfer_cli.config.describe import PACKAGED, Option, options
 from transfer_cli.config.flags import FlagParser
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, Style, show
+from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, Style, print_out
 
 
 def presets(words: list[str]) -> None:
@@ -32,7 +32,7 @@ def presets(words: list[str]) -> None:
     if asked.json:
         print(_as_json(found))
     else:
-        show(_page(found))
+        print_out(_page(found))
 
 
 def _of_groups(found: list[Option], groups: list[str]) -> list[Option]:
@@ -53,7 +53,7 @@ def _of_groups(found: list[Option], groups: list[str]) -> list[Option]:
 
 def _page(found: list[Option]) -> Page:
     column = 4 + max((len(option.name) for option in found), default=0)
-    blocks: list[Block] = []
+    blocks: list[Renderable] = []
     for group, members in groupby(found, key=lambda option: option.group):
         blocks += [BLANK] if blocks else []
         blocks.append(Line(Piece(f"{group}=", "heading")))

@@ -17,7 +17,7 @@ from transfer_cli.report.tables import as_page
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory
-from transfer_cli.terminal import Line, is_colourful, say, show
+from transfer_cli.terminal import Line, is_colourful, print_err, print_out
 
 STDOUT = "-"
 
@@ -58,13 +58,13 @@ def report(words: list[str]) -> None:
     )
     written = {name: FORMATS[name][0](made) for name in targets}
     if STDOUT not in targets.values():
-        show(as_page(made, _width()))
+        print_out(as_page(made, _width()))
     for name, text in written.items():
         if targets[name] == STDOUT:
             sys.stdout.write(text)
         else:
             write_text(Path(targets[name]).expanduser(), text)
-            say(Line(f"{name}: {targets[name]}"))
+            print_err(Line(f"{name}: {targets[name]}"))
 
 
 def _import_sections(packages: list[str]) -> None:

@@ -19,7 +19,7 @@ from transfer_cli.config import schema
 from transfer_cli.config.commands import Command
 from transfer_cli.config.flags import Request
 from transfer_cli.config.locate import conf_dir
-from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, Pieces, Prose, Style
+from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
 
 WIDTH = 100
 """Of the help text in a pipe; on a terminal it is no wider either."""
@@ -101,7 +101,7 @@ def _options_in(folder: Path, origin: str) -> Iterator[Option]:
 def command_help(name: str, command: Command, request: Request) -> Page:
     """Return what `transfer NAME --help` shows."""
     config = _composed(name, request)
-    parts: list[list[Block]] = [
+    parts: list[list[Renderable]] = [
         [Line(Piece(f"transfer {name}", "heading"), f": {command.summary}")],
         [Prose(command.text)],
         [_usage(f"transfer {name} [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]")],
@@ -111,7 +111,7 @@ def command_help(name: str, command: Command, request: Request) -> Page:
         _flags(name),
         [Line(Piece("Every key: ", "heading"), Piece(f"transfer {name} --cfg job", "name"))],
     ]
-    blocks: list[Block] = []
+    blocks: list[Renderable] = []
     for part in filter(None, parts):
         blocks += [BLANK, *part] if blocks else part
     return Page(*blocks)
@@ -131,9 +131,9 @@ def _composed(name: str, request: Request) -> DictConfig:
         return launch.compose(name, Request())
 
 
-def _groups(name: str, command: Command, request: Request) -> list[Block]:
+def _groups(name: str, command: Command, request: Request) -> list[Renderable]:
     chosen = _chosen(name)
-    blocks: list[Block] = []
+    blocks: list[Renderable] = []
     for group in _groups_of(chosen, request):
         listed = [
             option
@@ -195,7 +195,7 @@ def _groups_of(chosen: dict[str, str | None], request: Request) -> list[str]:
     return ordered
 
 
-def _keys(name: str, command: Command, config: DictConfig) -> list[Block]:
+def _keys(name: str, command: Command, config: DictConfig) -> list[Renderable]:
     meanings = key_help(name)
     entries = [
         _entry(
@@ -225,14 +225,14 @@ def _entry(head: Pieces, text: str) -> Entry:
     return Entry(head, [text], COLUMN, WIDTH)
 
 
-def _examples(command: Command) -> list[Block]:
-    blocks: list[Block] = [_title("Examples:")]
+def _examples(command: Command) -> list[Renderable]:
+    blocks: list[Renderable] = [_title("Examples:")]
     for line, purpose in command.examples:
         blocks += [Line("  ", Piece(f"# {purpose}", "note")), Line(f"  {line}")]
     return blocks
 
 
-def _flags(name: str) -> list[Block]:
+def _flags(name: str) -> list[Renderable]:
     entries = (
         ("--cfg job", "Print the whole config instead of running (with --resolve: filled in)."),
         ("--info defaults", "Print which files it was put together from."),

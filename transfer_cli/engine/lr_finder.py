@@ -15,14 +15,14 @@ import numpy as np
 from ignite.engine import Engine, Events
 from ignite.handlers import FastaiLRFinder
 
-from transfer_cli.adaptation.adaptation import Span
+from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.engine.train import Progress, build_trainer, report_of
 from transfer_cli.errors import DivergedError, RunError
-from transfer_cli.optim.groups import Rates
+from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Schedule
 
 log = logging.getLogger(__name__)
@@ -107,10 +107,10 @@ def run_range(
         RunError: The loss exploded before there was a curve.
     """
     step.stages = Stages(
-        step.model, [Span(0, steps, step.stages.ever_trains)], frozen_eval=frozen_eval
+        step.model, [StagePlan(0, steps, step.stages.ever_trains)], frozen_eval=frozen_eval
     )
     # As in any run, the step sets its rates from its number; the finder counts up to the same ones.
-    step.rates = Rates(1.0, growth, steps)
+    step.lr_scheduler = LRScheduler(1.0, growth, steps)
     scales = [group["scale"] for group in step.optimizer.param_groups]
     trainer = build_trainer(step, Progress())
     losses: list[float] = []

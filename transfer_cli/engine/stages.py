@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transfer_cli.adaptation.adaptation import Span
+from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
 
@@ -27,7 +27,9 @@ class Stages:
         frozen_eval: Whether parts of which nothing trains run without dropout.
     """
 
-    def __init__(self, model: TransferModel, spans: Sequence[Span], *, frozen_eval: bool) -> None:
+    def __init__(
+        self, model: TransferModel, spans: Sequence[StagePlan], *, frozen_eval: bool
+    ) -> None:
         self._model = model
         self._planned = tuple(spans)
         self._frozen_eval = frozen_eval
@@ -50,7 +52,7 @@ class Stages:
         reached = [number for number, span in enumerate(self.spans) if span.begin <= step]
         return reached[-1]
 
-    def clock(self, step: int) -> Span:
+    def clock(self, step: int) -> StagePlan:
         """Return the stage that a step belongs to."""
         return self.spans[self.at(step)]
 
@@ -163,7 +165,7 @@ class Stages:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        found: list[Span] = []
+        found: list[StagePlan] = []
         begin, last = 0, len(self._planned) - 1
         for number, planned in enumerate(self._planned):
             # The last stage takes what early ends have left.

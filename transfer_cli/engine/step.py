@@ -24,7 +24,7 @@ from transfer_cli.engine.skipped_steps import SkippedSteps, decides_on_device
 from transfer_cli.engine.stages import Stages
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
-from transfer_cli.optim.groups import Rates
+from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.seeds import ExampleNoise, derive
 
 
@@ -101,7 +101,7 @@ class TrainStep:
         model: The model to train.
         losses: The losses to minimise.
         optimizer: Built once, with a group for each layer group.
-        rates: The rate of each group at each step.
+        lr_scheduler: Sets the learning rate of each parameter group.
         stages: Which weights train at each step.
         groups: The layer groups, to be named in errors.
         seed: Seed of everything random.
@@ -117,7 +117,7 @@ class TrainStep:
         model: TransferModel,
         losses: Sequence[Loss],
         optimizer: Optimizer,
-        rates: Rates,
+        lr_scheduler: LRScheduler,
         stages: Stages,
         *,
         groups: Sequence[LayerGroup],
@@ -131,7 +131,7 @@ class TrainStep:
         self.model = model
         self.losses = tuple(losses)
         self.optimizer = optimizer
-        self.rates = rates
+        self.lr_scheduler = lr_scheduler
         self.stages = stages
         self._forward = parallel or SingleProcess(model)
         self._wrapped_in: int | None = None
@@ -161,7 +161,9 @@ class TrainStep:
             self._forward.enter_stage()
             self._wrapped_in = self.stages.current
         stage = self.stages.clock(step)
-        self.rates.set(self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate)
+        self.lr_scheduler.set_lr(
+            self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate
+        )
         self._seed_dropout(step)
         ready = [self._prepare(micro, step) for micro in micro_batches]
         counts, tokens, examples = self._count(ready, micro_batches)

@@ -1,1 +1,1 @@
-"""Trained language models at work: text that goes on, gaps that are filled."""
+"""Text generation and gap filling with trained language models."""

@@ -1,4 +1,4 @@
-"""Token after token from a causal language model.
+"""Autoregressive decoding from a causal language model.
 
 Legend: B texts, T positions, V vocabulary.
 """
@@ -9,33 +9,36 @@ import torch
 from torch import Tensor
 
 from transfer_cli.errors import RunError
-from transfer_cli.generation.sampling import Draws, Sampling
-from transfer_cli.model.key_values import KeyValues
+from transfer_cli.generation.sampling import Sampling, TokenSampler
+from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.language_model import HEAD
 
 
-class NextToken:
-    """Says what a model predicts after texts that begin alike and grow by a token at a time.
+class DecoderStep:
+    """Returns the logits of the next token of several texts with one common prompt.
 
     Args:
         model: In evaluation mode.
         rows: B.
-        room: The longest that a text gets.
-        cached: Keep the keys and values of what was read, instead of reading it again.
+        max_length: Maximum number of tokens of a text, prompt included.
+        use_cache: Whether to cache keys and values instead of reading each text again.
     """
 
-    def __init__(self, model: TransferModel, *, rows: int, room: int, cached: bool) -> None:
+    def __init__(
+        self, model: TransferModel, *, rows: int, max_length: int, use_cache: bool
+    ) -> None:
         self._model = model
         self._rows = rows
-        self._kv_cache = KeyValues(len(model.backbone.blocks), room) if cached else None
+        self._kv_cache = KVCache(len(model.backbone.blocks), max_length) if use_cache else None
         self._read_BT: Tensor | None = None
 
     def __call__(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Read on, and return the logits of what comes next, `[B, V]`, in float32.
+        """Read tokens, and return the logits of the next token, `[B, V]`, in float32.
 
         Args:
-            tokens: At first the one beginning of all texts, then a token of each text.
+            tokens: In the first call the prompt, `[1, T]`; later the last token of each text,
+                `[B, 1]`.
         """
         device = self._model.backbone.token_embedding.weight.device
         new_BT = torch.tensor(tokens, device=device)
@@ -53,8 +56,10 @@ class NextToken:
     def _logits(self, tokens_BT: Tensor) -> Tensor:
         def read(model: TransferModel) -> Tensor:
             mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-            states = model.backbone(tokens_BT, mask_BT, padded=False, kv_cache=self._kv_cache)
-            last_BD = model.readout([state[:, -1:] for state in states])[:, 0]
+            hidden_states = model.backbone(
+                tokens_BT, mask_BT, padded=False, kv_cache=self._kv_cache
+            )
+            last_BD = model.readout([state_BTD[:, -1:] for state_BTD in hidden_states])[:, 0]
             logits_BV: Tensor = model.heads[HEAD](last_BD, model.backbone.token_embedding.weight)
             return logits_BV.float()
 
@@ -62,36 +67,38 @@ class NextToken:
         return logits_BV
 
 
-def go_on(
-    following: NextToken,
+def generate(
+    step: DecoderStep,
     prompt: Sequence[int],
     *,
-    most: int,
+    max_new_tokens: int,
     sampling: Sampling,
-    draws: Draws,
+    sampler: TokenSampler,
     allowed_V: Tensor,
-    take: Callable[[list[int]], bool],
+    on_tokens: Callable[[list[int]], bool],
 ) -> None:
-    """Let texts go on after a prompt, token by token.
+    """Generate continuations of a prompt, token by token.
 
     Args:
-        following: The model, which has not read anything.
-        prompt: Tokens that all texts begin with.
-        most: Tokens that each gets at most.
-        sampling: How a token is chosen.
-        draws: Where chance comes from.
-        allowed_V: True at the tokens that may be chosen.
-        take: Is given the next token of each text; says whether to go on.
+        step: The decoder, which has not read any token yet.
+        prompt: The tokens that all texts begin with.
+        max_new_tokens: Maximum number of tokens after the prompt.
+        sampling: Temperature and truncation.
+        sampler: Draws the tokens.
+        allowed_V: True at the tokens that may be generated.
+        on_tokens: Receives the next token of each text; returns whether to continue.
 
     Raises:
-        RunError: The model predicts numbers that are not finite.
+        RunError: The logits are not finite.
     """
-    logits_BV = following([prompt])
-    for number in range(most):
+    logits_BV = step([prompt])
+    for number in range(max_new_tokens):
         if not logits_BV.isfinite().all():
             raise RunError("run: its predictions are not finite; the run has diverged")
-        shares_BV = sampling.probabilities(logits_BV.cpu().masked_fill(~allowed_V, -torch.inf))
-        tokens_B = draws(shares_BV).tolist()
-        if not take(tokens_B) or number + 1 == most:
+        probabilities_BV = sampling.probabilities(
+            logits_BV.cpu().masked_fill(~allowed_V, -torch.inf)
+        )
+        tokens_B = sampler(probabilities_BV).tolist()
+        if not on_tokens(tokens_B) or number + 1 == max_new_tokens:
             return
-        logits_BV = following([[token] for token in tokens_B])
+        logits_BV = step([[token] for token in tokens_B])

@@ -1,4 +1,4 @@
-"""What a masked language model would put into the gaps of a text.
+"""Fills gaps in a text with a masked language model.
 
 Legend: T positions, N gaps, V vocabulary.
 """
@@ -11,17 +11,17 @@ from typing import Literal
 import torch
 
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.generation.layout import Layout
+from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.language_model import HEAD
 
 MASKS = ("[MASK]", "<mask>")
-"""What people write for a gap, whatever the tokenizer calls it."""
+"""Names of the mask token that every tokenizer accepts here."""
 
 Around = Literal["lines", "sentence"]
 
 _CONTINUES = "##"
-"""What opens a piece that is not the first of its word, in vocabularies of word pieces."""
+"""WordPiece's prefix of a piece that continues a word."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Candidate:
     """A token for a gap.
 
     Args:
-        token: What the vocabulary calls it.
-        text: What it looks like, without the space before it.
-        probability: Of all tokens, special ones too.
+        token: Its name in the vocabulary.
+        text: Its text, without a leading space.
+        probability: Among all tokens, special tokens included.
     """
 
     token: str
@@ -39,21 +39,21 @@ class Candidate:
     probability: float
 
 
-def parts(text: str, tokenizer: Tokenizer) -> list[str]:
-    """Return what stands before, between and after the gaps of a text."""
+def split_at_gaps(text: str, tokenizer: Tokenizer) -> list[str]:
+    """Return the pieces of a text before, between and after its gaps."""
     names = {*MASKS, *tokenizer.pieces([tokenizer.mask])}
     return re.split("|".join(map(re.escape, sorted(names))), text)
 
 
-def with_gaps(text: str, tokenizer: Tokenizer, around: Around) -> list[int]:
-    """Return the tokens of a text with mask tokens in its gaps, laid out as the model knows it.
+def encode_with_gaps(text: str, tokenizer: Tokenizer, around: Around) -> list[int]:
+    """Return the tokens of a text with mask tokens in its gaps, laid out as in training.
 
     Args:
-        text: See `parts`.
-        tokenizer: The run's.
-        around: lines: a `sep` in front and one after each line, as in text to pretrain on
-            (`data.corpus`); sentence: `cls` in front and `sep` behind, as BERT's texts and labelled
-            ones have it (`data.encoded_task`).
+        text: See `split_at_gaps`.
+        tokenizer: The run's tokenizer.
+        around: lines: `sep` before the first and after each line, as in pretraining text
+            (`data.corpus`); sentence: `cls` before and `sep` after the text, as in labelled texts
+            (`data.encoded_task`) and in BERT.
     """
     if around == "sentence":
         return [tokenizer.cls, *_encoded(text, tokenizer), tokenizer.sep]
@@ -64,30 +64,30 @@ def with_gaps(text: str, tokenizer: Tokenizer, around: Around) -> list[int]:
 def fill(
     model: TransferModel, tokenizer: Tokenizer, tokens: Sequence[int], top: int
 ) -> list[list[Candidate]]:
-    """Return the likeliest tokens for each gap, the best first; special tokens are none of them.
+    """Return the most likely tokens for each gap, best first, without special tokens.
 
-    Each gap is filled as if the others stayed open: what fits several gaps at once is not searched.
+    Each gap is filled with the others open: combinations over several gaps are not searched.
 
     Args:
         model: In evaluation mode.
-        tokenizer: The run's.
-        tokens: See `with_gaps`.
-        top: How many candidates a gap gets.
+        tokenizer: The run's tokenizer.
+        tokens: See `encode_with_gaps`.
+        top: Number of candidates for a gap.
     """
     device = model.backbone.token_embedding.weight.device
     tokens_1T = torch.tensor([tokens], device=device)
 
     def read(model: TransferModel) -> torch.Tensor:
         mask_1T = torch.ones_like(tokens_1T, dtype=torch.bool)
-        top_1TD = model.readout(model.backbone(tokens_1T, mask_1T, padded=False))
-        gaps_ND = top_1TD[tokens_1T == tokenizer.mask]
+        hidden_1TD = model.readout(model.backbone(tokens_1T, mask_1T, padded=False))
+        gaps_ND = hidden_1TD[tokens_1T == tokenizer.mask]
         logits_NV: torch.Tensor = model.heads[HEAD](gaps_ND, model.backbone.token_embedding.weight)
         return logits_NV
 
-    shares_NV = model(read).double().cpu().softmax(1)
-    allowed_V = Layout(tokenizer).allowed()
+    probabilities_NV = model(read).double().cpu().softmax(1)
+    allowed_V = PromptLayout(tokenizer).allowed_tokens()
     allowed_V[tokenizer.sep] = False
-    ranked_NV = shares_NV.masked_fill(~allowed_V, -1)
+    ranked_NV = probabilities_NV.masked_fill(~allowed_V, -1)
     best = ranked_NV.topk(min(top, int(allowed_V.sum())), dim=1)
     return [
         [_candidate(tokenizer, *pair) for pair in zip(found, shares, strict=True)]
@@ -95,9 +95,9 @@ def fill(
     ]
 
 
-def filled(text: str, tokenizer: Tokenizer, words: Sequence[Candidate]) -> str:
+def fill_in(text: str, tokenizer: Tokenizer, words: Sequence[Candidate]) -> str:
     """Return the text with a candidate in each gap."""
-    before, *after = parts(text, tokenizer)
+    before, *after = split_at_gaps(text, tokenizer)
     for word, piece in zip(words, after, strict=True):
         shown = word.text.removeprefix(_CONTINUES) or word.text
         before += shown + piece
@@ -109,7 +109,7 @@ def _candidate(tokenizer: Tokenizer, token: int, probability: float) -> Candidat
 
 
 def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
-    before, *after = parts(text, tokenizer)
+    before, *after = split_at_gaps(text, tokenizer)
     tokens = tokenizer.encode(_before_gap(before) if after else before)
     for number, piece in enumerate(after, 1):
         is_last = number == len(after)
@@ -119,12 +119,12 @@ def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _before_gap(piece: str) -> str:
-    # Where spaces belong to words, this one belongs to the word that is missing.
+    # In vocabularies where spaces belong to words, this space belongs to the missing word.
     return piece.removesuffix(" ")
 
 
 def _encoded_after_gap(piece: str, tokenizer: Tokenizer) -> list[int]:
-    """Encode what follows a gap: a comma right after it is one right after a word."""
+    """Encode the text after a gap: a comma right after it is one right after a word."""
     if not piece or piece[0].isspace() or piece[0].isalnum():
         return tokenizer.encode(piece)
     word = tokenizer.encode("a")

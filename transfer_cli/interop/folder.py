@@ -23,7 +23,7 @@ from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead
-from transfer_cli.model.meta import without_weights
+from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.weights import ModelDescription
 
 log = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from transfer_cli.model.block import ACTIVATIONS, Activation
 class Adapter(Added):
     """A(z) = z + W_up act(W_down z + b_down) + b_up, with 2 D size + size + D parameters.
 
-    It is the identity at birth: W_up is zero. The paper draws both matrices, from a truncated
-    N(0, 0.01^2), and is the identity only nearly. With both of them zero, neither would ever move.
+    It starts as the identity: W_up is zero. The paper draws both matrices from a truncated
+    N(0, 0.01^2), which is only nearly the identity. With both zero, neither would ever change.
 
     Args:
         width: D.
-        size: The bottleneck's.
-        activation: Between the two products.
+        size: Width of the bottleneck.
+        activation: Between the two linear layers.
     """
 
     kind = "adapters between its layers"

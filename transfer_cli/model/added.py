@@ -1,6 +1,6 @@
-"""The mark of what an edit adds to a network.
+"""`Added`, the base class of modules that edits add to a network.
 
-Whoever has to know (layer groups, distillation, storing, export) asks the modules, not their names.
+Layer groups, distillation, storing and export find them by class, not by name.
 """
 
 from collections.abc import Mapping
@@ -10,41 +10,41 @@ from torch import nn
 
 
 class Added(nn.Module):
-    """A module that an edit puts into a network: every parameter in it is new.
+    """A module that an edit adds to a network: every parameter in it is new.
 
-    It may stand by itself (an adapter at a block's site) or lie inside a layer that keeps its
-    pretrained parameters and their names (an update of low rank).
+    It is a module of its own (an adapter in a block's site), or inside a layer that keeps its
+    pretrained parameters and their names (a low-rank update).
     """
 
     keeps_outputs: ClassVar[bool] = True
-    """Whether a fresh one changes nothing that the model computes."""
+    """Whether a newly added module leaves the model's outputs unchanged."""
 
     kind: ClassVar[str] = ""
-    """What people call it; by default the name of its class."""
+    """Its name in messages; the default is the name of its class."""
 
     edit: str = ""
     """The name of its edit in `adaptation.edits`."""
 
     def describe(self) -> str:
-        """Return what people call it, with the key of its edit."""
+        """Return its name in messages, with the key of its edit."""
         return f"{self.kind or type(self).__name__} (adaptation.edits.{self.edit})"
 
 
 @runtime_checkable
 class Mergeable(Protocol):
-    """A layer with something added that its base weights can take over."""
+    """A layer with an added module that can be folded into its base weights."""
 
     def merged(self) -> nn.Module:
-        """Return a layer of the same outputs with nothing added; this one is left as it is."""
+        """Return a plain layer with the same outputs; this layer stays unchanged."""
 
 
 def added_modules(model: nn.Module) -> dict[str, Added]:
-    """Return all that edits have added, by name."""
+    """Return the modules that edits have added, by name."""
     return {name: part for name, part in model.named_modules() if isinstance(part, Added)}
 
 
 def added_parameters(model: nn.Module) -> dict[str, Added]:
-    """Return the full names of all added parameters, each with the module that brought it."""
+    """Return the added module of each added parameter, by the parameter's full name."""
     return {
         f"{prefix}.{name}": part
         for prefix, part in added_modules(model).items()
@@ -53,7 +53,7 @@ def added_parameters(model: nn.Module) -> dict[str, Added]:
 
 
 def unmergeable_edits(model: nn.Module) -> dict[str, str]:
-    """Return what the base weights cannot take over: names of edits, each with a description."""
+    """Return a description of each edit that cannot be merged, by name."""
     layers = _mergeable_layers(model).values()
     foldable = {id(part) for layer in layers for part in layer.modules()}
     stay = [part for part in added_modules(model).values() if id(part) not in foldable]
@@ -61,10 +61,10 @@ def unmergeable_edits(model: nn.Module) -> dict[str, str]:
 
 
 def merge(model: nn.Module) -> dict[str, nn.Module]:
-    """Fold every edit that can be merged into the base weights, whole: plain layers remain of it.
+    """Fold every mergeable edit into the base weights, and replace its layers by plain ones.
 
     Returns:
-        The layers that were replaced, by name: what `unmerge` needs to put them back.
+        The replaced layers, by name, for `unmerge`.
     """
     stay = unmergeable_edits(model).keys()
     replaced = {
@@ -78,13 +78,13 @@ def merge(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def unmerge(model: nn.Module, replaced: Mapping[str, nn.Module]) -> None:
-    """Undo `merge`: the base weights have their old values again, bit for bit."""
+    """Undo `merge`: restore the base weights, bit for bit."""
     for name, layer in replaced.items():
         model.set_submodule(name, layer)
 
 
 def edits_in(part: nn.Module) -> set[str]:
-    """Return the names of the edits that have added something to a part of a model."""
+    """Return the names of the edits that have added modules to a part of a model."""
     return {added.edit for added in added_modules(part).values()}
 
 

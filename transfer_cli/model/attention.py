@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.model.key_values import LayerKeyValues
+from transfer_cli.model.kv_cache import LayerKVCache
 
 if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What the attention of a block is told beside its hidden states.
+    """The inputs of a block's attention besides its hidden states.
 
     Args:
-        attn_mask: Broadcast to `[B, H, T, S]`: True where a query may see a key, or numbers that
-            are added to the scores. None: `causal` says everything.
-        causal: Position t sees positions up to t only. Not together with `attn_mask`.
-        kv_cache: Keys and values of earlier positions, which are seen too; those of these positions
-            are added to it.
-        rotate: What a position kind does to queries and keys, `[B, H, T, W]` each.
+        attn_mask: Broadcast to `[B, H, T, S]`: True where a query sees a key, or floats that
+            are added to the scores. None: `causal` decides.
+        causal: Position t sees only positions up to t. Not together with `attn_mask`.
+        kv_cache: Keys and values of earlier positions, which queries also see; the pass appends
+            its own.
+        rotate: The position kind's rotation of queries and keys, `[B, H, T, W]` each.
     """
 
     attn_mask: Tensor | None = None
     causal: bool = False
-    kv_cache: LayerKeyValues | None = None
+    kv_cache: LayerKVCache | None = None
     rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence on itself, with biases on all four products.
+    """Multi-head attention of a sequence on itself, with biases in all four projections.
 
-    Queries, keys and values are one packed matrix. Attention runs through torch's fused kernels.
-    Dropout, in training, is on the attention probabilities. The fused CPU kernels have none, so a
-    value above 0 costs time and memory there.
+    The input projection packs queries, keys and values. Attention uses torch's fused kernels.
+    Dropout, in training, applies to the attention probabilities. The fused CPU kernels do not
+    support it, so a value above 0 costs time and memory there.
     """
 
     def __init__(self, shape: "BackboneShape") -> None:
@@ -52,7 +52,7 @@ class SelfAttention(nn.Module):
         self.packed = nn.Linear(shape.width, 3 * shape.width)
         self.output = nn.Linear(shape.width, shape.width)
         self.on_probabilities: Callable[[Tensor], None] | None = None
-        """Is handed the attention probabilities `[B, H, T, S]` of a pass; see `captures`."""
+        """Called with the attention probabilities `[B, H, T, S]` of a pass; see `captures`."""
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
@@ -68,14 +68,14 @@ class SelfAttention(nn.Module):
                 is_causal=inputs.causal,
             )  # fmt: skip
         else:
-            shares_BHTS = _probabilities(query, key, inputs)
-            self.on_probabilities(shares_BHTS)
-            mixed_BHTW = F.dropout(shares_BHTS, dropout) @ value
+            probabilities_BHTS = _probabilities(query, key, inputs)
+            self.on_probabilities(probabilities_BHTS)
+            mixed_BHTW = F.dropout(probabilities_BHTS, dropout) @ value
         out: Tensor = self.output(mixed_BHTW.transpose(1, 2).flatten(2))
         return out
 
     def _split(self, hidden_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # Cut before the heads are: gradients of the three are then joined by one copy, not two.
+        # Split before the heads: the backward pass then joins three gradients by one copy, not two.
         query, key, value = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in self.packed(hidden_BTD).chunk(3, dim=2)
@@ -84,7 +84,7 @@ class SelfAttention(nn.Module):
 
 
 def _probabilities(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs) -> Tensor:
-    """Return the attention probabilities `[B, H, T, S]`, which the fused kernels never write."""
+    """Return the attention probabilities `[B, H, T, S]`, which fused kernels do not materialise."""
     scores = query_BHTW @ key_BHSW.transpose(-2, -1) / math.sqrt(query_BHTW.shape[-1])
     attn_mask = inputs.attn_mask
     if inputs.causal:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from transfer_cli.model.block import RESIDUALS, Block
 from transfer_cli.model.dropout import Dropout
-from transfer_cli.model.key_values import KeyValues
-from transfer_cli.model.new_rows import NewRows
+from transfer_cli.model.kv_cache import KVCache
+from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.norms import NORMS, build_norm
 from transfer_cli.model.patterns import PATTERNS
 from transfer_cli.model.positions import POSITIONS, count_positions
@@ -27,18 +27,18 @@ INITIAL_STD = 0.02
 class Backbone(nn.Module):
     """A Transformer without heads.
 
-    Tensors and modules of a position kind lie under `position_embedding`, whatever it is.
+    The tensors of every position kind are under `position_embedding`.
 
     Args:
-        shape: Everything but the vocabulary; its direction must be settled.
+        shape: Everything but the vocabulary; its direction must not be "auto".
         vocabulary: Number of tokens.
 
     Raises:
-        MemoryError: This machine cannot hold its weights.
+        MemoryError: The machine has too little memory for its weights.
     """
 
-    new_rows: NewRows | None
-    """What an adaptation adds to the embeddings of a few tokens; nothing at birth."""
+    new_rows: AddedRows | None
+    """Added to the embeddings of a few tokens; None without an edit."""
 
     def __init__(self, shape: BackboneShape, vocabulary: int) -> None:
         super().__init__()
@@ -67,25 +67,24 @@ class Backbone(nn.Module):
         self.initialise()
 
     def initialise(self) -> None:
-        """Draw weights from N(0, 0.02^2); norms stay the identity, biases 0.
+        """Draw weights from N(0, 0.02^2); norms start as the identity, biases at 0.
 
-        Where only the last norm sees the residual stream (`pre`), the two products of a block that
-        write into it start smaller, by 1/sqrt(2 L), so that its size does not grow with depth
-        (Radford et al. 2019).
+        With residual form `pre`, the two output projections of a block start smaller, by
+        1/sqrt(2 L), so that the residual stream does not grow with depth (Radford et al. 2019).
         """
         self.apply(initialise_plain)
         for block in self.blocks:
             self._shrink_outputs(block)  # type: ignore[arg-type]
 
-    def recompute(self, blocks: bool) -> None:  # noqa: FBT001 - the only thing it is told
-        """Keep of each block only what goes into it for the backward pass, or all as usual."""
+    def recompute(self, blocks: bool) -> None:  # noqa: FBT001 - its only argument
+        """Turn gradient checkpointing of all blocks on or off."""
         for block in self.blocks:
             block.recomputed = blocks  # type: ignore[assignment]
 
     def redraw_top(self, blocks: int) -> None:
-        """Draw the weights of the topmost blocks anew, as at birth, and the final norm's.
+        """Reinitialise the weights of the top blocks and of the final norm.
 
-        What an adaptation has put into them stays as it is.
+        Modules that edits have added stay unchanged.
         """
         for block in list(self.blocks)[-blocks:]:
             for name, part in block.named_children():
@@ -109,26 +108,25 @@ class Backbone(nn.Module):
         segment_BT: Tensor | None = None,
         *,
         padded: bool = True,
-        kv_cache: KeyValues | None = None,
+        kv_cache: KVCache | None = None,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
-        With `pre` the last one has passed the final norm. States at padded positions are finite and
-        mean nothing.
+        With `pre` the last one has passed the final norm. Hidden states at padded positions are
+        finite and meaningless.
 
         Args:
-            tokens_BT: Token numbers.
+            tokens_BT: Token ids.
             mask_BT: True at real tokens.
             segment_BT: See `embed`.
-            padded: Whether `mask_BT` is False anywhere; without padding attention is faster. A
-                batch tells (`batch.is_padded`); the mask may lie on a device that takes long to
-                ask.
-            kv_cache: Keys and values of positions before these (causal models, without padding);
-                those of these positions are added. The states are of these alone.
+            padded: Whether `mask_BT` is False anywhere; without padding attention is faster. The
+                batch holds it (`batch.is_padded`): reading a mask on a GPU would block the host.
+            kv_cache: Keys and values of earlier positions (causal models, without padding); the
+                pass appends its own. Only the new hidden states are returned.
 
         Raises:
-            ValueError: The sequences are longer than the model's positions, or `kv_cache` is given
-                to a bidirectional model.
+            ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
+                `kv_cache`.
         """
         cached = 0 if kv_cache is None else kv_cache.length
         length = cached + tokens_BT.shape[1]
@@ -138,27 +136,29 @@ class Backbone(nn.Module):
                 f"{self.shape.positions} positions"
             )
         if kv_cache is not None and not self.causal:
-            raise ValueError("what a bidirectional model computes changes with later tokens")
+            raise ValueError(
+                "a bidirectional model cannot use a cache: later tokens change its hidden states"
+            )
         inputs = self.attention_pattern(mask_BT, padded=padded, cached=cached)
         position_BT = count_positions(mask_BT, cached)
         inputs = self.position_embedding.attend(inputs, position_BT)
         if kv_cache is not None:
             pairs = zip(inputs, kv_cache.layers, strict=True)
             inputs = [replace(each, kv_cache=layer) for each, layer in pairs]
-        states = [self.embed(tokens_BT, position_BT, segment_BT)]
+        hidden_states = [self.embed(tokens_BT, position_BT, segment_BT)]
         for block, each in zip(self.blocks, inputs, strict=True):
-            states.append(block(states[-1], each))
+            hidden_states.append(block(hidden_states[-1], each))
         if self.shape.has_final_norm:
-            states[-1] = self.final_norm(states[-1])
-        return states
+            hidden_states[-1] = self.final_norm(hidden_states[-1])
+        return hidden_states
 
     def embed(
         self, tokens_BT: Tensor, position_BT: Tensor, segment_BT: Tensor | None = None
     ) -> Tensor:
         """Return the hidden states before the first block, `[B, T, D]`.
 
-        A model with segments takes a missing `segment_BT` for zeros; one without ignores it. Of
-        more kinds than it has, the surplus counts as the last.
+        A model with segments reads a missing `segment_BT` as zeros; a model without ignores it.
+        Segment ids beyond the last one count as the last.
         """
         token_BTD = self.token_embedding(tokens_BT)
         if self.new_rows is not None:
@@ -177,7 +177,7 @@ class Backbone(nn.Module):
 
 
 def _check_memory(size_bytes: int) -> None:
-    """Refuse a model before memory is taken for it: a system may kill others to make room."""
+    """Refuse a model that exceeds the memory: the system might kill other processes for it."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if torch.get_default_device().type == "cpu" and size_bytes > there:
         raise MemoryError(

@@ -1,4 +1,4 @@
-"""One Transformer block, in the three residual forms that matter here.
+"""A Transformer block, in three residual forms.
 
 Legend: B batch, T positions, D width.
 
@@ -9,7 +9,7 @@ Legend: B batch, T positions, D width.
 | `tutorial` | `z = LN(z); z + Drop(F(z))` | the model of the NAACL 2019 tutorial |
 
 `tutorial` is `post` with its norms shifted by one place: its first norm acts as the embedding norm
-of `post`, and the norm after its last sub-layer is missing.
+of `post`, and its last sub-layer has no norm after it.
 """
 
 from abc import ABC, abstractmethod
@@ -39,16 +39,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """A feed-forward part; made from a shape."""
+    """Base class of feed-forward layers; built from a shape."""
 
     inner: nn.Linear
-    """Reads the residual stream."""
+    """The up projection: reads the residual stream."""
     output: nn.Linear
-    """Writes into it."""
+    """The down projection: writes to the residual stream."""
 
 
 class MLP(FeedForward):
-    """Two products with an activation between them, at every position alike."""
+    """Two linear layers with an activation between them, at every position alike."""
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
@@ -68,24 +68,24 @@ FEED_FORWARDS: dict[str, Callable[["BackboneShape"], FeedForward]] = {"mlp": MLP
 class Block(nn.Module, ABC):
     """Attention, then feed-forward, each with its norm, dropout and residual sum.
 
-    A subclass is a residual form. `sites` are two named places, no-ops at birth, on each
-    sub-layer's output after its dropout and before the residual sum: what an adaptation adds to a
-    block is put there. `nn.Identity` has no parameters, so a plain and an edited model share their
-    state-dict keys.
+    A subclass is a residual form. `sites` holds two modules, one on the output of each sub-layer
+    after its dropout and before the residual sum. They start as `nn.Identity`, and edits replace
+    them. `nn.Identity` has no parameters, so a plain and an edited model share their state-dict
+    keys.
     """
 
     embedding_norm: ClassVar[bool] = False
-    """Whether the form has a norm on the embeddings, unless the shape says otherwise."""
+    """Whether the embeddings have a norm by default."""
     final_norm: ClassVar[bool] = False
-    """Whether no norm is ever applied to the residual stream itself.
+    """Whether a norm follows the last block, because no block normalises the residual stream.
 
-    Then one follows the last block, and the products that write into the stream start smaller.
+    If so, the output projections start smaller.
     """
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
         self.recomputed = False
-        """Whether the backward pass computes the inside again instead of keeping it."""
+        """Whether the backward pass recomputes the activations (gradient checkpointing)."""
         self.attention_norm = build_norm(shape, shape.width)
         self.attention = SelfAttention(shape)
         self.feed_forward_norm = build_norm(shape, shape.width)
@@ -98,8 +98,8 @@ class Block(nn.Module, ABC):
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
         if self.recomputed and inputs.kv_cache is None and torch.is_grad_enabled():
-            # Chen et al. 2016. Inside of the block, so that what gathers a block's weights before
-            # its passes does so for this one, too.
+            # Chen et al. 2016. Inside the block, so that FSDP's hooks gather its weights for the
+            # recomputation, too.
             run = partial(self.update, inputs=inputs)
             again: Tensor = checkpoint(run, hidden_BTD, use_reentrant=False)
             return again
@@ -107,15 +107,15 @@ class Block(nn.Module, ABC):
 
     @abstractmethod
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return `[B, T, D]`: both sub-layers with their norms and sums."""
+        """Return `[B, T, D]`: both sub-layers with their norms and residual sums."""
 
     def attend(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return what attention adds to the residual stream."""
+        """Return the attention's update of the residual stream."""
         attended: Tensor = self.sites["after_attention"](self.drop(self.attention(z, inputs)))
         return attended
 
     def feed(self, z: Tensor) -> Tensor:
-        """Return what the feed-forward part adds to the residual stream."""
+        """Return the feed-forward layer's update of the residual stream."""
         fed: Tensor = self.sites["after_feed_forward"](self.drop(self.feed_forward(z)))
         return fed
 
@@ -144,7 +144,7 @@ class PostNormBlock(Block):
 
 
 class TutorialBlock(Block):
-    """Norms before each sub-layer, of the residual stream itself."""
+    """Norms before each sub-layer, applied to the residual stream itself."""
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""

@@ -1,4 +1,4 @@
-"""Looking inside: outputs of modules, and attention probabilities, without a second model.
+"""Records outputs of modules and attention probabilities.
 
 Legend: B batch, H heads, T queries, S keys.
 """
@@ -19,12 +19,12 @@ from transfer_cli.model.attention import SelfAttention
 
 @dataclass
 class Captured:
-    """What the latest pass has shown; with its graph, where gradients are computed.
+    """The outputs recorded in the latest pass, with their autograd graph.
 
     Args:
         hidden_states: The output of each chosen module, by its name.
-        attention: The probabilities of each attention module, `[B, H, T, S]`, by its name, as they
-            are before dropout.
+        attention: The probabilities of each attention module, `[B, H, T, S]`, by its name,
+            before dropout.
     """
 
     hidden_states: dict[str, Any] = field(default_factory=dict)
@@ -35,15 +35,15 @@ class Captured:
 def captures(
     model: nn.Module, hidden_states: Sequence[str] = (), *, attention: bool = False
 ) -> Iterator[Captured]:
-    """Record what passes through modules of a model as long as the context lasts.
+    """Record outputs of modules while the context is active.
 
-    Compiled passes run uncompiled meanwhile. With `attention` the probabilities are written out,
-    which the fused kernels never do: outputs agree to rounding, and memory grows with T x S.
+    Compiled passes run eagerly meanwhile. With `attention` the probabilities are materialised,
+    instead of fused kernels: outputs agree up to rounding, and memory grows with T x S.
 
     Args:
-        model: Any module; nothing of it is changed.
-        hidden_states: Names of modules whose outputs are wanted, as `named_modules` has them.
-        attention: Whether attention probabilities are wanted.
+        model: Any module; it stays unchanged.
+        hidden_states: Names of modules (see `named_modules`) whose outputs are recorded.
+        attention: Whether attention probabilities are recorded.
 
     Raises:
         ValueError: The model has no module of that name.
@@ -54,7 +54,9 @@ def captures(
             raise ValueError(f"the model has no module {name!r}.{nearest(name, modules)}")
     captured = Captured()
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # it takes a second; without it nothing is compiled
+        if (
+            "torch._dynamo" in sys.modules
+        ):  # importing it takes a second; if it is missing, nothing is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name in hidden_states:
             hook = partial(_keep_output, captured.hidden_states, name)

@@ -26,8 +26,8 @@ POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class LanguageModelHead(nn.Module):
     """Hidden states to vocabulary logits, W h + b.
 
-    A tied head has no matrix of its own: it is handed the token embedding at each call. So there is
-    one parameter, counted once, and still tied after loading, copying or wrapping.
+    A tied head has no matrix: each call receives the token embedding. So there is one parameter,
+    counted once, and still tied after loading, copying or wrapping.
     """
 
     def __init__(self, shape: BackboneShape, vocabulary: int) -> None:
@@ -42,10 +42,10 @@ class LanguageModelHead(nn.Module):
             nn.init.normal_(self.weight, std=0.02)
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if shape.output_bias else None
         self.compiled = False
-        """Whether torch's compiler makes the kernels of the loss."""
+        """Whether `torch.compile` compiles the loss."""
 
     def summed_loss(self, hidden_ND: Tensor, embedding_VD: Tensor, target_N: Tensor) -> Tensor:
-        """Return the cross-entropy summed over rows, without holding all logits."""
+        """Return the cross-entropy summed over rows, without materialising all logits."""
         table_VD = getattr(self, "weight", embedding_VD)
         return summed_cross_entropy(
             self._transformed(hidden_ND), table_VD, self.bias, target_N, compiled=self.compiled
@@ -64,7 +64,7 @@ class LanguageModelHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """A linear layer and an activation between a text's state and its classifier (BERT).
+    """A linear layer and an activation between the pooled hidden state and the classifier (BERT).
 
     Args:
         width: D.
@@ -84,16 +84,16 @@ class Pooler(nn.Module):
 
 
 class SequenceHead(nn.Module):
-    """One vector a sequence, then layers of dropout, linear and ReLU, the last without ReLU.
+    """Pooling, then layers of dropout, linear and ReLU, the last without ReLU.
 
     Args:
         width: D.
         outputs: C.
-        pooling: How a sequence becomes one vector (see `pool`).
+        pooling: See `pool`.
         dropout: Before every linear layer.
-        hidden: Sizes of the layers before the last; mostly there are none.
-        batch_norm: Whether each layer begins with one (Howard and Ruder 2018, section 3.3). Then
-            the size of a micro-batch matters in training.
+        hidden: Sizes of the layers before the last.
+        batch_norm: Whether each layer begins with batch norm (Howard and Ruder 2018, section 3.3).
+            Results then depend on the size of a micro-batch.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class SequenceHead(nn.Module):
         """Return logits `[B, C]`.
 
         Args:
-            hidden_BTD: What the model reads of its states.
+            hidden_BTD: Output of the readout.
             mask_BT: True at real tokens.
-            pooler: What the pooled state passes through first.
+            pooler: Applied to the pooled hidden state.
         """
         pooled = pool(hidden_BTD, mask_BT, self.pooling)
         if pooler is not None:
@@ -137,9 +137,9 @@ class SequenceHead(nn.Module):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch normalisation that takes a batch of one, which an epoch may well end with.
+    """Batch normalisation that accepts a batch of one, the last of some epochs.
 
-    One row has no variance of its own; it is seen with the running statistics, as in evaluation.
+    One row has no variance; it is normalised by the running statistics, as in evaluation.
     """
 
     def forward(self, rows_ND: Tensor) -> Tensor:
@@ -152,11 +152,11 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 def pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
-    """Return one vector a sequence, `[B, D]` (`[B, 3 D]` for concat), whatever the padding.
+    """Return one vector a sequence, `[B, D]` (`[B, 3 D]` for concat), independent of padding.
 
-    `cls_first` and `cls_last` are the states at the first and last real position, found by index: a
-    text that itself holds the classification token must not be counted twice. `concat` is the last
-    state, the maximum and the mean (Howard and Ruder 2018, section 3.3).
+    `cls_first` and `cls_last` are the hidden states at the first and last real position, found by
+    index: a text may hold the classification token, too. `concat` is the last hidden state, the
+    maximum and the mean (Howard and Ruder 2018, section 3.3).
     """
     real_BT1 = mask_BT[..., None]
     if pooling == "cls_first":
@@ -165,7 +165,7 @@ def pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
         from_end = mask_BT.int().flip(1).argmax(1)
         return _state_at(hidden_BTD, mask_BT.shape[1] - 1 - from_end)
     if pooling == "mean":
-        # `where`, not a product: whatever stands at padded positions must not matter.
+        # `where`, not a product: padded positions may hold NaN or inf.
         kept_BTD = torch.where(real_BT1, hidden_BTD, 0)
         return kept_BTD.sum(1) / mask_BT.sum(1, keepdim=True).clamp(min=1)
     if pooling == "max":

@@ -1,4 +1,4 @@
-"""Parts of a model that are chosen by their name."""
+"""Chooses classes of modules by name."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -9,10 +9,10 @@ Kind = TypeVar("Kind")
 
 
 def choose(kinds: Mapping[str, Kind], name: str, option: str) -> Kind:
-    """Return the kind of that name.
+    """Return the kind of this name.
 
     Raises:
-        ValueError: There is none; names the option and the kinds that there are.
+        ValueError: The name is unknown; the message lists the option and all names.
     """
     if name not in kinds:
         known = ", ".join(kinds)

@@ -1,7 +1,7 @@
 """Low-rank updates of linear layers (Hu et al. 2021).
 
-A layer with updates is still a linear layer: it keeps its own weight and bias, under their names,
-and the updates lie under `lora` beside them.
+A layer with updates remains a linear layer: it keeps its weight and bias under their names, and
+adds the updates under `lora`.
 """
 
 import math
@@ -18,16 +18,16 @@ from transfer_cli.model.dropout import Dropout
 
 Target = Literal["query", "key", "value", "output", "feed_forward"]
 
-PACKED: tuple[Target, ...] = ("query", "key", "value")
-"""The matrices that share `attention.packed`, in the order of their rows."""
+IN_PROJ_TARGETS: tuple[Target, ...] = ("query", "key", "value")
+"""The matrices in the input projection `attention.packed`, in the order of their rows."""
 
 
 class LowRank(Added):
-    """The update scale x B A of some rows of a matrix: zero at birth, since B is.
+    """The update scale x B A of some rows of a matrix; it starts at zero, as B is zero.
 
     Args:
         inputs: Columns of the matrix.
-        rows: Those of the matrix that change.
+        rows: The updated rows of the matrix.
         rank: Rows of A, columns of B.
         scale: alpha / rank.
         dropout: On the input, in training.
@@ -45,7 +45,7 @@ class LowRank(Added):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return what is added to the layer's output at `rows`."""
+        """Return the update of the layer's output at `rows`."""
         return F.linear(F.linear(self.drop(hidden), self.down), self.up) * self.scale
 
     def matrix(self) -> Tensor:
@@ -57,13 +57,13 @@ class LowRankLinear(nn.Linear):
     """A linear layer with low-rank updates of some of its rows.
 
     Args:
-        linear: The layer it stands for; its very parameters are used.
-        updates: By name.
+        linear: The layer it replaces; it shares that layer's parameters.
+        updates: The updates, by name.
     """
 
     def __init__(self, linear: nn.Linear, updates: Mapping[str, LowRank]) -> None:
         has_bias = linear.bias is not None
-        # On the meta device nothing is drawn for weights that are replaced at once.
+        # On the meta device, as these weights are replaced at once.
         super().__init__(linear.in_features, linear.out_features, bias=has_bias, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
         self.lora = nn.ModuleDict(dict(updates))
@@ -77,7 +77,7 @@ class LowRankLinear(nn.Linear):
         return out
 
     def merged(self) -> nn.Linear:
-        """Return a plain layer of the same outputs; this one is left as it is."""
+        """Return a plain layer with the same outputs; this layer stays unchanged."""
         weight = self.weight.detach().clone()
         for update in self._updates():
             weight[update.rows] += update.matrix().detach()
@@ -95,12 +95,12 @@ class LowRankLinear(nn.Linear):
 def add_lora(
     block: Block, targets: tuple[Target, ...], *, rank: int, alpha: float, dropout: float
 ) -> None:
-    """Put updates of the targets into a block.
+    """Add low-rank updates of the targets to a block.
 
-    The feed-forward part is one target of two matrices.
+    The target `feed_forward` is two matrices.
 
     Raises:
-        ValueError: The block has some already.
+        ValueError: The block has low-rank updates already.
     """
     if any(isinstance(module, LowRankLinear) for module in block.modules()):
         raise ValueError("it has LoRA already; give all targets to one LoRA")
@@ -113,14 +113,14 @@ def add_lora(
         return LowRankLinear(linear, {"all": update(linear, slice(0, linear.out_features))})
 
     attention, feed_forward = block.attention, block.feed_forward
-    packed, width = attention.packed, attention.packed.in_features
+    in_proj, width = attention.packed, attention.packed.in_features
     parts: dict[str, LowRank] = {
-        name: update(packed, slice(number * width, (number + 1) * width))
-        for number, name in enumerate(PACKED)
+        name: update(in_proj, slice(number * width, (number + 1) * width))
+        for number, name in enumerate(IN_PROJ_TARGETS)
         if name in targets
     }
     if parts:
-        attention.packed = LowRankLinear(packed, parts)
+        attention.packed = LowRankLinear(in_proj, parts)
     if "output" in targets:
         attention.output = whole(attention.output)
     if "feed_forward" in targets:

@@ -1,4 +1,4 @@
-"""Rows of a frozen embedding that can learn all the same.
+"""Trainable rows in a frozen embedding.
 
 Legend: B batch, T positions, D width, N tokens.
 """
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from transfer_cli.model.added import Added
 
 
-class NewRows(Added):
-    """What is added to the embeddings of a few tokens: zero at birth.
+class AddedRows(Added):
+    """Trainable offsets of the embeddings of a few tokens; they start at zero.
 
-    Only the input changes. A tied output table, which is the token embedding, does not.
+    They change the input only, not a tied output layer.
 
     Args:
-        tokens: Their numbers.
+        tokens: Token ids.
         width: D.
     """
 
@@ -31,12 +31,12 @@ class NewRows(Added):
         self.delta = nn.Parameter(torch.zeros(len(self.tokens), width))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return what to add, `[B, T, D]`."""
+        """Return the offset of each token, `[B, T, D]`."""
         matches_BTN = tokens_BT[..., None] == self.ids
-        # A matrix product would round to half precision under autocast, and embeddings do not.
+        # Autocast would round a matrix product to half precision, but not embeddings.
         added_BTD: Tensor = (matches_BTN[..., None] * self.delta).sum(-2)
         return added_BTD
 
     def added_to(self, table: Tensor) -> Tensor:
-        """Return a table of all embeddings, `[V, D]`, with these added to theirs."""
+        """Return an embedding matrix, `[V, D]`, with the offsets added."""
         return table.detach().index_add(0, self.ids, self.delta.detach())

@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
 
 NORMS: dict[str, type[nn.Module]] = {"layer": nn.LayerNorm}
-"""Each is called as `(size, eps=...)` and brings itself back by `reset_parameters`."""
+"""Each is built by `(size, eps=...)` and reinitialised by `reset_parameters`."""
 
 
 def build_norm(shape: "BackboneShape", size: int) -> nn.Module:
-    """Return the norm that a shape asks for, of the last `size` numbers."""
+    """Return the norm of a shape, over a last dimension of `size`."""
     return NORMS[shape.norm](size, eps=shape.epsilon)

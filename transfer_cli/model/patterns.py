@@ -1,6 +1,6 @@
-"""Which keys the queries of each block may see: an attention pattern, by name.
+"""Attention patterns, by name: which keys the queries of each block see.
 
-Legend: B batch, T positions, S positions with those of a cache.
+Legend: B batch, T positions, S positions including cached ones.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AttentionPattern(nn.Module, ABC):
-    """An attention pattern; made from a shape, whose direction it keeps to."""
+    """Base class of attention patterns; built from a shape, whose direction it follows."""
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
@@ -26,22 +26,22 @@ class AttentionPattern(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, mask_BT: Tensor, *, padded: bool, cached: int) -> Sequence[AttentionInputs]:
-        """Return the mask of every block, from the bottom up; blocks may share one object.
+        """Return the attention inputs of every block, bottom first; blocks may share one object.
 
         Args:
             mask_BT: True at real tokens.
             padded: Whether it is False anywhere.
-            cached: Positions before these that a cache holds; then there is no padding.
+            cached: Number of earlier positions in the cache; with a cache there is no padding.
         """
 
 
 class FullAttention(AttentionPattern):
-    """A query sees all real keys; in a causal model those up to its own position."""
+    """A query sees all real keys; in a causal model only those up to its own position."""
 
     def forward(self, mask_BT: Tensor, *, padded: bool, cached: int) -> Sequence[AttentionInputs]:
-        """Return the same for every block."""
+        """Return the same inputs for every block."""
         if cached:
-            inputs = AttentionInputs(later_mask(mask_BT.shape[1], cached, mask_BT.device))
+            inputs = AttentionInputs(cached_causal_mask(mask_BT.shape[1], cached, mask_BT.device))
         elif padded:
             inputs = AttentionInputs(attention_mask(mask_BT, causal=self.causal))
         else:
@@ -53,10 +53,10 @@ PATTERNS: dict[str, type[AttentionPattern]] = {"full": FullAttention}
 
 
 def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
-    """Return which keys each query may see, `[B, 1, T, T]` bool, where there is padding.
+    """Return which keys each query sees, `[B, 1, T, T]` bool, in a padded batch.
 
-    A position always sees itself: a padded row that saw no key at all would be NaN, and NaN times a
-    zero mask is still NaN in the backward pass.
+    A position always sees itself: a padded row without a key would be NaN, and NaN times a zero
+    mask is still NaN in the backward pass.
     """
     positions = mask_BT.shape[1]
     attn_mask = mask_BT[:, None, None, :].expand(-1, 1, positions, -1)
@@ -67,11 +67,8 @@ def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
     return attn_mask | itself
 
 
-def later_mask(new: int, cached: int, device: torch.device) -> Tensor | None:
-    """Return which keys the last `new` positions may see, `[T, S]`.
-
-    None where all see everything: a single one does.
-    """
+def cached_causal_mask(new: int, cached: int, device: torch.device) -> Tensor | None:
+    """Return which keys the last `new` positions see, `[T, S]`; None if they see all keys."""
     if new == 1:
         return None
     return torch.ones(new, cached + new, dtype=torch.bool, device=device).tril(cached)

@@ -1,4 +1,4 @@
-"""How a model tells places apart: a position kind, by name.
+"""Position kinds, by name: learned and sinusoidal embeddings.
 
 Legend: B batch, T positions, E size of an embedding.
 """
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class Positions(nn.Module):
-    """A position kind; made from a `BackboneShape`. It overrides what it needs."""
+    """Base class of position kinds; built from a `BackboneShape`."""
 
     def embed(self, token_BTE: Tensor, position_BT: Tensor) -> Tensor:
-        """Return token embeddings that know their positions, `[B, T, E]`; here: as they are."""
+        """Return token embeddings with positions added, `[B, T, E]`; by default unchanged."""
         return token_BTE
 
     def attend(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
-        """Return what the attention of each block is told; here: what it was to be told.
+        """Return the attention inputs of each block with positions added; by default unchanged.
 
-        A kind that rotates queries and keys sets `rotate`; one that adds to the scores makes
-        `attn_mask` a mask of numbers.
+        A kind that rotates queries and keys sets `rotate`; a kind that adds to the scores makes
+        `attn_mask` a float mask.
         """
         return inputs
 
@@ -53,7 +53,7 @@ class SinusoidalPositions(Positions):
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
-        # The sinusoids have an RMS of 0.7, fresh embeddings 0.02: bring them level.
+        # The sinusoids have an RMS of 0.7, new embeddings 0.02: scale them to the same size.
         self.scale = math.sqrt(shape.embedding_size)
         table = sinusoids(shape.positions, shape.embedding_size)
         self.register_buffer("table", table, persistent=False)
@@ -70,7 +70,7 @@ POSITIONS: dict[str, type[Positions]] = {
 
 def count_positions(mask_BT: Tensor, cached: int = 0) -> Tensor:
     """Return the position of each token, `[B, T]`, after `cached` earlier ones."""
-    # Counting real tokens gives 0, 1, 2, ... on either side of which the padding lies.
+    # Counting real tokens gives 0, 1, 2, ... for left and right padding alike.
     return (mask_BT.long().cumsum(1) + (cached - 1)).clamp(min=0)
 
 

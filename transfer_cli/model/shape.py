@@ -1,4 +1,4 @@
-"""The shape of a backbone: sizes, rates, and the kinds of part that it is made of."""
+"""The shape of a backbone: sizes, dropout rates, and the classes of its modules."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,32 +11,32 @@ from transfer_cli.model.patterns import PATTERNS
 from transfer_cli.model.positions import POSITIONS
 
 Direction = Literal["auto", "causal", "bidirectional"]
-Pooler = Literal["none", "tanh", "gelu", "relu"]
+PoolerActivation = Literal["none", "tanh", "gelu", "relu"]
 
 MAX_SIZE = 2**24
-"""Of a width, an inner layer or a longest sequence: a hundred times what anybody has trained."""
+"""Maximum of all sizes: a hundred times the largest model trained so far."""
 
 MAX_DEPTH = 10_000
-"""The deepest Transformers have 1000 blocks. Each is some dozen Python objects, even on paper."""
+"""The deepest Transformers have 1000 blocks, and even on meta a block is many Python objects."""
 
 
 _KINDS: dict[str, Mapping[str, object]] = {
     "residual": RESIDUALS, "norm": NORMS, "feedforward_kind": FEED_FORWARDS,
     "position_kind": POSITIONS, "attention_pattern": PATTERNS,
 }  # fmt: skip
-"""The fields that name a class, and the classes: to add one is to enter it there."""
+"""The fields that name a class, and the known classes; a new class is added to its table."""
 
 
 @dataclass(frozen=True)
 class BackboneShape:
-    """Everything about a backbone but its vocabulary.
+    """All sizes and options of a backbone except its vocabulary.
 
     Args:
         width: D, the size of a hidden state.
         heads: Attention heads; divide `width`.
         depth: L, the number of blocks.
-        feedforward: Size of the inner layer of a block's feed-forward part.
-        positions: Longest sequence.
+        feedforward: Inner size of a block's feed-forward layer.
+        positions: Maximum length of a sequence.
         dropout: After the embeddings and on every sub-layer's output.
         attention_dropout: On attention probabilities.
         activation: relu, gelu (exact) or gelu_tanh.
@@ -45,18 +45,19 @@ class BackboneShape:
         feedforward_kind: mlp (see `model.block`).
         position_kind: learned, or sinusoidal (see `model.positions`).
         attention_pattern: full (see `model.patterns`).
-        direction: causal, bidirectional, or auto: as the objective needs.
-        embedding_norm: A norm on the embeddings; none: only with `post`.
-        output_bias: Whether language-model logits have a bias.
-        tie_output: Whether they use the token embedding as their matrix.
-        segments: Kinds of segment that have an embedding of their own (BERT has 2); 0 for none.
-        output_transform: Whether they see LN(gelu(W h + b)) instead of h (BERT).
-        embedding_width: Size of the embeddings, where it is not `width`: a linear layer then brings
+        direction: causal, bidirectional, or auto: the objective's.
+        embedding_norm: Whether the embeddings have a norm; None: only with `post`.
+        output_bias: Whether the language-model head has a bias.
+        tie_output: Whether the language-model head uses the token embedding as its matrix.
+        segments: Number of segment embeddings (BERT has 2); 0 for none.
+        output_transform: Whether the language-model head reads LN(gelu(W h + b)) instead of h
+            (BERT).
+        embedding_width: Size of the embeddings if it is not `width`; a linear layer then projects
             them to it (ELECTRA, Clark et al. 2020).
-        epsilon: Added to the variance in every LayerNorm. BERT's 1e-12 is nothing in half
+        epsilon: Added to the variance in every LayerNorm. BERT's 1e-12 rounds to 0 in half
             precision.
-        pooler: What models of this kind put between the state of the classification token and a
-            classifier: nothing, or a linear layer of `width` with this activation (BERT: tanh).
+        pooler: Activation of the linear layer between the hidden state of the classification token
+            and a classifier (BERT: tanh); none: no such layer.
     """
 
     width: int
@@ -77,13 +78,13 @@ class BackboneShape:
     segments: int = 0
     embedding_width: int | None = None
     epsilon: float = 1e-5
-    pooler: Pooler = "none"
+    pooler: PoolerActivation = "none"
     norm: str = "layer"
     feedforward_kind: str = "mlp"
     attention_pattern: str = "full"
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a value cannot work."""
+        """Raise ValueError if a value is out of range."""
         for name in ("width", "heads", "depth", "feedforward", "positions"):
             most = MAX_DEPTH if name == "depth" else MAX_SIZE
             _check_size(name, getattr(self, name), 1, most)
@@ -97,7 +98,7 @@ class BackboneShape:
         if self.embedding_size != self.width and self.tie_output and not self.output_transform:
             raise ValueError(
                 f"embedding_width ({self.embedding_size}) is not width ({self.width}), so tied "
-                "logits need output_transform, which brings states to it"
+                "logits need output_transform, which projects hidden states to it"
             )
         if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must be in (0, 1), got {self.epsilon}")
@@ -107,7 +108,7 @@ class BackboneShape:
         for name, kind in (
             ("activation", Activation),
             ("direction", Direction),
-            ("pooler", Pooler),
+            ("pooler", PoolerActivation),
         ):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(
@@ -118,7 +119,7 @@ class BackboneShape:
             choose(kinds, getattr(self, name), name)
 
     def least_bytes(self, vocabulary: int) -> int:
-        """Return how much memory the largest matrices take in float32."""
+        """Return the bytes of the largest matrices in float32."""
         embeddings = self.embedding_size * (vocabulary + self.positions)
         blocks = self.depth * self.width * (4 * self.width + 2 * self.feedforward)
         return 4 * (embeddings + blocks)

@@ -1,4 +1,4 @@
-"""The model that is trained: a backbone, a readout and the heads that the objectives asked for."""
+"""The whole model: a backbone, a readout and the heads of the objectives."""
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class TransferModel(nn.Module):
     """Backbone, readout, heads.
 
     Args:
-        backbone: Tokens to the hidden states of every layer.
-        heads: What the objectives added, by name.
+        backbone: Maps tokens to the hidden states of every layer.
+        heads: The heads of the objectives, by name.
     """
 
     backbone: Backbone
@@ -32,21 +32,20 @@ class TransferModel(nn.Module):
     def forward(self, work: Callable[["TransferModel"], Result]) -> Result:
         """Return `work(model)`.
 
-        All that one pass needs of the model happens inside of this call, so that what hooks into it
-        (the synchronisation of gradients, the gathering of weights that lie on several processes)
-        sees a pass as a whole, whatever losses it computes.
+        A whole pass happens inside this call, whatever losses it computes, so that the hooks of
+        DistributedDataParallel and `fully_shard` see one forward pass.
         """
         return work(self)
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Parameters that stand at one height of the model and are trained or frozen together.
+    """Parameters of one depth that are trained or frozen together.
 
     Args:
         name: "embeddings", "block.0", ..., "added.0", ..., "head.class".
-        depth: 0 for the embeddings, L + 1 for the heads and for whatever an edit added.
-        parameters: Their full names in the model.
+        depth: 0 for the embeddings, L + 1 for heads and added modules.
+        parameters: Full names of its parameters.
         inherited: Whether all of them came from the pretrained weights.
     """
 
@@ -58,7 +57,7 @@ class LayerGroup:
 
 @dataclass(frozen=True, order=True)
 class _Place:
-    """Where a group stands: by depth, then added groups from the bottom up, then heads by name."""
+    """Order of the groups: by depth, then added groups from the bottom up, then heads by name."""
 
     depth: int
     order: int
@@ -66,11 +65,11 @@ class _Place:
 
 
 def layer_groups(model: TransferModel, inherited: Set[str]) -> list[LayerGroup]:
-    """Return the groups that partition the model's parameters, from the bottom to the top.
+    """Return the groups that partition the model's parameters, from bottom to top.
 
     A norm after the last block belongs to that block, a norm on the embeddings to the embeddings.
-    What an edit added to a block or to the embeddings is a group of its own, `added.0` or
-    `added.embeddings`: it is new like a head, wherever it lies, and learns at a head's rate.
+    Modules that an edit added to a block or to the embeddings are a separate group, `added.0` or
+    `added.embeddings`: new like a head, with a head's learning rate.
 
     Args:
         model: Any model, edited or not.

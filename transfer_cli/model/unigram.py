@@ -1,10 +1,10 @@
-"""The unigram model, in the clothes of a Transformer: the yardstick for perplexities.
+"""The unigram model as a `TransferModel`: the baseline for perplexities.
 
 Legend: B batch, T positions, V vocabulary.
 
-It says the same at every position: how often each token occurs in the training text, plus one.
-Since it is scored by the same evaluator on the same tokens, a language model that does not beat it
-clearly has learnt nothing.
+It predicts the same distribution at every position: the counts of the training text, plus one.
+The same evaluator scores it on the same tokens: a language model that does not clearly beat it has
+learned nothing.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
 
 
-class Nothing(nn.Module):
+class ZeroBackbone(nn.Module):
     """A backbone whose hidden states are zero."""
 
     causal = True
@@ -36,18 +36,18 @@ class Nothing(nn.Module):
         *,
         padded: bool = True,
     ) -> list[Tensor]:
-        """Return one state of zeros, `[B, T, 1]`."""
+        """Return one hidden state of zeros, `[B, T, 1]`."""
         return [torch.zeros(*tokens_BT.shape, 1, device=tokens_BT.device)]
 
 
 def unigram_model(chunks: Iterable[np.ndarray], vocabulary: int) -> TransferModel:
-    """Return the add-one unigram model of a text that comes in chunks of tokens."""
+    """Return the add-one unigram model of a text, given in chunks of tokens."""
     counts = np.ones(vocabulary, dtype=np.int64)
     for chunk in chunks:
         counts += np.bincount(chunk, minlength=vocabulary)
     shape = BackboneShape(1, 1, 1, 1, 1, direction="causal")
     head = LanguageModelHead(shape, vocabulary)
-    log_share_V = torch.from_numpy(np.log(counts / counts.sum())).float()
+    log_probability_V = torch.from_numpy(np.log(counts / counts.sum())).float()
     with torch.no_grad():
-        head.bias.copy_(log_share_V)  # type: ignore[union-attr]
-    return TransferModel(Nothing(vocabulary), {"lm": head})  # type: ignore[arg-type]
+        head.bias.copy_(log_probability_V)  # type: ignore[union-attr]
+    return TransferModel(ZeroBackbone(vocabulary), {"lm": head})  # type: ignore[arg-type]

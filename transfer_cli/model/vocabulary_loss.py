@@ -1,10 +1,10 @@
-"""Cross-entropy over a large vocabulary without ever holding all logits.
+"""Cross-entropy over a large vocabulary without materialising all logits.
 
 Legend: N rows, D width, V vocabulary, R rows of a chunk.
 
-Logits of `[N, V]` are most of the memory of a small language model, three times over: logits,
-probabilities, gradient. Here rows are taken a chunk at a time, and since the loss is a sum whose
-gradient is known as soon as the probabilities are, both gradients are made in the forward pass.
+Most memory of a small language model goes to three tensors `[N, V]`: logits, probabilities and
+their gradient. Here rows are processed in chunks. The loss is a sum, and its gradient follows from
+the probabilities, so the forward pass computes both.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_ELEMENTS = {"cpu": 2**23, "cuda": 2**27}
-"""Logits held at once: 32 MiB in float32, or as many as keep a GPU busy."""
+"""Elements of the logits of a chunk: 32 MiB in float32; more on a GPU, to keep it busy."""
 
 
 def summed_cross_entropy(
@@ -29,14 +29,14 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Return -sum log softmax(hidden @ table^T + bias)[target], a float32 scalar.
 
-    The same value and gradients as torch's `cross_entropy` of the full logits with a sum.
+    Same value and gradients as torch's `cross_entropy(logits, target, reduction="sum")`.
 
     Args:
-        hidden_ND: States.
-        table_VD: One row a token.
-        bias_V: One number a token.
-        target_N: The right tokens.
-        compiled: Whether torch's compiler makes one kernel of what follows the logits.
+        hidden_ND: Hidden states.
+        table_VD: Output embeddings.
+        bias_V: Bias of the logits.
+        target_N: Target tokens.
+        compiled: Whether `torch.compile` fuses the operations on the logits.
     """
     if torch.is_grad_enabled() and (hidden_ND.requires_grad or table_VD.requires_grad):
         total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ def _chunks(target_N: Tensor, vocabulary: int) -> list[slice]:
 
 
 def _in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the summed loss and its gradient by the logits, in whose memory it may lie."""
+    """Return the summed loss and its gradient by the logits, which may reuse their memory."""
     gradient_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
     gradient_RV.sub_(gradient_RV.amax(1, keepdim=True))
     picked_R1 = gradient_RV.gather(1, target_R1)
@@ -69,7 +69,7 @@ def _in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _at_once(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what `_in_place` does, in a form of which a compiler makes one kernel."""
+    """Return the same as `_in_place`, in a form that torch's compiler fuses into one kernel."""
     wide_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
     shifted_RV = wide_RV - wide_RV.amax(1, keepdim=True)
     exponential_RV = shifted_RV.exp()
@@ -123,7 +123,7 @@ class _GradientInForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (scale,) = upstream
-        # In place, since a table's gradient is as large as the table. Whoever goes back through
-        # here twice is told by torch that what was saved has changed.
+        # In place, since a table's gradient is as large as the table. In a second backward pass
+        # torch raises an error: the saved tensors have changed.
         gradients = (g if g is None else g.mul_(scale) for g in ctx.saved_tensors)
         return *gradients, None, None

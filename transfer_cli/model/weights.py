@@ -1,4 +1,4 @@
-"""Weights on disk, and what happened to each tensor when they were loaded."""
+"""Reads and writes weights and `model.json`; loading reports what became of each tensor."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ WEIGHTS = "weights.safetensors"
 DESCRIPTION = "model.json"
 
 MAX_HEADER_BYTES = 4 * 2**20
-"""Of a safetensors file: it names some 30,000 tensors, and each becomes an object."""
+"""Maximum header of a safetensors file, for some 30,000 tensors: each becomes an object."""
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -32,17 +32,17 @@ _DTYPES = {
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _OURS = frozenset({"F64", "F32", "F16", "BF16", "I64"})
-"""What our own models consist of; beside the weights of others there may be anything."""
+"""Data types in our own models; files of others may also hold other types."""
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading did.
+    """What loading did with each tensor.
 
     Args:
         loaded: Parameters that the checkpoint filled.
-        new: Parameters that keep their fresh values.
-        dropped: Tensors of the checkpoint that the model has no use for.
+        new: Parameters that keep their initial values.
+        dropped: Tensors of the checkpoint that the model does not have.
     """
 
     loaded: tuple[str, ...]
@@ -52,11 +52,11 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Base:
-    """The model whose weights a run did not store again.
+    """The model whose weights a run refers to instead of storing them.
 
     Args:
-        path: Where its weights lie.
-        relative: The same place as seen from the folder of the description, for runs that moved
+        path: The folder of its weights.
+        relative: The same folder, relative to that of the description, for runs that were moved
             together.
         hash: `backbone_hash` of its weights.
     """
@@ -68,18 +68,18 @@ class Base:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What must be known to build a model before its weights can be loaded.
+    """Everything that is needed to build a model, except its weights.
 
     Args:
-        shape: The backbone's, with its direction settled.
+        shape: Shape of the backbone; its direction is not "auto".
         vocabulary: Number of tokens.
-        objective: The config node of the objective whose head the weights hold.
-        labels: Class names, for a model that classifies.
-        tokenizer_hash: Of the tokenizer that the model was trained with.
-        edits: Config nodes of what was added to the network, by name, in order.
-        base: Where the weights are that are not stored beside this description; None: all are.
-        task: The config node of the task of the data; None: that of older and of published models
-            is told by `labels` (`tasks.base.task_of`).
+        objective: Config node of the objective whose head the weights hold.
+        labels: Class names of a classifier.
+        tokenizer_hash: Hash of the tokenizer that the model was trained with.
+        edits: Config nodes of the structural edits, by name, in order.
+        base: The model that holds the weights not stored here; None: all are stored here.
+        task: Config node of the task of the data; None: that of older and of published models is
+            told by `labels` (`tasks.base.task_of`).
     """
 
     shape: BackboneShape
@@ -97,8 +97,8 @@ def save_weights(model: nn.Module, folder: Path, leave_out: Set[str] = frozenset
 
     Args:
         model: The model.
-        folder: Where to write `weights.safetensors`.
-        leave_out: Names of tensors that stand elsewhere.
+        folder: The folder of `weights.safetensors`.
+        leave_out: Names of tensors that are not written.
     """
     kept = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
     save_tensors(kept, folder / WEIGHTS)
@@ -112,7 +112,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def readable_like(path: Path, folder: Path) -> None:
-    """Let others read weights as they read the folder: the library lets their owner alone."""
+    """Give a file the permissions of its folder: safetensors lets only the owner read it."""
     path.chmod((folder.stat().st_mode & 0o666) | 0o600)
 
 
@@ -120,7 +120,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors in `folder`.
 
     Raises:
-        CheckpointError: There are none, they are damaged, or they come as a pickle, which could run
+        CheckpointError: There are none, they are damaged, or they are a pickle, which could run
             code and is never opened.
     """
     path = folder / WEIGHTS
@@ -145,7 +145,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file.
 
     Raises:
-        CheckpointError: It is damaged.
+        CheckpointError: The file is damaged.
     """
     with _reading(path):
         shapes_of(path)
@@ -170,7 +170,7 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
     """
     path = folder / WEIGHTS
     if not path.is_file():
-        return read_weights(folder)  # which says why not
+        return read_weights(folder)  # which raises the error
     found = shapes_of(path)
     for name, dtype in _DTYPES.items():
         if name not in _OURS and any(tensor.dtype == dtype for tensor in found.values()):
@@ -182,7 +182,7 @@ def shapes_of(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file without their values, on the meta device.
 
     Raises:
-        CheckpointError: It is damaged.
+        CheckpointError: The file is damaged.
     """
     with _reading(path):
         _check_header(path)
@@ -199,7 +199,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
-        # The last three are torch's, of shapes that cannot be.
+        # torch raises the last three on impossible shapes.
         raise CheckpointError(
             f"{path} is damaged or no safetensors file ({error}); files with pickled code in them "
             "are never opened"
@@ -226,13 +226,13 @@ def load_strictly(
     source: Path,
     leave_out: Set[str] = frozenset(),
 ) -> None:
-    """Fill every tensor of the model; for weights that this very model wrote.
+    """Load every tensor of the model, from weights that the same model wrote.
 
     Args:
         model: The model.
         tensors: Its weights.
-        source: Where they come from, for the error.
-        leave_out: Names of tensors that stand elsewhere, and keep their values.
+        source: Their path, for the error.
+        leave_out: Names of tensors that are not loaded and keep their values.
 
     Raises:
         CheckpointError: A tensor is missing, left over or of another shape.
@@ -251,13 +251,13 @@ def load_strictly(
 def load_pretrained(
     model: TransferModel, tensors: Mapping[str, Tensor], source: Path
 ) -> LoadReport:
-    """Fill the backbone and every head that fits; leave the other heads fresh.
+    """Load the backbone and every head that fits; the other heads keep their initial values.
 
-    On the meta device, where there is nothing to fill, only the report is made.
+    On the meta device only the report is made.
 
     Raises:
-        CheckpointError: A tensor of the backbone is missing, left over or of another shape. That is
-            never skipped: the run would look normal with a random model.
+        CheckpointError: A tensor of the backbone is missing, left over or of another shape. It is
+            never skipped: the run would look normal with random weights.
     """
     own = model.state_dict()
     fits = {n for n in own.keys() & tensors.keys() if _fits(own[n], tensors[n])}
@@ -273,7 +273,7 @@ def load_pretrained(
             f"{source} holds {listed(over)}, which the description of its model does not have; "
             "start from the run itself, whose model/ is whole"
         )
-    # A head is taken whole or not at all: half of an old classifier under a new one means nothing.
+    # A head is loaded completely or not at all: half of an old classifier is useless.
     named = own.keys() | tensors.keys()
     broken = {_head(n) for n in named if n.startswith("heads.") and n not in fits}
     loaded = {n for n in fits if _head(n) not in broken}

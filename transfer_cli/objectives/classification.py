@@ -17,7 +17,7 @@ from transfer_cli.metrics import Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
-from transfer_cli.model.new_rows import NewRows
+from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, Outcomes, Sample
 
@@ -135,7 +135,7 @@ class Classification(Objective):
 
     def _token_learns(self, model: TransferModel, trains: Set[str]) -> bool:
         has_own_row = any(
-            isinstance(part, NewRows) and self.facts.vocabulary.cls in part.tokens
+            isinstance(part, AddedRows) and self.facts.vocabulary.cls in part.tokens
             for name, part in added_parameters(model).items()
             if name in trains
         )

@@ -1,1 +1,1 @@
-"""How fast each layer group learns, and when."""
+"""Optimizers, learning-rate schedules and weights of losses."""

@@ -1,7 +1,7 @@
-"""Learning-rate multipliers by depth: discriminative rates (Howard and Ruder 2018, section 3.2).
+"""Learning-rate multipliers by depth: discriminative fine-tuning (Howard and Ruder 2018, 3.2).
 
-Each is computed once, when the optimizer's groups are built. Dividing the current rate at every
-step, as the tutorial's code did, compounds to nothing.
+Each is computed once, when the parameter groups are built. Dividing the current learning rate at
+every step, as the tutorial's code did, compounds to nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ from transfer_cli.errors import above_zero, nearest
 
 
 class LayerScale(Protocol):
-    """What the multiplier of a layer group is.
+    """The learning-rate multiplier of each layer group.
 
-    One that depends on names may have a method `check(names)` as well, which is called once with
-    the names of all groups and raises ValueError where they do not fit.
+    A scale that depends on names may also have a method `check(names)`. It is called once with the
+    names of all groups, and raises ValueError where they do not fit.
     """
 
     def __call__(self, name: str, depth: int, top: int) -> float:
@@ -24,14 +24,14 @@ class LayerScale(Protocol):
 
         Args:
             name: "embeddings", "block.0", ..., "head.class".
-            depth: 0 for the embeddings, `top` for the heads and what was added to the network.
+            depth: 0 for the embeddings, `top` for the heads and added modules.
             top: The largest depth.
         """
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """The same rate everywhere."""
+    """The same learning rate everywhere."""
 
     def __call__(self, name: str, depth: int, top: int) -> float:
         """Return 1."""
@@ -43,8 +43,8 @@ class Geometric:
     """Each group learns `factor` times slower than the one above it.
 
     Args:
-        factor: Ratio of neighbouring groups' rates. The paper has 2.6 for five groups; with 12 to
-            16 blocks that freezes the bottom in practice, and 1.1 to 1.25 is common.
+        factor: Ratio of neighbouring groups' learning rates. The paper has 2.6 for five groups;
+            with 12 to 16 blocks that freezes the bottom in practice, and 1.1 to 1.25 is common.
     """
 
     factor: float = 1.2
@@ -60,7 +60,7 @@ class Geometric:
 
 @dataclass(frozen=True)
 class PerGroup:
-    """A multiplier of its own for each group that a pattern matches, 1 for the others.
+    """One multiplier for each pattern of group names, 1 for all other groups.
 
     Args:
         rates: Multipliers by pattern of group names, for example `block.1*`; the first pattern that
@@ -70,7 +70,7 @@ class PerGroup:
     rates: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        """Raise ValueError where nothing is given, or a multiplier is not positive."""
+        """Raise ValueError if there is no multiplier or one is not positive."""
         if not self.rates:
             raise ValueError("rates must give at least one, for example {embeddings: 0.1}")
         for pattern, rate in self.rates.items():
@@ -85,7 +85,7 @@ class PerGroup:
         return next(found, 1.0)
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise ValueError where a pattern matches none of the groups' names."""
+        """Raise ValueError if a pattern matches no group name."""
         for pattern in self.rates:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ValueError(

@@ -7,7 +7,7 @@ from transfer_cli.lengths import Length
 
 
 class LossWeight(Protocol):
-    """What a loss's `weight` may be instead of a number."""
+    """The weight of a loss as a function of the step."""
 
     def __call__(self, step: int, total: int, steps_per_epoch: int) -> float:
         """Return the weight at a step.
@@ -15,7 +15,7 @@ class LossWeight(Protocol):
         Args:
             step: Counted from 0.
             total: Steps of the run.
-            steps_per_epoch: Of the main stream.
+            steps_per_epoch: Steps of one epoch of the main stream.
         """
 
 
@@ -24,12 +24,12 @@ class Annealed:
 
     start * (end / start)^(e / (E - 1)), which reaches `end` in the last of E epochs, e being the
     number of the epoch from 0 (Chronopoulou et al. 2019; their released values are 0.2 to 0.1).
-    Over a length in steps, or a share of the run, e and E are steps: it falls at each of them.
+    With a length in steps, or a share of the run, e and E count steps instead of epochs.
 
     Args:
         start: The first weight, above 0.
-        end: The last one, above 0; it may be the larger.
-        over: How long, for example "15 epochs", "500 steps" or "rest" for all of the run.
+        end: The last weight, above 0; it may exceed `start`.
+        over: Duration of the change: "15 epochs", "500 steps", or "rest" for the whole run.
     """
 
     def __init__(self, start: float, end: float, over: str) -> None:
@@ -51,7 +51,7 @@ class Annealed:
         else:
             steps = self.over.resolve(steps_per_epoch, total, 1)
             done, last = step, max(1, (total if steps is None else steps) - 1)
-        # The end itself, not a power that misses it in the last digit.
+        # Exactly `end`: the power misses it in the last digit.
         if done >= last:
             return self.end
         return float(self.start * (self.end / self.start) ** (done / last))

@@ -1,9 +1,9 @@
-"""Muon for the matrices inside of the blocks, AdamW for everything else, as one optimizer.
+"""Muon for the matrices in the blocks, AdamW for all other parameters, as one optimizer.
 
 Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) replaces the momentum of a
 matrix by the nearest matrix whose singular values are all about 1, so that no direction of the
-gradient drowns in another. Embeddings, heads, biases and norms are no such maps from states to
-states, and stay with AdamW (the same source).
+gradient dominates another. Embeddings, heads, biases and norms do not map hidden states to hidden
+states; AdamW updates them (same source).
 """
 
 import math
@@ -16,10 +16,10 @@ from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
 from transfer_cli.errors import above_zero, at_least
-from transfer_cli.optim.eager import Eager
+from transfer_cli.optim.eager import EagerOptimizer
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic polynomial (Jordan et al. 2024): steepest at 0, and then never far from 1."""
+"""Coefficients of the quintic polynomial (Jordan et al. 2024): steep at 0, then close to 1."""
 
 _ROUNDS = 5
 
@@ -29,24 +29,24 @@ _RMS_OF_ADAMW = 0.2
 """About the root mean square of AdamW's updates (Liu et al. 2025, arXiv 2502.16982)."""
 
 _OUTER_LAYERS = ("embeddings", "head.", "added.embeddings")
-"""Beginnings of the names of layer groups whose matrices are tables of rows, or heads."""
+"""Prefixes of the names of layer groups that hold embeddings and heads."""
 
 
-class MuonWithAdamW(Eager):
-    """One rate and one weight decay for both: Muon's updates are as large as AdamW's.
+class MuonWithAdamW(EagerOptimizer):
+    """One learning rate and one weight decay for both: Muon's updates are as large as AdamW's.
 
-    torch has a Muon of its own (2.9 and later), which computes in bfloat16 on every device; on a
-    CPU without units for it that takes three to four times as long as float32.
+    `torch.optim.Muon` (2.9 and later) computes in bfloat16 on every device; on a CPU without
+    bfloat16 units that takes three to four times as long as float32.
 
     Args:
-        params: Parameters, or groups of them. Where a group has a `layer`, that tells matrices of
-            blocks and of what is added to them from embeddings and heads; without one, all
-            matrices are taken for the former.
-        lr: The rate.
-        weight_decay: The share of a weight that rate 1 takes away (decoupled).
-        momentum: How much of a matrix's average gradient each step keeps; Nesterov's form.
-        matrix_rate: The rate of the matrices over that of the rest.
-        betas: AdamW's, for the rest.
+        params: Parameters, or groups of them. The `layer` of a group (a layer group's name) decides
+            whether its matrices belong to blocks, or to embeddings and heads; without it, Muon
+            updates all matrices.
+        lr: The learning rate.
+        weight_decay: Decoupled weight decay.
+        momentum: Decay of a matrix's running average of gradients; Nesterov's form.
+        matrix_rate: Learning rate of Muon relative to `lr`.
+        betas: AdamW's, for all other parameters.
         eps: AdamW's.
     """
 
@@ -73,7 +73,7 @@ class MuonWithAdamW(Eager):
             "matrix_rate": matrix_rate,
             "betas": betas,
             "eps": eps,
-            "fused": True,  # where torch's `load_state_dict` looks how counts of steps are kept
+            "fused": True,  # decides in torch's `load_state_dict` on which device `step` is kept
         }
         super().__init__(params, defaults)
         # As of torch's fused ones: `found_inf` says on the device whether to leave all as it is.
@@ -82,31 +82,31 @@ class MuonWithAdamW(Eager):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; return what `closure` returns."""
+        """Update every parameter that has a gradient; return the result of `closure`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
             moving = [p for p in group["params"] if p.grad is not None]
-            self._turn([p for p in moving if is_turned(p, group)], group)
-            self._adapt([p for p in moving if not is_turned(p, group)], group)
+            self._step_muon([p for p in moving if uses_muon(p, group)], group)
+            self._step_adamw([p for p in moving if not uses_muon(p, group)], group)
         return loss
 
     def averages(self) -> list[set[str]]:
-        """Return the names of each parameter's running averages, in the order of the groups."""
+        """Return the keys of each parameter's optimizer state, in the order of the groups."""
         return [
-            {"momentum_buffer"} if is_turned(p, group) else {"step", "exp_avg", "exp_avg_sq"}
+            {"momentum_buffer"} if uses_muon(p, group) else {"step", "exp_avg", "exp_avg_sq"}
             for group in self.param_groups
             for p in group["params"]
         ]
 
-    def _turn(self, matrices: list[Tensor], group: Mapping[str, Any]) -> None:
-        """Take a step of Muon."""
+    def _step_muon(self, matrices: list[Tensor], group: Mapping[str, Any]) -> None:
+        """Update matrices by Muon."""
         momentum, rate = group["momentum"], group["lr"] * group["matrix_rate"]
         for matrix in matrices:
             gradient, state = matrix.grad, self.state[matrix]
-            assert gradient is not None  # noqa: S101 - what has none was left out
+            assert gradient is not None  # noqa: S101 - parameters without a gradient were left out
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(matrix)
             average = state["momentum_buffer"].lerp(gradient, 1 - momentum)
@@ -121,8 +121,8 @@ class MuonWithAdamW(Eager):
         found_inf = getattr(self, "found_inf", None)  # torch's scaler takes it away again
         tensor.copy_(value if found_inf is None else value.where(found_inf == 0, tensor))
 
-    def _adapt(self, others: list[Tensor], group: Mapping[str, Any]) -> None:
-        """Take a step of AdamW, in one kernel for all."""
+    def _step_adamw(self, others: list[Tensor], group: Mapping[str, Any]) -> None:
+        """Update parameters by AdamW, in one fused kernel."""
         if not others:
             return
         for other in others:
@@ -152,8 +152,8 @@ class MuonWithAdamW(Eager):
         )
 
 
-def is_turned(parameter: Tensor, group: Mapping[str, Any]) -> bool:
-    """Return whether Muon updates a parameter of an optimizer's group, rather than AdamW."""
+def uses_muon(parameter: Tensor, group: Mapping[str, Any]) -> bool:
+    """Return whether Muon, not AdamW, updates a parameter of a parameter group."""
     return parameter.ndim == 2 and not str(group.get("layer", "")).startswith(_OUTER_LAYERS)
 
 
@@ -161,7 +161,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """Return U S' V^T for the matrix U S V^T, S' being about 1 (0.7 to 1.2) wherever S is not tiny.
 
     Five rounds of Newton and Schulz's iteration, as in Jordan et al. 2024. In bfloat16 on a GPU, as
-    there; in float32 on a CPU.
+    there, and in float32 on a CPU.
 
     Args:
         matrix: `[M, N]`, of any scale.
@@ -178,13 +178,13 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 def _orthogonal_part(matrix: Tensor) -> Tensor:
-    """Return `orthogonal`; of a matrix that lies in parts on several processes, this one's part."""
+    """Return `orthogonal`; of a sharded matrix, the shard of this process."""
     if not hasattr(matrix, "full_tensor"):
         return orthogonal(matrix)
     from torch.distributed.tensor import DTensor, Replicate
 
     assert isinstance(matrix, DTensor)  # noqa: S101 - for the type checker
-    # Every process gathers the matrix and computes the same; no part of it would do.
+    # Every process gathers the whole matrix and computes the same: a shard is not enough.
     mesh, whole = matrix.device_mesh, orthogonal(matrix.full_tensor())
     spread = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return spread.redistribute(placements=matrix.placements)

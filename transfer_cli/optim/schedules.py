@@ -1,9 +1,8 @@
 """Learning-rate multipliers as pure functions of the step.
 
-A schedule never remembers anything: the same step always gives the same multiplier. That is why a
-resumed run needs no scheduler state. Steps are optimizer steps, counted from 0; `total` is the
-number of steps of the run. A multiplier stands beside others (depth, say), so order does not
-matter.
+A schedule has no state: the same step always gives the same multiplier, so a resumed run needs no
+scheduler state. Steps are optimizer steps, counted from 0; `total` is the number of steps of the
+run. `LRScheduler` multiplies it with the other factors (depth, stage).
 """
 
 import math
@@ -15,10 +14,10 @@ from transfer_cli.errors import at_least
 class Schedule(ABC):
     """A linear warm-up, then a decay.
 
-    The first step has a rate above 0, (0 + 1) / warm-up steps; the last step of the warm-up has 1.
+    The first step has the multiplier 1 / warm-up steps, the last step of the warm-up has 1.
 
     Args:
-        warmup: Steps of the warm-up when 1 or more, else a share of the run; 0 for none.
+        warmup: Number of warm-up steps if 1 or more, else a share of the run.
     """
 
     def __init__(self, warmup: float = 0.0) -> None:
@@ -33,7 +32,7 @@ class Schedule(ABC):
         return self.decay(step, warmup, total)
 
     def warmup_steps(self, total: int) -> int:
-        """Return how many steps the warm-up takes."""
+        """Return the number of warm-up steps."""
         return int(self.warmup) if self.warmup >= 1 else int(self.warmup * total)
 
     @abstractmethod
@@ -50,7 +49,7 @@ class Constant(Schedule):
 
 
 class Linear(Schedule):
-    """A straight fall to 0 at the end of the run."""
+    """A linear decay to 0 at the end of the run."""
 
     def decay(self, step: int, warmup: int, total: int) -> float:
         """Return (S - s) / (S - w)."""
@@ -58,14 +57,14 @@ class Linear(Schedule):
 
 
 class Trapezoid(Schedule):
-    """1 after the warm-up, then a straight fall to 0 in the last part of the run.
+    """1 after the warm-up, then a linear decay to 0 in the last part of the run.
 
-    Also known as warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395): a checkpoint from
-    before the fall can be gone on with for longer.
+    Also known as warmup-stable-decay (WSD; Hu et al. 2024, arXiv 2404.06395): a checkpoint from
+    before the fall can be trained for longer.
 
     Args:
         warmup: See `Schedule`.
-        fall: The share of the run spent falling, in (0, 1].
+        fall: The share of the run in which the multiplier decays, in (0, 1].
     """
 
     def __init__(self, warmup: float = 0.0, fall: float = 0.4) -> None:
@@ -84,7 +83,7 @@ class Cosine(Schedule):
 
     Args:
         warmup: See `Schedule`.
-        floor: The multiplier at the end.
+        floor: The multiplier in the last step.
     """
 
     def __init__(self, warmup: float = 0.0, floor: float = 0.0) -> None:
@@ -100,19 +99,19 @@ class Cosine(Schedule):
 
 
 class InverseSqrt(Schedule):
-    """A fall with the square root of the step (Vaswani et al. 2017, section 5.3)."""
+    """Decay with the inverse square root of the step (Vaswani et al. 2017, section 5.3)."""
 
     def decay(self, step: int, warmup: int, total: int) -> float:
-        """Return sqrt(w / (s + 1)); without a warm-up as if it were one step long."""
+        """Return sqrt(w / (s + 1)); no warm-up counts as one step."""
         return math.sqrt(max(1, warmup) / (step + 1))
 
 
 class Slanted(Schedule):
-    """Short linear rise, long linear fall (Howard and Ruder 2018, section 3.2, equation 3).
+    """Short linear increase, long linear decay (Howard and Ruder 2018, section 3.2, equation 3).
 
     Args:
-        cut: Share of the run spent rising, in (0, 1).
-        ratio: How many times smaller the lowest multiplier is than the highest, which is 1.
+        cut: The share of the run in which the multiplier increases, in (0, 1).
+        ratio: The highest multiplier, 1, divided by the lowest.
     """
 
     def __init__(self, cut: float = 0.1, ratio: float = 32.0) -> None:

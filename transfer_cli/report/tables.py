@@ -20,7 +20,7 @@ from transfer_cli.report.results_table import (
     unfinished,
 )
 from transfer_cli.safe_files import printable
-from transfer_cli.terminal import BLANK, Block, Column, Entry, Line, Page, Piece, Table
+from transfer_cli.terminal import BLANK, Column, Entry, Line, Page, Piece, Renderable, TextTable
 
 MOST_ERRORS = 5
 """Shared errors that are shown."""
@@ -39,13 +39,13 @@ def as_page(report: Report, width: int | None) -> Page:
     """
     why = apart(report)
     in_tables = {(run.sweep, run.number) for task in report.tasks for run in task.runs}
-    parts: list[list[Block]] = [
+    parts: list[list[Renderable]] = [
         *(list(_standing(each, in_tables)) for each in report.standings),
         [] if why is None else [Line(why)],
         *(list(_task(each, width)) for each in report.tasks),
         list(_problems(report)),
     ]
-    blocks: list[Block] = []
+    blocks: list[Renderable] = []
     for part in filter(None, parts):
         blocks += [BLANK, *part] if blocks else part
     return Page(*blocks)
@@ -53,7 +53,7 @@ def as_page(report: Report, width: int | None) -> Page:
 
 def _standing(
     found: SweepProgress, in_tables: Set[tuple[Path | None, int | None]]
-) -> Iterator[Block]:
+) -> Iterator[Renderable]:
     """Yield where a sweep stands, and what failed without a place in a table."""
     counts = [
         Piece(f"{found.done} done", "good"),
@@ -84,7 +84,7 @@ def _to_go(found: SweepProgress) -> str:
     return time if found.running else f", and nobody is at work on it{time}"
 
 
-def _task(task: TaskRuns, width: int | None) -> Iterator[Block]:
+def _task(task: TaskRuns, width: int | None) -> Iterator[Renderable]:
     yield Line(Piece(task.name, "heading"), f": {_size(task)}")
     columns, left_out = _fitting(results_table(task), width)
     table: list[list[Piece | str]] = []
@@ -96,7 +96,7 @@ def _task(task: TaskRuns, width: int | None) -> Iterator[Block]:
         else:
             table.append([Piece(first, "name"), measured, *others])
     titles = [Column(printable(each.title), right=True) for each in columns[1:]]
-    yield Table([Column(f"  {columns[0].title}"), *titles], table)
+    yield TextTable([Column(f"  {columns[0].title}"), *titles], table)
     lines = [*explanations(task), *of_analyses(task)]
     if left_out:
         lines.append(f"not shown here, for want of room: {', '.join(left_out)}")
@@ -131,7 +131,7 @@ def _size(task: TaskRuns) -> str:
     return f"{formats.several(runs, 'run')} in {formats.several(groups, 'group')}{by}"
 
 
-def _unfinished(task: TaskRuns) -> Iterator[Block]:
+def _unfinished(task: TaskRuns) -> Iterator[Renderable]:
     found = [(run, what) for run in unfinished(task) if (what := came_to(run)) is not None]
     if found:
         yield Line("  came to nothing, or not to an end:")
@@ -140,7 +140,7 @@ def _unfinished(task: TaskRuns) -> Iterator[Block]:
         yield Entry([f"    {run.name}  "], [own, Piece(what, "bad")], 24)
 
 
-def _errors(task: TaskRuns) -> Iterator[Block]:
+def _errors(task: TaskRuns) -> Iterator[Renderable]:
     if task.errors:
         most = f", the first {MOST_ERRORS}" if len(task.errors) > MOST_ERRORS else ""
         yield Line(f"  wrong in most runs ({task.measure.partition('/')[0]}{most}):")
@@ -156,6 +156,6 @@ def _errors(task: TaskRuns) -> Iterator[Block]:
         )
 
 
-def _problems(report: Report) -> Iterator[Block]:
+def _problems(report: Report) -> Iterator[Renderable]:
     for line in report.problems:
         yield Line(Piece("not shown:", "warning"), f" {line}")

@@ -85,7 +85,7 @@ def _check_plan_on(
         _claim(groups == before, f"{what}: the plan changes the layer groups that it is given")
         _claim(stages == again, f"{what}: the plan gives other stages when it is asked again")
         _check_stages(stages, groups, what)
-        spans = Adaptation(plan, Uniform()).spans(groups, total, steps_per_epoch)
+        spans = Adaptation(plan, Uniform()).plan_stages(groups, total, steps_per_epoch)
     except TransferError as error:
         raise AssertionError(f"{what}: {error}") from error
     covered = [(span.begin, span.end) for span in spans]

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.run import TrainingRun
-from transfer_cli.terminal import Block, Entry, Line, Page, Piece, show
+from transfer_cli.terminal import Entry, Line, Page, Piece, Renderable, print_out
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def say_start(command: str, run: Path, parts: TrainingRun, config: DictConfig) -
 def say_results(command: str, run: Path, results: Mapping[str, Any], seconds: float) -> None:
     """Print the final measures to standard output, and where to go from here."""
     steps = results["seen"]["steps"]
-    blocks: list[Block] = [
+    blocks: list[Renderable] = [
         Line(
             Piece("done:", "good"),
             f" {steps:,} steps in {seconds:,.0f} s; the best weights, of step "
@@ -62,7 +62,7 @@ def say_results(command: str, run: Path, results: Mapping[str, Any], seconds: fl
         blocks.append(_command("next", f"transfer finetune init_from={run}"))
     else:
         blocks.append(_command("next", f"transfer predict run={run} input=FILE"))
-    show(Page(*blocks))
+    print_out(Page(*blocks))
 
 
 def _entry(name: str, text: str) -> Entry:

@@ -22,7 +22,7 @@ def layer_shares(model: TransferModel) -> list[float] | None:
     """
     if not isinstance(model.readout, ScalarMix):
         return None
-    return [round(share, 6) for share in full_tensor(model.readout.shares()).tolist()]
+    return [round(share, 6) for share in full_tensor(model.readout.layer_weights()).tolist()]
 
 
 def peak_memory(device: torch.device) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transfer_cli.adaptation.plans import REST, Stage, new_groups, old_groups
+from transfer_cli.adaptation.plans import REMAINDER, Stage, new_groups, old_groups
 from transfer_cli.lengths import Length
 from transfer_cli.model.transfer_model import LayerGroup
 
@@ -28,4 +28,4 @@ class BottomUp:
         for group in old_groups(groups):
             train.append((*train[-1], group.name))
         length = Length.parse(self.every)
-        return [*(Stage(names, length) for names in train[:-1]), Stage(train[-1], REST)]
+        return [*(Stage(names, length) for names in train[:-1]), Stage(train[-1], REMAINDER)]

@@ -18,11 +18,11 @@ HEAD = {name for name in ALL if name.startswith("heads.")}
 
 
 def spans(*stages, total=20, epoch=8):
-    return Adaptation(tiny.Given(*stages), Uniform()).spans(GROUPS, total, epoch)
+    return Adaptation(tiny.Given(*stages), Uniform()).plan_stages(GROUPS, total, epoch)
 
 
 def test_one_stage_lasts_the_whole_run():
-    (span,) = Adaptation(AllAtOnce(), Uniform()).spans(GROUPS, 20, 8)
+    (span,) = Adaptation(AllAtOnce(), Uniform()).plan_stages(GROUPS, 20, 8)
 
     assert (span.begin, span.end, span.trains) == (0, 20, ALL)
 
@@ -82,9 +82,9 @@ def test_a_part_that_an_edit_added_must_train():
     groups = layer_groups(model, set(ALL))
 
     with pytest.raises(ConfigError, match=r"added\.0 is new and never trains"):
-        Adaptation(Only(("head.*",)), Uniform()).spans(groups, 20, 8)
+        Adaptation(Only(("head.*",)), Uniform()).plan_stages(groups, 20, 8)
 
-    assert Adaptation(Only(("head.*", "added.*")), Uniform()).spans(groups, 20, 8)
+    assert Adaptation(Only(("head.*", "added.*")), Uniform()).plan_stages(groups, 20, 8)
 
 
 def test_weights_that_were_drawn_anew_must_train():
@@ -109,7 +109,7 @@ def test_a_head_that_trains_in_any_stage_is_enough():
 def test_an_inherited_head_may_stay_as_it_is():
     groups = layer_groups(MODEL, ALL)
 
-    (span,) = Adaptation(Only(("block.2",)), Uniform()).spans(groups, 20, 8)
+    (span,) = Adaptation(Only(("block.2",)), Uniform()).plan_stages(groups, 20, 8)
 
     assert not span.trains & HEAD
 

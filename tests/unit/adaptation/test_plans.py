@@ -29,7 +29,7 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.optim.layer_scale import Uniform
 from transfer_cli.testing.plans import check_plan
 
-REST = Length(None)
+REMAINDER = Length(None)
 AUTO = Length.parse("auto")
 
 
@@ -75,11 +75,11 @@ def test_every_plan_keeps_the_contract(plan):
 
 
 def test_all_at_once_is_one_stage_of_everything():
-    assert AllAtOnce()(GROUPS) == [Stage(("*",), REST)]
+    assert AllAtOnce()(GROUPS) == [Stage(("*",), REMAINDER)]
 
 
 def test_only_is_one_stage_of_what_is_named():
-    assert Only(["head.*", "block.2"])(GROUPS) == [Stage(("head.*", "block.2"), REST)]
+    assert Only(["head.*", "block.2"])(GROUPS) == [Stage(("head.*", "block.2"), REMAINDER)]
 
 
 def test_only_nothing_is_refused():
@@ -160,7 +160,7 @@ def test_gradual_unfreezing_adds_a_layer_a_stage_from_the_top():
     assert found[1] == (*HEADS, "block.2")
     assert found[-1] == (*HEADS, "block.2", "block.1", "block.0", "embeddings")
     assert len(found) == 5
-    assert lengths(GradualUnfreezing()) == [AUTO, AUTO, AUTO, AUTO, REST]
+    assert lengths(GradualUnfreezing()) == [AUTO, AUTO, AUTO, AUTO, REMAINDER]
     assert lengths(GradualUnfreezing("1 epoch"))[:2] == [Length(1, "epochs")] * 2
 
 
@@ -180,7 +180,7 @@ def test_added_modules_train_from_the_first_stage_on():
 def test_from_scratch_there_is_one_stage_of_everything(plan):
     (stage,) = plan(adapted(pretrained=False)[1])
 
-    assert (set(stage.train), stage.length) == ({*UP, *HEADS}, REST)
+    assert (set(stage.train), stage.length) == ({*UP, *HEADS}, REMAINDER)
 
 
 def test_without_a_head_unfreezing_begins_with_the_top_block():
@@ -196,7 +196,7 @@ def test_chain_thaw_trains_new_layers_then_each_alone_then_all():
     assert [stage.train for stage in stages] == [HEADS, *((name,) for name in UP), ("*",)]
     assert [stage.rate for stage in stages] == [1.0, *[0.1] * 5]
     assert {stage.patience for stage in stages} == {3}
-    assert [stage.length for stage in stages] == [*[AUTO] * 5, REST]
+    assert [stage.length for stage in stages] == [*[AUTO] * 5, REMAINDER]
 
 
 def test_chain_thaw_can_train_the_head_in_every_stage():
@@ -225,8 +225,8 @@ def test_sequential_unfreezing_holds_back_the_embeddings():
         (lambda: ChainThaw(later_rate=0), "later_rate must be above 0"),
         (lambda: SequentialUnfreezing(new="120%"), "new: '120%' is no length"),
         (lambda: SequentialUnfreezing(upper="rest"), "upper: only the last stage"),
-        (lambda: Stage(("*",), REST, rate=0), "rate must be above 0"),
-        (lambda: Stage(("*",), REST, patience=0), "patience must be at least 1"),
+        (lambda: Stage(("*",), REMAINDER, rate=0), "rate must be above 0"),
+        (lambda: Stage(("*",), REMAINDER, patience=0), "patience must be at least 1"),
     ],
 )
 def test_values_that_cannot_work_are_refused_by_name(make, message):
@@ -236,7 +236,7 @@ def test_values_that_cannot_work_are_refused_by_name(make, message):
 
 @given(st.integers(5, 3000))
 def test_stages_of_equal_length_fill_the_run(total):
-    spans = Adaptation(GradualUnfreezing(), Uniform()).spans(GROUPS, total, 8)
+    spans = Adaptation(GradualUnfreezing(), Uniform()).plan_stages(GROUPS, total, 8)
 
     sizes = [span.end - span.begin for span in spans]
     assert set(sizes[:-1]) == {total // 5}
@@ -262,7 +262,7 @@ def stages_of(plan, model, total):
     """Return each stage's number of steps and of parameters that train."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     groups = layer_groups(model, {name for name in sizes if name.startswith("backbone.")})
-    spans = Adaptation(plan, Uniform()).spans(groups, total, total // 3)
+    spans = Adaptation(plan, Uniform()).plan_stages(groups, total, total // 3)
     return [(s.end - s.begin, sum(sizes[name] for name in s.trains)) for s in spans]
 
 

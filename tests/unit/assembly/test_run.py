@@ -8,7 +8,7 @@ import torch
 from tests import configs, tiny
 from transfer_cli.adaptation.penalties import EWC, L2SP
 from transfer_cli.assembly.run import build_run
-from transfer_cli.engine.features import CachedFeatures
+from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.weights import backbone_hash, read_weights
 

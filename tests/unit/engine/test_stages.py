@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from tests import tiny
-from transfer_cli.adaptation.adaptation import Span
+from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.adaptation.plans import Only, Stage
 from transfer_cli.engine.stages import Stages
 from transfer_cli.lengths import Length
@@ -288,7 +288,7 @@ def test_a_stage_without_patience_observes_nothing():
 def test_the_last_stage_may_run_out_of_patience():
     run = classify(tiny.Recipe(plan=Patient()))
     stages = Stages(
-        run.step.model, [Span(0, 20, frozenset(tiny.weights_of(run.step.model)), patience=1)],
+        run.step.model, [StagePlan(0, 20, frozenset(tiny.weights_of(run.step.model)), patience=1)],
         frozen_eval=False,
     )  # fmt: skip
     stages.enter(0)

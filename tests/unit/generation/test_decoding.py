@@ -7,10 +7,10 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.adaptation.edits import LoRA
 from transfer_cli.errors import RunError
-from transfer_cli.generation.decoding import NextToken, go_on
-from transfer_cli.generation.sampling import Draws, Sampling
+from transfer_cli.generation.decoding import DecoderStep, generate
+from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.model.adapters import Adapter
-from transfer_cli.model.key_values import KeyValues
+from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.causal_lm import CausalLM
 
@@ -47,10 +47,10 @@ def written(model, *, cached, rows=1, most=20, sampling=None, seed=0, prompt=PRO
         return True
 
     with torch.inference_mode():
-        go_on(
-            NextToken(model, rows=rows, room=len(prompt) + most, cached=cached), prompt,
-            most=most, sampling=sampling or Sampling(), draws=Draws(seed, rows),
-            allowed_V=ORDINARY_V, take=take,
+        generate(
+            DecoderStep(model, rows=rows, max_length=len(prompt) + most, use_cache=cached), prompt,
+            max_new_tokens=most, sampling=sampling or Sampling(), sampler=TokenSampler(seed, rows),
+            allowed_V=ORDINARY_V, on_tokens=take,
         )  # fmt: skip
     assert len(steps) == most
     return torch.tensor(steps).T.tolist()
@@ -109,9 +109,10 @@ def test_the_taker_ends_the_text():
         taken.append(tokens_B)
         return len(taken) < 3
 
-    go_on(
-        NextToken(lively_model(), rows=1, room=30, cached=True), PROMPT, most=20,
-        sampling=Sampling(), draws=Draws(0, 1), allowed_V=ORDINARY_V, take=take,
+    generate(
+        DecoderStep(lively_model(), rows=1, max_length=30, use_cache=True), PROMPT,
+        max_new_tokens=20, sampling=Sampling(), sampler=TokenSampler(0, 1),
+        allowed_V=ORDINARY_V, on_tokens=take,
     )  # fmt: skip
 
     assert len(taken) == 3
@@ -138,7 +139,7 @@ def test_portions_have_the_states_of_the_whole(portions, residual):
     mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
     whole = backbone(tokens_BT, mask_BT, padded=False)
 
-    kv_cache = KeyValues(3, 12)
+    kv_cache = KVCache(3, 12)
     found = [
         backbone(
             part_BT, torch.ones_like(part_BT, dtype=torch.bool), padded=False, kv_cache=kv_cache
@@ -153,7 +154,7 @@ def test_portions_have_the_states_of_the_whole(portions, residual):
 
 
 def test_more_than_the_models_positions_are_refused():
-    backbone, kv_cache = tiny.backbone(), KeyValues(3, 100)
+    backbone, kv_cache = tiny.backbone(), KVCache(3, 100)
     tokens_BT = torch.full((1, POSITIONS), 7)
     backbone(tokens_BT, tokens_BT > 0, kv_cache=kv_cache)
 
@@ -162,10 +163,10 @@ def test_more_than_the_models_positions_are_refused():
 
 
 def test_more_than_the_caches_room_is_refused():
-    backbone, kv_cache = tiny.backbone(), KeyValues(3, 4)
+    backbone, kv_cache = tiny.backbone(), KVCache(3, 4)
     tokens_BT = torch.full((1, 5), 7)
 
-    with pytest.raises(ValueError, match="5 positions, and room for 4"):
+    with pytest.raises(ValueError, match="5 positions exceed the cache's 4"):
         backbone(tokens_BT, tokens_BT > 0, kv_cache=kv_cache)
 
 
@@ -174,4 +175,4 @@ def test_a_bidirectional_model_keeps_nothing():
     tokens_BT = torch.full((1, 5), 7)
 
     with pytest.raises(ValueError, match="bidirectional"):
-        backbone(tokens_BT, tokens_BT > 0, kv_cache=KeyValues(3, 9))
+        backbone(tokens_BT, tokens_BT > 0, kv_cache=KVCache(3, 9))

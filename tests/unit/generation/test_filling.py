@@ -6,7 +6,13 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.data.tokenizer import BytePairs, WordPiece
-from transfer_cli.generation.filling import Candidate, fill, filled, parts, with_gaps
+from transfer_cli.generation.filling import (
+    Candidate,
+    encode_with_gaps,
+    fill,
+    fill_in,
+    split_at_gaps,
+)
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Facts
@@ -38,7 +44,7 @@ def model(word_pieces):
 
 @pytest.mark.parametrize("gap", ["[MASK]", "<mask>"])
 def test_a_gap_has_the_names_that_people_know(word_pieces, gap):
-    assert parts(f"the {gap} sat{gap}", word_pieces) == ["the ", " sat", ""]
+    assert split_at_gaps(f"the {gap} sat{gap}", word_pieces) == ["the ", " sat", ""]
 
 
 @pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
@@ -50,7 +56,7 @@ def test_around_a_gap_stand_the_tokens_of_the_whole_text(kind, request):
     assert all(len(word) == 1 for word in words)
     hidden = [mask if [token] in words else token for token in whole]
 
-    found = with_gaps("the [MASK] sat on the [MASK], the [MASK]", tokenizer, "lines")
+    found = encode_with_gaps("the [MASK] sat on the [MASK], the [MASK]", tokenizer, "lines")
 
     assert found == [sep, *hidden, sep]
 
@@ -58,7 +64,7 @@ def test_around_a_gap_stand_the_tokens_of_the_whole_text(kind, request):
 def test_lines_are_laid_out_as_in_text_to_pretrain_on(word_pieces):
     sep, mask, (the,) = word_pieces.sep, word_pieces.mask, word_pieces.encode("the")
 
-    found = with_gaps("the [MASK]\nthe", word_pieces, "lines")
+    found = encode_with_gaps("the [MASK]\nthe", word_pieces, "lines")
 
     assert found == [sep, the, mask, sep, the, sep]
 
@@ -66,13 +72,13 @@ def test_lines_are_laid_out_as_in_text_to_pretrain_on(word_pieces):
 def test_a_sentence_stands_between_cls_and_sep(word_pieces):
     (the,) = word_pieces.encode("the")
 
-    found = with_gaps("the [MASK]", word_pieces, "sentence")
+    found = encode_with_gaps("the [MASK]", word_pieces, "sentence")
 
     assert found == [word_pieces.cls, the, word_pieces.mask, word_pieces.sep]
 
 
 def test_candidates_are_the_likeliest_tokens_that_are_text(model, word_pieces):
-    tokens = with_gaps("the [MASK] sat on [MASK] mat", word_pieces, "lines")
+    tokens = encode_with_gaps("the [MASK] sat on [MASK] mat", word_pieces, "lines")
 
     found = fill(model, word_pieces, tokens, 7)
 
@@ -90,7 +96,7 @@ def test_candidates_are_the_likeliest_tokens_that_are_text(model, word_pieces):
 
 
 def test_more_candidates_than_there_are_tokens_are_all_of_them(model, word_pieces):
-    tokens = with_gaps("[MASK]", word_pieces, "lines")
+    tokens = encode_with_gaps("[MASK]", word_pieces, "lines")
 
     (found,) = fill(model, word_pieces, tokens, 10_000)
 
@@ -100,4 +106,4 @@ def test_more_candidates_than_there_are_tokens_are_all_of_them(model, word_piece
 def test_gaps_are_filled_in_the_text_as_it_was_typed(word_pieces):
     words = [Candidate("cat", "cat", 0.5), Candidate("##s", "##s", 0.5), Candidate("##", "##", 0.5)]
 
-    assert filled("The  [MASK] sit[MASK].<mask>", word_pieces, words) == "The  cat sits.##"
+    assert fill_in("The  [MASK] sit[MASK].<mask>", word_pieces, words) == "The  cat sits.##"

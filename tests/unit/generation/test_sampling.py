@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from transfer_cli.generation.sampling import Draws, Sampling
+from transfer_cli.generation.sampling import Sampling, TokenSampler
 
 LOGITS = st.lists(
     st.integers(-8, 8).map(lambda n: n / 2), min_size=1, max_size=12
@@ -61,7 +61,7 @@ def test_a_token_of_minus_infinity_is_never_drawn(temperature):
     logits_BV = torch.tensor([[5.0, -torch.inf, 1.0]]).repeat(200, 1)
     logits_BV[:, 0] = -torch.inf
 
-    drawn_B = Draws(0, 200)(Sampling(temperature).probabilities(logits_BV))
+    drawn_B = TokenSampler(0, 200)(Sampling(temperature).probabilities(logits_BV))
 
     assert set(drawn_B.tolist()) == {2}
 
@@ -70,7 +70,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
     rows = 20_000
     shares_V = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05, 0.0], dtype=torch.float64)
 
-    drawn_B = Draws(3, rows)(shares_V.expand(rows, -1))
+    drawn_B = TokenSampler(3, rows)(shares_V.expand(rows, -1))
 
     counts_V = torch.bincount(drawn_B, minlength=6)
     spread_V = (shares_V * (1 - shares_V) / rows).sqrt()
@@ -83,15 +83,15 @@ def test_the_largest_random_number_finds_a_token_that_can_be_drawn(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *_, **__: largest)
     shares_BV = torch.tensor([[0.1] * 10 + [0.0]], dtype=torch.float64)
 
-    assert Draws(0, 1)(shares_BV).tolist() == [9]
+    assert TokenSampler(0, 1)(shares_BV).tolist() == [9]
 
 
 def test_a_text_draws_the_same_whoever_is_beside_it():
     shares_V = torch.full((1000,), 1e-3, dtype=torch.float64)
 
     def drawn(rows):
-        draws = Draws(7, rows)
-        return torch.stack([draws(shares_V.expand(rows, -1)) for _ in range(5)], 1).tolist()
+        sampler = TokenSampler(7, rows)
+        return torch.stack([sampler(shares_V.expand(rows, -1)) for _ in range(5)], 1).tolist()
 
     assert drawn(1) == drawn(3)[:1]
     assert drawn(3)[0] != drawn(3)[1]

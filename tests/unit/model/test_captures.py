@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.model.captures import captures
-from transfer_cli.model.key_values import KeyValues
+from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.patterns import attention_mask
 from transfer_cli.objectives.causal_lm import CausalLM
 
@@ -53,7 +53,7 @@ def test_probabilities_are_shares_of_what_may_be_seen(direction, padding):
 
 
 def test_probabilities_of_a_text_read_in_parts_are_rows_of_those_of_the_whole():
-    backbone, mask_BT, kv_cache = lively_backbone(), MASKS["none"], KeyValues(3, 7)
+    backbone, mask_BT, kv_cache = lively_backbone(), MASKS["none"], KVCache(3, 7)
 
     with captures(backbone, attention=True) as captured:
         backbone(TOKENS, mask_BT, padded=False)

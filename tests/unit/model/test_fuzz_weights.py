@@ -13,7 +13,7 @@ from tests import tiny
 from tests.fuzzing import altered, damaged, fuzz, memory_up_to
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.meta import without_weights
+from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.shape import MAX_DEPTH, MAX_SIZE
 from transfer_cli.model.weights import (
     DESCRIPTION,

@@ -15,8 +15,8 @@ from transfer_cli.engine.compiling import compile_passes
 from transfer_cli.interop.gpt2 import Gpt2
 from transfer_cli.model.attention import AttentionInputs
 from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Block, FeedForward
-from transfer_cli.model.key_values import KeyValues
 from transfer_cli.model.kinds import choose
+from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.norms import NORMS
 from transfer_cli.model.patterns import PATTERNS, AttentionPattern
 from transfer_cli.model.positions import POSITIONS, Positions
@@ -175,7 +175,7 @@ def test_own_kinds_work_with_cache_recomputation_and_fresh_top_blocks():
     backbone.recompute(True)
     assert_close(backbone(TOKENS, ALL, padded=False), whole)
 
-    kv_cache = KeyValues(3, 12)
+    kv_cache = KVCache(3, 12)
     parts = [
         backbone(TOKENS[:, part], ALL[:, part], padded=False, kv_cache=kv_cache)[-1]
         for part in (slice(0, 5), slice(5, 6), slice(6, 12))

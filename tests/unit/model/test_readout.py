@@ -16,7 +16,7 @@ def test_a_fresh_mix_is_the_plain_average():
     mix = ScalarMix(4, norm=False)
 
     assert_close(mix(STATES), torch.stack(STATES).mean(0))
-    assert torch.equal(mix.shares(), torch.full((4,), 0.25))
+    assert torch.equal(mix.layer_weights(), torch.full((4,), 0.25))
 
 
 def test_with_a_norm_every_state_counts_alike():
@@ -31,7 +31,7 @@ def test_a_mix_is_gamma_times_the_states_by_their_shares(norm):
     mix.weight.data = torch.tensor([0.3, -1.0, 2.0, 0.0])
     mix.gamma.data = torch.tensor(1.7)
 
-    shares = mix.shares()
+    shares = mix.layer_weights()
 
     seen = [normed(state) if norm else state for state in STATES]
     expected = 1.7 * sum(share * state for share, state in zip(shares, seen, strict=True))

@@ -7,19 +7,18 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
+from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.optim.groups import Height, optimizer_groups
 from transfer_cli.optim.layer_scale import Uniform
-from transfer_cli.optim.muon import MuonWithAdamW, is_turned, orthogonal
+from transfer_cli.optim.muon import MuonWithAdamW, orthogonal, uses_muon
 
 SHAPES = ((24, 8), (8, 24), (8, 8))
 
 
 def grouped(model):
-    heights = [Height(g.name, g.depth, g.parameters) for g in layer_groups(model, set())]
-    return optimizer_groups(dict(model.named_parameters()), heights, Uniform())
+    return parameter_groups(model, layer_groups(model, set()), Uniform())
 
 
 def drawn(seed=0):
@@ -96,7 +95,7 @@ def test_matrices_of_blocks_are_turned_and_nothing_else_is():
     model.backbone.blocks[0].sites["after_attention"] = tiny.AddedLinear(16, 16)
     names = {parameter: name for name, parameter in model.named_parameters()}
 
-    turned = {names[p] for group in grouped(model) for p in group["params"] if is_turned(p, group)}
+    turned = {names[p] for group in grouped(model) for p in group["params"] if uses_muon(p, group)}
 
     parts = ("attention.packed", "attention.output", "feed_forward.inner", "feed_forward.output")
     expected = {f"backbone.blocks.{n}.{part}.weight" for n in range(3) for part in parts}

@@ -13,11 +13,11 @@ from transfer_cli.testing.plans import (
     example_models,
 )
 
-REST = Length(None)
+REMAINDER = Length(None)
 
 
 def one(*patterns):
-    return [Stage(patterns, REST)]
+    return [Stage(patterns, REMAINDER)]
 
 
 def counting():
@@ -40,7 +40,7 @@ def emptying(groups):
         (lambda groups: one("block.*"), r"head\.class is new and never trains"),
         (lambda groups: one("head.*"), r"a model with added modules: .*added\.0 is new and never"),
         (lambda groups: [*one("head.*"), *one("*")], "stage 1 takes the rest of the run"),
-        (lambda groups: [Stage("*", REST)], "its patterns are no tuple: '\\*'"),
+        (lambda groups: [Stage("*", REMAINDER)], "its patterns are no tuple: '\\*'"),
         (lambda groups: [("*",)], "stage 1 is no Stage"),
         (lambda groups: [Stage(("*",), Length(2000)), *one("*")], "but the run has 1000"),
         (counting(), "gives other stages when it is asked again"),

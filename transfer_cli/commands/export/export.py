@@ -25,7 +25,7 @@ from transfer_cli.model.weights import load_pretrained
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.atomic import new_folder, writing
-from transfer_cli.terminal import Entry, Page, Piece, show
+from transfer_cli.terminal import Entry, Page, Piece, print_out
 
 FORMATS = ("hf", "onnx")
 
@@ -41,7 +41,9 @@ def export(config: DictConfig) -> None:
     start = open_pretrained(config.run, "run", config.base)
     with writing(to), new_folder(to) as made:
         facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, made)
-    show(Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items())))
+    print_out(
+        Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items()))
+    )
 
 
 def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:

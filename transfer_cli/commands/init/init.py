@@ -12,7 +12,7 @@ from transfer_cli.config.flags import FlagParser
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.runs.atomic import new_folder
 from transfer_cli.safe_files import escaped, printable
-from transfer_cli.terminal import Block, Entry, Line, Page, Piece, show
+from transfer_cli.terminal import Entry, Line, Page, Piece, Renderable, print_out
 
 STARTERS = {
     "experiment/mine": "experiment=sample/finetune",
@@ -85,7 +85,7 @@ def init(words: list[str]) -> None:
                 (made / inside).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(printable(f"{folder}: {error.strerror or error}")) from error
-    show(_page(wanted, folder))
+    print_out(_page(wanted, folder))
 
 
 def _wanted(sources: list[str]) -> dict[str, Option]:
@@ -202,7 +202,7 @@ def _check_free(folder: Path) -> None:
 
 def _page(wanted: Mapping[str, Option], folder: Path) -> Page:
     width = 4 + max(len(f"{path}.yaml") for path in wanted)
-    blocks: list[Block] = [Line(Piece(str(folder), "heading"), " is made:")]
+    blocks: list[Renderable] = [Line(Piece(str(folder), "heading"), " is made:")]
     for path, option in wanted.items():
         text = [f"from {option.group}={option.name}"]
         blocks.append(Entry(["  ", Piece(f"{path}.yaml", "own")], text, width))

@@ -32,7 +32,7 @@ from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.tensorboard import SummaryWriter
-from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, show
+from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def find(config: DictConfig, command: str) -> None:
     groups = _of_groups(parts, seen.rates[step])
     line = _next(command, seen.rates[step])
     folder = _write(config, command, seen, step, groups, line)
-    show(_page(command, seen, step, groups, folder, line))
+    print_out(_page(command, seen, step, groups, folder, line))
 
 
 def _check(config: DictConfig) -> None:
@@ -230,7 +230,7 @@ def _page(
     first, last = f"{seen.rates[0]:.1e}", f"{seen.rates[-1]:.1e}"
     ending = "where the loss exploded" if seen.exploded else "the loss did not explode"
     lowest = min(range(len(seen.smoothed)), key=seen.smoothed.__getitem__)
-    blocks: list[Block] = [
+    blocks: list[Renderable] = [
         Line(
             Piece(f"lr-find {command}:", "heading"),
             f" {len(seen.losses)} steps, rates from {first} to {last}, {ending}",

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_cli.data.tokenizer import BytePairs, WordPiece
-from transfer_cli.generation.layout import Layout
-from transfer_cli.generation.writing import Cut, Spelling, Writer
+from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.streaming import GeneratedText, StopStrings, StreamingDetokenizer
 
 TEXT = 'the cat sat on the mat , the cats are sitting ; a naïve 🙂 cat said " mew " .'
 LETTERS = "ab\n."
@@ -22,9 +22,9 @@ def byte_pairs():
 
 
 def spelt(tokenizer, before, tokens):
-    """Return what a spelling shows of each token, and at the end."""
-    spelling = Spelling(tokenizer, tokenizer.sep, before)
-    return [*map(spelling.add, tokens), spelling.rest()]
+    """Return what a detokenizer shows of each token, and at the end."""
+    detokenizer = StreamingDetokenizer(tokenizer, tokenizer.sep, before)
+    return [*map(detokenizer.add, tokens), detokenizer.flush()]
 
 
 @pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
@@ -88,7 +88,7 @@ def cut_by_definition(text, stops):
     seed=st.integers(0, 100),
 )
 def test_a_text_is_cut_by_its_letters_however_they_come(text, stops, seed):
-    draws, cut, shown, place = np.random.default_rng(seed), Cut(stops), "", 0
+    draws, cut, shown, place = np.random.default_rng(seed), StopStrings(stops), "", 0
     expected, ends = cut_by_definition(text, stops)
 
     while place < len(text):
@@ -96,14 +96,14 @@ def test_a_text_is_cut_by_its_letters_however_they_come(text, stops, seed):
         shown += cut.add(text[place : place + step])
         place += step
         assert expected.startswith(shown)  # nothing that is taken back has been shown
-    shown += cut.rest()
+    shown += cut.flush()
 
     assert (shown, cut.found is not None) == (expected, ends)
 
 
 @given(text=st.text(LETTERS, max_size=20), stop=st.text(LETTERS, min_size=1, max_size=4))
 def test_no_more_waits_than_may_belong_to_a_stop(text, stop):
-    cut = Cut([stop])
+    cut = StopStrings([stop])
     shown = cut.add(text)
 
     if cut.found is None:
@@ -115,59 +115,59 @@ def test_no_more_waits_than_may_belong_to_a_stop(text, stop):
 
 
 def test_a_stop_of_several_tokens_is_found_and_never_shown(word_pieces):
-    writer = Writer(Layout(word_pieces), "the cat", ["the mat"])
+    generated = GeneratedText(PromptLayout(word_pieces), "the cat", ["the mat"])
     tokens = word_pieces.encode("sat on the mat , the cat")
-    shown = [writer.add(token) for token in tokens]
+    shown = [generated.add(token) for token in tokens]
 
-    assert "".join(shown) == writer.text == " sat on "
-    assert writer.ended == "stop"
-    assert writer.tokens < len(tokens)
-    assert writer.rest() == ""
+    assert "".join(shown) == generated.text == " sat on "
+    assert generated.finish_reason == "stop"
+    assert generated.tokens < len(tokens)
+    assert generated.flush() == ""
 
 
 def test_what_waited_in_vain_is_shown_at_the_end(word_pieces):
-    writer = Writer(Layout(word_pieces), "the cat", ["the mat is"])
+    generated = GeneratedText(PromptLayout(word_pieces), "the cat", ["the mat is"])
     for token in word_pieces.encode("sat on the mat"):
-        writer.add(token)
+        generated.add(token)
 
-    assert writer.text == " sat on "
-    assert writer.rest() == "the mat"
-    assert (writer.text, writer.ended) == (" sat on the mat", "")
+    assert generated.text == " sat on "
+    assert generated.flush() == "the mat"
+    assert (generated.text, generated.finish_reason) == (" sat on the mat", "")
 
 
 def test_the_space_at_the_end_of_a_prompt_is_not_doubled(word_pieces):
-    writer = Writer(Layout(word_pieces), "the cat ", [])
+    generated = GeneratedText(PromptLayout(word_pieces), "the cat ", [])
     for token in word_pieces.encode("sat on"):
-        writer.add(token)
+        generated.add(token)
 
-    assert writer.text == "sat on"
+    assert generated.text == "sat on"
 
 
 @pytest.mark.parametrize("kind", ["word_pieces", "byte_pairs"])
 def test_a_prompt_is_laid_out_as_text_to_pretrain_on(kind, request):
     tokenizer = request.getfixturevalue(kind)
-    layout = Layout(tokenizer)
+    layout = PromptLayout(tokenizer)
     line = tokenizer.encode("the cat")
 
-    assert layout.prompt("the cat") == [tokenizer.sep, *line]
-    assert layout.prompt("the cat\n\nthe cat") == [
+    assert layout.encode("the cat") == [tokenizer.sep, *line]
+    assert layout.encode("the cat\n\nthe cat") == [
         tokenizer.sep, *line, tokenizer.sep, tokenizer.sep, *line,
     ]  # fmt: skip
-    assert layout.prompt("the cat\n") == [tokenizer.sep, *line, tokenizer.sep]
+    assert layout.encode("the cat\n") == [tokenizer.sep, *line, tokenizer.sep]
 
 
 def test_names_of_special_tokens_in_a_prompt_are_ordinary_text(word_pieces):
-    tokens = Layout(word_pieces).prompt("[SEP] [MASK] [PAD] [CLS]")
+    tokens = PromptLayout(word_pieces).encode("[SEP] [MASK] [PAD] [CLS]")
 
     assert not set(tokens[1:]) & (word_pieces.special - {word_pieces.unk})
 
 
 def test_a_text_without_tokens_is_no_prompt(word_pieces):
-    assert Layout(word_pieces).prompt(" \n ") == []
+    assert PromptLayout(word_pieces).encode(" \n ") == []
 
 
 def test_of_the_special_tokens_only_the_end_of_a_line_may_be_said(word_pieces):
-    allowed_V = Layout(word_pieces).allowed()
+    allowed_V = PromptLayout(word_pieces).allowed_tokens()
 
     said = {token for token in word_pieces.special if allowed_V[token]}
     assert said == {word_pieces.sep}

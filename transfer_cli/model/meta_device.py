@@ -1,4 +1,4 @@
-"""Modules without weights: to know their names and shapes before any memory is taken."""
+"""Builds modules on the meta device: their names and shapes without memory for weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Make modules on the meta device, where nothing is computed and nothing is kept.
+    """Build modules on the meta device, without random initialisation.
 
     Raises:
-        MemoryError: One is so large that its size cannot be counted.
+        MemoryError: The size of a tensor overflows.
     """
     try:
         with torch.device("meta"), _NoDraws():
@@ -25,7 +25,7 @@ def without_weights() -> Iterator[None]:
 
 
 class _NoDraws(TorchFunctionMode):
-    """Leaves out random initialisation: on the meta device torch would load its compiler for it."""
+    """Skips random initialisation, for which torch would import its compiler on the meta device."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -1,4 +1,4 @@
-"""What attention has computed of earlier positions, kept so that it is not computed again.
+"""Cached keys and values of earlier positions.
 
 Legend: B batch, H heads, T positions, W width of a head.
 """
@@ -6,31 +6,31 @@ Legend: B batch, H heads, T positions, W width of a head.
 from torch import Tensor
 
 
-class LayerKeyValues:
+class LayerKVCache:
     """The keys and values of one block.
 
     Args:
-        room: Positions that there will ever be; memory for them is taken once.
+        max_length: Maximum number of positions; their memory is allocated once.
     """
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
         self.length = 0
-        """Positions that are known."""
+        """Number of cached positions."""
         self._both: tuple[Tensor, Tensor] | None = None
 
     def extend(self, key_BHTW: Tensor, value_BHTW: Tensor) -> tuple[Tensor, Tensor]:
-        """Add positions; return the keys and values of all that are known now.
+        """Append positions; return all cached keys and values.
 
         Raises:
-            ValueError: There is no room for them.
+            ValueError: They exceed `max_length`.
         """
         first, self.length = self.length, self.length + key_BHTW.shape[2]
-        if self.length > self.room:
-            raise ValueError(f"{self.length} positions, and room for {self.room}")
+        if self.length > self.max_length:
+            raise ValueError(f"{self.length} positions exceed the cache's {self.max_length}")
         if self._both is None:
             rows, heads, _, width = key_BHTW.shape
-            size = (rows, heads, self.room, width)
+            size = (rows, heads, self.max_length, width)
             self._both = key_BHTW.new_empty(size), value_BHTW.new_empty(size)
         for cache, new in zip(self._both, (key_BHTW, value_BHTW), strict=True):
             cache[:, :, first : self.length] = new
@@ -38,29 +38,29 @@ class LayerKeyValues:
         return keys[:, :, : self.length], values[:, :, : self.length]
 
     def repeat(self, rows: int) -> None:
-        """Make `rows` copies of the one row that there is."""
+        """Repeat the only row `rows` times."""
         if self._both is not None:
             keys, values = (cache.repeat(rows, 1, 1, 1) for cache in self._both)
             self._both = keys, values
 
 
-class KeyValues:
-    """The keys and values of every block of a causal model, for texts that grow on their right.
+class KVCache:
+    """The keys and values of every block of a causal model.
 
     Args:
-        depth: Blocks.
-        room: See `LayerKeyValues`.
+        depth: Number of blocks.
+        max_length: See `LayerKVCache`.
     """
 
-    def __init__(self, depth: int, room: int) -> None:
-        self.layers = [LayerKeyValues(room) for _ in range(depth)]
+    def __init__(self, depth: int, max_length: int) -> None:
+        self.layers = [LayerKVCache(max_length) for _ in range(depth)]
 
     @property
     def length(self) -> int:
-        """Positions that are known."""
+        """Number of cached positions."""
         return self.layers[0].length
 
     def repeat(self, rows: int) -> None:
-        """Make `rows` copies of the one text that there is: they begin alike."""
+        """Repeat the only text `rows` times, for several continuations of one prompt."""
         for layer in self.layers:
             layer.repeat(rows)

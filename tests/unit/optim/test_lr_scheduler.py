@@ -5,67 +5,25 @@ import pytest
 import torch
 
 from tests import tiny
-from transfer_cli.errors import ConfigError
+from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.optim.groups import Height, Rates, optimizer_groups
 from transfer_cli.optim.layer_scale import Geometric, PerGroup, Uniform
+from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Constant, Cosine, InverseSqrt, Linear, Slanted
 
 TOTAL = 50
 
 
-def heights_of(model):
-    return [Height(g.name, g.depth, g.parameters) for g in layer_groups(model, set())]
-
-
 def adamw(model, scale, rate=1e-3, **options):
-    groups = optimizer_groups(dict(model.named_parameters()), heights_of(model), scale, **options)
+    groups = parameter_groups(model, layer_groups(model, set()), scale, **options)
     return torch.optim.AdamW(groups, lr=rate, weight_decay=0.01)
-
-
-def test_every_parameter_is_in_exactly_one_group():
-    model = tiny.model(Classification())
-
-    held = [p for group in adamw(model, Uniform()).param_groups for p in group["params"]]
-
-    assert len(held) == len(list(model.parameters()))
-    assert {id(p) for p in held} == {id(p) for p in model.parameters()}
-
-
-def test_matrices_decay_and_vectors_do_not():
-    for group in adamw(tiny.model(Classification()), Uniform()).param_groups:
-        matrices = {parameter.ndim >= 2 for parameter in group["params"]}
-        assert matrices == {group["weight_decay"] > 0}
-
-
-def test_matrices_decay_where_they_are_asked_to():
-    model = tiny.model(Classification())
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-
-    optimizer = adamw(model, Uniform(), decay=lambda name: name.startswith("heads."))
-
-    decaying = [
-        names[id(parameter)]
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if group["weight_decay"]
-    ]
-    assert decaying == ["heads.class.linear.weight"]
-    assert {id(p) for g in optimizer.param_groups for p in g["params"]} == set(names)
-
-
-def test_a_scale_sees_the_names_of_all_groups():
-    scale = PerGroup({"block.7": 0.5})
-
-    with pytest.raises(ConfigError, match=r"^adaptation\.layer_scale: rates\.block\.7 matches no"):
-        adamw(tiny.model(Classification()), scale)
 
 
 def test_a_scale_by_name_multiplies_the_groups_rate():
     optimizer = adamw(tiny.model(Classification()), PerGroup({"block.*": 0.5, "head.*": 2.0}))
 
-    Rates(1e-3, Constant(), TOTAL).set(optimizer, 0)
+    LRScheduler(1e-3, Constant(), TOTAL).set_lr(optimizer, 0)
 
     rates = {group["layer"]: group["lr"] for group in optimizer.param_groups}
     assert rates["block.1"] == pytest.approx(0.5e-3)
@@ -112,10 +70,10 @@ SCHEDULES = [
 def test_rates_follow_base_times_depth_times_schedule_at_every_step(schedule, formula, factor):
     optimizer = adamw(tiny.model(Classification()), Geometric(factor))
     order = ["embeddings", "block.0", "block.1", "block.2", "head.class"]
-    rates = Rates(1e-3, schedule, TOTAL)
+    scheduler = LRScheduler(1e-3, schedule, TOTAL)
 
     for step in range(TOTAL):
-        rates.set(optimizer, step)
+        scheduler.set_lr(optimizer, step)
         by_layer = {group["layer"]: group["lr"] for group in optimizer.param_groups}
         for place, layer in enumerate(order):
             expected = 1e-3 / factor ** (4 - place) * formula(step, TOTAL)
@@ -129,7 +87,7 @@ def test_rates_follow_base_times_depth_times_schedule_at_every_step(schedule, fo
 def test_rates_end_at_zero(schedule, formula):
     optimizer = adamw(tiny.model(Classification()), Geometric(1.2))
 
-    Rates(1e-3, schedule, TOTAL).set(optimizer, TOTAL)
+    LRScheduler(1e-3, schedule, TOTAL).set_lr(optimizer, TOTAL)
 
     assert all(group["lr"] == pytest.approx(0, abs=1e-15) for group in optimizer.param_groups)
 
@@ -140,7 +98,7 @@ def test_what_an_edit_added_has_the_rate_of_the_heads(scale):
     model.backbone.blocks[0].sites["after_attention"] = tiny.AddedLinear(16, 16)
 
     optimizer = adamw(model, scale)
-    Rates(1e-3, Linear(5), TOTAL).set(optimizer, 7)
+    LRScheduler(1e-3, Linear(5), TOTAL).set_lr(optimizer, 7)
 
     rates = {group["layer"]: group["lr"] for group in optimizer.param_groups}
     assert rates["added.0"] == rates["head.class"] > rates["block.0"]
@@ -149,29 +107,29 @@ def test_what_an_edit_added_has_the_rate_of_the_heads(scale):
 @pytest.mark.parametrize(("begin", "end"), [(0, 20), (20, 50)])
 def test_a_schedule_per_stage_spans_the_stage(begin, end):
     optimizer = adamw(tiny.model(Classification()), Uniform())
-    rates = Rates(1e-3, Linear(5), TOTAL, per_stage=True)
+    scheduler = LRScheduler(1e-3, Linear(5), TOTAL, per_stage=True)
 
     for step in range(begin, end):
-        rates.set(optimizer, step, begin=begin, end=end)
+        scheduler.set_lr(optimizer, step, begin=begin, end=end)
         wanted = 1e-3 * linear(step - begin, end - begin)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted, rel=1e-9)
 
 
 def test_a_schedule_per_run_does_not_know_of_stages():
     optimizer = adamw(tiny.model(Classification()), Uniform())
-    rates = Rates(1e-3, Linear(5), TOTAL)
+    scheduler = LRScheduler(1e-3, Linear(5), TOTAL)
 
-    rates.set(optimizer, 30, begin=20, end=40)
+    scheduler.set_lr(optimizer, 30, begin=20, end=40)
 
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * linear(30, TOTAL), rel=1e-9)
 
 
 def test_a_stages_factor_multiplies_every_rate():
     plain, slowed = (adamw(tiny.model(Classification()), Geometric(1.2)) for _ in range(2))
-    rates = Rates(1e-3, Cosine(5), TOTAL)
+    scheduler = LRScheduler(1e-3, Cosine(5), TOTAL)
 
-    rates.set(plain, 12)
-    rates.set(slowed, 12, factor=0.1)
+    scheduler.set_lr(plain, 12)
+    scheduler.set_lr(slowed, 12, factor=0.1)
 
     for one, other in zip(plain.param_groups, slowed.param_groups, strict=True):
         assert other["lr"] == pytest.approx(0.1 * one["lr"], rel=1e-12)
@@ -179,7 +137,7 @@ def test_a_stages_factor_multiplies_every_rate():
 
 def test_both_groups_of_a_layer_have_the_same_rate():
     optimizer = adamw(tiny.model(Classification()), Geometric(1.2))
-    Rates(1e-3, Linear(5), TOTAL).set(optimizer, 7)
+    LRScheduler(1e-3, Linear(5), TOTAL).set_lr(optimizer, 7)
 
     rates: dict[str, set[float]] = {}
     for group in optimizer.param_groups:
@@ -190,10 +148,10 @@ def test_both_groups_of_a_layer_have_the_same_rate():
 
 def test_rates_do_not_depend_on_the_steps_before():
     straight, jumping = (adamw(tiny.model(Classification()), Geometric(1.2)) for _ in range(2))
-    rates = Rates(1e-3, Cosine(5), TOTAL)
+    scheduler = LRScheduler(1e-3, Cosine(5), TOTAL)
 
     for step in range(31):
-        rates.set(straight, step)
-    rates.set(jumping, 30)
+        scheduler.set_lr(straight, step)
+    scheduler.set_lr(jumping, 30)
 
     assert [g["lr"] for g in straight.param_groups] == [g["lr"] for g in jumping.param_groups]

@@ -1,0 +1,63 @@
+"""Encodes prompts as in pretraining, and lists the tokens that may be generated.
+
+Pretraining text is a stream of lines with a `sep` after each and one before the first
+(`data.corpus`): to such a model `sep` ends a line, and no token ends a text. Tokenizers like
+GPT-2's have one special token, which ends a document; line ends are ordinary text there, and a
+prompt gets no special token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from transfer_cli.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class PromptLayout:
+    """Special tokens between the lines of a text.
+
+    Args:
+        tokenizer: The run's tokenizer.
+        has_lines: Whether the model was trained on lines as in `data.corpus`; published models were
+            not.
+    """
+
+    tokenizer: Tokenizer
+    has_lines: bool = True
+
+    @property
+    def text_end(self) -> int | None:
+        """The token that ends a text; None if no token does."""
+        ends_texts = not self.has_lines or self.tokenizer.sep == self.tokenizer.cls
+        return self.tokenizer.sep if ends_texts else None
+
+    @property
+    def line_end(self) -> int | None:
+        """The token that ends a line; None if line ends are ordinary text."""
+        return self.tokenizer.sep if self.text_end is None else None
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a prompt, laid out as in pretraining; its last line stays open.
+
+        They are empty if the tokenizer finds no token in the text.
+        """
+        if self.line_end is None:
+            return self.tokenizer.encode(text)
+        rows = self.tokenizer.encode_batch(text.split("\n"))
+        return [token for row in rows for token in (self.line_end, *row)] if any(rows) else []
+
+    def drops_space(self, text: str, tokens: Sequence[int]) -> bool:
+        """Return whether a prompt ends in a space that its tokens do not hold."""
+        return text.endswith(" ") and not self.tokenizer.decode(tokens).endswith(" ")
+
+    def allowed_tokens(self) -> Tensor:
+        """Return `[V]`, True at tokens of text and at `sep`."""
+        size = self.tokenizer.size
+        # Some ids may belong to no token.
+        allowed_V = torch.tensor([bool(each) for each in self.tokenizer.pieces(range(size))])
+        allowed_V[sorted(self.tokenizer.special)] = False
+        allowed_V[self.tokenizer.sep] = True
+        return allowed_V
