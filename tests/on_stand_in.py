@@ -70,10 +70,10 @@ WAITS = {
     "engine.evaluation.row_by_row": "what was predicted of each example",
     "engine.evaluation.Sums.update": "sums over batches, in float64 on the host",
     "objectives.classification.Classification.samples": "predictions for people to look at",
-    "objectives.classification.Classification.tallies": "bincount asks for the largest number; the "
-    "sums of the batch are read right after",
-    "objectives.language_model.LanguageModel.outcomes": "each text's number of targets, so that "
-    "there are never more logits than one text's",
+    "objectives.classification.Classification.metric_sums": "bincount asks for the largest "
+    "number; the sums of the batch are read right after",
+    "objectives.language_model.LanguageModel.example_results": "each text's number of targets, "
+    "so that there are never more logits than one text's",
     "objectives.language_model.LanguageModel.samples": "predictions for people to look at",
     # Answers.
     "engine.evaluation.predictions": "predictions, which are written on the host",
@@ -146,7 +146,7 @@ def begun(
         edit(model, SPECIAL)
     model.to(device)
     for each in [objective, *(loss.objective for loss in losses or ())]:
-        each.start(model, inherited)
+        each.on_train_start(model, inherited)
     chosen = tiny.Recipe(
         precision=Precision(kind, device), inherited=inherited,
         **{"optimizer": ADAMW, "clip": 1.0, "total": 4, **recipe},
@@ -220,13 +220,16 @@ def _evaluated(name: str, device: torch.device) -> Any:
 for _name, (_make, _, _) in OBJECTIVES.items():
     _waits = {
         Classification: (
-            "Classification.tallies",
+            "Classification.metric_sums",
             "EachExample.note",
             "row_by_row",
             "Classification.samples",
         ),
         SourceDistillation: (),
-    }.get(type(_make()), ("LanguageModel.outcomes", "EachExample.note", "LanguageModel.samples"))
+    }.get(
+        type(_make()),
+        ("LanguageModel.example_results", "EachExample.note", "LanguageModel.samples"),
+    )
     case(f"steps and scores: {_name}", READ, "Sums.update", *_waits)(
         functools.partial(_evaluated, _name)
     )
@@ -440,8 +443,8 @@ TRAINED = (
     READ, "attach_metrics_logger", "run._place", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
     "EachExample.note", "row_by_row", "Sums.update", "Classification.samples",
-    "Classification.tallies",
-    "LanguageModel.outcomes", "LanguageModel.samples", "finished_run._open",
+    "Classification.metric_sums",
+    "LanguageModel.example_results", "LanguageModel.samples", "finished_run._open",
 )  # fmt: skip
 
 

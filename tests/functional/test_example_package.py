@@ -125,6 +125,29 @@ def test_swapping_moves_neighbours_and_nothing_else(mylab):
     assert 0.2 < float((target_BT == 1).sum() / (target_BT != IGNORE).sum()) < 0.8
 
 
+def test_a_size_a_data_set_and_a_sweep_are_one_yaml_each(transfer, mylab, deep, few_questions):
+    configs = {
+        "model/slim": "defaults:\n  - tiny\n  - _self_\nwidth: 8\nheads: 2\ndepth: 1\n",
+        "data/quiz": f"defaults:\n  - table\n  - _self_\ntrain: {few_questions}\n",
+        "sweep/clips": "# @package _global_\nhydra: {sweeper: {params: {loop.clip: '1,2'}}}\n",
+    }
+    for name, text in configs.items():
+        file = mylab / "conf" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    small = ("--config-dir", "conf", "data=quiz", "device=cpu", "loop.steps=2", "schedule=constant")
+
+    fresh = (*small, "init=scratch", "model=slim", "tokenizer=wordpiece", "run.dir=fresh")
+    ended = transfer("finetune", *fresh, "tokenizer.size=300")
+    swept = transfer("finetune", *small, "sweep=clips", f"init_from={deep}", "run.dir=swept",
+                     "sweep.isolate=false")  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    assert swept.code == 0, swept.err
+    assert read_description(Path("fresh/model")).shape.width == 8
+    assert [(Path("swept") / job / "results.json").is_file() for job in "01"] == [True, True]
+
+
 # --- an edit whose parameter has a name that the package has never seen ------------------------
 
 OWN = ("--plugin", "mylab", "--config-dir", "conf")

@@ -1,0 +1,261 @@
+"""The pages about the code name what is there, and the table of what can be added is true."""
+
+import ast
+import re
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import transfer_cli
+from tests.unit.test_imports import FLOORS
+from transfer_cli.config.commands import ALL
+
+ROOT = Path(transfer_cli.__file__).parent
+PROJECT = Path(__file__).parents[2]
+DOCS = PROJECT / "docs"
+EXAMPLE = DOCS / "example"
+MYLAB = sorted((EXAMPLE / "mylab").glob("*.py"))
+
+NOT_OURS = {"DistributedDataParallel", "fully_shard", "weights_only", "Checkpoint", "metrics.Loss"}
+"""Names of torch and Ignite that the pages speak of."""
+
+IN_A_RUN = {"RUN/analyses/NAME.json", "results.json", "model.json", "speed.jsonl", "timing.json"}
+FILE = re.compile(r"/|\.(py|md|jsonl?)$")
+
+FUNCTIONAL = "functional/test_example_"
+ADDED = {
+    "a scheme made of existing parts": (
+        ["conf/adaptation/scaled_attention.yaml"],
+        f"{FUNCTIONAL}package.py::"
+        "test_only_the_own_edit_and_the_head_train_and_only_they_are_stored",
+    ),
+    "a schedule, layer scale, plan or penalty": (
+        ["mylab/plans.py", "conf/adaptation/plan/bottom_up.yaml"],
+        f"{FUNCTIONAL}package.py::test_every_command_of_the_readme_runs",
+    ),
+    "an edit": (
+        ["mylab/scaled_attention.py", "conf/adaptation/edits/scaled_attention.yaml"],
+        f"{FUNCTIONAL}package.py::test_the_own_edit_is_there_again_when_a_run_is_opened",
+    ),
+    "an objective": (
+        ["mylab/swapped_neighbours.py", "conf/objective/swapped_neighbours.yaml"],
+        f"{FUNCTIONAL}package.py::test_every_command_of_the_readme_runs",
+    ),
+    "a task: tagging, answers in a text, choices": (
+        ["mylab/tagging.py", "conf/objective/tagging.yaml", "conf/data/tagged_words.yaml"],
+        f"{FUNCTIONAL}task.py::test_a_tagger_is_trained_monitored_reported_and_asked",
+    ),
+    "a model size, a data set in a known format": (
+        [],
+        f"{FUNCTIONAL}package.py::test_a_size_a_data_set_and_a_sweep_are_one_yaml_each",
+    ),
+    "a question that people sweep for": (
+        [],
+        f"{FUNCTIONAL}package.py::test_a_size_a_data_set_and_a_sweep_are_one_yaml_each",
+    ),
+    "a family of published models": (
+        ["mylab/published.py"],
+        f"{FUNCTIONAL}family.py::test_a_run_on_it_is_exported_as_its_family_and_as_causal",
+    ),
+    "an analysis, with a section of the report's page": (
+        ["mylab/token_lengths.py", "mylab/length_section.py"],
+        f"{FUNCTIONAL}analysis.py::test_its_package_shows_it_in_a_section_of_its_own",
+    ),
+}
+"""Row of the table -> what the outside package has of it, and the test that uses that."""
+
+INSIDE = {
+    "a position kind, norm, feed-forward part, residual form or attention pattern": (
+        [],
+        "unit/model/test_kinds.py::test_a_class_and_its_name_make_a_kind_that_learns",
+    ),
+    "a command": ([], "unit/test_docs.py::test_every_command_has_a_module_and_a_yaml"),
+}
+"""The same of what a package of one's own cannot add."""
+
+
+def page(name="architecture.md"):
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def table(heading):
+    """Return the rows of the table below the heading that begins so, without its first one."""
+    section = page().split(f"\n## {heading}")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[2:]]
+
+
+def quoted(text):
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def names_of(path):
+    """Return all that a module gives a name: classes, functions, arguments, values."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+# --- paths and names ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "glossary.md"])
+def test_every_path_of_a_page_is_there(name):
+    words = {word for word in quoted(page(name)) if FILE.search(word)} - IN_A_RUN
+
+    paths = {word for word in words if "=" not in word}
+    assert len(paths) > 5
+    assert [
+        each for each in paths if not ((ROOT / each).exists() or (PROJECT / each).exists())
+    ] == []
+
+
+@pytest.mark.parametrize("name", ["architecture.md", "glossary.md"])
+def test_every_class_and_function_of_a_page_is_there(name):
+    known = {name for path in ROOT.rglob("*.py") for name in names_of(path)} | FLOORS.keys()
+    words = {word for word in quoted(page(name)) if re.fullmatch(r"[A-Za-z_.]+(\(\))?", word)}
+    words = {word for word in words if re.search(r"[A-Z_(]", word) and not FILE.search(word)}
+
+    last = {word: word.removesuffix("()").rpartition(".")[2] for word in words - NOT_OURS}
+    assert {word for word, name in last.items() if name not in known} == set()
+
+
+def test_the_places_to_look_are_few_enough_to_be_read():
+    assert len(table("Where do I find")) <= 15
+
+
+def test_the_glossary_has_ten_words_at_most():
+    rows = [line for line in page("glossary.md").splitlines() if line.startswith("|")]
+
+    assert len(rows) - 2 <= 10
+
+
+def test_the_table_of_floors_is_the_one_that_imports_are_held_to():
+    written = {
+        name.removesuffix(".py"): int(floor)
+        for floor, folders, _ in table("Floors")
+        for name in quoted(folders)
+    }
+    there = {path.stem for path in ROOT.glob("*.py")} | {
+        path.parent.name for path in ROOT.glob("*/__init__.py")
+    }
+
+    apart = {"__init__", "__main__"}
+    assert written == {name: floor for name, floor in FLOORS.items() if name in there - apart}
+
+
+def test_each_stop_between_the_shell_and_the_first_step_is_where_it_is_said_to_be():
+    stops = [quoted(cell)[0] for row in table("From the shell") for cell in row[:2]]
+    stops = dict(zip(stops[::2], stops[1::2], strict=True))
+
+    assert len(stops) == 10
+    assert {
+        path for path, name in stops.items() if name.partition(".")[0] not in names_of(ROOT / path)
+    } == set()
+
+
+# --- adding things -----------------------------------------------------------------------------
+
+
+def test_every_row_of_what_can_be_added_is_shown_by_the_example_or_said_to_be_inside():
+    rows = {row[0] for row in table("Adding things")}
+
+    assert rows == ADDED.keys() | INSIDE
+
+
+def test_what_shows_a_row_is_there():
+    tests = Path(__file__).parents[1]
+    for row, (files, test) in (ADDED | INSIDE).items():
+        file, _, name = test.partition("::")
+        assert [path for path in files if not (EXAMPLE / path).is_file()] == [], row
+        assert name in names_of(tests / file), row
+
+
+def test_a_row_is_shown_by_as_many_configs_as_it_says_one_writes():
+    for row, write, _ in table("Adding things"):
+        files = ADDED.get(row, ([], ""))[0]
+        if files:
+            said = re.search(r"(\d) YAML", write)
+            found = [path for path in files if path.endswith(".yaml")]
+            assert len(found) == (int(said[1]) if said else 0), row
+
+
+def test_every_command_has_a_module_and_a_yaml():
+    functions = {name: command.function for name, command in ALL.items() if command.function}
+    modules = {name: function.rpartition(".")[0] for name, function in functions.items()}
+    configs = {name for name, command in ALL.items() if command.composes}
+
+    assert {name for name, module in modules.items() if find_spec(module) is None} == set()
+    assert configs == {path.stem for path in (PROJECT / "conf").glob("*.yaml")}
+
+
+def test_every_file_of_the_example_shows_a_row():
+    shown = {path for files, _ in ADDED.values() for path in files}
+    there = {*EXAMPLE.glob("conf/**/*.yaml"), *MYLAB} - {EXAMPLE / "mylab" / "__init__.py"}
+
+    assert shown == {path.relative_to(EXAMPLE).as_posix() for path in there}
+
+
+def test_the_example_lists_all_its_files():
+    (listed, *_) = re.findall(r"```\n(.*?)```", page("example/README.md"), re.DOTALL)
+    words = {line.split()[0] for line in listed.splitlines()}
+    shown = {path for files, _ in ADDED.values() for path in files}
+
+    assert words == shown | {"names/"}
+
+
+# --- nothing of ours is edited -----------------------------------------------------------------
+
+
+def ours_in(path):
+    """Return the module and name of each import from the package, by what it is called there."""
+    return {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("transfer_cli")
+        for alias in node.names
+    }
+
+
+def test_the_example_imports_public_names_that_are_there():
+    imported = {pair for path in MYLAB for pair in ours_in(path).values()}
+
+    assert len(imported) > 20
+    assert {pair for pair in imported if re.search(r"(^|\.)_", ".".join(pair))} == set()
+    lost = {(place, name) for place, name in imported if not hasattr(import_module(place), name)}
+    assert lost == set()
+
+
+def test_the_example_changes_nothing_of_the_package():
+    changed = []
+    for path in MYLAB:
+        ours = ours_in(path).keys()
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(
+                node.ctx, ast.Store | ast.Del
+            ):
+                inside = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+                changed += [f"{path}:{node.lineno}"] if inside & ours else []
+            elif isinstance(node, ast.Import):
+                whole = [each.name for each in node.names if each.name.startswith("transfer_cli")]
+                changed += [f"{path}:{node.lineno}: {name}" for name in whole]
+            elif isinstance(node, ast.Name) and node.id in ("setattr", "delattr"):
+                changed.append(f"{path}:{node.lineno}: {node.id}")
+
+    assert changed == []
+
+
+def test_the_package_knows_nothing_of_the_example():
+    files = [*ROOT.rglob("*.py"), *(PROJECT / "conf").rglob("*.yaml")]
+
+    assert {path for path in files if "mylab" in path.read_text(encoding="utf-8")} == set()
