@@ -72,9 +72,9 @@ def transfer(capsys, tmp_path, monkeypatch):
 @pytest.fixture
 def at_record(monkeypatch):
     """Return how to have something done after the record of a kind and step, or before it."""
-    from transfer_cli.engine.handlers import Recorder
+    from transfer_cli.engine.handlers import MetricsLogger
 
-    write, asked = Recorder.write, {}
+    write, asked = MetricsLogger.write, {}
 
     def recording(self, kind, step, values):
         asked.pop(("before", kind, step), lambda: None)()
@@ -83,7 +83,7 @@ def at_record(monkeypatch):
 
     def at(when, kind, step, action):
         asked[when, kind, step] = action
-        monkeypatch.setattr(Recorder, "write", recording)
+        monkeypatch.setattr(MetricsLogger, "write", recording)
 
     return at
 

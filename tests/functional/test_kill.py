@@ -114,7 +114,7 @@ def test_killed_at_any_moment_it_ends_as_if_it_was_not(commands, words, whole, t
 @pytest.mark.parametrize(
     "moment",
     [
-        Moment(under="model/.weights", operation=3),  # written, and not yet in its place
+        Moment(under="model/.weights", operation=2),  # written, and not yet in its place
         Moment(under=".results.json", operation=1),
         Moment(under=".results.json", operation=3),  # in its place, and the run not yet finished
     ],

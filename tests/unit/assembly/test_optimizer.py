@@ -27,7 +27,10 @@ def made(layer_scale=None, penalty=None):
     """Return the model and its optimizer."""
     model = tiny.model(Classification())
     chosen = Adaptation(AllAtOnce(), layer_scale or Uniform(), penalty=penalty)
-    groups = parameter_groups(model, layer_groups(model, frozenset()), chosen)
+    groups = parameter_groups(
+        model, layer_groups(model, frozenset()), chosen.layer_scale,
+        weight_decay=chosen.uses_weight_decay,
+    )  # fmt: skip
     return model, build_optimizer(OmegaConf.create(ADAM), groups)
 
 
@@ -60,6 +63,14 @@ def test_a_penalty_in_place_of_weight_decay_switches_it_off(penalty, decay):
         if any(parameter is matrix for parameter in group["params"])
     ]
     assert found == decay
+
+
+def test_matrices_decay_and_vectors_do_not():
+    _, optimizer = made()
+
+    for group in optimizer.param_groups:
+        matrices = {parameter.ndim >= 2 for parameter in group["params"]}
+        assert matrices == {group["weight_decay"] > 0}
 
 
 def test_groups_know_how_high_they_stand():

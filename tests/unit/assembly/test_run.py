@@ -45,12 +45,12 @@ def test_steps_and_stages_are_those_of_the_data(put):
 
     assert parts.total_steps == 6  # 20 examples in batches of 8, the last one short
     assert parts.blueprint.sizes.steps_per_epoch == 3
-    seen = [parts.streams["main"].order.indices(step) for step in range(3)]
+    seen = [parts.streams["main"].sampler.indices(step) for step in range(3)]
     assert sorted(torch.cat([torch.from_numpy(each) for each in seen]).tolist()) == list(range(20))
 
 
 def test_the_order_follows_from_the_seed(put):
-    orders = [put(seed=seed).streams["main"].order.indices(0).tolist() for seed in (0, 0, 1)]
+    orders = [put(seed=seed).streams["main"].sampler.indices(0).tolist() for seed in (0, 0, 1)]
 
     assert orders[0] == orders[1] != orders[2]
 
@@ -64,7 +64,7 @@ def test_only_a_run_that_asks_for_it_puts_texts_of_like_length_together(put, tmp
     longest = {}
     for bucket in (False, True):
         parts = put(data=data, loop__bucket=bucket)
-        order = parts.streams["main"].order
+        order = parts.streams["main"].sampler
         steps = [parts.data.lengths[order.indices(n)] for n in range(order.steps_per_epoch)]
         longest[bucket] = sum(int(each.max()) for each in steps)
 
@@ -259,7 +259,7 @@ def test_streams_have_their_own_batch_and_order(put, tmp_path):
     parts = put(streams={"second": second}, losses={"words": words})
 
     assert list(parts.streams) == list(parts.prepared) == ["main", "second"]
-    main, other = (parts.streams[name].order for name in ("main", "second"))
+    main, other = (parts.streams[name].sampler for name in ("main", "second"))
     assert (main.batch, other.batch) == (8, 3)
     drawn = [
         [int(n) for step in range(9) for n in order.indices(step)][:12] for order in (main, other)
