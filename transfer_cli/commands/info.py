@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.assembly.datasets import cache_folder, data_folder
 from transfer_cli.config.locate import conf_dir
+from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.runs.environment import environment
 from transfer_cli.terminal import BLANK, Block, Entry, Line, Page, Piece, show

@@ -8,13 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transfer_cli.data.fetch import (
-    RemoteFile,
-    cache_folder,
-    fetch,
-    fetch_archive,
-    writable_folder,
-)
+from transfer_cli.data.fetch import RemoteFile, fetch, fetch_archive
+from transfer_cli.data.folders import home_cache, writable_folder
 
 SPLITS = ("train", "validation", "test")
 
@@ -133,7 +128,7 @@ def find_text(named: NamedText, split: str, data_dir: Path) -> Path:
     """
     member = named.member(split)
     folder = writable_folder(data_dir)
-    found = _first_file((data_dir, folder, cache_folder()), named.places(split))
+    found = _first_file((data_dir, folder, home_cache()), named.places(split))
     if found is not None:
         return found
     local = _first_file((data_dir,), (named.archive.name, f"{named.folder}/{named.archive.name}"))
@@ -150,7 +145,7 @@ def find_trec(split: str, data_dir: Path) -> Path:
     remote = TREC[split]
     folder = writable_folder(data_dir)
     places = [f"{place}/{remote.name}" for place in _TREC_FOLDERS]
-    found = _first_file((data_dir, folder, cache_folder()), places)
+    found = _first_file((data_dir, folder, home_cache()), places)
     return found or fetch(remote, folder / _TREC_FOLDERS[0])
 
 
