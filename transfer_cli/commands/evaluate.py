@@ -101,11 +101,7 @@ def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -
 
 
 def _encoded(source: Any, trained: Trained, names: tuple[str, ...]) -> Mapping[str, Split]:
-    """Return splits of the data, encoded as the run's own were.
-
-    Raises:
-        DataError: It has none of them, examples of another task than the run's, or other labels.
-    """
+    """Return splits of the data, encoded as the run's own were."""
     shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
     if isinstance(source, TextData):
         text = datasets.encoded_text(source, trained.config, tokenizer, shape, names).splits

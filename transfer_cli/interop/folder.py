@@ -145,11 +145,7 @@ def _check(
     shape: BackboneShape,
     settings: PublishedConfig,
 ) -> None:
-    """Compare the tensors of the backbone with what the config says.
-
-    Raises:
-        CheckpointError: One is missing, of another shape, or of a block that there should not be.
-    """
+    """Compare the tensors of the backbone with what the config says."""
     place = settings.path
     lost = [name for rule in rules for name in rule.theirs if name not in found]
     if lost:
@@ -196,11 +192,7 @@ def _check_sizes(
     found: Mapping[str, Tensor],
     settings: PublishedConfig,
 ) -> None:
-    """Compare tensors in the files with what ours would be there.
-
-    Raises:
-        CheckpointError: One is of another shape, or holds whole numbers.
-    """
+    """Compare tensors in the files with what ours would be there."""
     for rule in rules:
         with without_weights():
             expected = rule.conversion.give(own[rule.ours])
@@ -237,11 +229,7 @@ def _check_vocabulary(
     rules: Sequence[Rule],
     settings: PublishedConfig,
 ) -> None:
-    """Refuse a tokenizer that is not the model's.
-
-    Raises:
-        CheckpointError: It has another number of tokens than the model has rows for.
-    """
+    """Refuse a tokenizer that is not the model's."""
     table = next(r.theirs[0] for r in rules if r.ours == "backbone.token_embedding.weight")
     rows = found[table].shape[0]
     unused = rows - tokenizer.size
@@ -311,11 +299,7 @@ def _is_classifier(head: PublishedHead, settings: PublishedConfig) -> bool:
 
 
 def _labels(settings: PublishedConfig, classifier: Tensor) -> tuple[str, ...]:
-    """Return the names of the classes, in the order of their numbers.
-
-    Raises:
-        CheckpointError: There are more or fewer than the classifier has rows, or they are no texts.
-    """
+    """Return the names of the classes, in the order of their numbers."""
     count = len(classifier) if classifier.dim() else 0
     if not 0 < count <= MAX_LABELS:
         raise CheckpointError(

@@ -16,6 +16,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop.onnx_check import compare, samples_of
 from transfer_cli.interop.onnx_modules import Graph, graph_of
+from transfer_cli.interop.vocabulary import LAYOUTS
 from transfer_cli.model.added import merge, unmerge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
@@ -167,14 +168,10 @@ def _facts(
     labels: tuple[str, ...],
     layout: str | None,
 ) -> dict[str, Any]:
-    causal = model.backbone.causal
-    if graph.with_pairs:
-        usual = "A cls" if causal else "cls A sep"
-    elif tokenizer.sep == tokenizer.cls:
+    texts = "labelled" if graph.with_pairs else "lines"
+    usual, pair = LAYOUTS[texts, "causal" if model.backbone.causal else "bidirectional"]
+    if not graph.with_pairs and tokenizer.sep == tokenizer.cls:
         usual = "A"  # its one special token stands between documents
-    else:
-        usual = "sep A" if causal else "sep A sep"
-    pair = "A sep B cls" if causal else "cls A sep B sep"
     return {
         "inputs": list(graph.inputs),
         "output": graph.output,

@@ -97,11 +97,7 @@ def _write_picture(folder: Path, name: str, picture: bytes) -> None:
 def _checked(
     run: Path, name: str, content: Mapping[str, Any], pictures: Mapping[str, bytes]
 ) -> str:
-    """Return what is written, once it is known that it can be read back.
-
-    Raises:
-        RunError: It cannot.
-    """
+    """Return what is written, once it is known that it can be read back."""
     if not RunDirectory.holds_run(run):
         raise RunError(f"analysis {name!r}: there is no run at {run}")
     for each in (name, *pictures):
