@@ -53,14 +53,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class RunData:
-    """The data of every stream of a run, the main one first; encoded when it is needed.
-
-    Args:
-        tokenizer: Of all streams.
-        counts: Training examples of each stream.
-        facts: What objectives learn of each stream.
-        encode: Returns the streams, ready to train on and to score.
-    """
+    """The data of every stream of a run, the main one first; encoded when it is needed."""
 
     tokenizer: Tokenizer
     counts: Mapping[str, int]
@@ -122,11 +115,7 @@ def data_dir_of(own: DictConfig, config: DictConfig, typed: Sequence[str]) -> st
 
 
 def stream(config: DictConfig, name: str, tokenizer: Tokenizer, shape: BackboneShape) -> Prepared:
-    """Return the data of a further stream, text or labelled, encoded for the run's model.
-
-    Raises:
-        ConfigError: It is no data source.
-    """
+    """Return the data of a further stream, text or labelled, encoded for the run's model."""
     for option in map(str, config.streams[name]):
         if option not in STREAM_OPTIONS:
             close = nearest(option, STREAM_OPTIONS)
@@ -152,11 +141,7 @@ def stream(config: DictConfig, name: str, tokenizer: Tokenizer, shape: BackboneS
 
 
 def count_of(value: Any, key: str) -> int | None:
-    """Return an option that is a number of examples, or none.
-
-    Raises:
-        ConfigError: It is anything else.
-    """
+    """Return an option that is a number of examples, or none."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -214,15 +199,7 @@ def encoded_text(
     shape: BackboneShape,
     only: tuple[str, ...] | None = None,
 ) -> Prepared:
-    """Return text encoded with a tokenizer that there is already.
-
-    Args:
-        found: The text.
-        config: Says where data and caches lie, and the seed of a split.
-        tokenizer: Of the run's model.
-        shape: The model's.
-        only: Names of the splits that are needed; None: all.
-    """
+    """Return a text, or `only` some of its splits, encoded with a tokenizer that there is."""
     length = block_length(found.length, shape.positions)
     raw = found.splits(data_folder(config.data_dir), config.seed, only=only)
     return _in_blocks(_encoded(raw, tokenizer, config), tokenizer, length)
@@ -279,11 +256,7 @@ def task_tokenizer(config: DictConfig, data: LabelledData, start: Pretrained | N
 
 
 def task_of_data(data: LabelledData) -> Task:
-    """Return what the examples of labelled data are.
-
-    Raises:
-        ConfigError: They name no task.
-    """
+    """Return what the examples of labelled data are."""
     found = task_of(data.task, data.labels, "data")
     if found is None:
         raise ConfigError("data: its source names no task, and its examples have no labels")

@@ -76,13 +76,7 @@ def generate(config: DictConfig) -> None:
 
 @dataclass
 class Page:
-    """What is shown of texts while they are made: a single one as it comes, several at the end.
-
-    Args:
-        prompt: What stands in front of each.
-        writers: The texts.
-        shows: Whether anything is shown.
-    """
+    """What is shown of texts while they are made: a single one as it comes, several at the end."""
 
     prompt: str
     writers: Sequence[Writer]

@@ -18,11 +18,7 @@ KIBI = 1024
 
 
 def info(words: list[str]) -> None:
-    """Print what the toolkit runs on and where it keeps things, for people or as JSON.
-
-    Raises:
-        ConfigError: There is no such flag.
-    """
+    """Print what the toolkit runs on and where it keeps things, for people or as JSON."""
     for word in words:
         if word not in FLAGS:
             raise ConfigError(f"{word}: no such flag.{nearest(word, FLAGS)}")

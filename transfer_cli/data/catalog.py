@@ -27,13 +27,7 @@ _TREC_ADDRESSES = (
 
 @dataclass(frozen=True)
 class NamedText:
-    """One form of one WikiText corpus.
-
-    Args:
-        archive: The zip file that holds its three files.
-        folder: The folder inside the archive.
-        ending: What its files end with: `.tokens` or `.raw`.
-    """
+    """One form of one WikiText corpus: its zip file, the folder in it, what its files end with."""
 
     archive: RemoteFile
     folder: str
@@ -122,9 +116,6 @@ def find_text(named: NamedText, split: str, data_dir: Path) -> Path:
 
     An archive that lies in `data_dir` is unpacked; otherwise it is fetched. What is unpacked goes
     into `data_dir`, or into the cache folder if that is read-only.
-
-    Raises:
-        DataError: It is neither there nor can be fetched.
     """
     member = named.member(split)
     folder = writable_folder(data_dir)
@@ -137,11 +128,7 @@ def find_text(named: NamedText, split: str, data_dir: Path) -> Path:
 
 
 def find_trec(split: str, data_dir: Path) -> Path:
-    """Return the file of TREC questions of `split` (train or test), fetched if need be.
-
-    Raises:
-        DataError: It is neither under `data_dir` nor can be fetched.
-    """
+    """Return the file of TREC questions of `split` (train or test), fetched if need be."""
     remote = TREC[split]
     folder = writable_folder(data_dir)
     places = [f"{place}/{remote.name}" for place in _TREC_FOLDERS]

@@ -97,11 +97,7 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
 
 
 def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Path) -> Tokenizer:
-    """Return the recipe's tokenizer, trained on `split` once.
-
-    Raises:
-        RunError: The cache cannot be written.
-    """
+    """Return the recipe's tokenizer, trained on `split` once."""
     key = {"recipe": recipe.key(), "text": split.fingerprint, "format": _FORMAT}
     entry = cache_dir / "tokenizers" / f"{digest(key)}.json"
 
@@ -127,14 +123,6 @@ class TextBlocks:
 
     Neighbouring blocks overlap by one token: every token but the first is a target exactly once.
     The last block may be short.
-
-    Args:
-        text: The text.
-        length: Inputs in a block.
-        tokenizer_pad: The padding token.
-
-    Raises:
-        ValueError: `length` is not positive.
     """
 
     def __init__(self, text: EncodedText, length: int, tokenizer_pad: int) -> None:
@@ -154,11 +142,7 @@ class TextBlocks:
         return -(-self.num_targets // self.length)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
-        """Return `tokens`, `mask`, `next_tokens` and `index` of the blocks `indices`.
-
-        Raises:
-            IndexError: There is no such block.
-        """
+        """Return `tokens`, `mask`, `next_tokens` and `index` of the blocks `indices`."""
         index_B = np.asarray(indices, dtype=np.int64)
         if index_B.size and not 0 <= index_B.min() <= index_B.max() < len(self):
             raise IndexError(f"blocks {indices} of {len(self)}")

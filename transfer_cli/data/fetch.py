@@ -66,14 +66,7 @@ _USER_AGENT = f"transfer-cli/{__version__} (Python urllib)"
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that is known before it is fetched.
-
-    Args:
-        name: The name it gets.
-        size_bytes: Its exact size.
-        sha256: Hex digest of its content.
-        addresses: Where it can be had (http or https), best first.
-    """
+    """A file that is known before it is fetched, and its addresses (http or https), best first."""
 
     name: str
     size_bytes: int

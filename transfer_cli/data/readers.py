@@ -56,11 +56,7 @@ def refuse(error: DataError) -> None:
 
 
 class BrokenLine(str):
-    """A line that cannot be read: its text as far as there is one, so that its quotes count.
-
-    Attributes:
-        error: What is wrong with it.
-    """
+    """A line that cannot be read: its text as far as there is one, so that its quotes count."""
 
     error: DataError
 
@@ -434,16 +430,7 @@ class _LongRowError(DataError):
 
 
 class _Rows:
-    """Rows of values with the number of their first line; empty ones are left out.
-
-    Args:
-        lines: Numbered lines.
-        name: Of the table.
-        table_format: csv or tsv.
-
-    Attributes:
-        on_error: Told of broken rows.
-    """
+    """Rows of values with the number of their first line; empty ones are left out."""
 
     def __init__(self, lines: Iterable[tuple[int, str]], name: str, table_format: str) -> None:
         # The limit is the process's, not the reader's; its default of 128 KiB is less than a long

@@ -252,9 +252,6 @@ def questions(seed: int = 0) -> tuple[tuple[str, ...], dict[str, list[tuple[str,
     """Return the labels' names, and each split's (train, validation, test) questions with labels.
 
     Within a split every label has the same number of questions in each wording.
-
-    Args:
-        seed: Makes the world: the same number as for `encyclopedia`.
     """
     names = _names(seed)
     splits: dict[str, list[tuple[str, int]]] = {}

@@ -368,7 +368,8 @@ def keep_few(
 
 
 def _check_classes(data: LabelledData, where: str) -> None:
-    counts = _class_counts(data)
+    found = Counter(example.label for example in data.splits["train"])
+    counts = [found[number] for number in range(len(data.labels))]
     if len(data.labels) < 2:
         raise DataError(
             f"{where}: all examples have the label {data.labels[0]!r}; there is nothing to learn. "
@@ -383,11 +384,6 @@ def _check_classes(data: LabelledData, where: str) -> None:
             repr(label) for label, count in zip(data.labels, counts, strict=True) if not count
         )
         raise DataError(f"{where}: no training example has the label {missing}.")
-
-
-def _class_counts(data: LabelledData) -> list[int]:
-    counts = Counter(example.label for example in data.splits["train"])
-    return [counts[number] for number in range(len(data.labels))]
 
 
 def _counts(examples: Sequence[E], stratum: Callable[[E], int]) -> dict[int, int]:

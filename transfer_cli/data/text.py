@@ -113,10 +113,6 @@ class WikiText(TextData):
 def whole_text(paths: str | list[str], name: str) -> TextSplit:
     """Return all of some files as one split, to score and not to train on.
 
-    Args:
-        paths: Paths or globs of `.txt` or JSON lines, as in `TextFiles`.
-        name: What the split is called.
-
     Raises:
         DataError: There is no such file, or it cannot be read.
     """

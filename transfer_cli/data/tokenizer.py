@@ -145,9 +145,6 @@ class Tokenizer:
 
         The tokens are those of `encode_batch`. Spaces at either end of a token are not counted to
         it. The tokens that share one character, as the bytes of an emoji, all lie where it is.
-
-        Raises:
-            DataError: As of `encode_batch`.
         """
         given = [text.encode("utf-8", "replace").decode() for text in texts]
         named = given
@@ -415,11 +412,7 @@ def library_errors(problem: str) -> Iterator[None]:
 
 
 def check_numbers(data: dict[str, Any]) -> None:
-    """Refuse tokens whose numbers the library would take too much memory for.
-
-    Raises:
-        UnreadableError: There is one, or there is no vocabulary to look at.
-    """
+    """Refuse tokens whose numbers the library would take too much memory for."""
     model, added = data.get("model"), data.get("added_tokens") or []
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, dict | list) or not isinstance(added, list):

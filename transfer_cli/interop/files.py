@@ -37,11 +37,7 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a folder; numbers of half precision in float32.
-
-    Raises:
-        CheckpointError: As `read_shapes`.
-    """
+    """Return all tensors of a folder; numbers of half precision in float32."""
     found = _read(folder, tensors_of, _unpickled)
     return {n: t.float() if t.is_floating_point() else t for n, t in found.items()}
 

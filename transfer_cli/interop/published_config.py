@@ -17,12 +17,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 @dataclass(frozen=True)
 class PublishedConfig:
-    """What a config file says; every answer has been checked.
-
-    Args:
-        values: By key.
-        path: The file, for errors.
-    """
+    """What a config file says. Every answer is checked: a `CheckpointError` names key and file."""
 
     values: Mapping[str, Any]
     path: Path
@@ -41,27 +36,15 @@ class PublishedConfig:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def number(self, key: str, otherwise: int | None = None) -> int:
-        """Return a whole number.
-
-        Raises:
-            CheckpointError: It is none, or missing where nothing stands in for it.
-        """
+        """Return a whole number."""
         return self._of_kind(key, otherwise, int)
 
     def value(self, key: str, otherwise: T) -> T:
-        """Return a value of the kind of the one that stands in for it: a number, true or false.
-
-        Raises:
-            CheckpointError: It is of another kind.
-        """
+        """Return a value of the kind of the one that stands in for it: a number, true or false."""
         return self._of_kind(key, otherwise, type(otherwise))
 
     def one_of(self, key: str, known: Mapping[str, str], otherwise: str) -> str:
-        """Return what we call the value of a key.
-
-        Raises:
-            CheckpointError: We have no such thing.
-        """
+        """Return what we call the value of a key."""
         value = self._value(key, otherwise)
         if not isinstance(value, str) or value not in known:
             close = nearest(value, known) if isinstance(value, str) else ""
@@ -69,11 +52,7 @@ class PublishedConfig:
         return known[value]
 
     def only(self, key: str, value: Any) -> None:
-        """Refuse any other value: the model would be another one than ours.
-
-        Raises:
-            CheckpointError: It is another one.
-        """
+        """Refuse any other value: the model would be another one than ours."""
         if self._value(key, value) != value:
             raise self.wrong(key, f"{value!r}, which is all that is built here")
 

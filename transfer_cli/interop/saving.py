@@ -31,14 +31,7 @@ PADDING = "[PAD]"
 
 @dataclass(frozen=True)
 class ClassificationHead:
-    """What turns a text's state into labels.
-
-    Args:
-        labels: Their names.
-        pooling: Which state it reads.
-        has_pooler: Whether that passes through the pooler.
-        is_linear: Whether nothing else stands between them.
-    """
+    """What turns a text's state into labels; `is_linear` if by a layer, behind a pooler or not."""
 
     labels: tuple[str, ...]
     pooling: str

@@ -142,12 +142,7 @@ def read_analyses(run: Path, problems: list[str]) -> Iterator[Analysis]:
 
 
 def read_picture(path: Path) -> bytes:
-    """Return the bytes of a PNG.
-
-    Raises:
-        OSError: It cannot be opened.
-        UnreadableError: It is none, or larger than one that we write.
-    """
+    """Return the bytes of a PNG."""
     found = read_bytes(path, MOST_PICTURE_BYTES)
     _check_picture(found, path.name)
     return found

@@ -18,14 +18,7 @@ from transfer_cli.tasks.base import Answer, Task, by_example
 
 
 class Member:
-    """A run that answers examples, with its own tokenizer and length.
-
-    Args:
-        path: The run directory.
-        trained: The run.
-        precision: With the device.
-        batch: Rows that pass through the model at once.
-    """
+    """A run that answers examples, with its own tokenizer and length."""
 
     def __init__(self, path: str, trained: Trained, precision: Precision, batch: int) -> None:
         found = trained.start.task
@@ -69,15 +62,6 @@ class Member:
 
 class Ensemble:
     """Runs that answer examples together, on however many processes there are.
-
-    Args:
-        paths: Run directories.
-        precision: With the device.
-        base: Where the model lies that they refer to, if it is not where it was.
-        batch: Rows that pass through a model at once.
-
-    Attributes:
-        task: That of the first run.
 
     Raises:
         CheckpointError: One of them is not there, is not finished, was trained for no task, or its
