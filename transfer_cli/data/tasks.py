@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.data.text import check_length
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.seeds import derive
 
@@ -440,6 +439,12 @@ def _draw(
 
 def _frozen(splits: dict[str, list[Example]]) -> dict[str, tuple[Example, ...]]:
     return {name: tuple(examples) for name, examples in splits.items()}
+
+
+def check_length(length: int | None) -> None:
+    """Raise `ValueError` unless `length` is None or at least 2."""
+    if length is not None and length < 2:
+        raise ValueError(f"length is {length}, expected at least 2 tokens.")
 
 
 def _check_share(key: str, share: float) -> None:

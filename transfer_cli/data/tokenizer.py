@@ -253,10 +253,7 @@ class WordPiece(TokenizerRecipe):
         normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
         splitter = _wordpiece_splitter()
 
-        def cut(word: str) -> list[str]:
-            return [p for p, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word))]
-
-        counts = _count_pieces(lines(), cut)
+        counts = _count_pieces(lines(), splitter, normalizer)
         letters = _letters(counts, min(_MAX_LETTERS, (self.size - len(SPECIALS)) // 2))
         later = {letter for piece in counts for letter in piece[1:]}
         trainer = trainers.WordPieceTrainer(
@@ -300,17 +297,13 @@ class BytePairs(TokenizerRecipe):
     def make(self, lines: Lines) -> Tokenizer:
         """Train on `lines`."""
         splitter = pre_tokenizers.ByteLevel(add_prefix_space=True)
-
-        def cut(word: str) -> list[str]:
-            return [piece for piece, _ in splitter.pre_tokenize_str(word)]
-
         trainer = trainers.BpeTrainer(
             vocab_size=self.size,
             special_tokens=list(SPECIALS),
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        counts = _count_pieces(lines(), cut)
+        counts = _count_pieces(lines(), splitter)
         backend = _train(tokenizers.Tokenizer(models.BPE()), trainer, counts)
         backend.pre_tokenizer = splitter
         backend.decoder = decoders.Sequence(
@@ -351,7 +344,9 @@ def _wordpiece_splitter() -> pre_tokenizers.Sequence:
     return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), symbols])
 
 
-def _count_pieces(lines: Iterable[str], cut: Callable[[str], list[str]]) -> Counter[str]:
+def _count_pieces(
+    lines: Iterable[str], splitter: Any, normalizer: normalizers.Normalizer | None = None
+) -> Counter[str]:
     """Count the pieces inside which tokens are learnt; `<unk>` is not among them."""
     words: Counter[str] = Counter()
     for line in lines:
@@ -361,7 +356,11 @@ def _count_pieces(lines: Iterable[str], cut: Callable[[str], list[str]]) -> Coun
     pieces: Counter[str] = Counter()
     for word, count in words.items():
         text = word.replace(UNKNOWN, " ").encode("utf-8", "replace").decode()
-        for piece in cut(text) if text.strip() else ():
+        if not text.strip():
+            continue
+        if normalizer is not None:
+            text = normalizer.normalize_str(text)
+        for piece, _ in splitter.pre_tokenize_str(text):
             pieces[piece] += count
     return pieces
 

@@ -256,10 +256,7 @@ class RunDirectory:
 
     def read_command(self) -> str:
         """Return the command that made the run; "an unknown command" when the file is missing."""
-        try:
-            return str(read_json(self.environment)["command"])
-        except (OSError, ValueError, KeyError):
-            return "an unknown command"
+        return _word(self.environment, "command", "an unknown command")
 
     def read_presets(self) -> dict[str, str]:
         """Return the option that was chosen for each config group."""
@@ -275,10 +272,14 @@ class RunDirectory:
 
     def read_status(self) -> str:
         """Return starting, running, stopped, finished or failed; "unknown" without the file."""
-        try:
-            return str(read_json(self.status)["status"])
-        except (OSError, ValueError, KeyError):
-            return "unknown"
+        return _word(self.status, "status", "unknown")
+
+
+def _word(path: Path, key: str, otherwise: str) -> str:
+    try:
+        return str(read_json(path)[key])
+    except (OSError, ValueError, KeyError):
+        return otherwise
 
 
 def find_model(path: Path, key: str) -> tuple[Path, Path]:
