@@ -82,10 +82,6 @@ class _BrokenOffError(_AddressError):
     """The connection ended in the middle; asking again may go on from there."""
 
 
-class _WrongFileError(_AddressError):
-    """What the address gives is another file."""
-
-
 def fetch(remote: RemoteFile, folder: Path, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Path:
     """Return `folder/NAME`, fetched if it is not there yet.
 
@@ -102,13 +98,8 @@ def fetch_archive(
 ) -> None:
     """Fetch and unpack an archive so that the members `wanted` lie in `folder`.
 
-    Files that lie there already stay as they are.
-
-    Args:
-        remote: The archive.
-        folder: Where it is unpacked.
-        wanted: Paths inside the archive.
-        local: A copy of the archive that makes fetching unnecessary.
+    Files that lie there already stay as they are. `local` is a copy of the archive, which makes
+    fetching unnecessary.
 
     Raises:
         DataError: As `fetch` and `unpack`, or a wanted member is not in the archive.
@@ -202,7 +193,7 @@ def _fetch_from(address: str, remote: RemoteFile, part: Path, timeout_seconds: f
         wrong = _fault(part, remote)
     if wrong:
         part.unlink()
-        raise _WrongFileError(f"not the right file, {wrong}")
+        raise _AddressError(f"not the right file, {wrong}")
 
 
 def _complete(address: str, remote: RemoteFile, part: Path, timeout_seconds: float) -> None:
@@ -238,14 +229,14 @@ def _receive(address: str, remote: RemoteFile, part: Path, timeout_seconds: floa
         announced = response.headers.get("Content-Length", "")[:_MOST_DIGITS]
         expected = remote.size_bytes - start
         if announced.isdecimal() and int(announced) != expected:
-            raise _WrongFileError(
+            raise _AddressError(
                 f"not the right file, it has {start + int(announced):,} bytes, "
                 f"expected {remote.size_bytes:,}"
             )
         end = _write(response, remote, part, start)
     if end > remote.size_bytes:
         part.unlink()
-        raise _WrongFileError(f"not the right file, longer than {remote.size_bytes:,} bytes")
+        raise _AddressError(f"not the right file, longer than {remote.size_bytes:,} bytes")
     if end < remote.size_bytes:
         raise _BrokenOffError(f"broken off after {end:,} of {remote.size_bytes:,} bytes")
 
@@ -262,7 +253,7 @@ def _open(address: str, start: int, timeout_seconds: float) -> http.client.HTTPR
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise _WrongFileError("not the right file, it is shorter than expected") from error
+            raise _AddressError("not the right file, it is shorter than expected") from error
         raise _AddressError(f"HTTP {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = str(getattr(error, "reason", error))

@@ -175,11 +175,6 @@ def numbered_lines(
 ) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line without its end).
 
-    Args:
-        stream: Bytes.
-        name: What to call the stream in messages.
-        encoding: Of the text; a byte order mark at its beginning is left out.
-
     Raises:
         DataError: The stream is empty, cannot be unpacked, or a line is too long, holds a NUL byte
             or a byte that the encoding does not have.
@@ -467,21 +462,23 @@ class _Rows:
                 yield self._row[0][0], row
 
     def _next_line(self) -> str | None:
-        if self._again:
-            number, line = self._again.popleft()
-        else:
-            number, line = next(self._lines, (0, None))
-            if line is None:
-                return None
-            self._spare += _REREAD * len(line)
-        self._row.append((number, line))
-        self._size += len(line) + 1
+        found = self._again.popleft() if self._again else self._new_line()
+        if found is None:
+            return None
+        self._row.append(found)
+        self._size += len(found[1]) + 1
         if self._size > MAX_LINE_BYTES:
             raise _LongRowError(
                 f"{self.name}, line {self._row[0][0]}: a row that is longer than "
                 f"{MAX_LINE_BYTES // 2**20} MiB. Is a quote missing?"
             )
-        return f"{line}\n"
+        return f"{found[1]}\n"
+
+    def _new_line(self) -> tuple[int, str] | None:
+        found = next(self._lines, None)
+        if found is not None:
+            self._spare += _REREAD * len(found[1])
+        return found
 
     def _give_up_row(self, error: Exception) -> None:
         """Tell of a broken row, and have its lines read again, without the first one.

@@ -235,11 +235,7 @@ def encyclopedia(seed: int = 0) -> dict[str, list[str]]:
     """Return the lines of each split (train, validation, test), in the form of tokenised WikiText.
 
     Headings are `= Title =`, a paragraph is one line, and empty lines stand between. The splits are
-    different articles about the same names.
-
-    Args:
-        seed: Makes the world: what is called what, and the articles. The same number gives the same
-            world to `questions`.
+    different articles about the same names. The same seed gives the same world to `questions`.
     """
     names = _names(seed)
     return {

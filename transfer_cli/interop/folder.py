@@ -81,10 +81,6 @@ def is_published(folder: Path) -> bool:
 def open_folder(folder: Path, key: str) -> Published:
     """Return the model in a folder, without its weights.
 
-    Args:
-        folder: With `config.json`, weights and a tokenizer.
-        key: The config key that named it, for errors.
-
     Raises:
         CheckpointError: It is of another family, a file is missing or damaged, or its config and
             its tensors contradict each other.
@@ -267,11 +263,11 @@ class _Folder:
         if named is None:
             return tuple(f"LABEL_{number}" for number in range(count))
         labels = [named.get(str(n)) for n in range(len(named))] if isinstance(named, dict) else []
-        texts = {label for label in labels if isinstance(label, str) and _is_text(label)}
-        if len(labels) != count or len(texts) < count:
+        texts = tuple(label for label in labels if isinstance(label, str) and _is_text(label))
+        if len(labels) != count or len(set(texts)) < count:
             expected = f"{count} names, as many as the classifier has rows"
             raise self.settings.wrong("id2label", expected)
-        return tuple(labels)
+        return texts
 
 
 _CAUSAL = "causal_lm.CausalLM"

@@ -18,11 +18,7 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-
 
 
 def fetch(name: str, key: str) -> Path:
-    """Return the folder of a published model, fetched if it is not there yet.
-
-    Args:
-        name: `hf:owner/name`, or `hf:owner/name@revision`.
-        key: The config key that named it, for errors.
+    """Return the folder of `hf:owner/name` or `hf:owner/name@revision`, fetched at need.
 
     Raises:
         ConfigError: The client is not installed.

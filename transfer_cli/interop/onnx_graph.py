@@ -40,7 +40,7 @@ def write_onnx(
     *,
     layout: str | None = None,
 ) -> float:
-    """Write `model.onnx`, `tokenizer.json` and `onnx.json` into a folder; return a difference.
+    """Write `model.onnx`, `tokenizer.json` and `onnx.json`; return the largest difference found.
 
     The graph takes `input_ids` and `attention_mask` (1 at real tokens, 0 at padding), of a model
     with several segments also `token_type_ids`; each is `[batch, length]` int64, padded on the
@@ -71,10 +71,6 @@ def write_onnx(
         folder: Made if it is missing. Nothing is left in it when something fails.
         layout: See the table. None: as labelled texts are laid out, or for a language model as text
             to pretrain on is, line by line.
-
-    Returns:
-        The largest absolute difference between the graph and the model, over batches of several
-        shapes.
 
     Raises:
         ConfigError: A package is missing, or the model has no head that a graph can end with.

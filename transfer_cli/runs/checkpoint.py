@@ -270,11 +270,7 @@ def _folders(folder: Path) -> list[Checkpoint]:
 
 
 def verify(folder: Path, names: Collection[str] | None = None) -> None:
-    """Compare a checkpoint with its list of files; best weights may have none yet.
-
-    Args:
-        folder: The checkpoint.
-        names: The files to look at; None: all.
+    """Compare files of a checkpoint with its list; best weights may have none yet.
 
     Raises:
         CheckpointError: A file is missing, of another size or of other content.

@@ -285,10 +285,6 @@ def _word(path: Path, key: str, otherwise: str) -> str:
 def find_model(path: Path, key: str) -> tuple[Path, Path]:
     """Return the folders with a model's weights and with its description.
 
-    Args:
-        path: A run directory, its `model/`, or one of its checkpoints.
-        key: The config key that named it.
-
     Raises:
         CheckpointError: There is none of these.
     """

@@ -119,10 +119,6 @@ def plain_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return a model's weights with every edit folded in that can be, and what the others are.
 
-    Args:
-        start: The model.
-        keeps_head: Whether a head that reads the table of tokens goes along.
-
     Returns:
         The tensors, and what people call the part that each added one belongs to, both by name.
     """
