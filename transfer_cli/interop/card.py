@@ -1,5 +1,6 @@
 """The model card that goes along with a written model: a README.md of what is known of it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ class Card:
         measures: By split and name.
         labels: Names of the classes.
         command: What was typed to train it, word by word.
-        usage: Lines of Python that use it.
+        architecture: What `transformers` calls it.
         left_out: Tensors that did not come along.
     """
 
@@ -31,7 +32,7 @@ class Card:
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     labels: Sequence[str] = ()
     command: Sequence[str] = ()
-    usage: Sequence[str] = ()
+    architecture: str = ""
     left_out: Sequence[str] = ()
 
 
@@ -45,6 +46,7 @@ def card_text(card: Card) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {
+        "json": json.dumps,
         "cell": lambda text: text.replace("|", "\\|"),
         "number": lambda value: "" if value is None else f"{value:.4g}",
     }

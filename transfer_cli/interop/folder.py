@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from transfer_cli.data.tasks import MAX_LABELS
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.interop import files
@@ -31,9 +32,6 @@ log = logging.getLogger(__name__)
 _OBJECTIVES = "transfer_cli.objectives"
 _PADDED_TO = (8, 64, 128)
 """Tables of tokens are often made longer, to a multiple of one of these, for speed."""
-
-MAX_LABELS = 10_000
-"""Of a classifier, as of a labelled table."""
 
 
 @dataclass(frozen=True)
