@@ -1,9 +1,7 @@
 """Config to data: found, tokenised, encoded, ready to train on and to score."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from transfer_cli.assembly.init_from import Pretrained, own_tokenizer
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.encoded_task import warn_of_cuts
-from transfer_cli.data.fetch import writable_folder
+from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
@@ -110,11 +108,6 @@ def of_run(
     )
 
 
-def data_folder(data_dir: str) -> Path:
-    """Return `data_dir` with `~` filled in."""
-    return Path(data_dir).expanduser()
-
-
 def data_dir_of(own: DictConfig, config: DictConfig, typed: Sequence[str]) -> str:
     """Return where the data of a run lies: where it was said now, else where it lay for the run.
 
@@ -128,25 +121,8 @@ def data_dir_of(own: DictConfig, config: DictConfig, typed: Sequence[str]) -> st
     return str(own.data_dir if found else config.data_dir)
 
 
-def cache_folder(data_dir: str) -> Path:
-    """Return where tokenizers and encoded text are kept.
-
-    That is `TRANSFER_CACHE`, else `cache/` in `data_dir`, else (where that cannot be written, as on
-    a shared read-only disk) a folder in the home.
-    """
-    if named := os.environ.get("TRANSFER_CACHE"):
-        return Path(named).expanduser()
-    folder = data_folder(data_dir)
-    writable = writable_folder(folder)
-    return folder / "cache" if writable == folder else writable
-
-
 def stream(config: DictConfig, name: str, tokenizer: Tokenizer, shape: BackboneShape) -> Prepared:
-    """Return the data of a further stream, text or labelled, encoded for the run's model.
-
-    Raises:
-        ConfigError: It is no data source.
-    """
+    """Return the data of a further stream, text or labelled, encoded for the run's model."""
     for option in map(str, config.streams[name]):
         if option not in STREAM_OPTIONS:
             close = nearest(option, STREAM_OPTIONS)
@@ -172,11 +148,7 @@ def stream(config: DictConfig, name: str, tokenizer: Tokenizer, shape: BackboneS
 
 
 def count_of(value: Any, key: str) -> int | None:
-    """Return an option that is a number of examples, or none.
-
-    Raises:
-        ConfigError: It is anything else.
-    """
+    """Return an option that is a number of examples, or none."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -210,14 +182,21 @@ def text(
     """Return unlabelled text, encoded, and the tokenizer that encoded it."""
     found: TextData = source(config, TextData)
     length = block_length(found.length, shape.positions)
+    encoded, tokenizer = whole_texts(found, config, start)
+    return _in_blocks(encoded, tokenizer, length), tokenizer
+
+
+def whole_texts(
+    found: TextData, config: DictConfig, start: Pretrained | None
+) -> tuple[dict[str, EncodedText], Tokenizer]:
+    """Return each split of a text, encoded in one piece, and the tokenizer that encoded it."""
     raw = found.splits(data_folder(config.data_dir), config.seed)
-    cache = cache_folder(config.data_dir)
     if start is None:
         recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
-        tokenizer = cached_tokenizer(recipe, raw["train"], cache)
+        tokenizer = cached_tokenizer(recipe, raw["train"], cache_folder(config.data_dir))
     else:
         tokenizer = own_tokenizer(config.tokenizer, start)
-    return _encoded(raw, tokenizer, cache, length), tokenizer
+    return _encoded(raw, tokenizer, config), tokenizer
 
 
 def encoded_text(
@@ -227,33 +206,34 @@ def encoded_text(
     shape: BackboneShape,
     only: tuple[str, ...] | None = None,
 ) -> Prepared:
-    """Return text encoded with a tokenizer that there is already.
-
-    Args:
-        found: The text.
-        config: Says where data and caches lie, and the seed of a split.
-        tokenizer: Of the run's model.
-        shape: The model's.
-        only: Names of the splits that are needed; None: all.
-    """
+    """Return a text, or `only` some of its splits, encoded with a tokenizer that there is."""
     length = block_length(found.length, shape.positions)
     raw = found.splits(data_folder(config.data_dir), config.seed, only=only)
-    return _encoded(raw, tokenizer, cache_folder(config.data_dir), length)
+    return _in_blocks(_encoded(raw, tokenizer, config), tokenizer, length)
 
 
 def encoded_files(paths: str, config: DictConfig, tokenizer: Tokenizer, length: int) -> Split:
     """Return all of some text files, encoded, to be scored."""
     raw = {"validation": whole_text(paths, "validation")}
-    return _encoded(raw, tokenizer, cache_folder(config.data_dir), length).splits["validation"]
+    encoded = _encoded(raw, tokenizer, config)
+    return _in_blocks(encoded, tokenizer, length).splits["validation"]
 
 
 def _encoded(
-    raw: Mapping[str, TextSplit], tokenizer: Tokenizer, cache: Path, length: int
-) -> Prepared:
-    encoded = {name: encode_text(raw[name], tokenizer, cache) for name in SPLITS if name in raw}
+    raw: Mapping[str, TextSplit], tokenizer: Tokenizer, config: DictConfig
+) -> dict[str, EncodedText]:
+    cache = cache_folder(config.data_dir)
+    return {name: encode_text(raw[name], tokenizer, cache) for name in SPLITS if name in raw}
+
+
+def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length: int) -> Prepared:
     return Prepared(
         {
-            name: Split(name, TextBlocks(part, length, tokenizer.pad), text_stats(part))
+            name: Split(
+                name,
+                TextBlocks(part, length, tokenizer.pad),
+                TextStats(words=part.num_words, size_bytes=part.num_bytes),
+            )
             for name, part in encoded.items()
         }
     )
@@ -267,11 +247,6 @@ def block_length(length: int | None, positions: int) -> int:
             f"use 1 to {positions}, or a model with more (model.positions)"
         )
     return length or positions
-
-
-def text_stats(part: EncodedText) -> TextStats:
-    """Return what perplexities need to know of a text."""
-    return TextStats(words=part.num_words, size_bytes=part.num_bytes)
 
 
 def task_tokenizer(config: DictConfig, data: LabelledData, start: Pretrained | None) -> Tokenizer:
@@ -288,11 +263,7 @@ def task_tokenizer(config: DictConfig, data: LabelledData, start: Pretrained | N
 
 
 def task_of_data(data: LabelledData) -> Task:
-    """Return what the examples of labelled data are.
-
-    Raises:
-        ConfigError: They name no task.
-    """
+    """Return what the examples of labelled data are."""
     found = task_of(data.task, data.labels, "data")
     if found is None:
         raise ConfigError("data: its source names no task, and its examples have no labels")
@@ -300,21 +271,35 @@ def task_of_data(data: LabelledData) -> Task:
 
 
 def task(
-    data: LabelledData, length: int | None, tokenizer: Tokenizer, shape: BackboneShape
+    data: LabelledData,
+    length: int | None,
+    tokenizer: Tokenizer,
+    shape: BackboneShape,
+    only: tuple[str, ...] = SPLITS,
+    known: Task | None = None,
 ) -> Prepared:
-    """Return labelled data, encoded for a model of this shape."""
+    """Return labelled data, encoded for a model of this shape.
+
+    Args:
+        data: The data.
+        length: The longest example in tokens; None: as many as the model has positions.
+        tokenizer: The model's.
+        shape: The model's.
+        only: Names of the splits that are needed.
+        known: The task of a run that is to be scored; None: the data's own.
+    """
     longest = block_length(length, shape.positions)
-    found = task_of_data(data)
+    found = known or task_of_data(data)
     splits = {
-        name: task_split(name, data.splits[name], found, tokenizer, longest, shape)
-        for name in SPLITS
+        name: _task_split(name, data.splits[name], found, tokenizer, longest, shape)
+        for name in only
         if name in data.splits
     }
-    train: Any = splits["train"].data
-    return Prepared(splits, found, data.name, train.lengths)
+    train: Any = splits["train"].data if "train" in splits else None
+    return Prepared(splits, found, data.name, train and train.lengths)
 
 
-def task_split(
+def _task_split(
     name: str,
     examples: Sequence[Any],
     found: Task,

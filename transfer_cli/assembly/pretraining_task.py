@@ -21,6 +21,7 @@ from transfer_cli.assembly import datasets
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
+from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
@@ -254,7 +255,7 @@ def fisher_of(
         for tensor in (batch["tokens"], batch["mask"]):
             digest.update(tensor.numpy().tobytes())
         digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
-        folder = datasets.cache_folder(config.data_dir) / "fisher"
+        folder = cache_folder(config.data_dir) / "fisher"
         path = folder / f"{digest.hexdigest()}.safetensors"
 
         def compute() -> dict[str, Tensor]:

@@ -9,12 +9,12 @@ import torch
 from omegaconf import DictConfig
 
 from transfer_cli.adaptation.penalties import Start
-from transfer_cli.assembly import datasets
 from transfer_cli.assembly.blueprint import Blueprint, Sizes, batch_of, draw
 from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import build_optimizer, parameter_groups
 from transfer_cli.assembly.pretraining_task import Forgetting, Source, fisher_of
+from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.tokenizer import Tokenizer
@@ -235,7 +235,7 @@ def _with_features(part: Prepared, config: DictConfig, plan: Blueprint) -> Prepa
     if needed > MOST_FEATURES:
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
-    folder = datasets.cache_folder(config.data_dir) / "features"
+    folder = cache_folder(config.data_dir) / "features"
     shared = SharedStates(folder, {"edits": plan.edits, "compile": config.loop.compile})
     kept = {
         name: replace(

@@ -1,5 +1,6 @@
 """`transfer evaluate`: score a finished run on any split of its data, or of data that fits it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from omegaconf import DictConfig
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.data.corpus import TextBlocks, encode_text
+from transfer_cli.data.folders import data_folder
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
@@ -39,20 +40,20 @@ def _evaluate(config: DictConfig) -> None:
     if config.data is None:
         typed = CommandLine.of_this_command().overrides
         config.data_dir = datasets.data_dir_of(trained.config, config, typed)
+    trained.config.data_dir = config.data_dir
     names = datasets.SPLITS if config.split == "all" else (config.split,)
     source = data_source(config, trained)
-    of_kind = _text if isinstance(source, TextData) else _labelled
     with distributed.main_first():
-        splits = of_kind(config, source, trained, names)
+        splits = _encoded(source, trained, names)
     model = trained.model
     if config.baseline == "unigram":
         with distributed.main_first():
-            model = _unigram(config, source, trained).to(precision.device)
+            model = _unigram(source, trained).to(precision.device)
         # Its log shares are weights: half precision would round the yardstick.
         precision = Precision("fp32", precision.device)
     scores = {
-        split.name: score(model, trained.objective, split, batch=config.batch, precision=precision)
-        for split in splits
+        name: score(model, trained.objective, split, batch=config.batch, precision=precision)
+        for name, split in splits.items()
     }
     if not distributed.is_main():
         return
@@ -99,61 +100,43 @@ def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -
         print(f"{label:<{wide}}" + "".join(f"{count:>{wide}}" for count in row))
 
 
-def _text(config: DictConfig, source: Any, trained: Trained, names: tuple[str, ...]) -> list[Split]:
-    shape = trained.start.description.shape
-    length = datasets.block_length(source.length, shape.positions)
-    raw = source.splits(datasets.data_folder(config.data_dir), trained.config.seed, only=names)
-    _check_there(raw, names, config.split)
-    cache = datasets.cache_folder(config.data_dir)
-    tokenizer = trained.start.tokenizer
-    encoded = {name: encode_text(raw[name], tokenizer, cache) for name in names if name in raw}
-    return [
-        Split(name, TextBlocks(part, length, tokenizer.pad), datasets.text_stats(part))
-        for name, part in encoded.items()
-    ]
-
-
-def _unigram(config: DictConfig, source: Any, trained: Trained) -> TransferModel:
-    """Return the unigram model of the text that `data` (or the run's own) trains on."""
-    if not isinstance(source, TextData):
-        raise ConfigError("baseline: unigram scores text, and this run classifies")
-    folder = datasets.data_folder(config.data_dir)
-    raw = source.splits(folder, trained.config.seed, only=("train",))
-    cache = datasets.cache_folder(config.data_dir)
-    tokenizer = trained.start.tokenizer
-    tokens = encode_text(raw["train"], tokenizer, cache).tokens[1:]
-    chunks = np.array_split(tokens, max(1, len(tokens) // 2**20))
-    return unigram_model(chunks, tokenizer.size)
-
-
-def _labelled(
-    config: DictConfig, source: Any, trained: Trained, names: tuple[str, ...]
-) -> list[Split]:
-    description, task = trained.start.description, trained.start.task
-    data = source.load(datasets.data_folder(config.data_dir), trained.config.seed)
-    _check_there(data.splits, names, config.split)
-    theirs = datasets.task_of_data(data)
+def _encoded(source: Any, trained: Trained, names: tuple[str, ...]) -> Mapping[str, Split]:
+    """Return splits of the data, encoded as the run's own were."""
+    shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
+    if isinstance(source, TextData):
+        text = datasets.encoded_text(source, trained.config, tokenizer, shape, names).splits
+        _check_there(text, names)
+        return text
+    data = source.load(data_folder(trained.config.data_dir), trained.config.seed)
+    _check_there(data.splits, names)
+    task, theirs = trained.start.task, datasets.task_of_data(data)
     if task is None or theirs.name != task.name:
         raise DataError(
             f"data: it holds examples of the task {theirs.name}, and this run was trained for "
             f"{'text' if task is None else task.name}; choose data of that task"
         )
-    if data.labels != description.labels:
+    labels = trained.start.description.labels
+    if data.labels != labels:
         raise DataError(
             f"data: its labels are {', '.join(data.labels)}, and this run knows "
-            f"{', '.join(description.labels)}; choose data with the same labels"
+            f"{', '.join(labels)}; choose data with the same labels"
         )
-    longest = datasets.block_length(source.length, description.shape.positions)
-    return [
-        datasets.task_split(
-            name, data.splits[name], task, trained.start.tokenizer, longest, description.shape
-        )
-        for name in names
-        if name in data.splits
-    ]
+    return datasets.task(data, source.length, tokenizer, shape, names, task).splits
 
 
-def _check_there(found: Any, names: tuple[str, ...], asked: str) -> None:
+def _unigram(source: Any, trained: Trained) -> TransferModel:
+    """Return the unigram model of the text that `data` (or the run's own) trains on."""
+    if not isinstance(source, TextData):
+        raise ConfigError("baseline: unigram scores text, and this run classifies")
+    blocks: Any = _encoded(source, trained, ("train",))["train"].data
+    tokens = blocks.text.tokens[1:]
+    chunks = np.array_split(tokens, max(1, len(tokens) // 2**20))
+    return unigram_model(chunks, trained.start.tokenizer.size)
+
+
+def _check_there(found: Any, names: tuple[str, ...]) -> None:
     if not any(name in found for name in names):
         there = ", ".join(found) or ", ".join(n for n in datasets.SPLITS if n not in names)
-        raise DataError(f"split: this data has no {asked} split; ask for another, such as {there}")
+        raise DataError(
+            f"split: this data has no {names[0]} split; ask for another, such as {there}"
+        )

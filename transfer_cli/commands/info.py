@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.assembly.datasets import cache_folder, data_folder
 from transfer_cli.config.locate import conf_dir
+from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.runs.environment import environment
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
@@ -18,11 +18,7 @@ KIBI = 1024
 
 
 def info(words: list[str]) -> None:
-    """Print what the toolkit runs on and where it keeps things, for people or as JSON.
-
-    Raises:
-        ConfigError: There is no such flag.
-    """
+    """Print what the toolkit runs on and where it keeps things, for people or as JSON."""
     for word in words:
         if word not in FLAGS:
             raise ConfigError(f"{word}: no such flag.{nearest(word, FLAGS)}")

@@ -15,6 +15,7 @@ from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks
+from transfer_cli.data.folders import data_folder
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
@@ -39,7 +40,7 @@ def inspect(config: DictConfig) -> None:
     if start is None and config.model is not None:
         shape = build(config.model, "model", BackboneShape)
     if isinstance(found, TaskData):
-        data = found.load(datasets.data_folder(config.data_dir), config.seed)
+        data = found.load(data_folder(config.data_dir), config.seed)
         tokenizer = datasets.task_tokenizer(config, data, start)
         _labelled(config, data, found.length, tokenizer, shape)
     else:
@@ -54,7 +55,7 @@ def _labelled(
     shape: BackboneShape,
 ) -> None:
     prepared = datasets.task(data, length, tokenizer, shape)
-    task = datasets.task_of_data(data)
+    task: Any = prepared.task
     texts = {name: list(map(task.texts, examples)) for name, examples in data.splits.items()}
     for name, examples in data.splits.items():
         print(f"{name}: {len(examples):,} examples")
@@ -101,7 +102,7 @@ def _text(config: DictConfig, shape: BackboneShape, start: Pretrained | None) ->
             batch = blocks.batch(np.array([number]))
             _block(objective.prepare(batch, ExampleNoise(config.seed, "inspect")), batch, tokenizer)
     source = datasets.source(config, TextData)
-    raw = source.splits(datasets.data_folder(config.data_dir), config.seed)
+    raw = source.splits(data_folder(config.data_dir), config.seed)
     lines = {
         name: set(_long_lines(split.lines())) for name, split in raw.items() if name != "train"
     }

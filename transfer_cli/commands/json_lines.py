@@ -13,11 +13,7 @@ STANDARD_OUTPUT = "-"
 
 
 def check_output(output: str | None) -> None:
-    """Refuse a file that cannot be written, before anything is computed.
-
-    Raises:
-        ConfigError: It is a folder, or lies in none.
-    """
+    """Refuse a file that cannot be written, before anything is computed."""
     if output is None or output == STANDARD_OUTPUT:
         return
     path = Path(output).expanduser()
@@ -28,11 +24,7 @@ def check_output(output: str | None) -> None:
 
 
 def write_json_lines(output: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a JSON line for each row, to a file as a whole or to standard output.
-
-    Raises:
-        RunError: The file cannot be written.
-    """
+    """Write a JSON line for each row, to a file as a whole or to standard output."""
     text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
     if output == STANDARD_OUTPUT:
         sys.stdout.write(text)

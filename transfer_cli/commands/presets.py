@@ -12,11 +12,7 @@ from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, S
 
 
 def presets(words: list[str]) -> None:
-    """Print the options of the groups that `words` name, of all where they name none.
-
-    Raises:
-        ConfigError: There is no such group, flag or folder.
-    """
+    """Print the options of the groups that `words` name, of all where they name none."""
     parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("groups", nargs="*")
     parser.add_argument("--json", action="store_true")

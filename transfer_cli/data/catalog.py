@@ -8,13 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transfer_cli.data.fetch import (
-    RemoteFile,
-    cache_folder,
-    fetch,
-    fetch_archive,
-    writable_folder,
-)
+from transfer_cli.data.fetch import RemoteFile, fetch, fetch_archive
+from transfer_cli.data.folders import home_cache, writable_folder
 
 SPLITS = ("train", "validation", "test")
 
@@ -32,13 +27,7 @@ _TREC_ADDRESSES = (
 
 @dataclass(frozen=True)
 class NamedText:
-    """One form of one WikiText corpus.
-
-    Args:
-        archive: The zip file that holds its three files.
-        folder: The folder inside the archive.
-        ending: What its files end with: `.tokens` or `.raw`.
-    """
+    """One form of one WikiText corpus: its zip file, the folder in it, what its files end with."""
 
     archive: RemoteFile
     folder: str
@@ -127,13 +116,10 @@ def find_text(named: NamedText, split: str, data_dir: Path) -> Path:
 
     An archive that lies in `data_dir` is unpacked; otherwise it is fetched. What is unpacked goes
     into `data_dir`, or into the cache folder if that is read-only.
-
-    Raises:
-        DataError: It is neither there nor can be fetched.
     """
     member = named.member(split)
     folder = writable_folder(data_dir)
-    found = _first_file((data_dir, folder, cache_folder()), named.places(split))
+    found = _first_file((data_dir, folder, home_cache()), named.places(split))
     if found is not None:
         return found
     local = _first_file((data_dir,), (named.archive.name, f"{named.folder}/{named.archive.name}"))
@@ -142,15 +128,11 @@ def find_text(named: NamedText, split: str, data_dir: Path) -> Path:
 
 
 def find_trec(split: str, data_dir: Path) -> Path:
-    """Return the file of TREC questions of `split` (train or test), fetched if need be.
-
-    Raises:
-        DataError: It is neither under `data_dir` nor can be fetched.
-    """
+    """Return the file of TREC questions of `split` (train or test), fetched if need be."""
     remote = TREC[split]
     folder = writable_folder(data_dir)
     places = [f"{place}/{remote.name}" for place in _TREC_FOLDERS]
-    found = _first_file((data_dir, folder, cache_folder()), places)
+    found = _first_file((data_dir, folder, home_cache()), places)
     return found or fetch(remote, folder / _TREC_FOLDERS[0])
 
 

@@ -1,19 +1,15 @@
 """Unlabelled text as blocks of tokens: encoded once, kept in a cache, mapped into memory.
 
-A cache entry is a folder named by everything that changes its content. It appears under its name
-only when it is complete, and a lock lets one of several runs build it while the others wait.
-
 Legend: B blocks, T positions.
 """
 
 import itertools
 import logging
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +21,7 @@ from tqdm import tqdm
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import DataError, RunError
-from transfer_cli.runs.atomic import replaced_folder, write_json
+from transfer_cli.runs.atomic import flush, replaced_folder, write_json
 from transfer_cli.runs.cache import digest, kept
 from transfer_cli.safe_files import read_json
 
@@ -46,22 +42,6 @@ rare, and the frequent ones are soon learnt again.
 """
 _LINE_END = "\n"
 _DTYPES = {name: np.dtype(name) for name in ("uint16", "uint32")}
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """What an entry holds; the text's counts are what measures per word and per byte divide by."""
-
-    num_tokens: int
-    num_words: int
-    num_bytes: int
-    num_lines: int
-    num_unknown: int
-
-    def __post_init__(self) -> None:
-        for count in vars(self).values():
-            if not isinstance(count, int) or count < 0:
-                raise ValueError(f"{count!r} is no count")
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +82,11 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
     entry = cache_dir / "encoded" / digest(key)
 
     def make() -> EncodedText:
-        _build_entry(entry, key, split, tokenizer)
+        with replaced_folder(entry) as partial:
+            dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
+            counts = _write_tokens(partial / "tokens.bin", dtype, split, tokenizer)
+            meta = {"split": split.name, "key": key, "dtype": dtype.name, "counts": counts}
+            write_json(partial / "meta.json", meta)
         found = _open_entry(entry)
         if found is None:
             raise RunError(f"The cache entry {entry} is damaged right after it was built.")
@@ -113,11 +97,7 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
 
 
 def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Path) -> Tokenizer:
-    """Return the recipe's tokenizer, trained on `split` once.
-
-    Raises:
-        RunError: The cache cannot be written.
-    """
+    """Return the recipe's tokenizer, trained on `split` once."""
     key = {"recipe": recipe.key(), "text": split.fingerprint, "format": _FORMAT}
     entry = cache_dir / "tokenizers" / f"{digest(key)}.json"
 
@@ -143,14 +123,6 @@ class TextBlocks:
 
     Neighbouring blocks overlap by one token: every token but the first is a target exactly once.
     The last block may be short.
-
-    Args:
-        text: The text.
-        length: Inputs in a block.
-        tokenizer_pad: The padding token.
-
-    Raises:
-        ValueError: `length` is not positive.
     """
 
     def __init__(self, text: EncodedText, length: int, tokenizer_pad: int) -> None:
@@ -170,11 +142,7 @@ class TextBlocks:
         return -(-self.num_targets // self.length)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
-        """Return `tokens`, `mask`, `next_tokens` and `index` of the blocks `indices`.
-
-        Raises:
-            IndexError: There is no such block.
-        """
+        """Return `tokens`, `mask`, `next_tokens` and `index` of the blocks `indices`."""
         index_B = np.asarray(indices, dtype=np.int64)
         if index_B.size and not 0 <= index_B.min() <= index_B.max() < len(self):
             raise IndexError(f"blocks {indices} of {len(self)}")
@@ -212,38 +180,21 @@ def _open_entry(entry: Path) -> EncodedText | None:
     """Return an entry of the cache, or None when it is not there or not whole."""
     try:
         meta = read_json(entry / "meta.json")
-        counts = _Counts(**meta["counts"])
+        counts = dict(meta["counts"])
+        if not all(isinstance(count, int) and count >= 0 for count in counts.values()):
+            return None
         dtype = _DTYPES[meta["dtype"]]
         path = entry / "tokens.bin"
-        if path.stat().st_size != counts.num_tokens * dtype.itemsize:
+        if path.stat().st_size != counts.pop("num_tokens") * dtype.itemsize:
             return None
-        tokens = np.memmap(path, dtype=dtype, mode="r")
+        return EncodedText(np.memmap(path, dtype=dtype, mode="r"), **counts, path=entry)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return EncodedText(
-        tokens=tokens,
-        num_words=counts.num_words,
-        num_bytes=counts.num_bytes,
-        num_lines=counts.num_lines,
-        num_unknown=counts.num_unknown,
-        path=entry,
-    )
-
-
-def _build_entry(
-    entry: Path, key: dict[str, Any], split: "TextSplit", tokenizer: Tokenizer
-) -> None:
-    """Encode a text into the folder `entry`. The caller holds the entry's lock."""
-    with replaced_folder(entry) as partial:
-        dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
-        counts = _write_tokens(partial / "tokens.bin", dtype, split, tokenizer)
-        meta = {"split": split.name, "key": key, "dtype": dtype.name, "counts": asdict(counts)}
-        write_json(partial / "meta.json", meta)
 
 
 def _write_tokens(
     path: Path, dtype: np.dtype[Any], split: "TextSplit", tokenizer: Tokenizer
-) -> _Counts:
+) -> dict[str, int]:
     """Write the tokens of a text to `path`, a batch of lines at a time, and count."""
     log.info("Encoding the %s text", split.name)
     begin = time.perf_counter()
@@ -253,10 +204,9 @@ def _write_tokens(
         path.open("wb") as file,
         tqdm(desc="encoding", unit="B", unit_scale=True, disable=None, leave=False) as bar,
     ):
-        first = np.array([tokenizer.sep], dtype=dtype)
-        _append(file.fileno(), first)
+        file.write(np.array([tokenizer.sep], dtype=dtype).tobytes())
         for batch, tokens in _encoded(_batches(split.lines()), tokenizer):
-            _append(file.fileno(), tokens.astype(dtype))
+            file.write(tokens.astype(dtype).tobytes())
             text = _LINE_END.join(batch)
             batch_bytes = len(text.encode("utf-8", "replace")) + 1
             words += len(text.split())
@@ -265,7 +215,7 @@ def _write_tokens(
             unknown += int(np.count_nonzero(tokens == tokenizer.unk))
             written += len(tokens)
             bar.update(batch_bytes)
-        os.fsync(file.fileno())
+    flush(path)
     if lines == 0:
         raise DataError(f"The {split.name} text is empty: there is nothing to learn or measure.")
     seconds = time.perf_counter() - begin
@@ -276,19 +226,13 @@ def _write_tokens(
         seconds,
         size_bytes / 1e6 / max(seconds, 1e-9),
     )
-    return _Counts(
-        num_tokens=written,
-        num_words=words + (lines if split.end_of_line else 0),
-        num_bytes=size_bytes,
-        num_lines=lines,
-        num_unknown=unknown,
-    )
-
-
-def _append(file: int, tokens: npt.NDArray[Any]) -> None:
-    left = memoryview(tokens.tobytes())
-    while left:
-        left = left[os.write(file, left) :]
+    return {
+        "num_tokens": written,
+        "num_words": words + (lines if split.end_of_line else 0),
+        "num_bytes": size_bytes,
+        "num_lines": lines,
+        "num_unknown": unknown,
+    }
 
 
 def _batches(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -123,10 +123,6 @@ class EncodedTask(EncodedRows):
         length: The longest input in tokens, special tokens included.
         direction: The model's, see the table above.
 
-    Attributes:
-        lengths: Every example's length in tokens, special tokens included.
-        num_cut: How many examples did not fit and were cut.
-
     Raises:
         ConfigError: `length` leaves no room for a text.
         DataError: Some examples have a label and some have none.

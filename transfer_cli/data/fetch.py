@@ -10,6 +10,7 @@ import http.client
 import logging
 import lzma
 import os
+import shutil
 import stat
 import struct
 import sys
@@ -23,12 +24,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from tqdm import tqdm
 
 from transfer_cli import __version__
 from transfer_cli.errors import DataError
+from transfer_cli.runs.atomic import flush
 from transfer_cli.runs.cache import locked
 
 log = logging.getLogger(__name__)
@@ -65,14 +66,7 @@ _USER_AGENT = f"transfer-cli/{__version__} (Python urllib)"
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that is known before it is fetched.
-
-    Args:
-        name: The name it gets.
-        size_bytes: Its exact size.
-        sha256: Hex digest of its content.
-        addresses: Where it can be had (http or https), best first.
-    """
+    """A file that is known before it is fetched, and its addresses (http or https), best first."""
 
     name: str
     size_bytes: int
@@ -86,10 +80,6 @@ class _AddressError(Exception):
 
 class _BrokenOffError(_AddressError):
     """The connection ended in the middle; asking again may go on from there."""
-
-
-class _WrongFileError(_AddressError):
-    """What the address gives is another file."""
 
 
 def fetch(remote: RemoteFile, folder: Path, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Path:
@@ -108,13 +98,8 @@ def fetch_archive(
 ) -> None:
     """Fetch and unpack an archive so that the members `wanted` lie in `folder`.
 
-    Files that lie there already stay as they are.
-
-    Args:
-        remote: The archive.
-        folder: Where it is unpacked.
-        wanted: Paths inside the archive.
-        local: A copy of the archive that makes fetching unnecessary.
+    Files that lie there already stay as they are. `local` is a copy of the archive, which makes
+    fetching unnecessary.
 
     Raises:
         DataError: As `fetch` and `unpack`, or a wanted member is not in the archive.
@@ -146,25 +131,6 @@ def unpack(archive: Path, folder: Path) -> list[Path]:
             return [_place(Path(temporary) / name, folder / name) for name in names]
     except OSError as error:
         raise _cannot_write(folder, error) from error
-
-
-def writable_folder(data_dir: Path) -> Path:
-    """Return where files made for `data_dir` go: itself, or the cache folder if it is read-only."""
-    existing = data_dir
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    # The administrator's account may write anywhere; a folder without any write bit is still
-    # meant to stay as it is.
-    marked_writable = bool(stat.S_IMODE(existing.stat().st_mode) & 0o222)
-    if existing.is_dir() and marked_writable and os.access(existing, os.W_OK):
-        return data_dir
-    return cache_folder()
-
-
-def cache_folder() -> Path:
-    """Return the folder in the home that stands in for a read-only `data_dir`."""
-    named = os.environ.get("TRANSFER_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "transfer" / "cache"
 
 
 @contextmanager
@@ -227,7 +193,7 @@ def _fetch_from(address: str, remote: RemoteFile, part: Path, timeout_seconds: f
         wrong = _fault(part, remote)
     if wrong:
         part.unlink()
-        raise _WrongFileError(f"not the right file, {wrong}")
+        raise _AddressError(f"not the right file, {wrong}")
 
 
 def _complete(address: str, remote: RemoteFile, part: Path, timeout_seconds: float) -> None:
@@ -263,14 +229,14 @@ def _receive(address: str, remote: RemoteFile, part: Path, timeout_seconds: floa
         announced = response.headers.get("Content-Length", "")[:_MOST_DIGITS]
         expected = remote.size_bytes - start
         if announced.isdecimal() and int(announced) != expected:
-            raise _WrongFileError(
+            raise _AddressError(
                 f"not the right file, it has {start + int(announced):,} bytes, "
                 f"expected {remote.size_bytes:,}"
             )
         end = _write(response, remote, part, start)
     if end > remote.size_bytes:
         part.unlink()
-        raise _WrongFileError(f"not the right file, longer than {remote.size_bytes:,} bytes")
+        raise _AddressError(f"not the right file, longer than {remote.size_bytes:,} bytes")
     if end < remote.size_bytes:
         raise _BrokenOffError(f"broken off after {end:,} of {remote.size_bytes:,} bytes")
 
@@ -287,14 +253,12 @@ def _open(address: str, start: int, timeout_seconds: float) -> http.client.HTTPR
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise _WrongFileError("not the right file, it is shorter than expected") from error
+            raise _AddressError("not the right file, it is shorter than expected") from error
         raise _AddressError(f"HTTP {error.code} {error.reason}") from error
-    except urllib.error.URLError as error:
-        raise _AddressError(str(error.reason)) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _AddressError(str(error) or type(error).__name__) from error
-    answer: http.client.HTTPResponse = response
-    return answer
+        reason = str(getattr(error, "reason", error))
+        raise _AddressError(reason or type(error).__name__) from error
+    return response  # type: ignore[no-any-return]
 
 
 def _write(response: http.client.HTTPResponse, remote: RemoteFile, part: Path, start: int) -> int:
@@ -341,69 +305,42 @@ def _cannot_write(path: Path, error: OSError) -> DataError:
     )
 
 
-class _Room:
-    """What an archive may still unpack to; what it says of itself is not believed."""
-
-    def __init__(self, archive: Path) -> None:
-        self._archive = archive
-        self._bytes = max(UNPACKED_FREELY_BYTES, MAX_UNPACKED_RATIO * archive.stat().st_size)
-        self._members = MAX_MEMBERS
-
-    def take_member(self) -> None:
-        self._members -= 1
-        if self._members < 0:
-            raise DataError(f"{self._archive} holds more than {MAX_MEMBERS:,} files; refused.")
-
-    def take(self, count: int) -> None:
-        self._bytes -= count
-        if self._bytes < 0:
-            raise DataError(
-                f"{self._archive} unpacks to more than {MAX_UNPACKED_RATIO} times its size; "
-                "refused."
-            )
-
-
 def _extract(archive: Path, folder: Path) -> list[PurePosixPath]:
     try:
         with zipfile.ZipFile(archive) as zipped:
-            return _extract_members(zipped, archive, folder, _Room(archive))
+            members = zipped.infolist()
+            paths = [_safe_path(member, archive) for member in members]
+            _check_size(archive, members)
+            files = [pair for pair in zip(paths, members, strict=True) if not pair[1].is_dir()]
+            for path, member in files:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                with zipped.open(member) as source, (folder / path).open("xb") as target:
+                    shutil.copyfileobj(source, target, _CHUNK_BYTES)
+                flush(folder / path)
+            return [path for path, _ in files]
     except _DAMAGED as error:
         raise DataError(f"{archive} cannot be unpacked ({error}). Delete it and retry.") from error
 
 
-def _extract_members(
-    zipped: zipfile.ZipFile, archive: Path, folder: Path, room: _Room
-) -> list[PurePosixPath]:
-    names = []
-    for member in zipped.infolist():
-        room.take_member()
-        path = _safe_path(member.filename, archive)
-        kind = stat.S_IFMT(member.external_attr >> 16)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise DataError(f"{archive} holds a link or special file ({member.filename}); refused.")
-        if not member.is_dir():
-            names.append(path)
-            with zipped.open(member) as source:
-                _copy(source, folder / path, room)
-    return names
+def _check_size(archive: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse a large archive by its list of members, beyond which `zipfile` reads nothing."""
+    if len(members) > MAX_MEMBERS:
+        raise DataError(f"{archive} holds more than {MAX_MEMBERS:,} files; refused.")
+    most = max(UNPACKED_FREELY_BYTES, MAX_UNPACKED_RATIO * archive.stat().st_size)
+    if sum(member.file_size for member in members) > most:
+        raise DataError(
+            f"{archive} unpacks to more than {MAX_UNPACKED_RATIO} times its size; refused."
+        )
 
 
-def _safe_path(name: str, archive: Path) -> PurePosixPath:
-    path = PurePosixPath(name)
+def _safe_path(member: zipfile.ZipInfo, archive: Path) -> PurePosixPath:
+    name, path = member.filename, PurePosixPath(member.filename)
     # A colon or backslash would mean something on Windows.
     if path.is_absolute() or ".." in path.parts or set(name) & set("\\:\0"):
         raise DataError(f"{archive} holds a path that leads outside ({name!r}); refused.")
+    if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+        raise DataError(f"{archive} holds a link or special file ({name}); refused.")
     return path
-
-
-def _copy(source: IO[bytes], target: Path, room: _Room) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("xb") as file:
-        while chunk := source.read(_CHUNK_BYTES):
-            room.take(len(chunk))
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _place(source: Path, target: Path) -> Path:

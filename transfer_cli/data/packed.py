@@ -3,10 +3,9 @@
 import io
 import lzma
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import zstandard
 
@@ -25,39 +24,17 @@ MAX_WINDOW_BYTES = 2**28
 """Memory that unpacking may take. Files of `xz -9` need 64 MiB, of `zstd --ultra -22` 128 MiB."""
 
 
-class _Piece(Protocol):
-    """What unpacks one of the pieces that a packed file is made of."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
-
-
-@dataclass(frozen=True)
-class _Packing:
-    """A way of packing.
-
-    Args:
-        begin: Makes what unpacks a piece.
-        read_bytes: How much is unpacked at once: less than 128 MiB can come of it.
-    """
-
-    begin: Callable[[], _Piece]
-    read_bytes: int
-
-
-PACKINGS = {
+PACKINGS: Mapping[str, tuple[Callable[[], Any], int]] = {
     # 1032 times as much comes out, at most.
-    ".gz": _Packing(lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), 2**15),
+    ".gz": (lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), 2**15),
     # About 7000 times.
-    ".xz": _Packing(lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES), 2**12),
+    ".xz": (lambda: lzma.LZMADecompressor(memlimit=MAX_WINDOW_BYTES), 2**12),
     # A block of 4 bytes can unpack to 128 KiB.
-    ".zst": _Packing(
+    ".zst": (
         lambda: zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj(), 2**12
     ),
-}
+}  # fmt: skip
+"""What begins to unpack a piece, and of how many bytes at once: less than 128 MiB comes of it."""
 
 
 class Unpacked(io.RawIOBase):
@@ -69,9 +46,9 @@ class Unpacked(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._packing = PACKINGS[path.suffix]
+        self._begin, self._read_bytes = PACKINGS[path.suffix]
         self._source = path.open("rb")
-        self._piece: _Piece | None = None
+        self._piece: Any = None
         self._ready = memoryview(b"")
         self._num_packed = self._num_unpacked = 0
 
@@ -82,7 +59,7 @@ class Unpacked(io.RawIOBase):
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
         """Fill a buffer as far as there is something unpacked; return how far, 0 at the end."""
         while not self._ready:
-            packed = self._source.read(self._packing.read_bytes)
+            packed = self._source.read(self._read_bytes)
             if not packed:
                 if self._piece is not None:
                     raise EOFError("the file ends too early")
@@ -106,7 +83,7 @@ class Unpacked(io.RawIOBase):
                 packed = packed.lstrip(b"\0")  # pieces may be filled up with zeros
                 if not packed:
                     break
-                self._piece = self._packing.begin()
+                self._piece = self._begin()
             unpacked.append(self._piece.decompress(packed))
             packed = b""
             if self._piece.eof:

@@ -56,11 +56,7 @@ def refuse(error: DataError) -> None:
 
 
 class BrokenLine(str):
-    """A line that cannot be read: its text as far as there is one, so that its quotes count.
-
-    Attributes:
-        error: What is wrong with it.
-    """
+    """A line that cannot be read: its text as far as there is one, so that its quotes count."""
 
     error: DataError
 
@@ -179,11 +175,6 @@ def numbered_lines(
 ) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line without its end).
 
-    Args:
-        stream: Bytes.
-        name: What to call the stream in messages.
-        encoding: Of the text; a byte order mark at its beginning is left out.
-
     Raises:
         DataError: The stream is empty, cannot be unpacked, or a line is too long, holds a NUL byte
             or a byte that the encoding does not have.
@@ -293,7 +284,7 @@ def table_records(
     if table_format == "jsonl":
         records = json_records(lines, name, note)
     else:
-        records = _delimited_records(_Rows(lines, name, table_format, note), header=header)
+        records = _delimited_records(_Rows(lines, name, table_format), note, header=header)
     for record in records:
         empty = False
         yield record
@@ -388,7 +379,7 @@ def _json_kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _delimited_records(rows: "_Rows", *, header: bool) -> Iterator[Record]:
+def _delimited_records(rows: "_Rows", on_error: OnError, *, header: bool) -> Iterator[Record]:
     columns: list[str] | None = None
     expected = "the first row"
     for number, row in rows:
@@ -397,13 +388,13 @@ def _delimited_records(rows: "_Rows", *, header: bool) -> Iterator[Record]:
             _check_columns(columns, f"{rows.name}, line {number}")
             expected = f"the {'header' if header else 'row'} in line {number}"
             # Without the names of the columns nothing can be read; from here on it can.
-            rows.tolerate()
+            rows.on_error = on_error
             if header:
                 continue
         if len(row) == len(columns):
             yield Record(number, dict(zip(columns, row, strict=True)))
         else:
-            rows.on_error(
+            on_error(
                 DataError(
                     f"{rows.name}, line {number}: {_columns(len(row))}, but {expected} has "
                     f"{len(columns)}. {_RAGGED_CURE[rows.table_format]}"
@@ -433,89 +424,30 @@ class _LongRowError(DataError):
     """A row that is too long, after which there may be others: the file itself can be read."""
 
 
-class _RowLines:
-    """Lines for a CSV reader, which takes as many as a row goes on for.
-
-    Attributes:
-        taken: The lines of the row that is being read, with their numbers.
-    """
-
-    def __init__(self, lines: Iterable[tuple[int, str]], name: str) -> None:
-        self._lines = iter(lines)
-        self._name = name
-        self._again: deque[tuple[int, str]] = deque()
-        self._spare = _REREAD * MAX_LINE_BYTES
-        self._size = 0
-        self.taken: list[tuple[int, str]] = []
-
-    def begin_row(self) -> None:
-        """Forget the lines of the row before."""
-        self._size = 0
-        self.taken.clear()
-
-    def give_back(self) -> None:
-        """Have the lines of a broken row read again, without its first one.
-
-        A quote that is missing makes one row of all that follows. What is read again has a limit,
-        or a hostile file could take a time that is the square of its size.
-        """
-        size = self._size - len(self.taken[0][1])
-        if size <= self._spare:
-            self._spare -= size
-            self._again.extendleft(reversed(self.taken[1:]))
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        if self._again:
-            found = self._again.popleft()
-        else:
-            found = next(self._lines)
-            self._spare += _REREAD * len(found[1])
-        self.taken.append(found)
-        self._size += len(found[1]) + 1
-        if self._size > MAX_LINE_BYTES:
-            raise _LongRowError(
-                f"{self._name}, line {self.taken[0][0]}: a row that is longer than "
-                f"{MAX_LINE_BYTES // 2**20} MiB. Is a quote missing?"
-            )
-        return found[1] + "\n"
-
-
 class _Rows:
-    """Rows of values with the number of their first line; empty ones are left out.
+    """Rows of values with the number of their first line; empty ones are left out."""
 
-    Args:
-        lines: Numbered lines.
-        name: Of the table.
-        table_format: csv or tsv.
-        on_error: Told of broken rows, once `tolerate` was called; until then they are refused.
-    """
-
-    def __init__(
-        self, lines: Iterable[tuple[int, str]], name: str, table_format: str, on_error: OnError
-    ) -> None:
+    def __init__(self, lines: Iterable[tuple[int, str]], name: str, table_format: str) -> None:
         # The limit is the process's, not the reader's; its default of 128 KiB is less than a long
         # text.
         csv.field_size_limit(2 * MAX_LINE_BYTES)
         self.name = name
         self.table_format = table_format
         self.on_error: OnError = refuse
-        self._on_error = on_error
-        self._lines = _RowLines(lines, name)
+        self._lines = iter(lines)
+        self._again: deque[tuple[int, str]] = deque()
+        self._spare = _REREAD * MAX_LINE_BYTES
+        self._row: list[tuple[int, str]] = []  # the lines of the row that is being read
+        self._size = 0
+        read = iter(self._next_line, None)  # a reader takes as many lines as a row goes on for
         if table_format == "csv":
-            self._reader = csv.reader(self._lines, strict=True)
+            self._reader = csv.reader(read, strict=True)
         else:
-            self._reader = csv.reader(self._lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-    def tolerate(self) -> None:
-        """From now on, tell of broken rows and go on."""
-        self.on_error = self._on_error
+            self._reader = csv.reader(read, delimiter="\t", quoting=csv.QUOTE_NONE)
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         while True:
-            self._lines.begin_row()
+            self._row, self._size = [], 0
             try:
                 row = next(self._reader, None)
             except (csv.Error, _LongRowError) as error:
@@ -523,15 +455,42 @@ class _Rows:
                 continue
             if row is None:
                 return
-            broken = [line for _, line in self._lines.taken if isinstance(line, BrokenLine)]
+            broken = [line for _, line in self._row if isinstance(line, BrokenLine)]
             if broken:
                 self.on_error(broken[0].error)
             elif row:
-                yield self._lines.taken[0][0], row
+                yield self._row[0][0], row
+
+    def _next_line(self) -> str | None:
+        found = self._again.popleft() if self._again else self._new_line()
+        if found is None:
+            return None
+        self._row.append(found)
+        self._size += len(found[1]) + 1
+        if self._size > MAX_LINE_BYTES:
+            raise _LongRowError(
+                f"{self.name}, line {self._row[0][0]}: a row that is longer than "
+                f"{MAX_LINE_BYTES // 2**20} MiB. Is a quote missing?"
+            )
+        return f"{found[1]}\n"
+
+    def _new_line(self) -> tuple[int, str] | None:
+        found = next(self._lines, None)
+        if found is not None:
+            self._spare += _REREAD * len(found[1])
+        return found
 
     def _give_up_row(self, error: Exception) -> None:
-        first = self._lines.taken[0][0]
-        self._lines.give_back()
+        """Tell of a broken row, and have its lines read again, without the first one.
+
+        A quote that is missing makes one row of all that follows. What is read again has a limit,
+        or a hostile file could take a time that is the square of its size.
+        """
+        first, line = self._row[0]
+        size = self._size - len(line)
+        if size <= self._spare:
+            self._spare -= size
+            self._again.extendleft(reversed(self._row[1:]))
         if not isinstance(error, _LongRowError):
             error = DataError(
                 f"{self.name}, line {first}: a broken row ({error}). Is a quote missing or too "

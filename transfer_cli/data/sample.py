@@ -235,11 +235,7 @@ def encyclopedia(seed: int = 0) -> dict[str, list[str]]:
     """Return the lines of each split (train, validation, test), in the form of tokenised WikiText.
 
     Headings are `= Title =`, a paragraph is one line, and empty lines stand between. The splits are
-    different articles about the same names.
-
-    Args:
-        seed: Makes the world: what is called what, and the articles. The same number gives the same
-            world to `questions`.
+    different articles about the same names. The same seed gives the same world to `questions`.
     """
     names = _names(seed)
     return {
@@ -252,9 +248,6 @@ def questions(seed: int = 0) -> tuple[tuple[str, ...], dict[str, list[tuple[str,
     """Return the labels' names, and each split's (train, validation, test) questions with labels.
 
     Within a split every label has the same number of questions in each wording.
-
-    Args:
-        seed: Makes the world: the same number as for `encyclopedia`.
     """
     names = _names(seed)
     splits: dict[str, list[tuple[str, int]]] = {}

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.data.text import check_length
 from transfer_cli.errors import DataError, nearest
 from transfer_cli.seeds import derive
 
@@ -368,7 +367,8 @@ def keep_few(
 
 
 def _check_classes(data: LabelledData, where: str) -> None:
-    counts = _class_counts(data)
+    found = Counter(example.label for example in data.splits["train"])
+    counts = [found[number] for number in range(len(data.labels))]
     if len(data.labels) < 2:
         raise DataError(
             f"{where}: all examples have the label {data.labels[0]!r}; there is nothing to learn. "
@@ -383,11 +383,6 @@ def _check_classes(data: LabelledData, where: str) -> None:
             repr(label) for label, count in zip(data.labels, counts, strict=True) if not count
         )
         raise DataError(f"{where}: no training example has the label {missing}.")
-
-
-def _class_counts(data: LabelledData) -> list[int]:
-    counts = Counter(example.label for example in data.splits["train"])
-    return [counts[number] for number in range(len(data.labels))]
 
 
 def _counts(examples: Sequence[E], stratum: Callable[[E], int]) -> dict[int, int]:
@@ -444,6 +439,12 @@ def _draw(
 
 def _frozen(splits: dict[str, list[Example]]) -> dict[str, tuple[Example, ...]]:
     return {name: tuple(examples) for name, examples in splits.items()}
+
+
+def check_length(length: int | None) -> None:
+    """Raise `ValueError` unless `length` is None or at least 2."""
+    if length is not None and length < 2:
+        raise ValueError(f"length is {length}, expected at least 2 tokens.")
 
 
 def _check_share(key: str, share: float) -> None:

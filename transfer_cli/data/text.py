@@ -9,14 +9,15 @@ import glob
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from transfer_cli.data import catalog, readers, sample
+from transfer_cli.data.tasks import TaskData, check_length
 from transfer_cli.errors import DataError, listed, nearest
 
 _HOLD_OUT_LINES = 64
@@ -112,10 +113,6 @@ class WikiText(TextData):
 
 def whole_text(paths: str | list[str], name: str) -> TextSplit:
     """Return all of some files as one split, to score and not to train on.
-
-    Args:
-        paths: Paths or globs of `.txt` or JSON lines, as in `TextFiles`.
-        name: What the split is called.
 
     Raises:
         DataError: There is no such file, or it cannot be read.
@@ -221,29 +218,6 @@ class SampleText(TextData):
         }
 
 
-class _Texts(Protocol):
-    """An example of a task, as far as it is text."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def pair(self) -> str | None: ...
-
-
-class _Labelled(Protocol):
-    """A task's examples by split."""
-
-    @property
-    def splits(self) -> Mapping[str, Sequence[_Texts]]: ...
-
-
-class LabelledSource(Protocol):
-    """A labelled data set (see `data.tasks`), as far as its texts are concerned."""
-
-    def load(self, data_dir: Path, seed: int) -> _Labelled:
-        """Return its examples."""
-
-
 @dataclass(kw_only=True)
 class TaskText(TextData):
     """The texts of a labelled data set without their labels, each on a line of its own.
@@ -260,7 +234,7 @@ class TaskText(TextData):
         length: See `TextData`.
     """
 
-    task: LabelledSource
+    task: TaskData
     length: int | None = None
 
     def __post_init__(self) -> None:
@@ -279,12 +253,6 @@ class TaskText(TextData):
             name: _split(name, partial(iter, lines), _digest(["task", *lines], []), "the task")
             for name, lines in texts.items()
         }
-
-
-def check_length(length: int | None) -> None:
-    """Raise `ValueError` unless `length` is None or at least 2."""
-    if length is not None and length < 2:
-        raise ValueError(f"length is {length}, expected at least 2 tokens.")
 
 
 def _split(
@@ -329,7 +297,7 @@ def _file_lines(paths: list[Path], field: str) -> Iterator[str]:
         yield from readers.read_text(path, field)
 
 
-def _task_lines(examples: Sequence[_Texts]) -> list[str]:
+def _task_lines(examples: Sequence[Any]) -> list[str]:
     texts = (text for example in examples for text in (example.text, example.pair))
     # A text of several lines becomes one line, which ends with one `sep`.
     return [" ".join(text.splitlines()) for text in texts if text is not None]

@@ -145,9 +145,6 @@ class Tokenizer:
 
         The tokens are those of `encode_batch`. Spaces at either end of a token are not counted to
         it. The tokens that share one character, as the bytes of an emoji, all lie where it is.
-
-        Raises:
-            DataError: As of `encode_batch`.
         """
         given = [text.encode("utf-8", "replace").decode() for text in texts]
         named = given
@@ -256,10 +253,7 @@ class WordPiece(TokenizerRecipe):
         normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
         splitter = _wordpiece_splitter()
 
-        def cut(word: str) -> list[str]:
-            return [p for p, _ in splitter.pre_tokenize_str(normalizer.normalize_str(word))]
-
-        counts = _count_pieces(lines(), cut)
+        counts = _count_pieces(lines(), splitter, normalizer)
         letters = _letters(counts, min(_MAX_LETTERS, (self.size - len(SPECIALS)) // 2))
         later = {letter for piece in counts for letter in piece[1:]}
         trainer = trainers.WordPieceTrainer(
@@ -303,17 +297,13 @@ class BytePairs(TokenizerRecipe):
     def make(self, lines: Lines) -> Tokenizer:
         """Train on `lines`."""
         splitter = pre_tokenizers.ByteLevel(add_prefix_space=True)
-
-        def cut(word: str) -> list[str]:
-            return [piece for piece, _ in splitter.pre_tokenize_str(word)]
-
         trainer = trainers.BpeTrainer(
             vocab_size=self.size,
             special_tokens=list(SPECIALS),
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        counts = _count_pieces(lines(), cut)
+        counts = _count_pieces(lines(), splitter)
         backend = _train(tokenizers.Tokenizer(models.BPE()), trainer, counts)
         backend.pre_tokenizer = splitter
         backend.decoder = decoders.Sequence(
@@ -354,7 +344,9 @@ def _wordpiece_splitter() -> pre_tokenizers.Sequence:
     return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), symbols])
 
 
-def _count_pieces(lines: Iterable[str], cut: Callable[[str], list[str]]) -> Counter[str]:
+def _count_pieces(
+    lines: Iterable[str], splitter: Any, normalizer: normalizers.Normalizer | None = None
+) -> Counter[str]:
     """Count the pieces inside which tokens are learnt; `<unk>` is not among them."""
     words: Counter[str] = Counter()
     for line in lines:
@@ -364,7 +356,11 @@ def _count_pieces(lines: Iterable[str], cut: Callable[[str], list[str]]) -> Coun
     pieces: Counter[str] = Counter()
     for word, count in words.items():
         text = word.replace(UNKNOWN, " ").encode("utf-8", "replace").decode()
-        for piece in cut(text) if text.strip() else ():
+        if not text.strip():
+            continue
+        if normalizer is not None:
+            text = normalizer.normalize_str(text)
+        for piece, _ in splitter.pre_tokenize_str(text):
             pieces[piece] += count
     return pieces
 
@@ -415,11 +411,7 @@ def library_errors(problem: str) -> Iterator[None]:
 
 
 def check_numbers(data: dict[str, Any]) -> None:
-    """Refuse tokens whose numbers the library would take too much memory for.
-
-    Raises:
-        UnreadableError: There is one, or there is no vocabulary to look at.
-    """
+    """Refuse tokens whose numbers the library would take too much memory for."""
     model, added = data.get("model"), data.get("added_tokens") or []
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, dict | list) or not isinstance(added, list):

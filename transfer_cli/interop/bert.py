@@ -11,12 +11,10 @@ from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.family import (
-    ACTIVATIONS,
     LANGUAGE_MODEL,
     SEQUENCE_CLASSIFICATION,
     Family,
     PublishedHead,
-    activation_there,
 )
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Copied, FromRow, Rule, packed_attention, same
@@ -47,41 +45,23 @@ class Bert(Family):
         "residual": "post", "direction": "bidirectional", "position_kind": "learned",
         "embedding_norm": True, "embedding_width": None,
     }  # fmt: skip
+    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        "dropout": ("hidden_dropout_prob", 0.1),
+        "attention_dropout": ("attention_probs_dropout_prob", 0.1),
+        "activation": ("hidden_act", "gelu"),
+        "segments": ("type_vocab_size", 2),
+        "epsilon": ("layer_norm_eps", 1e-12),
+        "tie_output": ("tie_word_embeddings", True),
+    }
+    output: ClassVar[Mapping[str, bool]] = {"output_transform": True}
+    only: ClassVar[Mapping[str, Any]] = {
+        "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
+    }  # fmt: skip
     pooler_activation = "tanh"
 
-    def shape(self, settings: PublishedConfig) -> BackboneShape:
-        """Return the shape that a config describes."""
-        return BackboneShape(**self.shape_fields(settings))
-
-    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape, of a config that asks for nothing else."""
-        settings.only("position_embedding_type", "absolute")
-        settings.only("is_decoder", value=False)
-        settings.only("add_cross_attention", value=False)
-        return {
-            **self.fixed,
-            **self.sizes(settings),
-            "dropout": settings.fraction("hidden_dropout_prob", 0.1),
-            "attention_dropout": settings.fraction("attention_probs_dropout_prob", 0.1),
-            "activation": settings.one_of("hidden_act", ACTIVATIONS, "gelu"),
-            "output_transform": True,
-            "tie_output": settings.truth("tie_word_embeddings", otherwise=True),
-            "segments": settings.number("type_vocab_size", 2),
-            "epsilon": settings.fraction("layer_norm_eps", 1e-12),
-            "pooler": self.pooler_activation,
-        }
-
     def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape."""
-        return {
-            **self.sizes_there(shape),
-            "hidden_dropout_prob": shape.dropout,
-            "attention_probs_dropout_prob": shape.attention_dropout,
-            "hidden_act": activation_there(shape),
-            "type_vocab_size": max(1, shape.segments),
-            "layer_norm_eps": shape.epsilon,
-            "tie_word_embeddings": shape.tie_output,
-        }
+        """Return the config that describes a shape; their models have a segment at least."""
+        return {**super().config(shape), "type_vocab_size": max(1, shape.segments)}
 
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads; the classifier reads the pooler of the backbone."""
@@ -149,6 +129,7 @@ class Roberta(Bert):
     model_type = "roberta"
     base_model = "RobertaModel"
     prefix = "roberta"
+    only: ClassVar[Mapping[str, Any]] = {"pad_token_id": PAD, **Bert.only}
     mask_lstrip = True
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
@@ -160,11 +141,10 @@ class Roberta(Bert):
             wrong.append("a tokenizer without <s>")
         return wrong
 
-    def shape(self, settings: PublishedConfig) -> BackboneShape:
-        """Return the shape that a config describes."""
-        settings.only("pad_token_id", PAD)
-        found = self.shape_fields(settings)
-        return BackboneShape(**{**found, "positions": found["positions"] - ROBERTA_FIRST_POSITION})
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
+        """Return the fields of the shape."""
+        found = super().shape_fields(settings)
+        return {**found, "positions": found["positions"] - ROBERTA_FIRST_POSITION}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape."""

@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from transfer_cli.interop.family import (
-    ACTIVATIONS,
     LANGUAGE_MODEL,
     SEQUENCE_CLASSIFICATION,
     Family,
     PublishedHead,
-    activation_there,
 )
-from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, packed_attention, same
 from transfer_cli.model.backbone import BackboneShape
 
@@ -35,31 +32,18 @@ class DistilBert(Family):
         "residual": "post", "direction": "bidirectional", "position_kind": "learned",
         "embedding_norm": True, "embedding_width": None, "segments": 0, "epsilon": EPSILON,
     }  # fmt: skip
+    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.1),
+        "activation": ("activation", "gelu"),
+        "tie_output": ("tie_word_embeddings", True),
+    }
+    output: ClassVar[Mapping[str, bool]] = {"output_transform": True}
     pooler_activation = "relu"
-
-    def shape(self, settings: PublishedConfig) -> BackboneShape:
-        """Return the shape that a config describes."""
-        return BackboneShape(
-            **self.fixed,
-            **self.sizes(settings),
-            dropout=settings.fraction("dropout", 0.1),
-            attention_dropout=settings.fraction("attention_dropout", 0.1),
-            activation=settings.one_of("activation", ACTIVATIONS, "gelu"),  # type: ignore[arg-type]
-            output_transform=True,
-            tie_output=settings.truth("tie_word_embeddings", otherwise=True),
-            pooler=self.pooler_activation,  # type: ignore[arg-type]
-        )
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape."""
-        return {
-            **self.sizes_there(shape),
-            "dropout": shape.dropout,
-            "attention_dropout": shape.attention_dropout,
-            "activation": activation_there(shape),
-            "sinusoidal_pos_embds": False,
-            "tie_word_embeddings": shape.tie_output,
-        }
+        return {**super().config(shape), "sinusoidal_pos_embds": False}
 
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads; the classifier has two layers."""

@@ -61,6 +61,9 @@ class Family(ABC):
         keys: What the config calls the fields of a `BackboneShape` that are numbers.
         fixed: Fields that have one value in all models of the family, such as `direction`,
             `position_kind` and `residual`.
+        options: What the config calls the fields that are no sizes, and what holds without them.
+        output: Fields of its language-model head.
+        only: Keys of the config, each with the one value that is built here.
         pooling: Which state of a text its classifier reads.
         pooler_activation: What its classifier has between that state and the last layer.
         mask_lstrip: Whether the mask token of its tokenizer takes the space before it.
@@ -73,6 +76,9 @@ class Family(ABC):
     blocks: ClassVar[str]
     keys: ClassVar[Mapping[str, str]]
     fixed: ClassVar[Mapping[str, Any]]
+    options: ClassVar[Mapping[str, tuple[str, Any]]]
+    output: ClassVar[Mapping[str, bool]] = {}
+    only: ClassVar[Mapping[str, Any]] = {}
     pooling: ClassVar[str] = "cls_first"
     pooler_activation: ClassVar[str] = "none"
     mask_lstrip: ClassVar[bool] = False
@@ -82,7 +88,6 @@ class Family(ABC):
         """Whether a token sees those before it alone."""
         return bool(self.fixed["direction"] == "causal")
 
-    @abstractmethod
     def shape(self, settings: PublishedConfig) -> BackboneShape:
         """Return the shape that a config describes.
 
@@ -90,10 +95,28 @@ class Family(ABC):
             CheckpointError: We cannot build that, or the config is damaged.
             ValueError: Its numbers do not fit each other.
         """
+        for key, value in self.only.items():
+            settings.only(key, value)
+        return BackboneShape(**self.shape_fields(settings))
 
-    @abstractmethod
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
+        """Return the fields of that shape."""
+        sizes = {ours: settings.number(self.keys[ours]) for ours in ALL_SIZES if ours in self.keys}
+        options = {
+            ours: settings.one_of(key, ACTIVATIONS, otherwise)
+            if ours == "activation"
+            else settings.value(key, otherwise)
+            for ours, (key, otherwise) in self.options.items()
+        }
+        return {**self.fixed, **self.output, **sizes, **options, "pooler": self.pooler_activation}
+
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape, without vocabulary, labels and names."""
+        names = {ours: self.keys[ours] for ours in ALL_SIZES if ours in self.keys}
+        names |= {ours: key for ours, (key, _) in self.options.items()}
+        found = {key: getattr(shape, ours) for ours, key in names.items()}
+        theirs = {ours: there for there, ours in reversed(ACTIVATIONS.items())}
+        return {**found, names["activation"]: theirs[shape.activation]}
 
     @abstractmethod
     def heads(self, shape: BackboneShape) -> Mapping[str, PublishedHead]:
@@ -141,16 +164,3 @@ class Family(ABC):
         if shape.pooler not in ("none", self.pooler_activation):
             wrong.append(f"pooler={shape.pooler}, not {self.pooler_activation}")
         return wrong
-
-    def sizes(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape that the config gives as whole numbers."""
-        return {ours: settings.number(self.keys[ours]) for ours in ALL_SIZES if ours in self.keys}
-
-    def sizes_there(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the same, as the config has them."""
-        return {self.keys[ours]: getattr(shape, ours) for ours in ALL_SIZES if ours in self.keys}
-
-
-def activation_there(shape: BackboneShape) -> str:
-    """Return what the other side calls a shape's activation."""
-    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == shape.activation)

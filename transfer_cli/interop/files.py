@@ -24,7 +24,8 @@ Reader = Callable[[Path], dict[str, Tensor]]
 
 def holds_weights(folder: Path) -> bool:
     """Return whether there are weights in a folder."""
-    return any((folder / name).is_file() for name in _names())
+    names = (WEIGHTS, PICKLE)
+    return any((folder / f"{n}{end}").is_file() for n in names for end in ("", ".index.json"))
 
 
 def read_shapes(folder: Path) -> dict[str, Tensor]:
@@ -37,35 +38,21 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a folder; numbers of half precision in float32.
-
-    Raises:
-        CheckpointError: As `read_shapes`.
-    """
+    """Return all tensors of a folder; numbers of half precision in float32."""
     found = _read(folder, tensors_of, _unpickled)
     return {n: t.float() if t.is_floating_point() else t for n, t in found.items()}
 
 
-def _names() -> tuple[str, ...]:
-    return WEIGHTS, f"{WEIGHTS}.index.json", PICKLE, f"{PICKLE}.index.json"
-
-
 def _read(folder: Path, safe: Reader, pickled: Reader) -> dict[str, Tensor]:
-    whole, parts, old, old_parts = (folder / name for name in _names())
-    if whole.is_file():
-        found = safe(whole)
-    elif parts.is_file():
-        found = _join(parts, safe)
-    elif old.is_file():
-        found = pickled(old)
-    elif old_parts.is_file():
-        found = _join(old_parts, pickled)
-    else:
-        raise CheckpointError(
-            f"{folder} has a config.json and no weights: expected {WEIGHTS}, {parts.name} with its "
-            f"parts, or {PICKLE}"
-        )
-    return {_modern(name): tensor for name, tensor in found.items()}
+    for name, read in ((WEIGHTS, safe), (PICKLE, pickled)):
+        whole, index = folder / name, folder / f"{name}.index.json"
+        if whole.is_file() or index.is_file():
+            found = read(whole) if whole.is_file() else _join(index, read)
+            return {_modern(name): tensor for name, tensor in found.items()}
+    raise CheckpointError(
+        f"{folder} has a config.json and no weights: expected {WEIGHTS}, {WEIGHTS}.index.json with "
+        f"its parts, or {PICKLE}"
+    )
 
 
 def _join(index: Path, read: Reader) -> dict[str, Tensor]:

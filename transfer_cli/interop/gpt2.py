@@ -4,12 +4,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from transfer_cli.interop.family import (
-    ACTIVATIONS,
     LANGUAGE_MODEL,
     SEQUENCE_CLASSIFICATION,
     Family,
     PublishedHead,
-    activation_there,
 )
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, Transposed, same
@@ -31,39 +29,30 @@ class Gpt2(Family):
         "residual": "pre", "direction": "causal", "position_kind": "learned",
         "embedding_norm": False, "embedding_width": None, "segments": 0,
     }  # fmt: skip
+    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        "dropout": ("resid_pdrop", 0.1),
+        "attention_dropout": ("attn_pdrop", 0.1),
+        "activation": ("activation_function", "gelu_new"),
+        "epsilon": ("layer_norm_epsilon", 1e-5),
+        "tie_output": ("tie_word_embeddings", True),
+    }
+    output: ClassVar[Mapping[str, bool]] = {"output_bias": False}
+    only: ClassVar[Mapping[str, Any]] = {
+        "add_cross_attention": False, "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+    }  # fmt: skip
     pooling = "cls_last"
 
-    def shape(self, settings: PublishedConfig) -> BackboneShape:
-        """Return the shape that a config describes."""
-        settings.only("add_cross_attention", value=False)
-        settings.only("scale_attn_weights", value=True)
-        settings.only("scale_attn_by_inverse_layer_idx", value=False)
-        sizes = self.sizes(settings)
-        return BackboneShape(
-            **sizes,
-            feedforward=settings.number("n_inner", 4 * sizes["width"]),
-            dropout=settings.fraction("resid_pdrop", 0.1),
-            attention_dropout=settings.fraction("attn_pdrop", 0.1),
-            activation=settings.one_of("activation_function", ACTIVATIONS, "gelu_new"),  # type: ignore[arg-type]
-            residual="pre",
-            direction="causal",
-            output_bias=False,
-            tie_output=settings.truth("tie_word_embeddings", otherwise=True),
-            epsilon=settings.fraction("layer_norm_epsilon", 1e-5),
-        )
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
+        """Return the fields of the shape; the norm on embeddings is left to `residual`."""
+        found = super().shape_fields(settings)
+        feedforward = settings.number("n_inner", 4 * found["width"])
+        return {**found, "feedforward": feedforward, "embedding_norm": None}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape."""
-        return {
-            **self.sizes_there(shape),
-            "n_inner": shape.feedforward,
-            "resid_pdrop": shape.dropout,
-            "embd_pdrop": shape.dropout,
-            "attn_pdrop": shape.attention_dropout,
-            "activation_function": activation_there(shape),
-            "layer_norm_epsilon": shape.epsilon,
-            "tie_word_embeddings": shape.tie_output,
-        }
+        own = {"n_inner": shape.feedforward, "embd_pdrop": shape.dropout}
+        return {**super().config(shape), **own}
 
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads; the classifier has no bias."""

@@ -18,11 +18,7 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-
 
 
 def fetch(name: str, key: str) -> Path:
-    """Return the folder of a published model, fetched if it is not there yet.
-
-    Args:
-        name: `hf:owner/name`, or `hf:owner/name@revision`.
-        key: The config key that named it, for errors.
+    """Return the folder of `hf:owner/name` or `hf:owner/name@revision`, fetched at need.
 
     Raises:
         ConfigError: The client is not installed.
@@ -48,27 +44,19 @@ def fetch(name: str, key: str) -> Path:
         folder = Path(str(get(allow_patterns=list(_FILES))))
         if not holds_weights(folder):
             folder = Path(str(get(allow_patterns=[*_FILES, *_PICKLES])))
-    except HFValidationError as error:
-        raise CheckpointError(
-            f"{key}: {name!r} is no name of a model; expected hf:owner/name"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise CheckpointError(f"{key}: {repository} has no revision {revision!r}") from error
-    except GatedRepoError as error:
-        raise CheckpointError(
-            f"{key}: {repository} is given to those alone who have agreed to its terms; agree on "
-            "its page and log in with `hf auth login`"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            f"{key}: there is no model {repository!r}, or it is private (`hf auth login`)"
-        ) from error
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            f"{key}: {repository} is not in the cache, and its server cannot be reached; check the "
-            "network, or fetch the folder elsewhere and give its path"
-        ) from error
     except Exception as error:
-        # Whatever the libraries below the client raise while it fetches: they have no common kind.
-        raise CheckpointError(f"{key}: {repository} cannot be fetched: {error}") from error
+        problems = {
+            HFValidationError: f"{name!r} is no name of a model; expected hf:owner/name",
+            RevisionNotFoundError: f"{repository} has no revision {revision!r}",
+            GatedRepoError: f"{repository} is given to those alone who have agreed to its terms; "
+            "agree on its page and log in with `hf auth login`",
+            RepositoryNotFoundError: f"there is no model {repository!r}, or it is private "
+            "(`hf auth login`)",
+            LocalEntryNotFoundError: f"{repository} is not in the cache, and its server cannot be "
+            "reached; check the network, or fetch the folder elsewhere and give its path",
+            # Whatever the libraries below the client raise while it fetches has no common kind.
+            Exception: f"{repository} cannot be fetched: {error}",
+        }
+        problem = next(said for kind, said in problems.items() if isinstance(error, kind))
+        raise CheckpointError(f"{key}: {problem}") from error
     return folder

@@ -42,12 +42,7 @@ class CheckedBatch:
 
 
 def samples_of(model: TransferModel, objective: Objective | None) -> list[CheckedBatch]:
-    """Return batches of several shapes, and what the model itself makes of them.
-
-    Args:
-        model: On the CPU, in evaluation mode.
-        objective: Bound; None for a model of which the hidden states are wanted.
-    """
+    """Return batches of several shapes, and what the model itself makes of them."""
     positions = model.backbone.shape.positions
     shapes = sorted({(rows, min(length, positions)) for rows, length in CHECKED})
     return [_sample(model, objective, rows, length) for rows, length in shapes]

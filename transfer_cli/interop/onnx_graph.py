@@ -16,6 +16,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop.onnx_check import compare, samples_of
 from transfer_cli.interop.onnx_modules import Graph, graph_of
+from transfer_cli.interop.vocabulary import LAYOUTS
 from transfer_cli.model.added import merge, unmerge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
@@ -39,7 +40,7 @@ def write_onnx(
     *,
     layout: str | None = None,
 ) -> float:
-    """Write `model.onnx`, `tokenizer.json` and `onnx.json` into a folder; return a difference.
+    """Write `model.onnx`, `tokenizer.json` and `onnx.json`; return the largest difference found.
 
     The graph takes `input_ids` and `attention_mask` (1 at real tokens, 0 at padding), of a model
     with several segments also `token_type_ids`; each is `[batch, length]` int64, padded on the
@@ -70,10 +71,6 @@ def write_onnx(
         folder: Made if it is missing. Nothing is left in it when something fails.
         layout: See the table. None: as labelled texts are laid out, or for a language model as text
             to pretrain on is, line by line.
-
-    Returns:
-        The largest absolute difference between the graph and the model, over batches of several
-        shapes.
 
     Raises:
         ConfigError: A package is missing, or the model has no head that a graph can end with.
@@ -167,14 +164,10 @@ def _facts(
     labels: tuple[str, ...],
     layout: str | None,
 ) -> dict[str, Any]:
-    causal = model.backbone.causal
-    if graph.with_pairs:
-        usual = "A cls" if causal else "cls A sep"
-    elif tokenizer.sep == tokenizer.cls:
+    texts = "labelled" if graph.with_pairs else "lines"
+    usual, pair = LAYOUTS[texts, "causal" if model.backbone.causal else "bidirectional"]
+    if not graph.with_pairs and tokenizer.sep == tokenizer.cls:
         usual = "A"  # its one special token stands between documents
-    else:
-        usual = "sep A" if causal else "sep A sep"
-    pair = "A sep B cls" if causal else "cls A sep B sep"
     return {
         "inputs": list(graph.inputs),
         "output": graph.output,

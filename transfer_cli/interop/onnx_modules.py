@@ -17,11 +17,7 @@ from transfer_cli.objectives.language_model import HEAD
 
 
 class Graph(nn.Module):
-    """What the graph computes: hidden states, from which others read more.
-
-    Args:
-        model: Its parts are used, not copied.
-    """
+    """What the graph computes: hidden states, from which others read more."""
 
     output = "hidden"
     with_pairs = True

@@ -3,22 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from transfer_cli.errors import CheckpointError, nearest
 from transfer_cli.safe_files import read_json
 
 CONFIG = "config.json"
 
+T = TypeVar("T")
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
 
 @dataclass(frozen=True)
 class PublishedConfig:
-    """What a config file says; every answer has been checked.
-
-    Args:
-        values: By key.
-        path: The file, for errors.
-    """
+    """What a config file says. Every answer is checked: a `CheckpointError` names key and file."""
 
     values: Mapping[str, Any]
     path: Path
@@ -37,44 +36,15 @@ class PublishedConfig:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def number(self, key: str, otherwise: int | None = None) -> int:
-        """Return a whole number.
+        """Return a whole number."""
+        return self._of_kind(key, otherwise, int)
 
-        Raises:
-            CheckpointError: It is none, or missing where nothing stands in for it.
-        """
-        value = self._value(key, otherwise)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.wrong(key, "a whole number")
-        return value
-
-    def fraction(self, key: str, otherwise: float) -> float:
-        """Return a number.
-
-        Raises:
-            CheckpointError: It is none.
-        """
-        value = self._value(key, otherwise)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, "a number")
-        return float(value)
-
-    def truth(self, key: str, *, otherwise: bool) -> bool:
-        """Return true or false.
-
-        Raises:
-            CheckpointError: It is neither.
-        """
-        value = self._value(key, otherwise)
-        if not isinstance(value, bool):
-            raise self.wrong(key, "true or false")
-        return value
+    def value(self, key: str, otherwise: T) -> T:
+        """Return a value of the kind of the one that stands in for it: a number, true or false."""
+        return self._of_kind(key, otherwise, type(otherwise))
 
     def one_of(self, key: str, known: Mapping[str, str], otherwise: str) -> str:
-        """Return what we call the value of a key.
-
-        Raises:
-            CheckpointError: We have no such thing.
-        """
+        """Return what we call the value of a key."""
         value = self._value(key, otherwise)
         if not isinstance(value, str) or value not in known:
             close = nearest(value, known) if isinstance(value, str) else ""
@@ -82,11 +52,7 @@ class PublishedConfig:
         return known[value]
 
     def only(self, key: str, value: Any) -> None:
-        """Refuse any other value: the model would be another one than ours.
-
-        Raises:
-            CheckpointError: It is another one.
-        """
+        """Refuse any other value: the model would be another one than ours."""
         if self._value(key, value) != value:
             raise self.wrong(key, f"{value!r}, which is all that is built here")
 
@@ -95,6 +61,12 @@ class PublishedConfig:
         return CheckpointError(
             f"{self.path}: {key} is {self.values.get(key)!r}, expected {expected}.{hint}"
         )
+
+    def _of_kind(self, key: str, otherwise: T | None, kind: type[T]) -> T:
+        value = self._value(key, otherwise)
+        if type(value) is not kind and (kind is not float or type(value) is not int):
+            raise self.wrong(key, _KINDS[kind])
+        return kind(value)  # type: ignore[call-arg]
 
     def _value(self, key: str, otherwise: Any) -> Any:
         value = self.values.get(key)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from transfer_cli.data.tasks import MAX_LABELS
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.interop import files
@@ -32,9 +33,6 @@ _OBJECTIVES = "transfer_cli.objectives"
 _PADDED_TO = (8, 64, 128)
 """Tables of tokens are often made longer, to a multiple of one of these, for speed."""
 
-MAX_LABELS = 10_000
-"""Of a classifier, as of a labelled table."""
-
 
 @dataclass(frozen=True)
 class Published:
@@ -57,11 +55,7 @@ class Published:
     dropped: tuple[str, ...]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return its weights under our names, in float32.
-
-        Raises:
-            CheckpointError: A file is damaged.
-        """
+        """Return its weights under our names, in float32."""
         return self._ours(files.read_tensors(self.folder))
 
     def shapes(self) -> dict[str, Tensor]:
@@ -85,10 +79,6 @@ def is_published(folder: Path) -> bool:
 def open_folder(folder: Path, key: str) -> Published:
     """Return the model in a folder, without its weights.
 
-    Args:
-        folder: With `config.json`, weights and a tokenizer.
-        key: The config key that named it, for errors.
-
     Raises:
         CheckpointError: It is of another family, a file is missing or damaged, or its config and
             its tensors contradict each other.
@@ -100,17 +90,16 @@ def open_folder(folder: Path, key: str) -> Published:
         shape = family.shape(settings)
     except ValueError as error:
         raise CheckpointError(f"{settings.path}: {error}") from error
-    found = files.read_shapes(folder)
-    tokenizer = read_tokenizer(folder)
+    found, tokenizer = files.read_shapes(folder), read_tokenizer(folder)
+    there = _Folder(settings, family, shape, found)
     backbone = family.backbone(shape)
     if any(name.startswith(f"{family.prefix}.") for name in found):
         backbone = with_prefix(backbone, f"{family.prefix}.")
-    _check(backbone, found, family, shape, settings)
-    _check_vocabulary(tokenizer, found, backbone, settings)
-    heads, objective, labels = _heads(family, shape, found, settings)
-    _check_sizes(heads, _heads_of(shape, settings, len(labels)), found, settings)
-    rules = [*backbone, *heads]
-    used = {name for rule in rules for name in rule.theirs}
+    there.check_backbone(backbone)
+    there.check_vocabulary(backbone, tokenizer)
+    heads, objective, labels = there.heads()
+    there.check_heads(heads, len(labels))
+    rules = (*backbone, *heads)
     description = ModelDescription(
         shape=shape,
         vocabulary=tokenizer.size,
@@ -118,8 +107,8 @@ def open_folder(folder: Path, key: str) -> Published:
         labels=labels,
         tokenizer_hash=tokenizer.hash,
     )
-    dropped = tuple(sorted(found.keys() - used))
-    return Published(folder, family, description, tokenizer, tuple(rules), dropped)
+    dropped = found.keys() - {name for rule in rules for name in rule.theirs}
+    return Published(folder, family, description, tokenizer, rules, tuple(sorted(dropped)))
 
 
 def _family(settings: PublishedConfig, key: str) -> Family:
@@ -138,152 +127,145 @@ def _family(settings: PublishedConfig, key: str) -> Family:
     )
 
 
-def _check(
-    rules: Sequence[Rule],
-    found: Mapping[str, Tensor],
-    family: Family,
-    shape: BackboneShape,
-    settings: PublishedConfig,
-) -> None:
-    """Compare the tensors of the backbone with what the config says.
+@dataclass(frozen=True)
+class _Folder:
+    """What a folder holds, compared with itself: a config and tensors, each by its name there."""
 
-    Raises:
-        CheckpointError: One is missing, of another shape, or of a block that there should not be.
-    """
-    place = settings.path
-    lost = [name for rule in rules for name in rule.theirs if name not in found]
-    if lost:
-        raise CheckpointError(
-            f"{place.parent}: the weights lack {listed(lost)}, which {place.name} asks for "
-            f"({family.keys['depth']}={shape.depth}); without the whole backbone nothing is loaded"
-        )
-    with without_weights():
-        backbone = Backbone(shape, _vocabulary(settings)).state_dict(prefix="backbone.")
-    _check_sizes(rules, backbone, found, settings)
-    surplus = [name for name in found if (family.block_number(name) or 0) >= shape.depth]
-    if surplus:
-        raise CheckpointError(
-            f"{place} says {family.keys['depth']}={shape.depth}, and the weights hold "
-            f"{listed(surplus)}; one of the two is of another model"
-        )
+    settings: PublishedConfig
+    family: Family
+    shape: BackboneShape
+    found: Mapping[str, Tensor]
 
-
-def _vocabulary(settings: PublishedConfig) -> int:
-    size = settings.number("vocab_size")
-    if not 0 < size <= MAX_SIZE:
-        raise settings.wrong("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
-    return size
-
-
-def _heads_of(shape: BackboneShape, settings: PublishedConfig, labels: int) -> dict[str, Tensor]:
-    """Return the tensors that heads of such a model have, without values."""
-    with without_weights():
-        heads = {
-            "lm": LanguageModelHead(shape, _vocabulary(settings)),
-            "pooler": Pooler(shape.width, "tanh"),
-            "class": SequenceHead(shape.width, max(1, labels), "cls_first"),
-        }
-        return {
-            f"heads.{name}.{each}": tensor
-            for name, head in heads.items()
-            for each, tensor in head.state_dict().items()
-        }
-
-
-def _check_sizes(
-    rules: Sequence[Rule],
-    own: Mapping[str, Tensor],
-    found: Mapping[str, Tensor],
-    settings: PublishedConfig,
-) -> None:
-    """Compare tensors in the files with what ours would be there.
-
-    Raises:
-        CheckpointError: One is of another shape, or holds whole numbers.
-    """
-    for rule in rules:
+    def check_backbone(self, rules: Sequence[Rule]) -> None:
+        """Refuse a backbone that lacks tensors, or has others than the config says."""
+        place, depth = self.settings.path, f"{self.family.keys['depth']}={self.shape.depth}"
+        lost = [name for rule in rules for name in rule.theirs if name not in self.found]
+        if lost:
+            raise CheckpointError(
+                f"{place.parent}: the weights lack {listed(lost)}, which {place.name} asks for "
+                f"({depth}); without the whole backbone nothing is loaded"
+            )
         with without_weights():
-            expected = rule.conversion.give(own[rule.ours])
-        for name, tensor in zip(rule.theirs, expected, strict=True):
-            if tensor.shape != found[name].shape:
-                raise _contradiction(name, found[name], tensor, settings)
-            if not found[name].is_floating_point():
-                raise CheckpointError(
-                    f"{settings.path.parent}: {name} holds numbers of type {found[name].dtype}, "
-                    "expected float"
-                )
+            backbone = Backbone(self.shape, self._vocabulary).state_dict(prefix="backbone.")
+        self._check_sizes(rules, backbone)
+        surplus = [n for n in self.found if (self.family.block_number(n) or 0) >= self.shape.depth]
+        if surplus:
+            raise CheckpointError(
+                f"{place} says {depth}, and the weights hold {listed(surplus)}; one of the two is "
+                "of another model"
+            )
 
+    def check_heads(self, rules: Sequence[Rule], labels: int) -> None:
+        """Refuse heads of other sizes than the config says."""
+        with without_weights():
+            heads = {
+                "lm": LanguageModelHead(self.shape, self._vocabulary),
+                "pooler": Pooler(self.shape.width, "tanh"),
+                "class": SequenceHead(self.shape.width, max(1, labels), "cls_first"),
+            }
+            own = {
+                f"heads.{name}.{each}": tensor
+                for name, head in heads.items()
+                for each, tensor in head.state_dict().items()
+            }
+        self._check_sizes(rules, own)
 
-def _contradiction(
-    name: str, found: Tensor, expected: Tensor, settings: PublishedConfig
-) -> CheckpointError:
-    pairs = zip(found.shape, expected.shape, strict=False)
-    sizes = {asked for there, asked in pairs if there != asked} or set(expected.shape)
-    keys = [
-        f"{key}={value}"
-        for key, value in settings.values.items()
-        if type(value) is int and value in sizes and not key.endswith("_id")
-    ]
-    said = f" ({', '.join(keys)})" if keys else ""
-    return CheckpointError(
-        f"{settings.path} contradicts the weights: {name} is {list(found.shape)}, and the config "
-        f"asks for {list(expected.shape)}{said}"
-    )
+    def check_vocabulary(self, rules: Sequence[Rule], tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer that is not the model's."""
+        table = next(r.theirs[0] for r in rules if r.ours == "backbone.token_embedding.weight")
+        rows = self.found[table].shape[0]
+        unused = rows - tokenizer.size
+        is_padding = any(rows % size == 0 and 0 < unused < size for size in _PADDED_TO)
+        if unused and not is_padding:
+            raise CheckpointError(
+                f"{self.settings.path.parent}: the tokenizer has {tokenizer.size:,} tokens and the "
+                f"model {rows:,} rows ({table}); put the tokenizer there that the model was "
+                "trained with"
+            )
+        if unused:
+            log.info("dropped: the last %d rows of %s, which no token has", unused, table)
 
+    def heads(self) -> tuple[list[Rule], dict[str, Any], tuple[str, ...]]:
+        """Return the rules of the heads there, what the model was trained for, its labels."""
+        family = self.family
+        heads = family.heads(self.shape)
+        rules: list[Rule] = []
+        if LANGUAGE_MODEL in heads and self._has(heads[LANGUAGE_MODEL].rules):
+            rules += heads[LANGUAGE_MODEL].rules
+        classifier = heads.get(SEQUENCE_CLASSIFICATION)
+        own_pooler: list[Rule] = []
+        if classifier is not None:
+            own_pooler = [r for r in classifier.rules if r.ours.startswith("heads.pooler.")]
+            # A causal one reads the last token of a text, ours the classification token behind it.
+            reads = not family.is_causal and _is_classifier(classifier, self.settings)
+            if reads and self._has(classifier.rules):
+                labels = self._labels(self.found[_output_of(classifier).theirs[0]])
+                if len(labels) > 1:
+                    return [*rules, *classifier.rules], _classification(family), labels
+        objective = {"_target_": f"{_OBJECTIVES}.{_CAUSAL if family.is_causal else _MASKED}"}
+        for pooler in (family.pooler(), own_pooler):
+            for each in (pooler, without_prefix(pooler, f"{family.prefix}.")):
+                if self._has(each):
+                    return [*rules, *each], objective, ()
+        return rules, objective, ()
 
-def _check_vocabulary(
-    tokenizer: Tokenizer,
-    found: Mapping[str, Tensor],
-    rules: Sequence[Rule],
-    settings: PublishedConfig,
-) -> None:
-    """Refuse a tokenizer that is not the model's.
+    def _has(self, rules: Sequence[Rule]) -> bool:
+        return bool(rules) and all(name in self.found for rule in rules for name in rule.theirs)
 
-    Raises:
-        CheckpointError: It has another number of tokens than the model has rows for.
-    """
-    table = next(r.theirs[0] for r in rules if r.ours == "backbone.token_embedding.weight")
-    rows = found[table].shape[0]
-    unused = rows - tokenizer.size
-    is_padding = any(rows % size == 0 and 0 < unused < size for size in _PADDED_TO)
-    if unused and not is_padding:
-        raise CheckpointError(
-            f"{settings.path.parent}: the tokenizer has {tokenizer.size:,} tokens and the model "
-            f"{rows:,} rows ({table}); put the tokenizer there that the model was trained with"
+    @property
+    def _vocabulary(self) -> int:
+        size = self.settings.number("vocab_size")
+        if not 0 < size <= MAX_SIZE:
+            raise self.settings.wrong("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
+        return size
+
+    def _check_sizes(self, rules: Sequence[Rule], own: Mapping[str, Tensor]) -> None:
+        """Compare tensors in the files with what ours would be there."""
+        for rule in rules:
+            with without_weights():
+                expected = rule.conversion.give(own[rule.ours])
+            for name, tensor in zip(rule.theirs, expected, strict=True):
+                found = self.found[name]
+                if tensor.shape != found.shape:
+                    raise self._contradiction(name, tensor)
+                if not found.is_floating_point():
+                    raise CheckpointError(
+                        f"{self.settings.path.parent}: {name} holds numbers of type {found.dtype}, "
+                        "expected float"
+                    )
+
+    def _contradiction(self, name: str, expected: Tensor) -> CheckpointError:
+        found = self.found[name]
+        pairs = zip(found.shape, expected.shape, strict=False)
+        sizes = {asked for there, asked in pairs if there != asked} or set(expected.shape)
+        keys = [
+            f"{key}={value}"
+            for key, value in self.settings.values.items()
+            if type(value) is int and value in sizes and not key.endswith("_id")
+        ]
+        said = f" ({', '.join(keys)})" if keys else ""
+        return CheckpointError(
+            f"{self.settings.path} contradicts the weights: {name} is {list(found.shape)}, and the "
+            f"config asks for {list(expected.shape)}{said}"
         )
-    if unused:
-        log.info("dropped: the last %d rows of %s, which no token has", unused, table)
 
-
-def _heads(
-    family: Family, shape: BackboneShape, found: Mapping[str, Tensor], settings: PublishedConfig
-) -> tuple[list[Rule], dict[str, Any], tuple[str, ...]]:
-    """Return the rules of the heads that are there, what the model was trained for, its labels."""
-
-    def there(rules: Sequence[Rule]) -> bool:
-        return bool(rules) and all(name in found for rule in rules for name in rule.theirs)
-
-    heads = family.heads(shape)
-    rules: list[Rule] = []
-    if LANGUAGE_MODEL in heads and there(heads[LANGUAGE_MODEL].rules):
-        rules += heads[LANGUAGE_MODEL].rules
-    classifier = heads.get(SEQUENCE_CLASSIFICATION)
-    own_pooler: list[Rule] = []
-    if classifier is not None:
-        own_pooler = [r for r in classifier.rules if r.ours.startswith("heads.pooler.")]
-        # A causal one reads the last token of a text, ours the classification token behind it.
-        reads = not family.is_causal and _is_classifier(classifier, settings)
-        if reads and there(classifier.rules):
-            labels = _labels(settings, found[_output_of(classifier).theirs[0]])
-            if len(labels) > 1:
-                return [*rules, *classifier.rules], _classification(family), labels
-    objective = {"_target_": f"{_OBJECTIVES}.{_CAUSAL if family.is_causal else _MASKED}"}
-    prefix = f"{family.prefix}."
-    for pooler in (family.pooler(), own_pooler):
-        for each in (pooler, without_prefix(pooler, prefix)):
-            if there(each):
-                return [*rules, *each], objective, ()
-    return rules, objective, ()
+    def _labels(self, classifier: Tensor) -> tuple[str, ...]:
+        """Return the names of the classes, in the order of their numbers."""
+        count = len(classifier) if classifier.dim() else 0
+        if not 0 < count <= MAX_LABELS:
+            raise CheckpointError(
+                f"{self.settings.path.parent}: its classifier is {list(classifier.shape)}, "
+                f"expected up to {MAX_LABELS:,} rows"
+            )
+        named = self.settings.values.get("id2label")
+        if named is None:
+            return tuple(f"LABEL_{number}" for number in range(count))
+        labels = [named.get(str(n)) for n in range(len(named))] if isinstance(named, dict) else []
+        texts = tuple(label for label in labels if isinstance(label, str) and _is_text(label))
+        if len(labels) != count or len(set(texts)) < count:
+            expected = f"{count} names, as many as the classifier has rows"
+            raise self.settings.wrong("id2label", expected)
+        return texts
 
 
 _CAUSAL = "causal_lm.CausalLM"
@@ -308,28 +290,6 @@ def _is_classifier(head: PublishedHead, settings: PublishedConfig) -> bool:
     if architectures is not None and architectures != [head.architecture]:
         return False
     return settings.values.get("problem_type") in (None, "single_label_classification")
-
-
-def _labels(settings: PublishedConfig, classifier: Tensor) -> tuple[str, ...]:
-    """Return the names of the classes, in the order of their numbers.
-
-    Raises:
-        CheckpointError: There are more or fewer than the classifier has rows, or they are no texts.
-    """
-    count = len(classifier) if classifier.dim() else 0
-    if not 0 < count <= MAX_LABELS:
-        raise CheckpointError(
-            f"{settings.path.parent}: its classifier is {list(classifier.shape)}, expected up to "
-            f"{MAX_LABELS:,} rows"
-        )
-    named = settings.values.get("id2label")
-    if named is None:
-        return tuple(f"LABEL_{number}" for number in range(count))
-    labels = [named.get(str(n)) for n in range(len(named))] if isinstance(named, dict) else []
-    texts = tuple(label for label in labels if isinstance(label, str) and _is_text(label))
-    if len(labels) != count or len(set(texts)) < count:
-        raise settings.wrong("id2label", f"{count} names, as many as the classifier has rows")
-    return texts
 
 
 def _is_text(label: str) -> bool:

@@ -63,11 +63,7 @@ class Transposed:
 
 @dataclass(frozen=True)
 class Concatenated:
-    """Several tensors there that are one here, one below the other.
-
-    Args:
-        parts: How many; all are of one size.
-    """
+    """Several tensors of one size there that are one here, one below the other."""
 
     parts: int
 
@@ -82,11 +78,7 @@ class Concatenated:
 
 @dataclass(frozen=True)
 class FromRow:
-    """A table that has rows there in front which no token ever uses (RoBERTa's positions).
-
-    Args:
-        row: The first one in use.
-    """
+    """A table whose first rows there no token ever uses (RoBERTa's positions); `row` is in use."""
 
     row: int
 
@@ -105,13 +97,7 @@ SAME = Same()
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of ours.
-
-    Args:
-        ours: Its name.
-        theirs: The names of what it is made of.
-        conversion: How.
-    """
+    """One tensor of ours, the names of what it is made of, and how."""
 
     ours: str
     theirs: tuple[str, ...]

@@ -1,7 +1,7 @@
 """A model of ours as a folder that Hugging Face's libraries load."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,14 +31,7 @@ PADDING = "[PAD]"
 
 @dataclass(frozen=True)
 class ClassificationHead:
-    """What turns a text's state into labels.
-
-    Args:
-        labels: Their names.
-        pooling: Which state it reads.
-        has_pooler: Whether that passes through the pooler.
-        is_linear: Whether nothing else stands between them.
-    """
+    """What turns a text's state into labels; `is_linear` if by a layer, behind a pooler or not."""
 
     labels: tuple[str, ...]
     pooling: str
@@ -150,12 +143,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
 
 
 def _fitting(ours: Ours, wanted: str | None) -> Family:
-    """Return the family that has such models.
-
-    Raises:
-        ConfigError: There is no family of the name that is wanted.
-        CheckpointError: There is none that fits.
-    """
+    """Return the family that has such models."""
     known = families()
     if wanted is not None and wanted not in known:
         raise ConfigError(
@@ -234,10 +222,6 @@ def _without_bias(tensors: dict[str, Tensor], family: Family) -> dict[str, Tenso
     """Fold the classifier's bias into the bias of the norm that it reads.
 
     Of the shifts c of the norm with W c = b the shortest is taken; the logits are the same.
-
-    Raises:
-        CheckpointError: The rows of W depend on each other, so that there is none, or no norm is
-            the last layer.
     """
     found = dict(tensors)
     weight, bias = found["heads.class.linear.weight"].double(), found.pop(_CLASS_BIAS).double()
@@ -312,31 +296,26 @@ def _write_tokenizer(ours: Ours, family: Family, folder: Path, new_padding: int 
 
 
 def _layout(ours: Ours, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return what puts special tokens around texts (see `data.encoded_task`, `data.corpus`)."""
-    tokenizer, causal = ours.tokenizer, ours.shape.direction == "causal"
-    cls, sep = names["cls"], names["sep"]
+    """Return what puts special tokens around texts."""
+    texts = "lines" if ours.texts == "lines" else "labelled"
     later = 1 if ours.shape.segments > 1 else 0
-    numbers = {cls: tokenizer.cls, sep: tokenizer.sep}
 
-    def special(name: str, kind: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": name, "type_id": kind}}
+    def template(layout: str) -> list[dict[str, Any]]:
+        before, _, _ = layout.partition("B")
+        words = [(word, 0) for word in before.split()]
+        words += [(word, later) for word in layout.removeprefix(before).split()]
+        return [
+            {"Sequence": {"id": word, "type_id": kind}}
+            if word in "AB"
+            else {"SpecialToken": {"id": names[word], "type_id": kind}}
+            for word, kind in words
+        ]
 
-    first: dict[str, Any] = {"Sequence": {"id": "A", "type_id": 0}}
-    second: dict[str, Any] = {"Sequence": {"id": "B", "type_id": later}}
-    single: Sequence[dict[str, Any]]
-    if ours.texts == "lines":
-        single = [special(sep, 0), first, *([] if causal else [special(sep, 0)])]
-        pair = [special(sep, 0), first, special(sep, 0), second]
-        pair += [] if causal else [special(sep, later)]
-    elif causal:
-        single = [first, special(cls, 0)]
-        pair = [first, special(sep, 0), second, special(cls, later)]
-    else:
-        single = [special(cls, 0), first, special(sep, 0)]
-        pair = [*single, second, special(sep, later)]
+    single, pair = map(template, vocabulary.LAYOUTS[texts, ours.shape.direction])
+    numbers = {names[kind]: getattr(ours.tokenizer, kind) for kind in ("cls", "sep")}
     return {
         "type": "TemplateProcessing",
-        "single": list(single),
+        "single": single,
         "pair": pair,
         "special_tokens": {
             name: {"id": name, "ids": [number], "tokens": [name]}

@@ -19,6 +19,15 @@ BYTE_PAIRS = "vocab.json"
 OPTIONS = "tokenizer_config.json"
 ADDED = "added_tokens.json"
 
+LAYOUTS = {
+    ("labelled", "causal"): ("A cls", "A sep B cls"),
+    ("labelled", "bidirectional"): ("cls A sep", "cls A sep B sep"),
+    ("lines", "causal"): ("sep A", "sep A sep B"),
+    ("lines", "bidirectional"): ("sep A sep", "sep A sep B sep"),
+}
+"""Where special tokens stand around a text A, and around two, by what the model was trained on last
+(see `data.encoded_task` and `data.corpus`) and its direction."""
+
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a model's folder.
@@ -122,11 +131,7 @@ def _byte_pairs(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenize
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, folder: Path) -> None:
-    """Add the tokens that stand beside the vocabulary.
-
-    Raises:
-        DataError: Their numbers do not follow those of the vocabulary.
-    """
+    """Add the tokens that stand beside the vocabulary."""
     path = folder / ADDED
     if not path.is_file():
         return

@@ -42,13 +42,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True)
 class Analysis:
-    """An analysis of one run.
-
-    Args:
-        name: Of its file, for example `token_lengths`.
-        content: The JSON object.
-        pictures: What each shows -> its file.
-    """
+    """An analysis of one run, by the name of its file; pictures by what each shows."""
 
     name: str
     content: Mapping[str, Any]
@@ -79,7 +73,9 @@ def write_analysis(
     with writing(folder):
         folder.mkdir(exist_ok=True)
     for shows, picture in pictures.items():
-        _write_picture(folder, f"{name}-{shows}.png", picture)
+        place = folder / f"{name}-{shows}.png"
+        with writing(place), replaced_file(place) as temporary:
+            temporary.write_bytes(picture)
     # After its pictures, since there is no analysis without it.
     path = folder / f"{name}.json"
     write_text(path, text)
@@ -89,19 +85,10 @@ def write_analysis(
     return path
 
 
-def _write_picture(folder: Path, name: str, picture: bytes) -> None:
-    with writing(folder / name), replaced_file(folder / name) as path:
-        path.write_bytes(picture)
-
-
 def _checked(
     run: Path, name: str, content: Mapping[str, Any], pictures: Mapping[str, bytes]
 ) -> str:
-    """Return what is written, once it is known that it can be read back.
-
-    Raises:
-        RunError: It cannot.
-    """
+    """Return what is written, once it is known that it can be read back."""
     if not RunDirectory.holds_run(run):
         raise RunError(f"analysis {name!r}: there is no run at {run}")
     for each in (name, *pictures):
@@ -146,12 +133,7 @@ def read_analyses(run: Path, problems: list[str]) -> Iterator[Analysis]:
 
 
 def read_picture(path: Path) -> bytes:
-    """Return the bytes of a PNG.
-
-    Raises:
-        OSError: It cannot be opened.
-        UnreadableError: It is none, or larger than one that we write.
-    """
+    """Return the bytes of a PNG."""
     found = read_bytes(path, MOST_PICTURE_BYTES)
     _check_picture(found, path.name)
     return found

@@ -97,11 +97,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that readers see the old one or the new one, never a part.
-
-    Raises:
-        RunError: It cannot be written.
-    """
+    """Write a file so that readers see the old one or the new one, never a part."""
     with writing(path), replaced_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -104,14 +104,6 @@ def restore_best(checkpoint: Checkpoint, folder: Path, step: int) -> None:
 
     A run that was killed may have found better ones after its last checkpoint. It will find them
     again, and until then they are not the best.
-
-    Args:
-        checkpoint: A complete one.
-        folder: The run's own folder of best weights.
-        step: The step that they are of.
-
-    Raises:
-        RunError: They cannot be written.
     """
     listed = _read_meta(checkpoint.path)["files"]
     known = {n.removeprefix(f"{BEST}/"): f for n, f in listed.items() if n.startswith(f"{BEST}/")}
@@ -211,8 +203,13 @@ def newest_good(folder: Path) -> Checkpoint | None:
     for found in reversed(find_all(folder)):
         if problem is not None:
             log.warning("%s; trying step %d", problem, found.step)
-        problem = _problem(found.path)
-        if problem is None:
+        try:
+            verify(found.path)
+        except _LaterFormatError:
+            raise
+        except CheckpointError as error:
+            problem = error
+        else:
             return found
     if problem is not None:
         raise CheckpointError(
@@ -234,7 +231,7 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     if not keep:
         return
     found = list(_folders(folder))
-    whole = [c for c in found if c.step <= newest and _wrong_size(c.path) is None]
+    whole = [c for c in found if c.step <= newest and _has_its_sizes(c.path)]
     for old in found:
         if old not in whole[-keep:]:
             remove(old.path)
@@ -273,18 +270,24 @@ def _folders(folder: Path) -> list[Checkpoint]:
 
 
 def verify(folder: Path, names: Collection[str] | None = None) -> None:
-    """Compare a checkpoint with its list of files; best weights may have none yet.
-
-    Args:
-        folder: The checkpoint.
-        names: The files to look at; None: all.
+    """Compare files of a checkpoint with its list; best weights may have none yet.
 
     Raises:
         CheckpointError: A file is missing, of another size or of other content.
     """
-    problem = _problem(folder, names)
-    if problem is not None:
-        raise CheckpointError(problem)
+    files = _check_sizes(folder)
+    try:
+        # Best weights that have no list yet are looked at as far as can be seen.
+        for path in folder.glob("*.safetensors") if files is None else ():
+            with safe_open(path, framework="pt"):
+                pass
+        for each, known in (files or {}).items():
+            if (names is None or each in names) and _fingerprint(folder / each) != known:
+                raise CheckpointError(
+                    f"{folder / each} is damaged: its content is not what was written"
+                )
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder} is damaged: {error}") from error
 
 
 def read_state(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -356,52 +359,30 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def _problem(folder: Path, names: Collection[str] | None = None) -> str | None:
-    """Return what is wrong with a checkpoint; None when it is as it was written.
-
-    Raises:
-        CheckpointError: It was written by a later version of this program.
-    """
-    wrong = _wrong_size(folder)
-    if wrong is not None:
-        return wrong
-    listed = _read_meta(folder).get("files")
+def _check_sizes(folder: Path) -> dict[str, Any] | None:
+    """Return a checkpoint's list of files, if each is there in its size; none is read."""
+    files: dict[str, Any] | None = _read_meta(folder)["files"]
     try:
-        if listed is None:
-            return _problem_of_best(folder)
-        for each, known in listed.items():
-            if (names is None or each in names) and _fingerprint(folder / each) != known:
-                return f"{folder / each} is damaged: its content is not what was written"
-    except OSError as error:
-        return f"{folder} is damaged: {error}"
-    return None
-
-
-def _wrong_size(folder: Path) -> str | None:
-    """Return what the sizes of a checkpoint's files say against it, without reading them."""
-    try:
-        listed = _read_meta(folder).get("files") or {}
         # Looked up among what is there: a list made to mislead could name any file.
         there = dict(_files(folder))
-        for each, known in listed.items():
+        for each, known in (files or {}).items():
             if each not in there:
-                return f"{folder} is damaged: {each} is missing"
+                raise CheckpointError(f"{folder} is damaged: {each} is missing")
             found = there[each].stat().st_size
             if found != known.get("bytes"):
-                return f"{folder / each} is damaged: {found} bytes instead of {known.get('bytes')}"
+                raise CheckpointError(
+                    f"{folder / each} is damaged: {found} bytes instead of {known.get('bytes')}"
+                )
+    except OSError as error:
+        raise CheckpointError(str(error)) from error
+    return files
+
+
+def _has_its_sizes(folder: Path) -> bool:
+    try:
+        _check_sizes(folder)
     except _LaterFormatError:
         raise
-    except (OSError, CheckpointError) as error:
-        return str(error)
-    return None
-
-
-def _problem_of_best(folder: Path) -> str | None:
-    """Return what is wrong with best weights that have no list yet, as far as can be seen."""
-    try:
-        for path in folder.glob("*.safetensors"):
-            with safe_open(path, framework="pt"):
-                pass
-    except SafetensorError as error:
-        return f"{folder} is damaged: {error}"
-    return None
+    except CheckpointError:
+        return False
+    return True

@@ -139,11 +139,7 @@ class RunDirectory:
 
     @classmethod
     def create_new(cls, root: Path, name: str) -> "RunDirectory":
-        """Make a run directory under `root`, locked; named by time and `name`, never one there is.
-
-        Raises:
-            RunError: It cannot be made.
-        """
+        """Make a new run directory under `root`, locked; its name is the time and `name`."""
         stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
         for attempt in itertools.count(1):
             path = root / (f"{stamp}-{name}" if attempt == 1 else f"{stamp}-{name}-{attempt}")
@@ -159,9 +155,6 @@ class RunDirectory:
 
     def lock(self, key: str) -> None:
         """Keep other commands from writing here, until `unlock` or the end of this process.
-
-        Args:
-            key: The config key that named the directory, for errors.
 
         Raises:
             RunError: Another command writes here, or nobody can.
@@ -236,11 +229,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, key: str) -> "RunDirectory":
-        """Return the run at `path`; `key` is the config key that named it.
-
-        Raises:
-            CheckpointError: There is no run.
-        """
+        """Return the run at `path`; `key` is the config key that named it."""
         if not path.is_dir():
             raise CheckpointError(f"{key}: there is no folder {path}")
         if not (path / CONFIG).is_file():
@@ -267,17 +256,10 @@ class RunDirectory:
 
     def read_command(self) -> str:
         """Return the command that made the run; "an unknown command" when the file is missing."""
-        try:
-            return str(read_json(self.environment)["command"])
-        except (OSError, ValueError, KeyError):
-            return "an unknown command"
+        return _word(self.environment, "command", "an unknown command")
 
     def read_presets(self) -> dict[str, str]:
-        """Return the option that was chosen for each config group.
-
-        Raises:
-            CheckpointError: The file is missing or damaged.
-        """
+        """Return the option that was chosen for each config group."""
         try:
             found = read_json(self.presets)
         except (OSError, ValueError) as error:
@@ -290,18 +272,18 @@ class RunDirectory:
 
     def read_status(self) -> str:
         """Return starting, running, stopped, finished or failed; "unknown" without the file."""
-        try:
-            return str(read_json(self.status)["status"])
-        except (OSError, ValueError, KeyError):
-            return "unknown"
+        return _word(self.status, "status", "unknown")
+
+
+def _word(path: Path, key: str, otherwise: str) -> str:
+    try:
+        return str(read_json(path)[key])
+    except (OSError, ValueError, KeyError):
+        return otherwise
 
 
 def find_model(path: Path, key: str) -> tuple[Path, Path]:
     """Return the folders with a model's weights and with its description.
-
-    Args:
-        path: A run directory, its `model/`, or one of its checkpoints.
-        key: The config key that named it.
 
     Raises:
         CheckpointError: There is none of these.

@@ -9,11 +9,7 @@ from transfer_cli.runs.atomic import writing
 
 
 class MetricsFile:
-    """A file such as `metrics.jsonl`: each line holds `step`, `kind` and numbers.
-
-    Args:
-        path: The file; made when something is written.
-    """
+    """A file such as `metrics.jsonl`: each line holds `step`, `kind` and numbers."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

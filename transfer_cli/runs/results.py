@@ -7,32 +7,18 @@ from typing import Any
 
 from transfer_cli.metrics import Metric
 
+_PERPLEXITY = Metric(
+    "perplexity", higher_is_better=False, unit="perplexity", headline=True, per_example=True
+)
+
 UNDECLARED = (
     Metric("error_rate", higher_is_better=False, unit="percent", headline=True, per_example=True),
     Metric("macro_f1", higher_is_better=True, unit="fraction"),
     Metric("accuracy", higher_is_better=True, unit="fraction", per_example=True),
-    Metric(
-        "word_perplexity",
-        higher_is_better=False,
-        unit="perplexity",
-        headline=True,
-        per_example=True,
-    ),
+    replace(_PERPLEXITY, name="word_perplexity"),
     Metric("bits_per_byte", higher_is_better=False, unit="bits", per_example=True),
-    Metric(
-        "token_perplexity",
-        higher_is_better=False,
-        unit="perplexity",
-        headline=True,
-        per_example=True,
-    ),
-    Metric(
-        "masked_token_perplexity",
-        higher_is_better=False,
-        unit="perplexity",
-        headline=True,
-        per_example=True,
-    ),
+    replace(_PERPLEXITY, name="token_perplexity"),
+    replace(_PERPLEXITY, name="masked_token_perplexity"),
     Metric("loss", higher_is_better=False, unit="nats", headline=True, per_example=True),
 )
 """The metrics of runs whose `results.json` has no declarations: it was written before there were

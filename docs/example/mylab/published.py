@@ -5,14 +5,11 @@ from typing import Any, ClassVar
 
 from transfer_cli.interop.families import register_family
 from transfer_cli.interop.family import (
-    ACTIVATIONS,
     LANGUAGE_MODEL,
     SEQUENCE_CLASSIFICATION,
     Family,
     PublishedHead,
-    activation_there,
 )
-from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, packed_attention, same
 from transfer_cli.model.backbone import BackboneShape
 
@@ -34,29 +31,14 @@ class MylabLM(Family):
         "residual": "pre", "direction": "causal", "position_kind": "learned",
         "embedding_norm": False, "embedding_width": None, "segments": 0,
     }  # fmt: skip
+    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "activation": ("activation_function", "gelu"),
+        "tie_output": ("tie_word_embeddings", True),
+    }
+    output: ClassVar[Mapping[str, bool]] = {"output_bias": False}
     pooling = "cls_last"
-
-    def shape(self, settings: PublishedConfig) -> BackboneShape:
-        """Return the shape that a config describes."""
-        return BackboneShape(
-            **self.fixed,
-            **self.sizes(settings),
-            dropout=settings.fraction("dropout", 0.1),
-            attention_dropout=settings.fraction("attention_dropout", 0.0),
-            activation=settings.one_of("activation_function", ACTIVATIONS, "gelu"),
-            output_bias=False,
-            tie_output=settings.truth("tie_word_embeddings", otherwise=True),
-        )
-
-    def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape."""
-        return {
-            **self.sizes_there(shape),
-            "dropout": shape.dropout,
-            "attention_dropout": shape.attention_dropout,
-            "activation_function": activation_there(shape),
-            "tie_word_embeddings": shape.tie_output,
-        }
 
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads; the classifier has no bias."""

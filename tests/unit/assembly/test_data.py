@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 
 from tests import configs, tiny
 from transfer_cli.assembly import datasets
+from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import WordPiece
@@ -35,10 +36,10 @@ def test_the_data_of_a_run_lies_where_it_lay_if_it_is_still_there(tmp_path):
 
 
 def test_caches_lie_beside_the_data_unless_they_are_told_elsewhere(tmp_path, monkeypatch):
-    assert datasets.cache_folder(str(tmp_path)) == tmp_path / "cache"
+    assert cache_folder(str(tmp_path)) == tmp_path / "cache"
 
     monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "own"))
-    assert datasets.cache_folder(str(tmp_path)) == tmp_path / "own"
+    assert cache_folder(str(tmp_path)) == tmp_path / "own"
 
 
 # --- which -------------------------------------------------------------------------------------

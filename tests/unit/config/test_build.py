@@ -3,7 +3,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from transfer_cli.config.build import _convert, build, trust
-from transfer_cli.data.text import Task
 from transfer_cli.errors import ConfigError
 from transfer_cli.optim.layer_scale import Geometric
 from transfer_cli.optim.schedules import Constant, Cosine, Schedule, Slanted
@@ -21,6 +20,10 @@ GEOMETRIC = "transfer_cli.optim.layer_scale.Geometric"
 
 numbers = st.integers() | st.floats(allow_nan=False)
 not_numbers = st.booleans() | st.text() | st.none() | st.lists(st.integers())
+
+
+class Task(Protocol):
+    def load(self, data_dir, seed): ...
 
 
 class Shape(ABC):

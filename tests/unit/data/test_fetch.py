@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from transfer_cli.data import catalog
-from transfer_cli.data.fetch import RemoteFile, fetch, fetch_archive, unpack, writable_folder
+from transfer_cli.data.fetch import RemoteFile, fetch, fetch_archive, unpack
+from transfer_cli.data.folders import writable_folder
 from transfer_cli.errors import DataError
 
 CONTENT = bytes(range(256)) * 4096

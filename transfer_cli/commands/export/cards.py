@@ -1,6 +1,5 @@
 """What a run says about itself, for the card of its model."""
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -32,16 +31,15 @@ def card_of(start: Pretrained, written: Written, to: str) -> Card:
     run = RunDirectory(start.folder.parent)
     results = _json(run.results)
     known = start.published is None and bool(results)
-    name = Path(to).name
     return Card(
-        title=name,
+        title=Path(to).name,
         task=written.pipeline,
         what=what,
         how=_training(run, results) if known else {},
         measures=_measures(results) if known else {},
         labels=written.labels,
         command=_command(run, results) if known else (),
-        usage=_usage(name, written.pipeline, written.architecture),
+        architecture=written.architecture,
         left_out=written.left_out,
     )
 
@@ -125,19 +123,3 @@ def _json(path: Path) -> dict[str, Any]:
         return read_json(path)
     except (OSError, ValueError, CheckpointError):
         return {}
-
-
-def _usage(name: str, task: str, architecture: str) -> tuple[str, ...]:
-    if task == "feature-extraction":
-        auto = "AutoModel"
-        return (
-            f"from transformers import {auto}, AutoTokenizer",
-            "",
-            f"model = {auto}.from_pretrained({json.dumps(name)})  # a {architecture}",
-            f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)})",
-        )
-    return (
-        "from transformers import pipeline",
-        "",
-        f"ask = pipeline({json.dumps(task)}, model={json.dumps(name)})  # a {architecture}",
-    )

@@ -108,11 +108,7 @@ def _has_head(start: Pretrained) -> bool:
 
 
 def _check_has_head(start: Pretrained) -> None:
-    """Refuse a model whose head no published model has.
-
-    Raises:
-        CheckpointError: It has such a head.
-    """
+    """Refuse a model whose head no published model has."""
     if start.task is not None and start.task.export_head is None:
         raise CheckpointError(
             f"run: it was trained for {start.task.name}, which no published head is for; "
@@ -124,10 +120,6 @@ def plain_tensors(
     start: Pretrained, *, keeps_head: bool
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return a model's weights with every edit folded in that can be, and what the others are.
-
-    Args:
-        start: The model.
-        keeps_head: Whether a head that reads the table of tokens goes along.
 
     Returns:
         The tensors, and what people call the part that each added one belongs to, both by name.
@@ -182,11 +174,7 @@ def _classifier(start: Pretrained) -> ClassificationHead | None:
 def _check(
     folder: Path, start: Pretrained, tensors: Mapping[str, Tensor], written: Written
 ) -> None:
-    """Read the folder again and compare: nothing is called written that would be read otherwise.
-
-    Raises:
-        CheckpointError: A tensor is another one.
-    """
+    """Read the folder again and compare: nothing is called written that would be read otherwise."""
     again: dict[str, Any] = open_folder(folder, "to").tensors()
     changed = {FINAL_NORM} if written.folded_bias else set()
     size = start.tokenizer.size

@@ -61,12 +61,7 @@ run would do; `--cfg job` prints the whole config that comes out.
 
 
 def init(words: list[str]) -> None:
-    """Make a folder of configs to edit.
-
-    Raises:
-        ConfigError: The folder holds something already or cannot be made, or there is no such
-            option, group or flag.
-    """
+    """Make a folder of configs to edit."""
     parser = FlagParser(add_help=False, allow_abbrev=False)
     parser.add_argument("folder", nargs="?")
     parser.add_argument("--from", action="append", default=[], dest="sources")
@@ -135,13 +130,7 @@ def _files(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:
 
 
 def copy(option: Option, name: str, folder: Path) -> tuple[Path, str]:
-    """Return where the copy of an option lies, and what stands there: its file under a new head.
-
-    Args:
-        option: The packaged option.
-        name: What the copy is chosen by.
-        folder: The folder of one's own configs.
-    """
+    """Return where the copy of an option lies, and what stands there: its file under a new head."""
     lines = option.file.read_text(encoding="utf-8").splitlines()
     packages = [line for line in lines if line.startswith("# @package")]
     body = [line for line in lines if line not in packages]

@@ -29,12 +29,6 @@ def as_png(seen: RangeTest, suggested: int, groups: Mapping[str, float], title: 
     """Return the curve as a picture, with the suggestion marked.
 
     Where layer groups have rates of their own, a second panel shows which.
-
-    Args:
-        seen: The test.
-        suggested: The step whose rate is suggested.
-        groups: The rate suggested for each layer group, from bottom to top.
-        title: What was tested.
     """
     # Without `pyplot`, which keeps every figure and looks for a screen.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -18,14 +18,7 @@ from transfer_cli.tasks.base import Answer, Task, by_example
 
 
 class Member:
-    """A run that answers examples, with its own tokenizer and length.
-
-    Args:
-        path: The run directory.
-        trained: The run.
-        precision: With the device.
-        batch: Rows that pass through the model at once.
-    """
+    """A run that answers examples, with its own tokenizer and length."""
 
     def __init__(self, path: str, trained: Trained, precision: Precision, batch: int) -> None:
         found = trained.start.task
@@ -70,22 +63,21 @@ class Member:
 class Ensemble:
     """Runs that answer examples together, on however many processes there are.
 
-    Args:
-        members: The runs, by path.
-
-    Attributes:
-        task: That of the first run.
-
     Raises:
-        CheckpointError: The answers of one of the runs cannot be combined with those of the first.
+        CheckpointError: One of them is not there, is not finished, was trained for no task, or its
+            answers cannot be combined with those of the first.
     """
 
-    def __init__(self, members: Sequence[tuple[str, Member]]) -> None:
-        first, self.task = members[0][0], members[0][1].task
-        for path, member in members[1:]:
-            self.task.check_combines(member.task, first, path)
-        self._members = [member for _, member in members]
-        self._num_cut = [0] * len(members)
+    def __init__(
+        self, paths: Sequence[str], precision: Precision, base: str | None, batch: int
+    ) -> None:
+        self._members = [
+            Member(path, open_trained(path, precision, base), precision, batch) for path in paths
+        ]
+        self.task = self._members[0].task
+        for path, member in zip(paths[1:], self._members[1:], strict=True):
+            self.task.check_combines(member.task, paths[0], path)
+        self._num_cut = [0] * len(paths)
         self._num_texts = 0
 
     def together(self, examples: Sequence[Any]) -> list[Answer]:
@@ -123,26 +115,3 @@ class Ensemble:
         each = zip(*(answers for answers, _ in found), strict=True)
         combined = [self.task.combine(list(zip(tasks, own, strict=True))) for own in each]
         return combined, [num_cut for _, num_cut in found]
-
-
-def open_ensemble(
-    paths: Sequence[str], precision: Precision, *, base: str | None, batch: int
-) -> Ensemble:
-    """Return the runs at `paths`, on the device.
-
-    Args:
-        paths: Run directories.
-        precision: With the device.
-        base: Where the model lies that they refer to, if it is not where it was.
-        batch: Rows that pass through a model at once.
-
-    Raises:
-        CheckpointError: One of them is not there, is not finished, was trained for no task, or its
-            answers cannot be combined with those of the first.
-    """
-    return Ensemble(
-        [
-            (path, Member(path, open_trained(path, precision, base), precision, batch))
-            for path in paths
-        ]
-    )

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.commands.predict import reading, writing
-from transfer_cli.commands.predict.ensemble import Ensemble, open_ensemble
+from transfer_cli.commands.predict.ensemble import Ensemble
 from transfer_cli.commands.predict.reading import Columns, Input, Row, Skipped
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data.readers import OnError
@@ -37,7 +37,7 @@ def predict(config: DictConfig) -> None:
 def _predict(config: DictConfig) -> None:
     precision = device_and_precision(config.device, config.precision)
     paths = _paths(config.run)
-    ensemble = open_ensemble(paths, precision, base=config.base, batch=config.batch)
+    ensemble = Ensemble(paths, precision, config.base, config.batch)
     if not distributed.is_main():
         while asked := json.loads(distributed.broadcast_text("")):
             ensemble.together([ensemble.task.example(**example) for example in asked])

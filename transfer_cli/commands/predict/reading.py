@@ -36,14 +36,7 @@ _NOTHING: Mapping[str, object] = {}
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the input.
-
-    Args:
-        line: The line on which it begins, counted from 1.
-        example: What the task makes of it.
-        kept: Its other columns, where they are to appear in the output.
-        characters: How long its texts are.
-    """
+    """A row of the input, by the line on which it begins, with what goes on to the output."""
 
     line: int
     example: Any
@@ -53,14 +46,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of the input are for.
-
-    Args:
-        text: The one of the text.
-        pair: The one of the second text; None: there is none.
-        keep: Whether the others go to the output.
-        task: What reads them.
-    """
+    """The names of the columns of the texts, and whether the others go to the output."""
 
     text: str
     pair: str | None
@@ -105,10 +91,6 @@ class Skipped:
     def say(self, answered: int, name: str) -> None:
         """Say how many were left out.
 
-        Args:
-            answered: How many were not.
-            name: What to call the input.
-
         Raises:
             DataError: All of them were.
         """
@@ -131,13 +113,6 @@ def rows_of(
     stream: LineStream, name: str, table_format: str, columns: Columns, on_error: OnError
 ) -> Iterator[Row]:
     """Yield the rows of an input.
-
-    Args:
-        stream: Bytes.
-        name: What to call it in messages.
-        table_format: text, where each line is a row, or one of `readers.TABLE_FORMATS`.
-        columns: Those of a table.
-        on_error: Told of rows that cannot be read, which are left out.
 
     Raises:
         DataError: The input is empty, cannot be read on, or lacks its header or the columns.
@@ -182,9 +157,6 @@ class PipedLines:
     """Lines of a pipe or a terminal, which may come slowly.
 
     Python's own reader of them cannot tell whether there is more without waiting for it.
-
-    Args:
-        descriptor: Of the pipe.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -226,13 +198,7 @@ class PipedLines:
 
 @dataclass(frozen=True)
 class Input:
-    """Where rows come from.
-
-    Args:
-        name: What to call it in messages.
-        stream: Its bytes.
-        is_there: Whether more can be read without waiting.
-    """
+    """Where rows come from, and whether more can be read without waiting."""
 
     name: str
     stream: LineStream
@@ -241,11 +207,7 @@ class Input:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Input]:
-    """Open a file, or standard input for `-`.
-
-    Raises:
-        DataError: The file cannot be read.
-    """
+    """Open a file, or standard input for `-`."""
     if path != "-":
         with contextlib.closing(readers.open_file(Path(path).expanduser())) as stream:
             yield Input(path, stream, lambda: True)

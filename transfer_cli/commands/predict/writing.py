@@ -17,12 +17,7 @@ from transfer_cli.tasks.base import Answer
 
 
 class Answers(ABC):
-    """Writes answers.
-
-    Args:
-        out: Where to.
-        columns: Those of the input, and the task.
-    """
+    """Writes answers."""
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         self.out = out
@@ -198,11 +193,7 @@ def format_of(chosen: str, path: str) -> str:
 
 @contextlib.contextmanager
 def opened(name: str) -> Iterator[TextIO]:
-    """Open a file, or standard output for `-`; a file that is there stays until all is written.
-
-    Raises:
-        RunError: It cannot be written.
-    """
+    """Open a file, or standard output for `-`; a file that is there stays until all is written."""
     if name == "-":
         yield sys.stdout
         return
