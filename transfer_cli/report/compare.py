@@ -1,18 +1,18 @@
 """From runs to tables: tasks apart, seeds together, the best first, each against a baseline."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from transfer_cli.errors import ConfigError, listed, nearest
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.report import grouping
-from transfer_cli.report.baseline import Against, Words, check_words, parse_words
+from transfer_cli.report.baseline import Words, against_baseline, check_words, parse_words
 from transfer_cli.report.contents import FINISHED, Group, Run, Spread, TaskRuns, lower_is_better
 from transfer_cli.report.differing_settings import labels, varying
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, shared_errors
+from transfer_cli.report.stored import is_number
 from transfer_cli.runs.results import merged
 
 SECONDS, TRAINED, MEMORY = "seconds", "trained", "memory"
@@ -23,59 +23,35 @@ _SPLITS = ("test", "validation")
 _MOST_NAMED = 12
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """What is asked of a report.
+def tasks(
+    runs: Sequence[Run], sort: str | None = None, baseline: str | None = None
+) -> tuple[TaskRuns, ...]:
+    """Return the runs task by task.
 
     Args:
+        runs: The runs.
         sort: What to sort by: a measure, or one of `COSTS`; None: the measure that suits a task.
         baseline: Settings of the group that others are compared with: `adaptation=full`, or
             several with spaces between; None: that one where there is one, else the best group.
-    """
-
-    sort: str | None = None
-    baseline: str | None = None
-
-
-def tasks(runs: Sequence[Run], asked: ReportOptions) -> tuple[TaskRuns, ...]:
-    """Return the runs task by task.
 
     Raises:
         ConfigError: No run has what is to be sorted by, or no group is such a baseline.
     """
     apart = grouping.by_task(runs)
     grouped = [_groups(members) for members in apart]
-    _check_sort(grouped, asked.sort)
-    words = parse_words(asked.baseline)
+    _check_sort(grouped, sort)
+    words = parse_words(baseline)
     check_words(words, [group for groups in grouped for group in groups])
     reader = OutcomeReader()
     return tuple(
-        _task(name, groups, asked.sort, words, reader)
+        _task(name, groups, sort, words, reader)
         for name, groups in zip(grouping.names(apart), grouped, strict=True)
     )
 
 
-def measures_of(run: Run) -> dict[str, float]:
-    """Return what a finished run measured, by `split/measure`; what is no number is left out."""
-    splits = run.results.get("measures")
-    return {
-        f"{split}/{name}": float(value)
-        for split, found in (splits.items() if isinstance(splits, dict) else ())
-        for name, value in (found.items() if isinstance(found, dict) else ())
-        if _is_number(value)
-    }
-
-
-def trained(run: Run) -> int | None:
-    """Return how many parameters were ever trained; none where that is not known."""
-    found = run.results.get("parameters")
-    value = found.get("trainable") if isinstance(found, dict) else None
-    return value if isinstance(value, int) else None
-
-
 def spread(values: Iterable[Any]) -> Spread | None:
     """Return the spread of the numbers among some values; None where there is none."""
-    known = tuple(float(each) for each in values if _is_number(each))
+    known = tuple(float(each) for each in values if is_number(each) and not math.isnan(each))
     if not known:
         return None
     mean = math.fsum(known) / len(known) if all(map(math.isfinite, known)) else sum(known)
@@ -83,11 +59,6 @@ def spread(values: Iterable[Any]) -> Spread | None:
     if len(known) > 1 and math.isfinite(mean):
         deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in known) / (len(known) - 1))
     return Spread(known, mean, deviation)
-
-
-def _is_number(value: Any) -> bool:
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_one and not math.isnan(value)
 
 
 # --- groups ------------------------------------------------------------------------------------
@@ -112,7 +83,7 @@ def _only(run: Run) -> str:
 
 def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
     finished = [run for run in runs if run.status == FINISHED]
-    measured = [measures_of(run) for run in finished]
+    measured = [run.measures for run in finished]
     names = dict.fromkeys(name for found in measured for name in found)
     spreads = {name: spread(found.get(name) for found in measured) for name in names}
     return Group(
@@ -120,7 +91,7 @@ def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
         settings=settings,
         runs=tuple(runs),
         measures={name: found for name, found in spreads.items() if found is not None},
-        trained=next((n for n in map(trained, finished) if n is not None), None),
+        trained=next((run.trained for run in finished if run.trained is not None), None),
         seconds=spread(run.timing.get("seconds") for run in finished),
         memory=spread(run.timing.get("peak_memory_bytes") for run in finished),
     )
@@ -140,10 +111,10 @@ def _task(
     metrics = merged(run.metrics for run in runs)
     measure = _measure(groups, sort, metrics)
     best_first = _sorted(groups, measure, metrics)
-    if len(best_first) > 1:
-        best_first = [_marked(group, best_first[0], measure) for group in best_first]
-    against = Against(best_first, words)
-    compared, reasons = against.compared(measure, reader)
+    best = _value(best_first[0], measure)
+    if len(best_first) > 1 and best is not None:
+        best_first = [replace(each, is_best=_value(each, measure) == best) for each in best_first]
+    baseline, compared, notes = against_baseline(best_first, words, measure, reader)
     by = sort if sort in COSTS else measure
     return TaskRuns(
         name=name,
@@ -151,12 +122,12 @@ def _task(
         varying=varying([group.runs for group in groups]),
         measure=measure,
         metrics=metrics,
-        baseline=against.name if measure else None,
-        labels=next((found for found in map(grouping.labels_of, runs) if found), ()),
-        expected=next((found for found in map(grouping.expected_of, runs) if found), "label"),
+        baseline=baseline,
+        labels=grouping.labels_of(runs),
+        expected=next((run.expected for run in runs if run.expected), "label"),
         errors=shared_errors(_outcomes(runs, measure, reader)),
         sort=by,
-        notes=(*reasons, *_notes(groups)),
+        notes=(*notes, *_same_seeds(groups)),
     )
 
 
@@ -187,32 +158,22 @@ def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list
     return sorted(groups, key=place)
 
 
-def _marked(group: Group, best: Group, measure: str) -> Group:
-    value = _value(group, measure)
-    return replace(group, is_best=value is not None and value == _value(best, measure))
-
-
 def _outcomes(runs: Iterable[Run], measure: str, reader: OutcomeReader) -> list[RunOutcomes]:
     split = measure.partition("/")[0]
     found = [reader.read(run, split) for run in runs if run.status == FINISHED]
     return [each for each in found if isinstance(each, RunOutcomes)]
 
 
-def _notes(groups: Iterable[Group]) -> Iterable[str]:
-    """Yield what a reader must know of the runs."""
+def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:
+    """Yield which groups have runs with the same seed."""
     repeated = [
-        group.label
-        for group in groups
-        if max(Counter(str(run.seed) for run in _finished(group)).values(), default=0) > 1
+        each.label
+        for each in groups
+        if len({str(run.seed) for run in each.finished}) < len(each.finished)
     ]
     if repeated:
-        yield (
-            f"{listed(repeated, 1)}: runs with the same seed; their deviation is not one over seeds"
-        )  # fmt: skip
-
-
-def _finished(group: Group) -> list[Run]:
-    return [run for run in group.runs if run.status == FINISHED]
+        which = listed(repeated, 1)
+        yield f"{which}: runs with the same seed; their deviation is not one over seeds"
 
 
 def _check_sort(tasks: Iterable[Sequence[Group]], sort: str | None) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.report.contents import Run, SharedError
+from transfer_cli.report.stored import reason
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, read_items
 from transfer_cli.safe_files import UnreadableError
@@ -19,17 +20,15 @@ MOST_SHARED = 100
 """Errors that runs share, of which a report knows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sheet:
-    """The items of a split: equal for runs that were judged on the same.
+    """The items of a split: one and the same object for runs that were judged on the same.
 
     Args:
-        fingerprint: A hash of numbers, labels, texts and targets.
         labels: What would have been right; "" for language models.
         texts: The texts, as far as they are kept.
     """
 
-    fingerprint: str
     labels: tuple[str, ...]
     texts: tuple[str, ...]
 
@@ -63,7 +62,7 @@ class OutcomeReader:
 
     def __init__(self) -> None:
         self._read: dict[tuple[Path, str], RunOutcomes | str] = {}
-        self._sheets: dict[str, Sheet] = {}
+        self._sheets: dict[bytes, Sheet] = {}
 
     def read(self, run: Run, split: str) -> RunOutcomes | str:
         """Return the outcomes of a run on a split, or why there are none, in a few words."""
@@ -78,7 +77,7 @@ class OutcomeReader:
         except FileNotFoundError:
             return "without items.jsonl"
         except (OSError, UnreadableError) as error:
-            return f"items.jsonl: {getattr(error, 'strerror', None) or error}"
+            return f"items.jsonl: {reason(error)}"
         if not items:
             return f"items.jsonl holds nothing of {split}"
         return RunOutcomes(
@@ -91,11 +90,11 @@ class OutcomeReader:
 
     def _sheet(self, items: Sequence[Item]) -> Sheet:
         told = [[item.index, item.label, item.text, item.targets] for item in items]
-        fingerprint = hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
-        if fingerprint not in self._sheets:
+        key = hashlib.blake2b(json.dumps(told).encode(), digest_size=16).digest()
+        if key not in self._sheets:
             labels, texts = (item.label for item in items), (item.text for item in items)
-            self._sheets[fingerprint] = Sheet(fingerprint, tuple(labels), tuple(texts))
-        return self._sheets[fingerprint]
+            self._sheets[key] = Sheet(tuple(labels), tuple(texts))
+        return self._sheets[key]
 
 
 def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
@@ -103,14 +102,13 @@ def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
 
     Only runs that were judged on the same items count: those of the most frequent kind.
     """
-    sheets = Counter(each.sheet.fingerprint for each in outcomes if each.sheet.has_labels)
+    sheets = Counter(each.sheet for each in outcomes if each.sheet.has_labels)
     if not sheets:
         return ()
-    most = sheets.most_common(1)[0][0]
-    alike = [each for each in outcomes if each.sheet.fingerprint == most]
+    sheet = sheets.most_common(1)[0][0]
+    alike = [each for each in outcomes if each.sheet is sheet]
     wrong = np.sum([each.wrong > 0 for each in alike], axis=0)
     order = np.argsort(-wrong, kind="stable")[:MOST_SHARED]
-    sheet = alike[0].sheet
     return tuple(
         SharedError(
             sheet.texts[place],

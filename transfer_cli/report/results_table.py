@@ -2,21 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from transfer_cli.report import formats
-from transfer_cli.report.contents import (
-    FAILED,
-    FINISHED,
-    PRUNED,
-    STOPPED,
-    Group,
-    Report,
-    Run,
-    Spread,
-    TaskRuns,
-)  # fmt: skip
+from transfer_cli.report.contents import ENDED_EARLY, FINISHED, Group, Report, Run, Spread, TaskRuns
 from transfer_cli.report.significance import MCNEMAR
 from transfer_cli.report.statistics import CONFIDENCE
 
@@ -34,13 +24,7 @@ _MOST_BESIDE = 1
 
 @dataclass(frozen=True)
 class ResultCell:
-    """A cell.
-
-    Args:
-        text: How its value is written; "" where there is none.
-        value: The value, by which rows are sorted.
-        note: What else is known of it.
-    """
+    """A cell: how its value is written, the value, by which rows are sorted, and a note on it."""
 
     text: str = ""
     value: float | None = None
@@ -49,13 +33,7 @@ class ResultCell:
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """A column.
-
-    Args:
-        title: What is in it: a measure, or one of the constants above.
-        cells: Of each group, in the order of the task.
-        is_measure: Whether it is one.
-    """
+    """A column of a measure, or of one of the constants above: a cell for each group."""
 
     title: str
     cells: tuple[ResultCell, ...]
@@ -69,20 +47,18 @@ def results_table(task: TaskRuns, measures: Iterable[str] | None = None) -> list
         task: The task.
         measures: Those that are shown; none: that of the task, and the same of the other split.
     """
-    columns = [_column(GROUP, task, lambda group: ResultCell(group.label))]
-    for measure in _measures(task) if measures is None else measures:
-        cells = tuple(_measured(group, measure) for group in task.groups)
-        columns.append(ResultColumn(measure, cells, is_measure=True))
-    if task.baseline is not None:
-        columns += [_column(DIFFERENCE, task, lambda group: _difference(group, task)),
-                    _column(P, task, _probability)]  # fmt: skip
-    columns += [
-        _column(TRAINED, task, _trained),
-        _column(SECONDS, task, lambda group: _spread(group.seconds, formats.spread)),
-        _column(MEMORY, task, lambda group: _spread(group.memory, _mean_size)),
-        _column(RUNS, task, _runs),
+    shown = list(_measures(task) if measures is None else measures)
+    rows = [_row(task, group, shown) for group in task.groups]
+    titles = dict.fromkeys(title for row in rows for title in row)
+    columns = [
+        ResultColumn(title, tuple(row[title] for row in rows), title in shown) for title in titles
     ]
     return [column for column in columns if any(cell.text for cell in column.cells)]
+
+
+def texts(columns: Iterable[ResultColumn]) -> Iterator[tuple[str, ...]]:
+    """Yield what is written in each row of some columns."""
+    return zip(*([cell.text for cell in each.cells] for each in columns), strict=True)
 
 
 def measures_beside(task: TaskRuns) -> list[str]:
@@ -110,11 +86,6 @@ def compared(task: TaskRuns, group: Group) -> tuple[str, str, str]:
     return size, _interval(group), formats.probability(p)
 
 
-def learnt_nothing(group: Group) -> int:
-    """Return how many of a group's runs learnt next to nothing."""
-    return sum(run.status == FINISHED and run.reason is not None for run in group.runs)
-
-
 def is_baseline(group: Group, task: TaskRuns) -> bool:
     """Return whether others are compared with a group."""
     others = {each.against.baseline for each in task.groups if each.against is not None}
@@ -128,9 +99,22 @@ def unfinished(task: TaskRuns) -> list[Run]:
 
 def came_to(run: Run) -> str | None:
     """Return why less came of a run than should have; None where it is still at work."""
-    if run.status in (FAILED, STOPPED, PRUNED):
+    if run.status in ENDED_EARLY:
         return f"{run.status}: {run.reason}" if run.reason else run.status
     return None if run.reason is None else f"{LEARNT_NOTHING} {run.reason}"
+
+
+def came_to_nothing(task: TaskRuns) -> list[tuple[Run, str]]:
+    """Return the runs of which less came than should have, and why."""
+    return [(run, what) for run in unfinished(task) if (what := came_to(run)) is not None]
+
+
+def remarks(task: TaskRuns) -> list[str]:
+    """Return what stands below a table that is no page: `explanations`, and the analyses."""
+    found = Counter(each.name for run in task.runs for each in run.analyses)
+    named = (f"{name} of {formats.several(n, 'run')}" for name, n in sorted(found.items()))
+    analyses = [f"analyses, which --html shows: {', '.join(named)}"] if found else []
+    return [*explanations(task), *analyses]
 
 
 def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
@@ -148,17 +132,9 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
     if any(each.deviation is not None for each in spreads):
         yield "± is the standard deviation over the finished runs of a group"
     yield from _of_tests(task, baseline or task.baseline)
-    if any(map(learnt_nothing, task.groups)):
+    if any(group.learnt_nothing for group in task.groups):
         yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
     yield from task.notes
-
-
-def of_analyses(task: TaskRuns) -> Iterator[str]:
-    """Yield which analyses there are beside the table."""
-    found = Counter(each.name for run in task.runs for each in run.analyses)
-    if found:
-        named = (f"{name} of {formats.several(n, 'run')}" for name, n in sorted(found.items()))
-        yield f"analyses, which --html shows: {', '.join(named)}"
 
 
 def apart(report: Report) -> str | None:
@@ -174,8 +150,20 @@ def apart(report: Report) -> str | None:
 # --- cells -------------------------------------------------------------------------------------
 
 
-def _column(title: str, task: TaskRuns, cell: Callable[[Group], ResultCell]) -> ResultColumn:
-    return ResultColumn(title, tuple(map(cell, task.groups)))
+def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, ResultCell]:
+    """Return a group's cell of every column."""
+    row = {GROUP: ResultCell(group.label)}
+    row |= {measure: _measured(group, measure) for measure in measures}
+    if task.baseline is not None:
+        row |= {DIFFERENCE: _difference(group, task), P: _probability(group)}
+    trained = "" if group.trained is None else f"{group.trained:,}"
+    memory = "" if group.memory is None else formats.size(group.memory.mean)
+    return row | {
+        TRAINED: ResultCell(trained, group.trained),
+        SECONDS: _spread(group.seconds),
+        MEMORY: replace(_spread(group.memory), text=memory),
+        RUNS: _runs(group),
+    }
 
 
 def _measures(task: TaskRuns) -> list[str]:
@@ -189,25 +177,15 @@ def _known(task: TaskRuns, measures: Iterable[str]) -> list[str]:
 
 
 def _measured(group: Group, measure: str) -> ResultCell:
-    cell = _spread(group.measures.get(measure), formats.spread)
-    weak = cell.text and learnt_nothing(group)
-    return ResultCell(f"{cell.text} {LEARNT_NOTHING}", cell.value) if weak else cell
+    cell = _spread(group.measures.get(measure))
+    weak = cell.text and group.learnt_nothing
+    return replace(cell, text=f"{cell.text} {LEARNT_NOTHING}") if weak else cell
 
 
-def _spread(found: Spread | None, written: Callable[[Spread], str]) -> ResultCell:
+def _spread(found: Spread | None) -> ResultCell:
     if found is None:
         return ResultCell()
-    return ResultCell(written(found), found.mean if math.isfinite(found.mean) else None)
-
-
-def _mean_size(found: Spread) -> str:
-    return formats.size(found.mean)
-
-
-def _trained(group: Group) -> ResultCell:
-    return (
-        ResultCell() if group.trained is None else ResultCell(f"{group.trained:,}", group.trained)
-    )
+    return ResultCell(formats.spread(found), found.mean if math.isfinite(found.mean) else None)
 
 
 def _difference(group: Group, task: TaskRuns) -> ResultCell:
