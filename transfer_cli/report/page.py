@@ -11,9 +11,9 @@ import gzip
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.report import formats
@@ -39,36 +39,13 @@ MANY_GROUPS = 10
 _UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page, or of a task.
-
-    Args:
-        address: What links to it name.
-        title: Its heading.
-        content: What is in it.
-    """
+class Section(NamedTuple):
+    """A part of the page, and what links to it name; a task has sections in it."""
 
     address: str
     title: str
     content: Html
-
-
-@dataclass(frozen=True)
-class TaskPart:
-    """A task on the page.
-
-    Args:
-        address: What links to it name.
-        title: Its heading.
-        lead: What came out best.
-        sections: What is shown of it.
-    """
-
-    address: str
-    title: str
-    lead: Html
-    sections: Sequence[Section]
+    sections: Sequence["Section"] = ()
 
 
 def page(report: Report) -> str:
@@ -82,7 +59,7 @@ def page(report: Report) -> str:
     tasks = [_task(f"t{at}", task, pictures) for at, task in enumerate(report.tasks, start=1)]
     sweeps_first = overview.is_at_work(report)
     sweeps = overview.sweeps(report.standings)
-    parts: Sequence[Section | TaskPart] = tasks[0].sections if len(tasks) == 1 else tasks
+    parts = tasks[0].sections if len(tasks) == 1 else tasks
     links = [(part.address, part.title) for part in parts]
     if sweeps is not None:
         links.insert(0 if sweeps_first else len(links), ("sweeps", "Sweeps"))
@@ -144,7 +121,7 @@ def _hash(script: str) -> str:
 # --- one task ---------------------------------------------------------------------------------
 
 
-def _task(address: str, task: TaskRuns, pictures: Pictures) -> TaskPart:
+def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     names = formats.group_names(task)
     size, labels = size_chart(task, names), label_chart(task)
     cost = "Size and labels" if size and labels else "Size" if size else "Few labels"
@@ -154,7 +131,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> TaskPart:
         ("cost", cost, _charts(address, [size, labels])),
         ("parallel", "Parallel coordinates", _charts(address, [search_chart(task, names)])),
         ("confusion", "Confusion", mistakes.confusion_section(address, task, names)),
-        ("errors", "Shared errors", _errors(task)),
+        ("errors", "Shared errors", mistakes.shared_errors(task.errors, task.expected)),
         *analysis_sections(task, names, pictures),
         ("settings", "Settings", conditions.settings_section(task, names)),
         ("environment", "Environment", conditions.environment_section(task)),
@@ -162,11 +139,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> TaskPart:
     sections = [
         Section(f"{address}-at-{name}", title, found) for name, title, found in parts if found
     ]
-    return TaskPart(address, task.name, results_section.best_sentence(task, names), sections)
-
-
-def _errors(task: TaskRuns) -> Html | None:
-    return mistakes.shared_errors(task.errors, task.expected) if task.errors else None
+    return Section(address, task.name, results_section.best_sentence(task, names), sections)
 
 
 def _curves(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:

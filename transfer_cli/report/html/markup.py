@@ -34,23 +34,10 @@ class PageColumn:
 
 @dataclass(frozen=True)
 class PageCell:
-    """A cell of a table.
-
-    Args:
-        content: What is shown.
-        value: What it is sorted by; none where there is nothing, which comes last.
-    """
+    """A cell of a table, and what it is sorted by; cells without that come last."""
 
     content: object
     value: float | str | None = None
-
-
-@dataclass(frozen=True)
-class MarkedRow:
-    """A row of a table, and whether it stands out."""
-
-    cells: Sequence[PageCell]
-    is_marked: bool = False
 
 
 def render(template: str, **values: object) -> Html:
@@ -70,27 +57,33 @@ def table(
 
     The first cell of a row is its heading.
     """
-    return _table(caption, columns, [MarkedRow(_cells(row)) for row in rows])
+    cells = [
+        [each if isinstance(each, PageCell) else PageCell(each) for each in row] for row in rows
+    ]
+    made: Html = macros("macros.html").table(caption, columns, cells)
+    return made
 
 
-def sortable_table(caption: str, columns: Sequence[PageColumn], rows: Sequence[MarkedRow]) -> Html:
+def sortable_table(
+    caption: str,
+    columns: Sequence[PageColumn],
+    rows: Iterable[Sequence[PageCell]],
+    marked: Sequence[bool],
+) -> Html:
     """Return a `table` whose headings are buttons that sort it; some rows are marked."""
-    return _table(caption, columns, rows, sortable=True)
+    made: Html = macros("macros.html").table(caption, columns, rows, marked, sortable=True)
+    return made
+
+
+def note(text: str) -> Html:
+    """Return a remark."""
+    return Html('<p class="note">{}</p>').format(text)
 
 
 def details(summary: str, content: object, *, is_open: bool) -> Html:
     """Return what opens on demand."""
     made: Html = macros("macros.html").opening(summary, content, is_open)
     return made
-
-
-def _table(*given: object, **more: object) -> Html:
-    made: Html = macros("macros.html").table(*given, **more)
-    return made
-
-
-def _cells(row: Sequence[PageCell | object]) -> list[PageCell]:
-    return [each if isinstance(each, PageCell) else PageCell(each) for each in row]
 
 
 def joined(parts: Iterable[object], between: str = "") -> Html:
