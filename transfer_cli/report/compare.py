@@ -68,17 +68,13 @@ def _groups(runs: Sequence[Run]) -> list[Group]:
     parts = grouping.by_settings(runs)
     settings = [part[0].settings for part in parts]
     keys = varying(parts)
-    called = labels(keys, settings) if len(parts) > 1 else [_only(parts[0][0])]
+    # A group that has none beside it is called by what it is.
+    shown = keys or [key for key in ("adaptation", "model") if key in settings[0]][:1]
+    called = labels(shown, settings) if shown else [parts[0][0].name]
     return [
         _group(label, {key: known[key] for key in keys if key in known}, part)
         for label, known, part in zip(called, settings, parts, strict=True)
     ]
-
-
-def _only(run: Run) -> str:
-    """Return what a group is called that has none beside it."""
-    key = next((key for key in ("adaptation", "model") if key in run.settings), None)
-    return labels([key], [run.settings])[0] if key is not None else run.name
 
 
 def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
@@ -116,6 +112,8 @@ def _task(
         best_first = [replace(each, is_best=_value(each, measure) == best) for each in best_first]
     baseline, compared, notes = against_baseline(best_first, words, measure, reader)
     by = sort if sort in COSTS else measure
+    split = measure.partition("/")[0]
+    outcomes = [reader.read(run, split) for group in groups for run in group.finished]
     return TaskRuns(
         name=name,
         groups=tuple(_sorted(compared, by, metrics)),
@@ -125,7 +123,7 @@ def _task(
         baseline=baseline,
         labels=grouping.labels_of(runs),
         expected=next((run.expected for run in runs if run.expected), "label"),
-        errors=shared_errors(_outcomes(runs, measure, reader)),
+        errors=shared_errors([each for each in outcomes if isinstance(each, RunOutcomes)]),
         sort=by,
         notes=(*notes, *_same_seeds(groups)),
     )
@@ -156,12 +154,6 @@ def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list
         return value is None, sign * (value or 0.0), group.label
 
     return sorted(groups, key=place)
-
-
-def _outcomes(runs: Iterable[Run], measure: str, reader: OutcomeReader) -> list[RunOutcomes]:
-    split = measure.partition("/")[0]
-    found = [reader.read(run, split) for run in runs if run.status == FINISHED]
-    return [each for each in found if isinstance(each, RunOutcomes)]
 
 
 def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:

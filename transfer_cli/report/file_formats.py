@@ -44,9 +44,8 @@ def as_markdown(report: Report) -> str:
     parts = [] if why is None else [_text(why)]
     parts += ["\n".join(_markdown(task)) for task in report.tasks]
     if report.problems:
-        parts.append(
-            "\n".join(["Not shown:", "", *(f"- {_text(each)}" for each in report.problems)])
-        )
+        lines = (f"- {_text(each)}" for each in report.problems)
+        parts.append("\n".join(["Not shown:", "", *lines]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -90,15 +89,15 @@ def _cell(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, TaskRuns):
-        found = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-        return found | {"lower_is_better": value.lower_is_better}
     if is_dataclass(value):
-        return {
+        made = {
             each.name: _plain(found)
             for each in fields(value)
             if (found := getattr(value, each.name)) or LEFT_OUT_IF_EMPTY not in each.metadata
         }
+        if isinstance(value, TaskRuns):
+            made["lower_is_better"] = value.lower_is_better
+        return made
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, frozenset | set):

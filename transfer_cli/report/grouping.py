@@ -49,7 +49,10 @@ def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     firsts = [runs[0] for runs in tasks]
     found = [f"{printable(run.command)} on {_data_name(run)}" for run in firsts]
     for further in (
-        [_objective_name(run) for run in firsts],
+        [
+            printable(str(run.settings.get("objective") or _objective(run).rpartition(".")[2]))
+            for run in firsts
+        ],
         _what_differs(firsts),
         [f"{len(labels_of(runs))} labels" for runs in tasks],
         [f"number {place}" for place in range(1, len(tasks) + 1)],
@@ -110,11 +113,6 @@ def _data_name(run: Run) -> str:
         kind = str(run.settings.get("data._target_", "unknown data")).rpartition(".")[2]
         return printable(f"{kind} {file}" if file else kind)
     return printable(f"{preset} {file}" if file and preset in _ANY_FILE else str(preset))
-
-
-def _objective_name(run: Run) -> str:
-    preset = run.settings.get("objective")
-    return printable(str(preset or _objective(run).rpartition(".")[2]))
 
 
 def _what_differs(runs: Sequence[Run]) -> list[str]:

@@ -24,9 +24,7 @@ MOST_SHARED = 100
 class Sheet:
     """The items of a split: one and the same object for runs that were judged on the same.
 
-    Args:
-        labels: What would have been right; "" for language models.
-        texts: The texts, as far as they are kept.
+    For language models labels are "", and so are texts that are not kept.
     """
 
     labels: tuple[str, ...]
@@ -43,11 +41,8 @@ class RunOutcomes:
     """What a run made of the items.
 
     Args:
-        sheet: The items.
-        predicted: What it said of each.
-        wrong: `[N]`, 1 where that is not the label; in between where it is partly right.
+        wrong: `[N]`, 1 where what it predicted is not the label; less where it is partly right.
         loss: `[N]`, summed nats of each item's targets.
-        targets: `[N]`.
     """
 
     sheet: Sheet

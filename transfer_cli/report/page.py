@@ -57,7 +57,8 @@ def page(report: Report) -> str:
     library, script = _library(), _asset("page.js")
     pictures = Pictures()
     tasks = [_task(f"t{at}", task, pictures) for at, task in enumerate(report.tasks, start=1)]
-    sweeps_first = overview.is_at_work(report)
+    # Where something is left to do, it comes first how far it has got.
+    sweeps_first = any(each.running or each.left for each in report.standings)
     sweeps = overview.sweeps(report.standings)
     parts = tasks[0].sections if len(tasks) == 1 else tasks
     links = [(part.address, part.title) for part in parts]
@@ -106,16 +107,13 @@ def _asset(name: str) -> str:
 
 def _policy(*scripts: str) -> str:
     """Return what the page may do: run these very scripts, and reach nothing."""
-    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     # Plotly styles what it draws; pictures are what it saves.
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 # --- one task ---------------------------------------------------------------------------------

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from transfer_cli.report import formats
-from transfer_cli.report.contents import ENDED_EARLY, FINISHED, Group, Report, Run, Spread, TaskRuns
+from transfer_cli.report.contents import (
+    ENDED_EARLY,
+    FINISHED,
+    Comparison,
+    Group,
+    Report,
+    Run,
+    Spread,
+    TaskRuns,
+)
 from transfer_cli.report.significance import MCNEMAR
 from transfer_cli.report.statistics import CONFIDENCE
 
@@ -71,19 +80,11 @@ def measures_beside(task: TaskRuns) -> list[str]:
     return [task.measure, *(each for each in _known(task, wanted) if each != task.measure)]
 
 
-def compared(task: TaskRuns, group: Group) -> tuple[str, str, str]:
-    """Return the size of a group's tested difference, its interval, and its p, as written.
-
-    Raises:
-        ValueError: It was not tested.
-    """
-    found = group.against
-    if found is None:
-        raise ValueError(f"{group.label} was compared with nothing")
-    like = _like(group)
-    size = formats.difference(task, found.difference, like, found.measure)
-    p = found.p if found.corrected is None else found.corrected
-    return size, _interval(group), formats.probability(p)
+def compared(task: TaskRuns, group: Group, found: Comparison) -> tuple[str, str, str]:
+    """Return the size of a group's tested difference, its interval, and its p, as written."""
+    size = formats.number(abs(found.difference), _like(group, found))
+    points = " points" if formats.unit(task, found.measure) else ""
+    return size + points, _interval(group, found), _probability(found).text
 
 
 def is_baseline(group: Group, task: TaskRuns) -> bool:
@@ -155,7 +156,7 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Res
     row = {GROUP: ResultCell(group.label)}
     row |= {measure: _measured(group, measure) for measure in measures}
     if task.baseline is not None:
-        row |= {DIFFERENCE: _difference(group, task), P: _probability(group)}
+        row |= {DIFFERENCE: _difference(group, task), P: _probability(group.against)}
     trained = "" if group.trained is None else f"{group.trained:,}"
     memory = "" if group.memory is None else formats.size(group.memory.mean)
     return row | {
@@ -192,7 +193,7 @@ def _difference(group: Group, task: TaskRuns) -> ResultCell:
     """Return the difference that was tested, else that of the means."""
     found = group.against
     if found is not None:
-        text = f"{formats.signed(found.difference, _like(group))} {_interval(group)}"
+        text = f"{formats.signed(found.difference, _like(group, found))} {_interval(group, found)}"
         return ResultCell(text, found.difference)
     if is_baseline(group, task):
         return ResultCell("baseline", 0)
@@ -205,22 +206,19 @@ def _difference(group: Group, task: TaskRuns) -> ResultCell:
     return ResultCell(text, difference, "Of the means: not compared by item")
 
 
-def _like(group: Group) -> float:
+def _like(group: Group, found: Comparison) -> float:
     """Return a number of the measure that was compared: differences have as many decimals."""
-    found = group.against
-    if found is None or found.measure not in group.measures:
-        return (found and found.low) or 0.0
-    return group.measures[found.measure].mean or 0.0
+    known = group.measures.get(found.measure)
+    return (found.low if known is None else known.mean) or 0.0
 
 
-def _interval(group: Group) -> str:
-    found, like = group.against, _like(group)
-    ends = () if found is None else (found.low, found.high)
-    return f"[{', '.join('' if end is None else formats.signed(end, like) for end in ends)}]"
+def _interval(group: Group, found: Comparison) -> str:
+    like = _like(group, found)
+    ends = ("" if end is None else formats.signed(end, like) for end in (found.low, found.high))
+    return f"[{', '.join(ends)}]"
 
 
-def _probability(group: Group) -> ResultCell:
-    found = group.against
+def _probability(found: Comparison | None) -> ResultCell:
     if found is None:
         return ResultCell()
     if found.corrected is None:

@@ -78,8 +78,3 @@ def _sweep(found: SweepProgress) -> dict[str, Any]:
         "to_go": f"; about {formats.duration(left)} to go" if left else "",
         "failed": table("Failed jobs", columns, found.failed),
     }
-
-
-def is_at_work(report: Report) -> bool:
-    """Return whether a sweep has something left to do; then where it stands comes first."""
-    return any(each.running or each.left for each in report.standings)

@@ -34,21 +34,18 @@ def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
             against = _against_words(task, names, group)
             made: Html = macros("results.html").lead(task, group, name, value, against)
             return made
-    return Html('<p class="lead">{}</p>').format(_no_result(task))
-
-
-def _no_result(task: TaskRuns) -> str:
     states = Counter(run.status for run in task.runs)
+    why = f"No run has measured the {formats.measure_words(task.measure)}."
     if states and states.keys() != {FINISHED}:
-        return f"No run has a result yet ({formats.counts(states)})."
-    return f"No run has measured the {formats.measure_words(task.measure)}."
+        why = f"No run has a result yet ({formats.counts(states)})."
+    return Html('<p class="lead">{}</p>').format(why)
 
 
 def _against_words(task: TaskRuns, names: Sequence[str], group: Group) -> str:
     found = group.against
     if found is None:
         return ""
-    size, interval, p = results_table.compared(task, group)
+    size, interval, p = results_table.compared(task, group, found)
     side = "above" if found.difference > 0 else "below"
     baseline = _name_of(task, names, found.baseline or task.baseline or "")
     p = p if p.startswith("<") else f"= {p}"

@@ -96,12 +96,9 @@ def number_axis(title: str, values: Sequence[float]) -> Axis:
     if len(distinct) <= _FEW_TICKS:
         return Axis(title, places, [(at, formats.setting(value)) for at, value in distinct.items()])
     marks = [low + width * part / 4 for part in range(5)]
-    ticks = [((mark - low) / width, _tick(10**mark if is_log else mark)) for mark in marks]
-    return Axis(title, places, ticks)
-
-
-def _tick(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.3g}"
+    shown = [10**mark if is_log else mark for mark in marks]
+    words = [f"{n:,.0f}" if abs(n) >= _LARGE else f"{n:.3g}" for n in shown]
+    return Axis(title, places, [*zip([(mark - low) / width for mark in marks], words, strict=True)])
 
 
 def _binned(axes: Sequence[Axis], trials: Sequence[tuple[Group, str, float]]) -> Iterable[Trace]:
