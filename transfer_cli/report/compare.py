@@ -61,9 +61,6 @@ def spread(values: Iterable[Any]) -> Spread | None:
     return Spread(known, mean, deviation)
 
 
-# --- groups ------------------------------------------------------------------------------------
-
-
 def _groups(runs: Sequence[Run]) -> list[Group]:
     parts = grouping.by_settings(runs)
     settings = [part[0].settings for part in parts]
@@ -93,15 +90,8 @@ def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
     )
 
 
-# --- tasks -------------------------------------------------------------------------------------
-
-
 def _task(
-    name: str,
-    groups: Sequence[Group],
-    sort: str | None,
-    words: Words,
-    reader: OutcomeReader,
+    name: str, groups: Sequence[Group], sort: str | None, words: Words, reader: OutcomeReader
 ) -> TaskRuns:
     runs = [run for group in groups for run in group.runs]
     metrics = merged(run.metrics for run in runs)
@@ -158,11 +148,8 @@ def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list
 
 def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:
     """Yield which groups have runs with the same seed."""
-    repeated = [
-        each.label
-        for each in groups
-        if len({str(run.seed) for run in each.finished}) < len(each.finished)
-    ]
+    seeds = {group.label: [str(run.seed) for run in group.finished] for group in groups}
+    repeated = [label for label, known in seeds.items() if len(set(known)) < len(known)]
     if repeated:
         which = listed(repeated, 1)
         yield f"{which}: runs with the same seed; their deviation is not one over seeds"
@@ -170,12 +157,12 @@ def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:
 
 def _check_sort(tasks: Iterable[Sequence[Group]], sort: str | None) -> None:
     known = dict.fromkeys(name for groups in tasks for each in groups for name in each.measures)
-    if sort is None or sort in COSTS or any(f"{split}/{sort}" in known for split in _SPLITS):
+    meant = {sort, *(f"{split}/{sort}" for split in _SPLITS)}
+    if sort is None or meant & {*known, *COSTS}:
         return
-    if sort not in known:
-        # Those of single classes would hide the others.
-        some = [*(name for name in known if name.count("/") == 1), *COSTS]
-        raise ConfigError(
-            f"--sort {sort}: nothing finished has that.{nearest(sort, [*some, *known])} "
-            f"There are {', '.join(some[:_MOST_NAMED])}"
-        )
+    # Those of single classes would hide the others.
+    some = [*(name for name in known if name.count("/") == 1), *COSTS]
+    raise ConfigError(
+        f"--sort {sort}: nothing finished has that.{nearest(sort, [*some, *known])} "
+        f"There are {', '.join(some[:_MOST_NAMED])}"
+    )

@@ -228,10 +228,10 @@ class TaskRuns:
         """Which end of its measure is good."""
         return lower_is_better(self.measure, self.metrics)
 
-    def unit_of(self, measure: str) -> str:
-        """Return the unit of a `split/measure`."""
+    def is_percentage(self, measure: str) -> bool:
+        """Return whether a `split/measure` is in percent."""
         found = find(measure.partition("/")[2], self.metrics)
-        return "none" if found is None else found.unit
+        return found is not None and found.unit == "percent"
 
 
 @dataclass(frozen=True)

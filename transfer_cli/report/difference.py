@@ -55,10 +55,9 @@ class Difference:
 def difference(ours: Run, theirs: Run) -> Difference:
     """Return in what the second run differs from the first."""
     tests, notes = _tests(ours, theirs)
-    of_data = [_of_data(run) for run in (ours, theirs)]
     return Difference(
         config=tuple(_differing(_settings(ours), _settings(theirs))),
-        data=tuple(_differing(*of_data)),
+        data=tuple(_differing(_of_data(ours), _of_data(theirs))),
         environment=tuple(_differing(_environment(ours), _environment(theirs))),
         measures=tuple(_numbers(ours.measures, theirs.measures)),
         costs=tuple(_numbers(_costs(ours), _costs(theirs))),
@@ -78,11 +77,9 @@ def _settings(run: Run) -> dict[str, Any]:
 
 def _of_data(run: Run) -> dict[str, Any]:
     """Return what identifies a run's data, its labels and its sizes as far as they are known."""
-    found = {
-        key: value
-        for key, value in run.settings.items()
-        if key == "data" or key.startswith(("data.", "streams."))
-    }
+    ours = ("data.", "streams.")
+    keys = (key for key in run.settings if key == "data" or key.startswith(ours))
+    found = {key: run.settings[key] for key in keys}
     found |= {"labels": ", ".join(run.labels)} if run.labels else {}
     for split in mapping(run.results, "tables"):
         confusion = nested(run.results, "tables", split, "confusion")
@@ -120,10 +117,8 @@ def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[D
         both = [ours.get(key), theirs.get(key)]
         if (key in ours) == (key in theirs) and canonical(both[0]) == canonical(both[1]):
             continue
-        shown = shown_values(key, both)
-        yield DiffRow(
-            key, shown[0] if key in ours else MISSING, shown[1] if key in theirs else MISSING
-        )
+        one, other = shown_values(key, both)
+        yield DiffRow(key, one if key in ours else MISSING, other if key in theirs else MISSING)
 
 
 def _numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Iterator[DiffRow]:

@@ -31,7 +31,7 @@ def axis_words(task: TaskRuns, measure: str) -> str:
 
 def unit(task: TaskRuns, measure: str) -> str:
     """Return what follows a number of this measure."""
-    return " %" if task.unit_of(measure) == "percent" else ""
+    return " %" if task.is_percentage(measure) else ""
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -148,10 +148,7 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 
 
 def group_names(task: TaskRuns) -> tuple[str, ...]:
-    """Return a short and different name for each group of a task.
-
-    Where many keys vary, a name holds what is out of the ordinary; the page has the rest elsewhere.
-    """
+    """Return a short and different name for each group: of many keys, only what is unusual."""
     short = short_keys(task.varying)
     usual = {}
     for key in task.varying if len(task.varying) > MOST_NAMED else ():

@@ -72,9 +72,6 @@ def _order(run: Run) -> tuple[int, str, str]:
     return (seed if isinstance(seed, int) else 0, str(seed), run.name)
 
 
-# --- tasks -------------------------------------------------------------------------------------
-
-
 def _data_of(run: Run) -> dict[str, str]:
     """Return what identifies a run's data."""
     return {
@@ -122,9 +119,6 @@ def _what_differs(runs: Sequence[Run]) -> list[str]:
         if len({each.get(key) for each in known}) > 1 and not key.endswith("_target_"):
             return [printable(f"{key}={plain(run.settings.get(key))}") for run in runs]
     return ["data"] * len(runs)
-
-
-# --- jobs without a run directory --------------------------------------------------------------
 
 
 def _adopted(runs: Sequence[Run]) -> Iterator[Run]:

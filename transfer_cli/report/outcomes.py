@@ -93,10 +93,7 @@ class OutcomeReader:
 
 
 def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
-    """Return the items that most of some runs get wrong, those that most get wrong first.
-
-    Only runs that were judged on the same items count: those of the most frequent kind.
-    """
+    """Return what most runs get wrong, the worst first; those on the commonest items count."""
     sheets = Counter(each.sheet for each in outcomes if each.sheet.has_labels)
     if not sheets:
         return ()

@@ -81,9 +81,6 @@ def page(report: Report) -> str:
     return _UNUSUAL.sub(lambda found: shown(found[0]), made).strip() + "\n"
 
 
-# --- what is in it besides the report ---------------------------------------------------------
-
-
 def _library() -> str:
     try:
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # has no types
@@ -114,9 +111,6 @@ def _policy(*scripts: str) -> str:
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-
-
-# --- one task ---------------------------------------------------------------------------------
 
 
 def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:

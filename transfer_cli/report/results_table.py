@@ -16,7 +16,7 @@ from transfer_cli.report.contents import (
     Spread,
     TaskRuns,
 )
-from transfer_cli.report.significance import MCNEMAR
+from transfer_cli.report.significance import BOOTSTRAP, MCNEMAR
 from transfer_cli.report.statistics import CONFIDENCE
 
 BEST, LEARNT_NOTHING = "*", "†"
@@ -56,7 +56,9 @@ def results_table(task: TaskRuns, measures: Iterable[str] | None = None) -> list
         task: The task.
         measures: Those that are shown; none: that of the task, and the same of the other split.
     """
-    shown = list(_measures(task) if measures is None else measures)
+    split, _, name = task.measure.partition("/")
+    of_both_splits = _known(task, (task.measure, f"{_OTHER.get(split, '')}/{name}"))
+    shown = list(of_both_splits if measures is None else measures)
     rows = [_row(task, group, shown) for group in task.groups]
     titles = dict.fromkeys(title for row in rows for title in row)
     columns = [
@@ -167,11 +169,6 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Res
     }
 
 
-def _measures(task: TaskRuns) -> list[str]:
-    split, _, name = task.measure.partition("/")
-    return _known(task, (task.measure, f"{_OTHER.get(split, '')}/{name}"))
-
-
 def _known(task: TaskRuns, measures: Iterable[str]) -> list[str]:
     known = {each for group in task.groups for each in group.measures}
     return [each for each in measures if each in known]
@@ -238,13 +235,12 @@ def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
     found = [group.against for group in task.groups if group.against is not None]
     if not found:
         return
-    tests = {each.test for each in found}
     items = {f"{each.items:,}" for each in found}
-    how = []
-    if MCNEMAR in tests:
-        how.append("McNemar's exact test of single runs, which says nothing of other seeds")
-    if tests - {MCNEMAR}:
-        how.append("a bootstrap over items and seeds")
+    tests = {
+        MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
+        BOOTSTRAP: "a bootstrap over items and seeds",
+    }
+    how = [words for test, words in tests.items() if test in {each.test for each in found}]
     several = any(each.corrected is not None for each in found)
     yield (
         f"difference to {baseline}, with its {CONFIDENCE} % interval; p by "

@@ -39,10 +39,7 @@ def sweep_progress(
 
 
 def _seconds_left(sweep: SweepDirectory, jobs: Sequence[JobWord], left: int) -> float | None:
-    """Guess when all is done, if as many jobs run side by side as now and take as long as before.
-
-    Where none is at work, it is how long they take one after another.
-    """
+    """Guess when all is done, if as many jobs run side by side as now (or one), and as long."""
     took = [_plausible(job.seconds) for job in jobs if job.outcome == DONE]
     known = [seconds for seconds in took if seconds is not None]
     running = [job for job in jobs if job.outcome == RUNNING]

@@ -23,15 +23,13 @@ def title(report: Report) -> str:
 def header(report: Report) -> Html:
     """Return what it is, when it was made, how much there is, and what came out best."""
     single = report.tasks[0] if len(report.tasks) == 1 else None
-    nothing = ""
-    if not report.tasks:
-        nothing = "No job has got as far as a run." if report.standings else "There is no run here."
+    nothing = "No job has got as far as a run." if report.standings else "There is no run here."
     return render(
         "overview.html",
         title=title(report),
         created=report.created,
         lead="" if single is None else best_sentence(single, formats.group_names(single)),
-        nothing=nothing,
+        nothing="" if report.tasks else nothing,
         facts=_facts(report),
         problems=report.problems,
         shown=_SHOWN,
