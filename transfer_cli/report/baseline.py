@@ -77,13 +77,10 @@ def against_baseline(
 ) -> tuple[str | None, list[Group], list[str]]:
     """Return what the baseline is called, the groups with their differences to it, and notes.
 
-    Args:
-        groups: The groups of a task, best first.
-        words: What the baseline is to be; nothing: the group of full fine-tuning where there is
-            one such group, else the best one. Where it fits several, each group is compared with
-            that which has its other settings, where there is one, else with the best of them.
-        measure: In what they are compared.
-        reader: Reads what the runs made of each item.
+    The groups are those of a task, best first. Without words the baseline is the group of full
+    fine-tuning where there is one such group, else the best one. Where words fit several, each
+    group is compared with that which has its other settings, where there is one, else with the
+    best of them.
     """
     if len(groups) < 2 or not measure:
         return None, list(groups), []

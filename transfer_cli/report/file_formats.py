@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,7 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         record[name] = found and found.mean
         record[f"{name} deviation"] = found and found.deviation
     if group.against is not None:
-        against = {each.name: getattr(group.against, each.name) for each in fields(group.against)}
-        record |= {f"against {name}": value for name, value in against.items()}
+        record |= {f"against {name}": value for name, value in asdict(group.against).items()}
     return record
 
 

@@ -94,9 +94,7 @@ def _by_labels(runs: Sequence[Run]) -> list[list[Run]]:
     if len(parts) < 2:
         return [list(runs)]
     most = max(parts, key=lambda labels: len(parts[labels]))
-    for run in runs:
-        if run.status != FINISHED:
-            parts[most].append(run)
+    parts[most] += [run for run in runs if run.status != FINISHED]
     return [*parts.values()]
 
 

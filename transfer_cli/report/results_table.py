@@ -121,13 +121,7 @@ def remarks(task: TaskRuns) -> list[str]:
 
 
 def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
-    """Yield what a reader of the table must know, a line each.
-
-    Args:
-        task: Whose table it is.
-        best: How the best group is marked.
-        baseline: What the baseline is called there.
-    """
+    """Yield what a reader must know of a table that marks the best and names the baseline so."""
     if any(group.is_best for group in task.groups):
         end = "lower" if task.lower_is_better else "higher"
         yield f"{best} best {task.measure} ({end} is better)"

@@ -52,12 +52,8 @@ def compare(
 ) -> Comparison | str:
     """Return how a group differs from a baseline; or why that cannot be told, in a few words.
 
-    Args:
-        ours: The group's runs.
-        theirs: The baseline's.
-        measure: `split/measure`. One that is not a sum over items, such as macro-F1, is replaced
-            by the first declared one that is (the error rate), and where there is none by the loss.
-        reader: Reads what the runs made of each item.
+    A `split/measure` that is not a sum over items, such as macro-F1, is replaced by the first
+    declared one that is (the error rate), and where there is none by the loss.
     """
     split, _, name = measure.partition("/")
     try:

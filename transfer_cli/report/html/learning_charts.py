@@ -20,13 +20,7 @@ _MEANS = (
 def validation_chart(
     task: TaskRuns, names: Sequence[str], curves: Mapping[str, RunCurves]
 ) -> Chart | None:
-    """Return the measures of validation over time; none where nothing was measured.
-
-    Args:
-        task: Whose groups are shown.
-        names: Of the groups.
-        curves: Of each run, by its name.
-    """
+    """Return the measures of validation over time, by the curves of each run; none without them."""
     found = dict.fromkeys(name for each in curves.values() for name in each.validation)
     main = task.measure.rpartition("/")[2]
     views = []

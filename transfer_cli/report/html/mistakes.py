@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, SharedError, TaskRuns
-from transfer_cli.report.html.markup import Html, PageColumn, joined, macros, note, table
+from transfer_cli.report.html.markup import Html, PageColumn, joined, macro, note, table
 from transfer_cli.report.stored import nested
 
 MOST_LABELS = 60
@@ -26,17 +26,16 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
     groups = {at: each for at, each in found.items() if each is not None}
     if not groups:
         return None
-    parts = macros("mistakes.html")
     first = next(iter(groups.values()))
     rows = [[0] * len(task.labels) for _ in task.labels]
     for label, said, count in first["cells"]:
         rows[label][said] = count
     caption = f"Confusion on {split}, {formats.several(first['runs'], 'run')}"
-    made: Html = parts.confusion(
-        task_id, [(at, names[at]) for at in groups], parts.cells(caption, task.labels, rows),
+    cells = macro("mistakes.html", "cells", caption, task.labels, rows)
+    return macro(
+        "mistakes.html", "confusion", task_id, [(at, names[at]) for at in groups], cells,
         first["words"], {"labels": task.labels, "groups": groups},
     )  # fmt: skip
-    return made
 
 
 def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any] | None:
@@ -76,14 +75,14 @@ def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:
     """Return what most runs get wrong: the text, what is right, and what was said."""
     if not errors:
         return None
-    parts = macros("mistakes.html")
     rows = []
     for each in errors[:MOST_ERRORS]:
         said = sorted(each.predicted.items(), key=lambda pair: -pair[1])
         wrong = [(label, runs) for label, runs in said if label != each.label]
         right = Html('<span class="chip is-right">{}</span>').format(each.label)
-        times = f"{each.wrong} of {each.runs}"
-        rows.append((parts.text(each.text), right, parts.chips(wrong), times))
+        text = macro("mistakes.html", "text", each.text)
+        chips = macro("mistakes.html", "chips", wrong)
+        rows.append((text, right, chips, f"{each.wrong} of {each.runs}"))
     columns = [*map(PageColumn, ("text", expected, "said instead", "wrong runs"))]
     listed = table("Errors that most runs share", columns, rows)
     more = len(errors) - len(rows)

@@ -8,7 +8,7 @@ from typing import Any
 from transfer_cli.report import formats, results_table
 from transfer_cli.report.contents import FINISHED, Group, TaskRuns
 from transfer_cli.report.html import markup
-from transfer_cli.report.html.markup import Html, PageCell, PageColumn, details, joined, macros
+from transfer_cli.report.html.markup import Html, PageCell, PageColumn, details, joined, macro
 from transfer_cli.report.stored import is_number
 
 _MOST_OPEN = 8
@@ -32,8 +32,7 @@ def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
         if group.is_best:
             value = formats.spread(group.measures[task.measure]) + formats.unit(task, task.measure)
             against = _against_words(task, names, group)
-            made: Html = macros("results.html").lead(task, group, name, value, against)
-            return made
+            return macro("results.html", "lead", task, group, name, value, against)
     states = Counter(run.status for run in task.runs)
     why = f"No run has measured the {formats.measure_words(task.measure)}."
     if states and states.keys() != {FINISHED}:
@@ -54,8 +53,7 @@ def _against_words(task: TaskRuns, names: Sequence[str], group: Group) -> str:
 
 def _name_of(task: TaskRuns, names: Sequence[str], label: str) -> str:
     """Return what the group of a label is called on the page."""
-    named = zip(task.groups, names, strict=True)
-    return next((name for group, name in named if group.label == label), label)
+    return dict(zip((each.label for each in task.groups), names, strict=True)).get(label, label)
 
 
 def results(task: TaskRuns, names: Sequence[str]) -> Html:
@@ -76,9 +74,11 @@ def _columns(
     task: TaskRuns, names: Sequence[str]
 ) -> Iterator[tuple[PageColumn, Sequence[PageCell]]]:
     """Yield the columns of the page's table with a cell for each group."""
-    place = macros("results.html").place
-    groups = enumerate(task.groups)
-    yield PageColumn("#"), [PageCell(place(at, group.is_best), at + 1) for at, group in groups]
+    places = [
+        PageCell(macro("results.html", "place", at, group.is_best), at + 1)
+        for at, group in enumerate(task.groups)
+    ]
+    yield PageColumn("#"), places
     yield from _setting_columns(task, names)
     measures = results_table.measures_beside(task)
     for column in results_table.results_table(task, measures)[1:]:
