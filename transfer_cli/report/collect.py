@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from transfer_cli.config.plain_yaml import read_settings, scalar
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.report.contents import FINISHED, RUNNING, STOPPED, Run, SweepProgress
-from transfer_cli.report.stored import reason, text_or_none
 from transfer_cli.report.sweep_progress import sweep_progress
+from transfer_cli.report.untrusted import reason, text_or_none
 from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory
 from transfer_cli.runs.sweep import DONE, FAILED, PRUNED, SWEEP, JobWord, SweepDirectory

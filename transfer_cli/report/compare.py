@@ -12,7 +12,7 @@ from transfer_cli.report.baseline import Words, against_baseline, check_words, p
 from transfer_cli.report.contents import FINISHED, Group, Run, Spread, TaskRuns, lower_is_better
 from transfer_cli.report.differing_settings import labels, varying
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, shared_errors
-from transfer_cli.report.stored import is_number
+from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.results import merged
 
 SECONDS, TRAINED, MEMORY = "seconds", "trained", "memory"

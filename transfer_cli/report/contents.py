@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find
-from transfer_cli.report.stored import is_number, mapping, nested
+from transfer_cli.report.untrusted import is_number, mapping, nested
 from transfer_cli.runs.analyses import Analysis
 from transfer_cli.runs.results import metrics_of
 from transfer_cli.safe_files import printable

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.report.contents import Run, SharedError
-from transfer_cli.report.stored import reason
+from transfer_cli.report.untrusted import reason
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, read_items
 from transfer_cli.safe_files import UnreadableError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transfer_cli.report.contents import FAILED, PRUNED, RUNNING, SweepProgress
-from transfer_cli.report.stored import is_number
+from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.sweep import DONE, JobWord, Request, SweepDirectory
 
 _LARGEST = 1e9

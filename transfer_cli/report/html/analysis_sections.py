@@ -10,7 +10,7 @@ from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.html.markup import Html, PageColumn, details, joined, note, table
 from transfer_cli.report.sections import RunAnalysis, section_for
-from transfer_cli.report.stored import is_number, reason
+from transfer_cli.report.untrusted import is_number, reason
 from transfer_cli.runs.analyses import MOST_ANALYSES, read_picture
 from transfer_cli.safe_files import UnreadableError
 

@@ -7,7 +7,7 @@ from typing import Any
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, SharedError, TaskRuns
 from transfer_cli.report.html.markup import Html, PageColumn, joined, macro, note, table
-from transfer_cli.report.stored import nested
+from transfer_cli.report.untrusted import nested
 
 MOST_LABELS = 60
 """With more labels a table can no longer be read, and a page of many groups no longer be sent."""

@@ -9,7 +9,7 @@ from transfer_cli.report import formats, results_table
 from transfer_cli.report.contents import FINISHED, Group, TaskRuns
 from transfer_cli.report.html import markup
 from transfer_cli.report.html.markup import Html, PageCell, PageColumn, details, joined, macro
-from transfer_cli.report.stored import is_number
+from transfer_cli.report.untrusted import is_number
 
 _MOST_OPEN = 8
 """Runs that did not finish which are listed from the start; more of them on demand."""

@@ -14,7 +14,7 @@ from transfer_cli.report.contents import Group, TaskRuns
 from transfer_cli.report.html import charts
 from transfer_cli.report.html.charts import Chart, Trace, View, badness, safe
 from transfer_cli.report.html.markup import PageColumn
-from transfer_cli.report.stored import is_number
+from transfer_cli.report.untrusted import is_number
 
 FEWEST_TRIALS = 8
 MOST_AXES = 9
