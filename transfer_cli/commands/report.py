@@ -10,7 +10,7 @@ from pathlib import Path
 from transfer_cli.config.flags import FlagParser, check_plugins
 from transfer_cli.errors import ConfigError
 from transfer_cli.report.collect import Found, collect
-from transfer_cli.report.compare import ReportOptions, tasks
+from transfer_cli.report.compare import tasks
 from transfer_cli.report.contents import RUNNING, Report
 from transfer_cli.report.file_formats import as_csv, as_json, as_markdown
 from transfer_cli.report.tables import as_page
@@ -51,7 +51,7 @@ def report(words: list[str]) -> None:
     found = collect([Path(path).expanduser() for path in asked.paths])
     _check_ended(found)
     made = Report(
-        tasks=tasks(found.runs, ReportOptions(asked.sort, asked.baseline)),
+        tasks=tasks(found.runs, asked.sort, asked.baseline),
         standings=tuple(found.standings),
         problems=tuple(found.problems),
         created=datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -2,12 +2,12 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.report.contents import FINISHED, Comparison, Group
+from transfer_cli.report.contents import Comparison, Group
 from transfer_cli.report.differing_settings import canonical, is_setting, plain
 from transfer_cli.report.outcomes import OutcomeReader
 from transfer_cli.report.significance import compare
@@ -72,92 +72,60 @@ def fits(group: Group, words: Words) -> bool:
     )
 
 
-class Against:
-    """The groups of a task against their baseline.
+def against_baseline(
+    groups: Sequence[Group], words: Words, measure: str, reader: OutcomeReader
+) -> tuple[str | None, list[Group], list[str]]:
+    """Return what the baseline is called, the groups with their differences to it, and notes.
 
-    Args:
-        groups: The groups, best first.
-        words: What the baseline is to be; nothing: the group of full fine-tuning where there is
-            one such group, else the best one. Where it fits several, each group is compared with
-            that which has its other settings, where there is one, else with the best of them.
-
-    Attributes:
-        name: What the baseline is called; none where there is nothing to compare.
+    The groups are those of a task, best first. Without words the baseline is the group of full
+    fine-tuning where there is one such group, else the best one. Where words fit several, each
+    group is compared with that which has its other settings, where there is one, else with the
+    best of them.
     """
-
-    def __init__(self, groups: Sequence[Group], words: Words) -> None:
-        self._groups = groups
-        self._words = words
-        asked = [group for group in groups if words and fits(group, words)]
-        self._is_missing = bool(words) and not asked
-        usual = [group for group in groups if fits(group, _USUAL)]
-        self._bases = asked or (usual if len(usual) == 1 else list(groups[:1]))
-        self.name: str | None = None
-        if len(groups) > 1:
-            several = len(self._bases) > 1
-            self.name = _shown(words) if several else self._bases[0].label
-
-    def compared(self, measure: str, reader: OutcomeReader) -> tuple[list[Group], list[str]]:
-        """Return the groups with their differences, and why others have none, a line each."""
-        if self.name is None or not measure:
-            return list(self._groups), []
-        bases = {base.label for base in self._bases}
-        found = {
-            group.label: self._difference(group, measure, reader)
-            for group in self._groups
-            if group.label not in bases and _is_finished(group)
-        }
-        known = {label: each for label, each in found.items() if isinstance(each, Comparison)}
-        corrected = _corrected(known)
-        groups = [replace(group, against=corrected.get(group.label)) for group in self._groups]
-        reasons = Counter(each for each in found.values() if isinstance(each, str))
-        return groups, [*self._notes(known.values(), measure), *_reasons(reasons, len(found))]
-
-    def _difference(self, group: Group, measure: str, reader: OutcomeReader) -> Comparison | str:
-        base = self._base_of(group)
-        found = compare(group.runs, base.runs, measure, reader)
-        return found if isinstance(found, str) else replace(found, baseline=base.label)
-
-    def _base_of(self, group: Group) -> Group:
-        """Return the baseline that has a group's other settings; else the best one."""
-        for base in self._bases:
-            others = (group.settings.keys() | base.settings.keys()) - self._words.keys()
-            if all(
-                canonical(group.settings.get(key)) == canonical(base.settings.get(key))
-                for key in others
-            ):
-                return base
-        return self._bases[0]
-
-    def _notes(self, known: Iterable[Comparison], measure: str) -> Iterator[str]:
-        if self._is_missing:
-            yield (
-                f"no group here has {_shown(self._words)}; the baseline is {self._bases[0].label}"
+    if len(groups) < 2 or not measure:
+        return None, list(groups), []
+    asked = [group for group in groups if words and fits(group, words)]
+    usual = [group for group in groups if fits(group, _USUAL)]
+    bases = asked or (usual if len(usual) == 1 else groups[:1])
+    name = _shown(words) if len(bases) > 1 else bases[0].label
+    found: dict[str, Comparison | str] = {}
+    for group in groups:
+        if group.finished and group.label not in {base.label for base in bases}:
+            base = next((each for each in bases if _is_twin(each, group, words)), bases[0])
+            made = compare(group.runs, base.runs, measure, reader)
+            found[group.label] = (
+                made if isinstance(made, str) else replace(made, baseline=base.label)
             )
-        others = {each.measure for each in known if each.measure != measure}
-        if others:
-            yield f"differences are in {', '.join(sorted(others))}, which is a sum over items"
+    known = _corrected({label: each for label, each in found.items() if not isinstance(each, str)})
+    notes = []
+    if words and not asked:
+        notes.append(f"no group here has {_shown(words)}; the baseline is {bases[0].label}")
+    others = {each.measure for each in known.values() if each.measure != measure}
+    if others:
+        notes.append(f"differences are in {', '.join(sorted(others))}, which is a sum over items")
+    for reason, count in Counter(each for each in found.values() if isinstance(each, str)).items():
+        which = "no group" if count == len(found) else f"{count} of {len(found)} groups not"
+        notes.append(f"{which} compared item by item: {reason}")
+    return name, [replace(group, against=known.get(group.label)) for group in groups], notes
 
 
-def _corrected(known: Mapping[str, Comparison]) -> dict[str, Comparison]:
+def _is_twin(base: Group, group: Group, words: Words) -> bool:
+    """Return whether a baseline has a group's other settings."""
+    return all(
+        canonical(group.settings.get(key)) == canonical(base.settings.get(key))
+        for key in (group.settings.keys() | base.settings.keys()) - words.keys()
+    )
+
+
+def _corrected(known: Mapping[str, Comparison]) -> Mapping[str, Comparison]:
     """Return comparisons with their p corrected for how many there are."""
     if len(known) < 2:
-        return dict(known)
+        return known
     values = holm([each.p for each in known.values()])
     return {
         label: replace(each, corrected=value)
         for (label, each), value in zip(known.items(), values, strict=True)
     }
-
-
-def _reasons(found: Counter[str], total: int) -> Iterator[str]:
-    for reason, count in found.items():
-        which = "no group" if count == total else f"{count} of {total} groups not"
-        yield f"{which} compared item by item: {reason}"
-
-
-def _is_finished(group: Group) -> bool:
-    return any(run.status == FINISHED for run in group.runs)
 
 
 def _shown(words: Words) -> str:

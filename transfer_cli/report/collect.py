@@ -6,28 +6,19 @@ here waits for one, runs anything of one, or ends because of one.
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from transfer_cli.config.plain_yaml import read_settings, scalar
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.report.contents import (
-    FAILED,
-    FINISHED,
-    LEFT,
-    PRUNED,
-    RUNNING,
-    STOPPED,
-    Run,
-    SweepProgress,
-)
+from transfer_cli.report.contents import FINISHED, RUNNING, STOPPED, Run, SweepProgress
 from transfer_cli.report.sweep_progress import sweep_progress
-from transfer_cli.runs import sweep as sweeps
+from transfer_cli.report.untrusted import reason, text_or_none
 from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory
-from transfer_cli.runs.sweep import JobWord, SweepDirectory
+from transfer_cli.runs.sweep import DONE, FAILED, PRUNED, SWEEP, JobWord, SweepDirectory
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
 
 MOST_FOLDERS = 20_000
@@ -36,10 +27,6 @@ MOST_FOLDERS = 20_000
 KILLED = "ended without a word: it may have been killed"
 UNKNOWN = "an unknown command"
 
-_OUTCOMES = {
-    sweeps.LEFT: LEFT, sweeps.RUNNING: RUNNING, sweeps.STOPPED: STOPPED,
-    sweeps.FAILED: FAILED, sweeps.PRUNED: PRUNED,
-}  # fmt: skip
 _MOST_TYPED_BYTES = 2**20
 
 T = TypeVar("T")
@@ -47,12 +34,9 @@ T = TypeVar("T")
 
 @dataclass
 class Found:
-    """What there is at the paths.
+    """What there is at the paths: also jobs without a run directory, and what cannot be read.
 
     Args:
-        runs: Runs, and jobs of sweeps that have no run directory.
-        standings: One for each sweep.
-        problems: What could not be read, a line each.
         jobs: What each sweep says of its jobs, by number.
     """
 
@@ -60,11 +44,6 @@ class Found:
     standings: list[SweepProgress] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     jobs: dict[Path, dict[int, JobWord]] = field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        """How much there is."""
-        return len(self.runs) + len(self.standings) + len(self.problems)
 
 
 def collect(paths: Iterable[Path]) -> Found:
@@ -80,10 +59,11 @@ def collect(paths: Iterable[Path]) -> Found:
     seen: set[str] = set()
     for path in paths:
         check_there(path)
-        before, is_new = found.size, os.path.realpath(path) not in seen
+        problems, is_new = len(found.problems), os.path.realpath(path) not in seen
+        place = None
         for place in _places(path, seen, found.problems):
             _take(place, found)
-        if is_new and found.size == before:
+        if is_new and place is None and len(found.problems) == problems:
             found.problems.append(f"{path} holds no runs: no folder in it has a config.yaml")
     if not found.runs and not found.standings:
         more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
@@ -164,14 +144,13 @@ def _take(place: Path, found: Found) -> None:
     try:
         request = sweep.read_request()
     except (OSError, UnreadableError) as error:
-        reason = printable(str(error))
-        found.problems.append(f"{place} cannot be read: {sweeps.SWEEP}: {reason}")
+        found.problems.append(f"{place} cannot be read: {SWEEP}: {printable(str(error))}")
         return
     found.standings.append(sweep_progress(sweep, request, jobs))
     for job in jobs:
         if RunDirectory.holds_run(sweep.run(job.number)):
             continue
-        if job.outcome in _OUTCOMES:
+        if job.outcome != DONE:
             found.runs.append(_without_run(sweep, request.command, job))
         else:
             found.problems.append(f"{sweep.run(job.number)} is gone, though the job was done")
@@ -201,19 +180,18 @@ def read_run(path: Path) -> Run:
     directory = RunDirectory(path)
     settings = _needed(directory.config, read_settings)
     environment = _optional(directory.environment)
-    status, reason = _status(directory)
+    status, why = _status(directory)
     results: dict[str, Any] = {}
     if status == FINISHED:
         results = _needed(directory.results, read_json)
-        reason = text_or_none(results.get("failed"))
+        why = text_or_none(results.get("failed"))
     presets = _optional(directory.presets)
-    command = environment.get("command") or UNKNOWN
     return Run(
         path=path,
         name=path.resolve().name,
-        command=str(command),
+        command=str(environment.get("command") or UNKNOWN),
         status=status,
-        reason=reason,
+        reason=why,
         settings=settings | {group: str(option) for group, option in presets.items()},
         results=results,
         timing=_optional(directory.timing),
@@ -222,22 +200,11 @@ def read_run(path: Path) -> Run:
     )
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a value where it is a mapping, an empty one where a file holds something else."""
-    return value if isinstance(value, dict) else {}
-
-
-def text_or_none(value: Any) -> str | None:
-    """Return a value as text; None where there is none."""
-    return None if value is None else str(value)
-
-
 def _needed(path: Path, read: Callable[[Path], T]) -> T:
     try:
         return read(path)
     except (OSError, UnreadableError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UnreadableError(f"{path.name}: {reason}") from error
+        raise UnreadableError(f"{path.name}: {reason(error)}") from error
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -247,9 +214,9 @@ def _optional(path: Path) -> dict[str, Any]:
 def _status(directory: RunDirectory) -> tuple[str, str | None]:
     """Return how far a run has come, and why no further."""
     found = _optional(directory.status)
-    said, reason = found.get("status"), text_or_none(found.get("reason"))
+    said = found.get("status")
     if said in (FINISHED, STOPPED, FAILED, PRUNED):
-        return said, reason
+        return said, text_or_none(found.get("reason"))
     return (RUNNING, None) if _is_at_work(directory.path) else (STOPPED, KILLED)
 
 
@@ -284,15 +251,12 @@ def _typed(path: Path) -> Iterator[str]:
 def _jobs(sweep: Path, found: Found) -> dict[int, JobWord]:
     """Return what is known of the jobs of a sweep; nothing where a folder is none."""
     if sweep not in found.jobs:
-        is_one = SweepDirectory.is_at(sweep)
-        jobs: Sequence[JobWord] = ()
+        found.jobs[sweep] = {}
         try:
-            jobs = SweepDirectory(sweep).jobs() if is_one else ()
-        except (OSError, TypeError) as error:
+            jobs = SweepDirectory(sweep).jobs() if SweepDirectory.is_at(sweep) else []
+            found.jobs[sweep] = {job.number: job for job in jobs}
+        except OSError as error:
             found.problems.append(f"{sweep}: its jobs cannot be read: {printable(str(error))}")
-        # Whoever wrote the files may have put anything there.
-        ours = [job for job in jobs if type(job.number) is int and type(job.outcome) is str]
-        found.jobs[sweep] = {job.number: job for job in ours}
     return found.jobs[sweep]
 
 
@@ -303,8 +267,8 @@ def _with_job(run: Run, jobs: Mapping[int, JobWord]) -> Run:
     if job is None:
         return run
     run = replace(run, sweep=folder.parent, number=job.number, overrides=job.overrides)
-    if run.status == STOPPED and job.outcome in (sweeps.FAILED, sweeps.PRUNED):
-        return replace(run, status=_OUTCOMES[job.outcome], reason=text_or_none(job.reason))
+    if run.status == STOPPED and job.outcome in (FAILED, PRUNED):
+        return replace(run, status=job.outcome, reason=job.reason)
     return run
 
 
@@ -315,8 +279,8 @@ def _without_run(sweep: SweepDirectory, command: str, job: JobWord) -> Run:
         path=sweep.run(job.number),
         name=str(job.number),
         command=str(command),
-        status=_OUTCOMES[job.outcome],
-        reason=text_or_none(job.reason),
+        status=job.outcome,
+        reason=job.reason,
         settings={key: scalar(value) for key, _, value in words},
         sweep=sweep.path.resolve(),
         number=job.number,

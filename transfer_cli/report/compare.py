@@ -1,18 +1,18 @@
 """From runs to tables: tasks apart, seeds together, the best first, each against a baseline."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from transfer_cli.errors import ConfigError, listed, nearest
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.report import grouping
-from transfer_cli.report.baseline import Against, Words, check_words, parse_words
+from transfer_cli.report.baseline import Words, against_baseline, check_words, parse_words
 from transfer_cli.report.contents import FINISHED, Group, Run, Spread, TaskRuns, lower_is_better
 from transfer_cli.report.differing_settings import labels, varying
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, shared_errors
+from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.results import merged
 
 SECONDS, TRAINED, MEMORY = "seconds", "trained", "memory"
@@ -23,59 +23,35 @@ _SPLITS = ("test", "validation")
 _MOST_NAMED = 12
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """What is asked of a report.
+def tasks(
+    runs: Sequence[Run], sort: str | None = None, baseline: str | None = None
+) -> tuple[TaskRuns, ...]:
+    """Return the runs task by task.
 
     Args:
+        runs: The runs.
         sort: What to sort by: a measure, or one of `COSTS`; None: the measure that suits a task.
         baseline: Settings of the group that others are compared with: `adaptation=full`, or
             several with spaces between; None: that one where there is one, else the best group.
-    """
-
-    sort: str | None = None
-    baseline: str | None = None
-
-
-def tasks(runs: Sequence[Run], asked: ReportOptions) -> tuple[TaskRuns, ...]:
-    """Return the runs task by task.
 
     Raises:
         ConfigError: No run has what is to be sorted by, or no group is such a baseline.
     """
     apart = grouping.by_task(runs)
     grouped = [_groups(members) for members in apart]
-    _check_sort(grouped, asked.sort)
-    words = parse_words(asked.baseline)
+    _check_sort(grouped, sort)
+    words = parse_words(baseline)
     check_words(words, [group for groups in grouped for group in groups])
     reader = OutcomeReader()
     return tuple(
-        _task(name, groups, asked.sort, words, reader)
+        _task(name, groups, sort, words, reader)
         for name, groups in zip(grouping.names(apart), grouped, strict=True)
     )
 
 
-def measures_of(run: Run) -> dict[str, float]:
-    """Return what a finished run measured, by `split/measure`; what is no number is left out."""
-    splits = run.results.get("measures")
-    return {
-        f"{split}/{name}": float(value)
-        for split, found in (splits.items() if isinstance(splits, dict) else ())
-        for name, value in (found.items() if isinstance(found, dict) else ())
-        if _is_number(value)
-    }
-
-
-def trained(run: Run) -> int | None:
-    """Return how many parameters were ever trained; none where that is not known."""
-    found = run.results.get("parameters")
-    value = found.get("trainable") if isinstance(found, dict) else None
-    return value if isinstance(value, int) else None
-
-
 def spread(values: Iterable[Any]) -> Spread | None:
     """Return the spread of the numbers among some values; None where there is none."""
-    known = tuple(float(each) for each in values if _is_number(each))
+    known = tuple(float(each) for each in values if is_number(each) and not math.isnan(each))
     if not known:
         return None
     mean = math.fsum(known) / len(known) if all(map(math.isfinite, known)) else sum(known)
@@ -85,34 +61,22 @@ def spread(values: Iterable[Any]) -> Spread | None:
     return Spread(known, mean, deviation)
 
 
-def _is_number(value: Any) -> bool:
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_one and not math.isnan(value)
-
-
-# --- groups ------------------------------------------------------------------------------------
-
-
 def _groups(runs: Sequence[Run]) -> list[Group]:
     parts = grouping.by_settings(runs)
     settings = [part[0].settings for part in parts]
     keys = varying(parts)
-    called = labels(keys, settings) if len(parts) > 1 else [_only(parts[0][0])]
+    # A group that has none beside it is called by what it is.
+    shown = keys or [key for key in ("adaptation", "model") if key in settings[0]][:1]
+    called = labels(shown, settings) if shown else [parts[0][0].name]
     return [
         _group(label, {key: known[key] for key in keys if key in known}, part)
         for label, known, part in zip(called, settings, parts, strict=True)
     ]
 
 
-def _only(run: Run) -> str:
-    """Return what a group is called that has none beside it."""
-    key = next((key for key in ("adaptation", "model") if key in run.settings), None)
-    return labels([key], [run.settings])[0] if key is not None else run.name
-
-
 def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
     finished = [run for run in runs if run.status == FINISHED]
-    measured = [measures_of(run) for run in finished]
+    measured = [run.measures for run in finished]
     names = dict.fromkeys(name for found in measured for name in found)
     spreads = {name: spread(found.get(name) for found in measured) for name in names}
     return Group(
@@ -120,43 +84,38 @@ def _group(label: str, settings: dict[str, Any], runs: Sequence[Run]) -> Group:
         settings=settings,
         runs=tuple(runs),
         measures={name: found for name, found in spreads.items() if found is not None},
-        trained=next((n for n in map(trained, finished) if n is not None), None),
+        trained=next((run.trained for run in finished if run.trained is not None), None),
         seconds=spread(run.timing.get("seconds") for run in finished),
         memory=spread(run.timing.get("peak_memory_bytes") for run in finished),
     )
 
 
-# --- tasks -------------------------------------------------------------------------------------
-
-
 def _task(
-    name: str,
-    groups: Sequence[Group],
-    sort: str | None,
-    words: Words,
-    reader: OutcomeReader,
+    name: str, groups: Sequence[Group], sort: str | None, words: Words, reader: OutcomeReader
 ) -> TaskRuns:
     runs = [run for group in groups for run in group.runs]
     metrics = merged(run.metrics for run in runs)
     measure = _measure(groups, sort, metrics)
     best_first = _sorted(groups, measure, metrics)
-    if len(best_first) > 1:
-        best_first = [_marked(group, best_first[0], measure) for group in best_first]
-    against = Against(best_first, words)
-    compared, reasons = against.compared(measure, reader)
+    best = _value(best_first[0], measure)
+    if len(best_first) > 1 and best is not None:
+        best_first = [replace(each, is_best=_value(each, measure) == best) for each in best_first]
+    baseline, compared, notes = against_baseline(best_first, words, measure, reader)
     by = sort if sort in COSTS else measure
+    split = measure.partition("/")[0]
+    outcomes = [reader.read(run, split) for group in groups for run in group.finished]
     return TaskRuns(
         name=name,
         groups=tuple(_sorted(compared, by, metrics)),
         varying=varying([group.runs for group in groups]),
         measure=measure,
         metrics=metrics,
-        baseline=against.name if measure else None,
-        labels=next((found for found in map(grouping.labels_of, runs) if found), ()),
-        expected=next((found for found in map(grouping.expected_of, runs) if found), "label"),
-        errors=shared_errors(_outcomes(runs, measure, reader)),
+        baseline=baseline,
+        labels=grouping.labels_of(runs),
+        expected=next((run.expected for run in runs if run.expected), "label"),
+        errors=shared_errors([each for each in outcomes if isinstance(each, RunOutcomes)]),
         sort=by,
-        notes=(*reasons, *_notes(groups)),
+        notes=(*notes, *_same_seeds(groups)),
     )
 
 
@@ -187,42 +146,23 @@ def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list
     return sorted(groups, key=place)
 
 
-def _marked(group: Group, best: Group, measure: str) -> Group:
-    value = _value(group, measure)
-    return replace(group, is_best=value is not None and value == _value(best, measure))
-
-
-def _outcomes(runs: Iterable[Run], measure: str, reader: OutcomeReader) -> list[RunOutcomes]:
-    split = measure.partition("/")[0]
-    found = [reader.read(run, split) for run in runs if run.status == FINISHED]
-    return [each for each in found if isinstance(each, RunOutcomes)]
-
-
-def _notes(groups: Iterable[Group]) -> Iterable[str]:
-    """Yield what a reader must know of the runs."""
-    repeated = [
-        group.label
-        for group in groups
-        if max(Counter(str(run.seed) for run in _finished(group)).values(), default=0) > 1
-    ]
+def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:
+    """Yield which groups have runs with the same seed."""
+    seeds = {group.label: [str(run.seed) for run in group.finished] for group in groups}
+    repeated = [label for label, known in seeds.items() if len(set(known)) < len(known)]
     if repeated:
-        yield (
-            f"{listed(repeated, 1)}: runs with the same seed; their deviation is not one over seeds"
-        )  # fmt: skip
-
-
-def _finished(group: Group) -> list[Run]:
-    return [run for run in group.runs if run.status == FINISHED]
+        which = listed(repeated, 1)
+        yield f"{which}: runs with the same seed; their deviation is not one over seeds"
 
 
 def _check_sort(tasks: Iterable[Sequence[Group]], sort: str | None) -> None:
     known = dict.fromkeys(name for groups in tasks for each in groups for name in each.measures)
-    if sort is None or sort in COSTS or any(f"{split}/{sort}" in known for split in _SPLITS):
+    meant = {sort, *(f"{split}/{sort}" for split in _SPLITS)}
+    if sort is None or meant & {*known, *COSTS}:
         return
-    if sort not in known:
-        # Those of single classes would hide the others.
-        some = [*(name for name in known if name.count("/") == 1), *COSTS]
-        raise ConfigError(
-            f"--sort {sort}: nothing finished has that.{nearest(sort, [*some, *known])} "
-            f"There are {', '.join(some[:_MOST_NAMED])}"
-        )
+    # Those of single classes would hide the others.
+    some = [*(name for name in known if name.count("/") == 1), *COSTS]
+    raise ConfigError(
+        f"--sort {sort}: nothing finished has that.{nearest(sort, [*some, *known])} "
+        f"There are {', '.join(some[:_MOST_NAMED])}"
+    )

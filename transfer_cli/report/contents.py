@@ -1,17 +1,22 @@
 """What a report consists of: plain values, made by `collect` and `compare`, shown by the rest."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.metrics import Metric, find
+from transfer_cli.report.untrusted import is_number, mapping, nested
 from transfer_cli.runs.analyses import Analysis
 from transfer_cli.runs.results import metrics_of
+from transfer_cli.safe_files import printable
 
 FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
     "finished", "running", "stopped", "failed", "left", "pruned",
 )  # fmt: skip
+
+ENDED_EARLY = (STOPPED, FAILED, PRUNED)
 
 LEFT_OUT_IF_EMPTY = "left out if empty"
 """Of a field that JSON has only where something is in it."""
@@ -22,18 +27,13 @@ class Run:
     """One run directory, as far as it can be read.
 
     Args:
-        path: Where it lies.
         name: How it is called in the report: short, and different for each run.
-        command: pretrain or finetune.
         status: `FINISHED`, `RUNNING`, `STOPPED`, `FAILED`, `LEFT` or `PRUNED`.
         reason: Why it is not finished, or finished with nothing learnt.
         settings: Its config, flat: dotted key -> plain value; presets by their group
             (`adaptation` -> `lora`).
-        results: `results.json`; empty while there is none.
-        timing: `timing.json`; empty while there is none.
-        environment: `environment.json`; empty where it is missing.
-        sweep: The folder of the sweep that it is a job of.
-        number: Its number there.
+        results: `results.json`; like `timing` and `environment`, empty where there is none.
+        sweep: The folder of the sweep that it is a job of, under `number`.
         overrides: What tells it from the other jobs of the sweep.
         typed: The keys and groups that were given on the command line.
         analyses: What was found out about it later.
@@ -64,16 +64,38 @@ class Run:
         """What its results say of its metrics."""
         return metrics_of(self.results)
 
+    @property
+    def measures(self) -> dict[str, float]:
+        """What it measured, by `split/measure`; what is no number is left out."""
+        return {
+            f"{split}/{name}": float(value)
+            for split in mapping(self.results, "measures")
+            for name, value in mapping(self.results, "measures", split).items()
+            if is_number(value) and not math.isnan(value)
+        }
+
+    @property
+    def trained(self) -> int | None:
+        """How many parameters were ever trained; none where that is not known."""
+        value = nested(self.results, "parameters", "trainable")
+        return value if isinstance(value, int) else None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The class names; none of a language model, and before a run has ended."""
+        found = self.results.get("labels")
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    @property
+    def expected(self) -> str | None:
+        """What its task calls what would have been right; None where it does not say."""
+        found = nested(self.results, "task", "expected")
+        return printable(found) if isinstance(found, str) else None
+
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over several runs.
-
-    Args:
-        values: Of each run, in their order.
-        mean: Their mean.
-        deviation: Their sample standard deviation; none of fewer than two.
-    """
+    """A number over several runs; its sample deviation is none of fewer than two."""
 
     values: tuple[float, ...]
     mean: float
@@ -92,12 +114,11 @@ class Comparison:
 
     Args:
         measure: What is compared, for example `test/error_rate`.
-        difference: Group minus baseline, in the unit of the measure.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
+        difference: Group minus baseline, in the unit of the measure; `low` and `high` are the
+            ends of its 95 % interval.
         p: How likely a difference of this size is where there is none.
         test: What was computed: `McNemar` (McNemar 1947, exact), or `bootstrap`.
-        items: How many items were compared.
+        items: How many were compared.
         baseline: The label of the group that it was compared with.
         corrected: `p`, corrected for the number of comparisons of the task (Holm 1979).
     """
@@ -121,10 +142,9 @@ class Group:
         label: What tells it from the other groups of the task: `adaptation=lora optimizer.lr=1e-3`.
         settings: The same by key, for the keys of `TaskRuns.varying`.
         runs: All of its runs, finished or not.
-        measures: `split/measure` -> its spread over the finished runs.
+        measures: `split/measure` -> its spread over the finished runs, as those of `seconds` and
+            of `memory` (peak bytes).
         trained: Parameters that were ever trained.
-        seconds: Of the finished runs.
-        memory: Peak bytes of the finished runs.
         is_best: Whether it has the best mean of `TaskRuns.measure`.
         against: The difference to the baseline; none for the baseline itself, or where no two runs
             can be compared item by item.
@@ -140,17 +160,24 @@ class Group:
     is_best: bool = False
     against: Comparison | None = None
 
+    @property
+    def finished(self) -> list[Run]:
+        """Its finished runs."""
+        return [run for run in self.runs if run.status == FINISHED]
+
+    @property
+    def learnt_nothing(self) -> int:
+        """How many of its runs learnt next to nothing."""
+        return sum(run.reason is not None for run in self.finished)
+
 
 @dataclass(frozen=True)
 class SharedError:
-    """An item that most runs get wrong.
+    """An item that most runs get wrong: of `runs`, so many as `wrong`.
 
     Args:
-        text: The text.
         label: What would have been right.
         predicted: Label -> how many runs said so.
-        wrong: How many runs got it wrong.
-        runs: Of how many.
     """
 
     text: str
@@ -173,10 +200,10 @@ class TaskRuns:
         baseline: The label of the group that the others are compared with; what was asked for,
             where that fits several groups.
         labels: The class names; empty for language models.
-        expected: What would have been right is called: "label".
+        expected: What that is called which would have been right.
         errors: What most runs get wrong, the worst first.
         sort: What the groups are sorted by: the measure, or seconds, trained or memory.
-        notes: What a reader must know, a line each: why groups are not compared, for example.
+        notes: What a reader must know, a line each.
     """
 
     name: str
@@ -201,10 +228,10 @@ class TaskRuns:
         """Which end of its measure is good."""
         return lower_is_better(self.measure, self.metrics)
 
-    def unit_of(self, measure: str) -> str:
-        """Return the unit of a `split/measure`."""
+    def is_percentage(self, measure: str) -> bool:
+        """Return whether a `split/measure` is in percent."""
         found = find(measure.partition("/")[2], self.metrics)
-        return "none" if found is None else found.unit
+        return found is not None and found.unit == "percent"
 
 
 @dataclass(frozen=True)
@@ -212,12 +239,9 @@ class SweepProgress:
     """Where a sweep stands.
 
     Args:
-        path: Its folder.
         command: What was typed.
-        done: Jobs that ended well.
-        running: Jobs at work now.
         left: Jobs not begun, or stopped half way.
-        failed: Jobs that failed: (number, overrides, reason).
+        failed: Number, overrides and reason of each job that failed.
         pruned: Trials of a search that were given up as hopeless.
         seconds_left: A guess from the jobs that are done; none where none is, or nothing is left.
     """
@@ -234,13 +258,11 @@ class SweepProgress:
 
 @dataclass(frozen=True)
 class Report:
-    """All that there is to show.
+    """All that there is to show: also what could not be read, a line each, and the time of making.
 
     Args:
         tasks: Runs that can be compared, apart from those that cannot.
         standings: One for each sweep.
-        problems: What could not be read, a line each.
-        created: When it was made, in ISO 8601.
     """
 
     tasks: tuple[TaskRuns, ...]

@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from transfer_cli.metrics import by_preference
-from transfer_cli.report.collect import mapping
-from transfer_cli.report.compare import measures_of, trained
 from transfer_cli.report.contents import Comparison, Run
 from transfer_cli.report.differing_settings import canonical, shown_values
-from transfer_cli.report.grouping import labels_of
 from transfer_cli.report.outcomes import OutcomeReader
 from transfer_cli.report.significance import compare
+from transfer_cli.report.untrusted import is_number, mapping, nested
 from transfer_cli.runs.results import merged
 
 MISSING = "-"
@@ -25,14 +23,7 @@ _SPLITS = ("test", "validation")
 
 @dataclass(frozen=True)
 class DiffRow:
-    """One value of both runs.
-
-    Args:
-        name: What it is.
-        ours: In the first run, as it is shown.
-        theirs: In the second run.
-        change: Second minus first, where both are numbers.
-    """
+    """A value of both runs, as it is shown; `change` is second minus first, of numbers."""
 
     name: str
     ours: str
@@ -48,8 +39,6 @@ class Difference:
         config: Settings that differ; presets by their group.
         data: What is known of the data: all of it, where anything differs.
         environment: Versions and machines that differ.
-        measures: All measures.
-        costs: Parameters, seconds, memory.
         tests: A paired test on the items of each split, second minus first.
         notes: Why there is no test, a line each.
     """
@@ -66,12 +55,11 @@ class Difference:
 def difference(ours: Run, theirs: Run) -> Difference:
     """Return in what the second run differs from the first."""
     tests, notes = _tests(ours, theirs)
-    of_data = [_of_data(run) for run in (ours, theirs)]
     return Difference(
         config=tuple(_differing(_settings(ours), _settings(theirs))),
-        data=tuple(_differing(*of_data)),
+        data=tuple(_differing(_of_data(ours), _of_data(theirs))),
         environment=tuple(_differing(_environment(ours), _environment(theirs))),
-        measures=tuple(_numbers(measures_of(ours), measures_of(theirs))),
+        measures=tuple(_numbers(ours.measures, theirs.measures)),
         costs=tuple(_numbers(_costs(ours), _costs(theirs))),
         tests=tuple(tests),
         notes=tuple(notes),
@@ -89,23 +77,15 @@ def _settings(run: Run) -> dict[str, Any]:
 
 def _of_data(run: Run) -> dict[str, Any]:
     """Return what identifies a run's data, its labels and its sizes as far as they are known."""
-    found = {
-        key: value
-        for key, value in run.settings.items()
-        if key == "data" or key.startswith(("data.", "streams."))
-    }
-    names = labels_of(run)
-    found |= {"labels": ", ".join(names)} if names else {}
-    for split, tables in mapping(run.results.get("tables")).items():
-        confusion = mapping(tables).get("confusion")
+    ours = ("data.", "streams.")
+    keys = (key for key in run.settings if key == "data" or key.startswith(ours))
+    found = {key: run.settings[key] for key in keys}
+    found |= {"labels": ", ".join(run.labels)} if run.labels else {}
+    for split in mapping(run.results, "tables"):
+        confusion = nested(run.results, "tables", split, "confusion")
         if isinstance(confusion, list):
-            found[f"{split} examples"] = sum(
-                cell
-                for line in confusion
-                if isinstance(line, list)
-                for cell in line
-                if isinstance(cell, int)
-            )
+            lines = (line for line in confusion if isinstance(line, list))
+            found[f"{split} examples"] = sum(n for line in lines for n in line if type(n) is int)
     return found
 
 
@@ -121,20 +101,15 @@ def _environment(run: Run) -> dict[str, Any]:
 
 
 def _costs(run: Run) -> dict[str, float]:
-    parameters = mapping(run.results.get("parameters"))
     found = {
-        "parameters": parameters.get("total"),
-        "parameters trained": trained(run),
-        "steps": mapping(run.results.get("seen")).get("steps"),
+        "parameters": nested(run.results, "parameters", "total"),
+        "parameters trained": run.trained,
+        "steps": nested(run.results, "seen", "steps"),
         "seconds": run.timing.get("seconds"),
         "peak memory, bytes": run.timing.get("peak_memory_bytes"),
         "stored, bytes": run.results.get("stored_bytes"),
     }
-    return {
-        name: value
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    return {name: value for name, value in found.items() if is_number(value)}
 
 
 def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[DiffRow]:
@@ -142,10 +117,8 @@ def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[D
         both = [ours.get(key), theirs.get(key)]
         if (key in ours) == (key in theirs) and canonical(both[0]) == canonical(both[1]):
             continue
-        shown = shown_values(key, both)
-        yield DiffRow(
-            key, shown[0] if key in ours else MISSING, shown[1] if key in theirs else MISSING
-        )
+        one, other = shown_values(key, both)
+        yield DiffRow(key, one if key in ours else MISSING, other if key in theirs else MISSING)
 
 
 def _numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Iterator[DiffRow]:
@@ -166,11 +139,11 @@ def _tests(ours: Run, theirs: Run) -> tuple[list[Comparison], list[str]]:
     """Return a paired test of each split on which both were measured, or why there is none."""
     reader = OutcomeReader()
     tests, notes = [], []
-    known = [measures_of(run) for run in (ours, theirs)]
+    shared = ours.measures.keys() & theirs.measures.keys()
     preferred = by_preference(merged((ours.metrics, theirs.metrics)))
     for split in _SPLITS:
         named = [f"{split}/{each.name}" for each in preferred]
-        measure = next((each for each in named if each in known[0] and each in known[1]), None)
+        measure = next((each for each in named if each in shared), None)
         if measure is None:
             continue
         found = compare([theirs], [ours], measure, reader)

@@ -52,7 +52,11 @@ def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     typed = {key for runs in groups for run in runs for key in run.typed}
     told: list[tuple[str | None, ...]] = [() for _ in values]
     chosen = []
-    for key in sorted(differing, key=lambda key: _rank(key, typed)):
+    # What was typed, then presets, whole ones before parts of them.
+    place = {
+        key: (key not in typed, "." in key, "/" in key or "@" in key, key) for key in differing
+    }
+    for key in sorted(differing, key=place.__getitem__):
         more = [(*known, each.get(key)) for known, each in zip(told, values, strict=True)]
         if key in typed or len(set(more)) > len(set(told)):
             chosen.append(key)
@@ -60,24 +64,34 @@ def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _rank(key: str, typed: Iterable[str]) -> tuple[bool, bool, bool, str]:
-    """Return a key's place: what was typed, then presets, whole ones before parts of them."""
-    return key not in typed, "." in key, "/" in key or "@" in key, key
-
-
 def shown_values(key: str, values: Sequence[Any]) -> list[str]:
-    """Return how the values of a key are written: as short as leaves different ones different.
-
-    Args:
-        key: The key.
-        values: One for each group.
-    """
+    """Return how groups' values of a key are written: different ones differ, in few characters."""
     if any(isinstance(value, float) for value in values):
-        return _numbers(values)
+        of_digits = ([_rounded(value, digits) for value in values] for digits in range(3, _DIGITS))
+        return _shortest(values, of_digits)
     is_place = "." in key or key == "init_from"
     if is_place and any(isinstance(value, str) and "/" in value for value in values):
-        return _places(values)
+        parts = [PurePosixPath(value).parts if isinstance(value, str) else () for value in values]
+        of_parts = (
+            ["/".join(parts[-size:]).replace("//", "/") for parts in parts]
+            for size in range(1, max(map(len, parts)) + 1)
+        )
+        texts = _shortest(values, of_parts)
+        return [printable(text or plain(value)) for text, value in zip(texts, values, strict=True)]
     return [printable(plain(value)) for value in values]
+
+
+def _rounded(value: Any, digits: int) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float) else printable(plain(value))
+
+
+def _shortest(values: Sequence[Any], several: Iterable[list[str]]) -> list[str]:
+    """Return the first of several ways to write values that leaves different ones different."""
+    distinct = len(set(map(canonical, values)))
+    for texts in several:
+        if len(set(texts)) >= distinct:
+            break
+    return texts
 
 
 def plain(value: Any) -> str:
@@ -89,39 +103,8 @@ def plain(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _numbers(values: Sequence[Any]) -> list[str]:
-    distinct = len(set(map(canonical, values)))
-    for digits in range(3, _DIGITS):
-        texts = [
-            f"{value:.{digits}g}" if isinstance(value, float) else printable(plain(value))
-            for value in values
-        ]
-        if len(set(texts)) >= distinct:
-            break
-    return texts
-
-
-def _places(values: Sequence[Any]) -> list[str]:
-    """Return paths by their last parts."""
-    paths = [PurePosixPath(value).parts if isinstance(value, str) else () for value in values]
-    distinct = len(set(map(canonical, values)))
-    for size in range(1, max(map(len, paths)) + 1):
-        texts = [
-            "/".join(parts[-size:]).replace("//", "/") if parts else plain(value)
-            for parts, value in zip(paths, values, strict=True)
-        ]
-        if len(set(texts)) >= distinct:
-            break
-    return [printable(text) for text in texts]
-
-
 def labels(keys: Sequence[str], groups: Sequence[Settings]) -> list[str]:
-    """Return what each group is called, no two alike: `adaptation=lora optimizer.lr=0.001`.
-
-    Args:
-        keys: In what they differ.
-        groups: Their settings.
-    """
+    """Return names of groups that differ in some keys: `adaptation=lora optimizer.lr=0.001`."""
     columns = {key: shown_values(key, [each.get(key) for each in groups]) for key in keys}
     found: list[str] = []
     for place, settings in enumerate(groups):

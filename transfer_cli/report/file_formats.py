@@ -5,28 +5,12 @@ import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report.contents import (
-    FAILED,
-    FINISHED,
-    LEFT_OUT_IF_EMPTY,
-    Group,
-    Report,
-    TaskRuns,
-)
-from transfer_cli.report.results_table import (
-    apart,
-    came_to,
-    explanations,
-    is_baseline,
-    learnt_nothing,
-    of_analyses,
-    results_table,
-    unfinished,
-)
+from transfer_cli.report import results_table
+from transfer_cli.report.contents import FAILED, LEFT_OUT_IF_EMPTY, Group, Report, TaskRuns
 from transfer_cli.safe_files import escaped
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -56,13 +40,12 @@ def plain_json(value: Any) -> str:
 
 def as_markdown(report: Report) -> str:
     """Return a table for each task, with what must be known of it."""
-    why = apart(report)
+    why = results_table.apart(report)
     parts = [] if why is None else [_text(why)]
     parts += ["\n".join(_markdown(task)) for task in report.tasks]
     if report.problems:
-        parts.append(
-            "\n".join(["Not shown:", "", *(f"- {_text(each)}" for each in report.problems)])
-        )
+        lines = (f"- {_text(each)}" for each in report.problems)
+        parts.append("\n".join(["Not shown:", "", *lines]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -73,12 +56,12 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         "group": group.label,
         **settings,
         "runs": len(group.runs),
-        "finished": sum(run.status == FINISHED for run in group.runs),
+        "finished": len(group.finished),
         "failed": sum(run.status == FAILED for run in group.runs),
-        "learnt_nothing": learnt_nothing(group),
-        "seeds": " ".join(str(run.seed) for run in group.runs if run.status == FINISHED),
+        "learnt_nothing": group.learnt_nothing,
+        "seeds": " ".join(str(run.seed) for run in group.finished),
         "best": group.is_best,
-        "baseline": is_baseline(group, task),
+        "baseline": results_table.is_baseline(group, task),
         "trained": group.trained,
     }
     spreads = {**group.measures, "seconds": group.seconds, "memory_bytes": group.memory}
@@ -88,8 +71,7 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         record[name] = found and found.mean
         record[f"{name} deviation"] = found and found.deviation
     if group.against is not None:
-        against = {each.name: getattr(group.against, each.name) for each in fields(group.against)}
-        record |= {f"against {name}": value for name, value in against.items()}
+        record |= {f"against {name}": value for name, value in asdict(group.against).items()}
     return record
 
 
@@ -106,15 +88,15 @@ def _cell(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, TaskRuns):
-        found = {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-        return found | {"lower_is_better": value.lower_is_better}
     if is_dataclass(value):
-        return {
+        made = {
             each.name: _plain(found)
             for each in fields(value)
             if (found := getattr(value, each.name)) or LEFT_OUT_IF_EMPTY not in each.metadata
         }
+        if isinstance(value, TaskRuns):
+            made["lower_is_better"] = value.lower_is_better
+        return made
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, frozenset | set):
@@ -129,18 +111,18 @@ def _plain(value: Any) -> Any:
 
 
 def _markdown(task: TaskRuns) -> Iterator[str]:
-    columns = results_table(task)
+    columns = results_table.results_table(task)
     yield f"### {_text(task.name)}"
     yield ""
     yield _line(_text(each.title) for each in columns)
     yield _line(["---", *["---:"] * (len(columns) - 1)])
-    rows = zip(*([cell.text for cell in each.cells] for each in columns), strict=True)
-    for group, (name, *cells) in zip(task.groups, rows, strict=True):
+    for group, (name, *cells) in zip(task.groups, results_table.texts(columns), strict=True):
         first = f"**{_code(name)}** \\*" if group.is_best else _code(name)
         yield _line([first, *map(_text, cells)])
-    remarks = [_text(line) for line in (*explanations(task), *of_analyses(task))]
-    came = ((run.name, came_to(run)) for run in unfinished(task))
-    remarks += [f"{_code(name)}: {_text(what)}" for name, what in came if what is not None]
+    remarks = [_text(line) for line in results_table.remarks(task)]
+    remarks += [
+        f"{_code(run.name)}: {_text(what)}" for run, what in results_table.came_to_nothing(task)
+    ]
     if remarks:
         yield ""
         yield from (f"- {line}" for line in remarks)

@@ -31,16 +31,11 @@ def axis_words(task: TaskRuns, measure: str) -> str:
 
 def unit(task: TaskRuns, measure: str) -> str:
     """Return what follows a number of this measure."""
-    return " %" if task.unit_of(measure) == "percent" else ""
+    return " %" if task.is_percentage(measure) else ""
 
 
 def number(value: float, like: float | None = None) -> str:
-    """Return a number with three or four digits.
-
-    Args:
-        value: The number.
-        like: With as many decimals as this number has.
-    """
+    """Return a number with three or four digits, or with as many decimals as `like` has."""
     if not math.isfinite(value) or abs(value) >= _HUGE:
         return f"{value:.4g}".replace("-", _MINUS)
     digits = f"{value:,.{_decimals(value if like is None else like)}f}"
@@ -52,11 +47,6 @@ def _decimals(value: float) -> int:
     if not size >= 0 or size >= 1:  # what is no number too
         return 2 if size < 100 else 1 if size < 1000 else 0
     return 2 if size == 0 else min(9, max(4, 2 - math.floor(math.log10(size))))
-
-
-def difference(task: TaskRuns, value: float, like: float, measure: str) -> str:
-    """Return the size of a difference between two numbers of a measure, one of them `like`."""
-    return number(abs(value), like) + (" points" if unit(task, measure) else "")
 
 
 def spread(found: Spread) -> str:
@@ -86,9 +76,7 @@ def count(value: float) -> str:
     """Return a large count with three digits: 1.87 M."""
     for size, sign in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if value >= size:
-            return (
-                f"{value / size:.3g}{sign}" if value < 999.5 * size else f"{value / size:.0f}{sign}"
-            )
+            return f"{value / size:.{'3g' if value < 999.5 * size else '0f'}}{sign}"
     return f"{value:,.0f}"
 
 
@@ -160,26 +148,17 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 
 
 def group_names(task: TaskRuns) -> tuple[str, ...]:
-    """Return a short and different name for each group of a task.
-
-    Where many keys vary, a name holds what is out of the ordinary; the page has the rest elsewhere.
-    """
+    """Return a short and different name for each group: of many keys, only what is unusual."""
     short = short_keys(task.varying)
-    usual = _usual(task) if len(task.varying) > MOST_NAMED else {}
+    usual = {}
+    for key in task.varying if len(task.varying) > MOST_NAMED else ():
+        values = Counter(setting_of(key, group.settings.get(key)) for group in task.groups)
+        usual[key] = values.most_common(1)[0][0]
     names = [_name(group, short, usual) for group in task.groups]
     if len(set(names)) < len(names):
         names = [f"{name} #{place}" if names.count(name) > 1 else name
                  for place, name in enumerate(names, start=1)]  # fmt: skip
     return tuple(names)
-
-
-def _usual(task: TaskRuns) -> dict[str, str]:
-    """Return the commonest value of each key, as it is written."""
-    found = {
-        key: Counter(setting_of(key, group.settings.get(key)) for group in task.groups)
-        for key in task.varying
-    }
-    return {key: values.most_common(1)[0][0] for key, values in found.items() if values}
 
 
 def _name(group: Group, short: Mapping[str, str], usual: Mapping[str, str]) -> str:
@@ -190,11 +169,8 @@ def _name(group: Group, short: Mapping[str, str], usual: Mapping[str, str]) -> s
         is_preset = isinstance(value, str) and "." not in key
         shown = setting_of(key, value)
         parts.append(shown if is_preset else f"{short.get(key, key)}={shown}")
-    return ", ".join(parts) or ("the usual settings" if usual else _only_name(group))
-
-
-def _only_name(group: Group) -> str:
-    return group.runs[0].name if group.runs else NOTHING
+    only = group.runs[0].name if group.runs else NOTHING
+    return ", ".join(parts) or ("the usual settings" if usual else only)
 
 
 def cut(name: str, most: int = _SHORT) -> str:

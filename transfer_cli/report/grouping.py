@@ -1,7 +1,7 @@
 """Which runs belong together: on one task, and in one group of seeds."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -39,50 +39,37 @@ def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
     return [sorted(part, key=_order) for part in parts.values()]
 
 
-def labels_of(run: Run) -> tuple[str, ...]:
-    """Return the class names of a run; none of a language model, and before a run has ended."""
-    found = run.results.get("labels")
-    return tuple(map(str, found)) if isinstance(found, list) else ()
-
-
-def expected_of(run: Run) -> str | None:
-    """Return what a run's task calls what would have been right; None where it does not say."""
-    found = run.results.get("task")
-    expected = found.get("expected") if isinstance(found, dict) else None
-    return printable(expected) if isinstance(expected, str) else None
+def labels_of(runs: Iterable[Run]) -> tuple[str, ...]:
+    """Return the class names of some runs of one task."""
+    return next((run.labels for run in runs if run.labels), ())
 
 
 def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     """Return what each task is called, no two alike: `finetune on trec6`."""
     firsts = [runs[0] for runs in tasks]
     found = [f"{printable(run.command)} on {_data_name(run)}" for run in firsts]
-    further: tuple[Callable[[int], str], ...] = (
-        lambda place: _objective_name(firsts[place]),
-        lambda place: _what_differs(firsts[place], firsts),
-        lambda place: f"{len(_task_labels(tasks[place]))} labels",
-        lambda place: f"number {place + 1}",
-    )
-    for tell in further:
-        same = Counter(found)
+    for further in (
+        [
+            printable(str(run.settings.get("objective") or _objective(run).rpartition(".")[2]))
+            for run in firsts
+        ],
+        _what_differs(firsts),
+        [f"{len(labels_of(runs))} labels" for runs in tasks],
+        [f"number {place}" for place in range(1, len(tasks) + 1)],
+    ):
+        told = defaultdict(set)
+        for name, word in zip(found, further, strict=True):
+            told[name].add(word)
         found = [
-            f"{name} ({tell(place)})" if same[name] > 1 and _tells(tell, place, found) else name
-            for place, name in enumerate(found)
+            f"{name} ({word})" if len(told[name]) > 1 else name
+            for name, word in zip(found, further, strict=True)
         ]
     return found
-
-
-def _tells(tell: Callable[[int], str], place: int, found: Sequence[str]) -> bool:
-    """Return whether tasks of one name are not all told the same."""
-    alike = [other for other, name in enumerate(found) if name == found[place]]
-    return len({tell(other) for other in alike}) > 1
 
 
 def _order(run: Run) -> tuple[int, str, str]:
     seed = run.seed
     return (seed if isinstance(seed, int) else 0, str(seed), run.name)
-
-
-# --- tasks -------------------------------------------------------------------------------------
 
 
 def _data_of(run: Run) -> dict[str, str]:
@@ -103,18 +90,12 @@ def _by_labels(runs: Sequence[Run]) -> list[list[Run]]:
     parts: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run in runs:
         if run.status == FINISHED:
-            parts[labels_of(run)].append(run)
+            parts[run.labels].append(run)
     if len(parts) < 2:
         return [list(runs)]
     most = max(parts, key=lambda labels: len(parts[labels]))
-    for run in runs:
-        if run.status != FINISHED:
-            parts[most].append(run)
+    parts[most] += [run for run in runs if run.status != FINISHED]
     return [*parts.values()]
-
-
-def _task_labels(runs: Sequence[Run]) -> tuple[str, ...]:
-    return next((labels for labels in map(labels_of, runs) if labels), ())
 
 
 def _data_name(run: Run) -> str:
@@ -129,21 +110,13 @@ def _data_name(run: Run) -> str:
     return printable(f"{preset} {file}" if file and preset in _ANY_FILE else str(preset))
 
 
-def _objective_name(run: Run) -> str:
-    preset = run.settings.get("objective")
-    return printable(str(preset or _objective(run).rpartition(".")[2]))
-
-
-def _what_differs(run: Run, runs: Sequence[Run]) -> str:
-    """Return the first setting of the data that differs among the runs."""
+def _what_differs(runs: Sequence[Run]) -> list[str]:
+    """Return, of each run, the first setting of the data that differs among them."""
     known = [_data_of(each) for each in runs]
     for key in sorted({key for each in known for key in each}):
         if len({each.get(key) for each in known}) > 1 and not key.endswith("_target_"):
-            return printable(f"{key}={plain(run.settings.get(key))}")
-    return "data"
-
-
-# --- jobs without a run directory --------------------------------------------------------------
+            return [printable(f"{key}={plain(run.settings.get(key))}") for run in runs]
+    return ["data"] * len(runs)
 
 
 def _adopted(runs: Sequence[Run]) -> Iterator[Run]:
@@ -152,22 +125,17 @@ def _adopted(runs: Sequence[Run]) -> Iterator[Run]:
     A job that failed before it had a directory is known by its overrides alone. All else is as in
     a job of the same sweep: best of all one that differs in the seed alone.
     """
-    whole = [run for run in runs if _has_config(run)]
+    whole = [run for run in runs if "data._target_" in run.settings]
     for run in runs:
         if run.status == LEFT:
             continue
-        if _has_config(run):
+        if "data._target_" in run.settings:
             yield run
             continue
         siblings = [each for each in whole if each.sweep == run.sweep]
         twins = [each for each in siblings if _without_seed(each) == _without_seed(run)]
-        if siblings:
-            settings: Mapping[str, Any] = (twins or siblings)[0].settings
-            yield replace(run, settings={**settings, **run.settings})
-
-
-def _has_config(run: Run) -> bool:
-    return "data._target_" in run.settings
+        for like in (twins or siblings)[:1]:
+            yield replace(run, settings={**like.settings, **run.settings})
 
 
 def _without_seed(run: Run) -> set[str]:

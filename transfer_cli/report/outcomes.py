@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.report.contents import Run, SharedError
+from transfer_cli.report.untrusted import reason
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, read_items
 from transfer_cli.safe_files import UnreadableError
@@ -19,17 +20,13 @@ MOST_SHARED = 100
 """Errors that runs share, of which a report knows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sheet:
-    """The items of a split: equal for runs that were judged on the same.
+    """The items of a split: one and the same object for runs that were judged on the same.
 
-    Args:
-        fingerprint: A hash of numbers, labels, texts and targets.
-        labels: What would have been right; "" for language models.
-        texts: The texts, as far as they are kept.
+    For language models labels are "", and so are texts that are not kept.
     """
 
-    fingerprint: str
     labels: tuple[str, ...]
     texts: tuple[str, ...]
 
@@ -44,11 +41,8 @@ class RunOutcomes:
     """What a run made of the items.
 
     Args:
-        sheet: The items.
-        predicted: What it said of each.
-        wrong: `[N]`, 1 where that is not the label; in between where it is partly right.
+        wrong: `[N]`, 1 where what it predicted is not the label; less where it is partly right.
         loss: `[N]`, summed nats of each item's targets.
-        targets: `[N]`.
     """
 
     sheet: Sheet
@@ -63,7 +57,7 @@ class OutcomeReader:
 
     def __init__(self) -> None:
         self._read: dict[tuple[Path, str], RunOutcomes | str] = {}
-        self._sheets: dict[str, Sheet] = {}
+        self._sheets: dict[bytes, Sheet] = {}
 
     def read(self, run: Run, split: str) -> RunOutcomes | str:
         """Return the outcomes of a run on a split, or why there are none, in a few words."""
@@ -78,7 +72,7 @@ class OutcomeReader:
         except FileNotFoundError:
             return "without items.jsonl"
         except (OSError, UnreadableError) as error:
-            return f"items.jsonl: {getattr(error, 'strerror', None) or error}"
+            return f"items.jsonl: {reason(error)}"
         if not items:
             return f"items.jsonl holds nothing of {split}"
         return RunOutcomes(
@@ -91,26 +85,22 @@ class OutcomeReader:
 
     def _sheet(self, items: Sequence[Item]) -> Sheet:
         told = [[item.index, item.label, item.text, item.targets] for item in items]
-        fingerprint = hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
-        if fingerprint not in self._sheets:
+        key = hashlib.blake2b(json.dumps(told).encode(), digest_size=16).digest()
+        if key not in self._sheets:
             labels, texts = (item.label for item in items), (item.text for item in items)
-            self._sheets[fingerprint] = Sheet(fingerprint, tuple(labels), tuple(texts))
-        return self._sheets[fingerprint]
+            self._sheets[key] = Sheet(tuple(labels), tuple(texts))
+        return self._sheets[key]
 
 
 def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
-    """Return the items that most of some runs get wrong, those that most get wrong first.
-
-    Only runs that were judged on the same items count: those of the most frequent kind.
-    """
-    sheets = Counter(each.sheet.fingerprint for each in outcomes if each.sheet.has_labels)
+    """Return what most runs get wrong, the worst first; those on the commonest items count."""
+    sheets = Counter(each.sheet for each in outcomes if each.sheet.has_labels)
     if not sheets:
         return ()
-    most = sheets.most_common(1)[0][0]
-    alike = [each for each in outcomes if each.sheet.fingerprint == most]
+    sheet = sheets.most_common(1)[0][0]
+    alike = [each for each in outcomes if each.sheet is sheet]
     wrong = np.sum([each.wrong > 0 for each in alike], axis=0)
     order = np.argsort(-wrong, kind="stable")[:MOST_SHARED]
-    sheet = alike[0].sheet
     return tuple(
         SharedError(
             sheet.texts[place],

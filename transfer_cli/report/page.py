@@ -11,9 +11,9 @@ import gzip
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.report import formats
@@ -39,36 +39,13 @@ MANY_GROUPS = 10
 _UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
 
 
-@dataclass(frozen=True)
-class Section:
-    """A part of the page, or of a task.
-
-    Args:
-        address: What links to it name.
-        title: Its heading.
-        content: What is in it.
-    """
+class Section(NamedTuple):
+    """A part of the page, and what links to it name; a task has sections in it."""
 
     address: str
     title: str
     content: Html
-
-
-@dataclass(frozen=True)
-class TaskPart:
-    """A task on the page.
-
-    Args:
-        address: What links to it name.
-        title: Its heading.
-        lead: What came out best.
-        sections: What is shown of it.
-    """
-
-    address: str
-    title: str
-    lead: Html
-    sections: Sequence[Section]
+    sections: Sequence["Section"] = ()
 
 
 def page(report: Report) -> str:
@@ -80,9 +57,10 @@ def page(report: Report) -> str:
     library, script = _library(), _asset("page.js")
     pictures = Pictures()
     tasks = [_task(f"t{at}", task, pictures) for at, task in enumerate(report.tasks, start=1)]
-    sweeps_first = overview.is_at_work(report)
+    # Where something is left to do, it comes first how far it has got.
+    sweeps_first = any(each.running or each.left for each in report.standings)
     sweeps = overview.sweeps(report.standings)
-    parts: Sequence[Section | TaskPart] = tasks[0].sections if len(tasks) == 1 else tasks
+    parts = tasks[0].sections if len(tasks) == 1 else tasks
     links = [(part.address, part.title) for part in parts]
     if sweeps is not None:
         links.insert(0 if sweeps_first else len(links), ("sweeps", "Sweeps"))
@@ -101,9 +79,6 @@ def page(report: Report) -> str:
     )
     # Nothing steers what is around it, wherever it comes from.
     return _UNUSUAL.sub(lambda found: shown(found[0]), made).strip() + "\n"
-
-
-# --- what is in it besides the report ---------------------------------------------------------
 
 
 def _library() -> str:
@@ -129,7 +104,8 @@ def _asset(name: str) -> str:
 
 def _policy(*scripts: str) -> str:
     """Return what the page may do: run these very scripts, and reach nothing."""
-    hashes = " ".join(f"'sha256-{_hash(script)}'" for script in scripts)
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     # Plotly styles what it draws; pictures are what it saves.
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
@@ -137,14 +113,7 @@ def _policy(*scripts: str) -> str:
     )
 
 
-def _hash(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-# --- one task ---------------------------------------------------------------------------------
-
-
-def _task(address: str, task: TaskRuns, pictures: Pictures) -> TaskPart:
+def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     names = formats.group_names(task)
     size, labels = size_chart(task, names), label_chart(task)
     cost = "Size and labels" if size and labels else "Size" if size else "Few labels"
@@ -154,7 +123,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> TaskPart:
         ("cost", cost, _charts(address, [size, labels])),
         ("parallel", "Parallel coordinates", _charts(address, [search_chart(task, names)])),
         ("confusion", "Confusion", mistakes.confusion_section(address, task, names)),
-        ("errors", "Shared errors", _errors(task)),
+        ("errors", "Shared errors", mistakes.shared_errors(task.errors, task.expected)),
         *analysis_sections(task, names, pictures),
         ("settings", "Settings", conditions.settings_section(task, names)),
         ("environment", "Environment", conditions.environment_section(task)),
@@ -162,11 +131,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> TaskPart:
     sections = [
         Section(f"{address}-at-{name}", title, found) for name, title, found in parts if found
     ]
-    return TaskPart(address, task.name, results_section.best_sentence(task, names), sections)
-
-
-def _errors(task: TaskRuns) -> Html | None:
-    return mistakes.shared_errors(task.errors, task.expected) if task.errors else None
+    return Section(address, task.name, results_section.best_sentence(task, names), sections)
 
 
 def _curves(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:

@@ -2,22 +2,21 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import (
-    FAILED,
+    ENDED_EARLY,
     FINISHED,
-    PRUNED,
-    STOPPED,
+    Comparison,
     Group,
     Report,
     Run,
     Spread,
     TaskRuns,
-)  # fmt: skip
-from transfer_cli.report.significance import MCNEMAR
+)
+from transfer_cli.report.significance import BOOTSTRAP, MCNEMAR
 from transfer_cli.report.statistics import CONFIDENCE
 
 BEST, LEARNT_NOTHING = "*", "†"
@@ -34,13 +33,7 @@ _MOST_BESIDE = 1
 
 @dataclass(frozen=True)
 class ResultCell:
-    """A cell.
-
-    Args:
-        text: How its value is written; "" where there is none.
-        value: The value, by which rows are sorted.
-        note: What else is known of it.
-    """
+    """A cell: how its value is written, the value, by which rows are sorted, and a note on it."""
 
     text: str = ""
     value: float | None = None
@@ -49,13 +42,7 @@ class ResultCell:
 
 @dataclass(frozen=True)
 class ResultColumn:
-    """A column.
-
-    Args:
-        title: What is in it: a measure, or one of the constants above.
-        cells: Of each group, in the order of the task.
-        is_measure: Whether it is one.
-    """
+    """A column of a measure, or of one of the constants above: a cell for each group."""
 
     title: str
     cells: tuple[ResultCell, ...]
@@ -69,20 +56,20 @@ def results_table(task: TaskRuns, measures: Iterable[str] | None = None) -> list
         task: The task.
         measures: Those that are shown; none: that of the task, and the same of the other split.
     """
-    columns = [_column(GROUP, task, lambda group: ResultCell(group.label))]
-    for measure in _measures(task) if measures is None else measures:
-        cells = tuple(_measured(group, measure) for group in task.groups)
-        columns.append(ResultColumn(measure, cells, is_measure=True))
-    if task.baseline is not None:
-        columns += [_column(DIFFERENCE, task, lambda group: _difference(group, task)),
-                    _column(P, task, _probability)]  # fmt: skip
-    columns += [
-        _column(TRAINED, task, _trained),
-        _column(SECONDS, task, lambda group: _spread(group.seconds, formats.spread)),
-        _column(MEMORY, task, lambda group: _spread(group.memory, _mean_size)),
-        _column(RUNS, task, _runs),
+    split, _, name = task.measure.partition("/")
+    of_both_splits = _known(task, (task.measure, f"{_OTHER.get(split, '')}/{name}"))
+    shown = list(of_both_splits if measures is None else measures)
+    rows = [_row(task, group, shown) for group in task.groups]
+    titles = dict.fromkeys(title for row in rows for title in row)
+    columns = [
+        ResultColumn(title, tuple(row[title] for row in rows), title in shown) for title in titles
     ]
     return [column for column in columns if any(cell.text for cell in column.cells)]
+
+
+def texts(columns: Iterable[ResultColumn]) -> Iterator[tuple[str, ...]]:
+    """Yield what is written in each row of some columns."""
+    return zip(*([cell.text for cell in each.cells] for each in columns), strict=True)
 
 
 def measures_beside(task: TaskRuns) -> list[str]:
@@ -95,24 +82,11 @@ def measures_beside(task: TaskRuns) -> list[str]:
     return [task.measure, *(each for each in _known(task, wanted) if each != task.measure)]
 
 
-def compared(task: TaskRuns, group: Group) -> tuple[str, str, str]:
-    """Return the size of a group's tested difference, its interval, and its p, as written.
-
-    Raises:
-        ValueError: It was not tested.
-    """
-    found = group.against
-    if found is None:
-        raise ValueError(f"{group.label} was compared with nothing")
-    like = _like(group)
-    size = formats.difference(task, found.difference, like, found.measure)
-    p = found.p if found.corrected is None else found.corrected
-    return size, _interval(group), formats.probability(p)
-
-
-def learnt_nothing(group: Group) -> int:
-    """Return how many of a group's runs learnt next to nothing."""
-    return sum(run.status == FINISHED and run.reason is not None for run in group.runs)
+def compared(task: TaskRuns, group: Group, found: Comparison) -> tuple[str, str, str]:
+    """Return the size of a group's tested difference, its interval, and its p, as written."""
+    size = formats.number(abs(found.difference), _like(group, found))
+    points = " points" if formats.unit(task, found.measure) else ""
+    return size + points, _interval(group, found), _probability(found).text
 
 
 def is_baseline(group: Group, task: TaskRuns) -> bool:
@@ -128,19 +102,26 @@ def unfinished(task: TaskRuns) -> list[Run]:
 
 def came_to(run: Run) -> str | None:
     """Return why less came of a run than should have; None where it is still at work."""
-    if run.status in (FAILED, STOPPED, PRUNED):
+    if run.status in ENDED_EARLY:
         return f"{run.status}: {run.reason}" if run.reason else run.status
     return None if run.reason is None else f"{LEARNT_NOTHING} {run.reason}"
 
 
-def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
-    """Yield what a reader of the table must know, a line each.
+def came_to_nothing(task: TaskRuns) -> list[tuple[Run, str]]:
+    """Return the runs of which less came than should have, and why."""
+    return [(run, what) for run in unfinished(task) if (what := came_to(run)) is not None]
 
-    Args:
-        task: Whose table it is.
-        best: How the best group is marked.
-        baseline: What the baseline is called there.
-    """
+
+def remarks(task: TaskRuns) -> list[str]:
+    """Return what stands below a table that is no page: `explanations`, and the analyses."""
+    found = Counter(each.name for run in task.runs for each in run.analyses)
+    named = (f"{name} of {formats.several(n, 'run')}" for name, n in sorted(found.items()))
+    analyses = [f"analyses, which --html shows: {', '.join(named)}"] if found else []
+    return [*explanations(task), *analyses]
+
+
+def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
+    """Yield what a reader must know of a table that marks the best and names the baseline so."""
     if any(group.is_best for group in task.groups):
         end = "lower" if task.lower_is_better else "higher"
         yield f"{best} best {task.measure} ({end} is better)"
@@ -148,17 +129,9 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
     if any(each.deviation is not None for each in spreads):
         yield "± is the standard deviation over the finished runs of a group"
     yield from _of_tests(task, baseline or task.baseline)
-    if any(map(learnt_nothing, task.groups)):
+    if any(group.learnt_nothing for group in task.groups):
         yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
     yield from task.notes
-
-
-def of_analyses(task: TaskRuns) -> Iterator[str]:
-    """Yield which analyses there are beside the table."""
-    found = Counter(each.name for run in task.runs for each in run.analyses)
-    if found:
-        named = (f"{name} of {formats.several(n, 'run')}" for name, n in sorted(found.items()))
-        yield f"analyses, which --html shows: {', '.join(named)}"
 
 
 def apart(report: Report) -> str | None:
@@ -174,13 +147,20 @@ def apart(report: Report) -> str | None:
 # --- cells -------------------------------------------------------------------------------------
 
 
-def _column(title: str, task: TaskRuns, cell: Callable[[Group], ResultCell]) -> ResultColumn:
-    return ResultColumn(title, tuple(map(cell, task.groups)))
-
-
-def _measures(task: TaskRuns) -> list[str]:
-    split, _, name = task.measure.partition("/")
-    return _known(task, (task.measure, f"{_OTHER.get(split, '')}/{name}"))
+def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, ResultCell]:
+    """Return a group's cell of every column."""
+    row = {GROUP: ResultCell(group.label)}
+    row |= {measure: _measured(group, measure) for measure in measures}
+    if task.baseline is not None:
+        row |= {DIFFERENCE: _difference(group, task), P: _probability(group.against)}
+    trained = "" if group.trained is None else f"{group.trained:,}"
+    memory = "" if group.memory is None else formats.size(group.memory.mean)
+    return row | {
+        TRAINED: ResultCell(trained, group.trained),
+        SECONDS: _spread(group.seconds),
+        MEMORY: replace(_spread(group.memory), text=memory),
+        RUNS: _runs(group),
+    }
 
 
 def _known(task: TaskRuns, measures: Iterable[str]) -> list[str]:
@@ -189,32 +169,22 @@ def _known(task: TaskRuns, measures: Iterable[str]) -> list[str]:
 
 
 def _measured(group: Group, measure: str) -> ResultCell:
-    cell = _spread(group.measures.get(measure), formats.spread)
-    weak = cell.text and learnt_nothing(group)
-    return ResultCell(f"{cell.text} {LEARNT_NOTHING}", cell.value) if weak else cell
+    cell = _spread(group.measures.get(measure))
+    weak = cell.text and group.learnt_nothing
+    return replace(cell, text=f"{cell.text} {LEARNT_NOTHING}") if weak else cell
 
 
-def _spread(found: Spread | None, written: Callable[[Spread], str]) -> ResultCell:
+def _spread(found: Spread | None) -> ResultCell:
     if found is None:
         return ResultCell()
-    return ResultCell(written(found), found.mean if math.isfinite(found.mean) else None)
-
-
-def _mean_size(found: Spread) -> str:
-    return formats.size(found.mean)
-
-
-def _trained(group: Group) -> ResultCell:
-    return (
-        ResultCell() if group.trained is None else ResultCell(f"{group.trained:,}", group.trained)
-    )
+    return ResultCell(formats.spread(found), found.mean if math.isfinite(found.mean) else None)
 
 
 def _difference(group: Group, task: TaskRuns) -> ResultCell:
     """Return the difference that was tested, else that of the means."""
     found = group.against
     if found is not None:
-        text = f"{formats.signed(found.difference, _like(group))} {_interval(group)}"
+        text = f"{formats.signed(found.difference, _like(group, found))} {_interval(group, found)}"
         return ResultCell(text, found.difference)
     if is_baseline(group, task):
         return ResultCell("baseline", 0)
@@ -227,22 +197,19 @@ def _difference(group: Group, task: TaskRuns) -> ResultCell:
     return ResultCell(text, difference, "Of the means: not compared by item")
 
 
-def _like(group: Group) -> float:
+def _like(group: Group, found: Comparison) -> float:
     """Return a number of the measure that was compared: differences have as many decimals."""
-    found = group.against
-    if found is None or found.measure not in group.measures:
-        return (found and found.low) or 0.0
-    return group.measures[found.measure].mean or 0.0
+    known = group.measures.get(found.measure)
+    return (found.low if known is None else known.mean) or 0.0
 
 
-def _interval(group: Group) -> str:
-    found, like = group.against, _like(group)
-    ends = () if found is None else (found.low, found.high)
-    return f"[{', '.join('' if end is None else formats.signed(end, like) for end in ends)}]"
+def _interval(group: Group, found: Comparison) -> str:
+    like = _like(group, found)
+    ends = ("" if end is None else formats.signed(end, like) for end in (found.low, found.high))
+    return f"[{', '.join(ends)}]"
 
 
-def _probability(group: Group) -> ResultCell:
-    found = group.against
+def _probability(found: Comparison | None) -> ResultCell:
     if found is None:
         return ResultCell()
     if found.corrected is None:
@@ -262,13 +229,12 @@ def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
     found = [group.against for group in task.groups if group.against is not None]
     if not found:
         return
-    tests = {each.test for each in found}
     items = {f"{each.items:,}" for each in found}
-    how = []
-    if MCNEMAR in tests:
-        how.append("McNemar's exact test of single runs, which says nothing of other seeds")
-    if tests - {MCNEMAR}:
-        how.append("a bootstrap over items and seeds")
+    tests = {
+        MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
+        BOOTSTRAP: "a bootstrap over items and seeds",
+    }
+    how = [words for test, words in tests.items() if test in {each.test for each in found}]
     several = any(each.corrected is not None for each in found)
     yield (
         f"difference to {baseline}, with its {CONFIDENCE} % interval; p by "

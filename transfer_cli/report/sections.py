@@ -12,11 +12,9 @@ from transfer_cli.report.html.markup import Html
 
 @dataclass(frozen=True)
 class RunAnalysis:
-    """One run's analysis, as a section shows it.
+    """One run's analysis, as a section shows it; run and group are names.
 
     Args:
-        run: The run's name in the report.
-        group: Its group's name.
         content: The JSON object. It may come from a stranger: any value can be of any kind.
         pictures: What each shows -> the picture, to be put on the page as it is.
     """

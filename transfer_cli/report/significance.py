@@ -32,15 +32,19 @@ class _Measure:
 
     Args:
         name: `error_rate`, for example.
-        counts: What counts of each item.
         of_mean: From the mean over targets to the measure.
         is_of_errors: Whether an item counts as right or wrong, and not for its loss.
     """
 
     name: str
-    counts: Callable[[RunOutcomes], Floats]
     of_mean: Callable[[Floats], Floats]
     is_of_errors: bool = False
+
+    def counts(self, outcomes: Sequence[RunOutcomes]) -> Floats:
+        """Return what counts of each item; of a seed that ran several times the mean."""
+        each = [one.wrong if self.is_of_errors else one.loss for one in outcomes]
+        mean: Floats = np.mean(each, axis=0)
+        return mean
 
 
 def compare(
@@ -48,12 +52,8 @@ def compare(
 ) -> Comparison | str:
     """Return how a group differs from a baseline; or why that cannot be told, in a few words.
 
-    Args:
-        ours: The group's runs.
-        theirs: The baseline's.
-        measure: `split/measure`. One that is not a sum over items, such as macro-F1, is replaced
-            by the first declared one that is (the error rate), and where there is none by the loss.
-        reader: Reads what the runs made of each item.
+    A `split/measure` that is not a sum over items, such as macro-F1, is replaced by the first
+    declared one that is (the error rate), and where there is none by the loss.
     """
     split, _, name = measure.partition("/")
     try:
@@ -95,7 +95,7 @@ def _on_same_items(mine: BySeed, base: BySeed) -> list[Part]:
 
 
 def _alike(*several: Sequence[RunOutcomes]) -> bool:
-    return len({each.sheet.fingerprint for outcomes in several for each in outcomes}) == 1
+    return len({each.sheet for outcomes in several for each in outcomes}) == 1
 
 
 def _measure(name: str, runs: Sequence[Run], split: str, sample: Sequence[RunOutcomes]) -> _Measure:
@@ -103,56 +103,40 @@ def _measure(name: str, runs: Sequence[Run], split: str, sample: Sequence[RunOut
     declared = merged(run.metrics for run in runs)
     asked = find(name, declared)
     for metric in (*filter(None, (asked,)), *by_preference(declared)):
-        if not metric.per_example:
-            continue
-        if metric.unit in ("fraction", "percent"):
-            found = _of_errors(metric) if sample[0].sheet.has_labels else None
-        else:
-            found = _of_losses(metric, _scale(metric, runs, split))
-        if found is not None:
-            return found
-    return _Measure(_LOSS, lambda each: each.loss, lambda mean: mean)
+        if metric.per_example:
+            found = (
+                _of_errors(metric, sample)
+                if metric.unit in ("fraction", "percent")
+                else _of_losses(metric, runs, split)
+            )
+            if found is not None:
+                return found
+    return _Measure(_LOSS, lambda mean: mean)
 
 
-def _of_errors(metric: Metric) -> _Measure:
-    """Return how a share of right or wrong items is made of them."""
+def _of_errors(metric: Metric, sample: Sequence[RunOutcomes]) -> _Measure | None:
+    """Return how a share of right or wrong items is made of them; None where there are no such."""
+    if not sample[0].sheet.has_labels:
+        return None
     whole = 100 if metric.unit == "percent" else 1
     if metric.higher_is_better:
-        return _Measure(metric.name, _wrong, lambda mean: whole * (1 - mean), is_of_errors=True)
-    return _Measure(metric.name, _wrong, lambda mean: whole * mean, is_of_errors=True)
+        return _Measure(metric.name, lambda mean: whole * (1 - mean), is_of_errors=True)
+    return _Measure(metric.name, lambda mean: whole * mean, is_of_errors=True)
 
 
-def _wrong(outcomes: RunOutcomes) -> Floats:
-    return outcomes.wrong
-
-
-def _of_losses(metric: Metric, scale: float | None) -> _Measure | None:
+def _of_losses(metric: Metric, runs: Sequence[Run], split: str) -> _Measure | None:
     """Return how a measure is made of losses; None where it is not, or was not measured."""
     if metric.unit == "nats":
-        return _Measure(metric.name, lambda each: each.loss, lambda mean: mean)
-    if scale is None:
+        return _Measure(metric.name, lambda mean: mean)
+    names = (f"{split}/{metric.name}", f"{split}/{_LOSS}")
+    pairs = ([run.measures.get(name, 0.0) for name in names] for run in runs)
+    value, loss = next((pair for pair in pairs if all(0 < n < math.inf for n in pair)), (0.0, 0.0))
+    if not loss:
         return None
     if metric.unit == "perplexity":
         # By word or by token: the text is the same, and so is the number of tokens in a word.
-        return _Measure(metric.name, lambda each: each.loss, lambda mean: np.exp(scale * mean))
-    return _Measure(metric.name, lambda each: each.loss, lambda mean: scale * mean)
-
-
-def _scale(metric: Metric, runs: Sequence[Run], split: str) -> float | None:
-    """Return what the loss of a token is to be multiplied by for a measure or its logarithm."""
-    for run in runs:
-        measures = run.results.get("measures")
-        found = measures.get(split) if isinstance(measures, dict) else None
-        if isinstance(found, dict):
-            value, loss = _positive(found.get(metric.name)), _positive(found.get(_LOSS))
-            if value is not None and loss is not None:
-                return (math.log(value) if metric.unit == "perplexity" else value) / loss
-    return None
-
-
-def _positive(value: Any) -> float | None:
-    known = isinstance(value, int | float) and math.isfinite(value) and value > 0
-    return float(value) if known else None
+        return _Measure(metric.name, lambda mean: np.exp(math.log(value) / loss * mean))
+    return _Measure(metric.name, lambda mean: value / loss * mean)
 
 
 def _tested(
@@ -160,8 +144,8 @@ def _tested(
 ) -> Comparison:
     scored = [
         Scored(
-            np.stack([_mean_counts(outcomes, measure) for outcomes in mine]),
-            np.stack([_mean_counts(outcomes, measure) for outcomes in base]),
+            np.stack([measure.counts(outcomes) for outcomes in mine]),
+            np.stack([measure.counts(outcomes) for outcomes in base]),
             base[0][0].targets,
         )
         for mine, base in parts
@@ -185,9 +169,3 @@ def _tested(
     return Comparison(
         f"{split}/{measure.name}", found.difference, found.low, found.high, p, test, items
     )
-
-
-def _mean_counts(outcomes: Sequence[RunOutcomes], measure: _Measure) -> Floats:
-    """Return what counts of each item; of a seed that ran several times the mean."""
-    mean: Floats = np.mean([measure.counts(each) for each in outcomes], axis=0)
-    return mean

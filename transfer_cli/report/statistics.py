@@ -34,12 +34,9 @@ Measure = Callable[[Floats], Floats]
 
 @dataclass(frozen=True)
 class Scored:
-    """What two groups made of the same items.
+    """What two groups made of the same items: `ours` is `[S, N]`, `theirs`, the baseline, `[B, N]`.
 
-    Args:
-        ours: `[S, N]`, what counts of each item: 1 for an error, or its loss.
-        theirs: The same of the baseline, `[B, N]`.
-        targets: `[N]`, how much each item counts for.
+    What counts of each item is 1 for an error, or its loss; for how much, `targets`, `[N]`.
     """
 
     ours: Floats
@@ -58,12 +55,7 @@ class Estimate:
 
 
 def mcnemar(ours: int, theirs: int) -> float:
-    """Return the two-sided p of McNemar's exact test.
-
-    Args:
-        ours: Items that one run alone gets right.
-        theirs: Items that the other run alone gets right.
-    """
+    """Return the two-sided p of McNemar's exact test; each run alone got so many items right."""
     both = ours + theirs
     ways = term = 1
     for place in range(min(ours, theirs)):
@@ -93,8 +85,8 @@ def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -
         same_seeds: Whether run number n of both groups had the same seed.
     """
     rng = np.random.default_rng(_SEED)
-    ours_S = np.concatenate([measure(_means(part.ours, part.targets)) for part in scored])
-    theirs_B = np.concatenate([measure(_means(part.theirs, part.targets)) for part in scored])
+    ours_S = np.concatenate([measure(x.ours.sum(1) / x.targets.sum()) for x in scored])
+    theirs_B = np.concatenate([measure(x.theirs.sum(1) / x.targets.sum()) for x in scored])
     parts = [_resampled(part, measure, rng) for part in scored]
     ours_RS = np.hstack([ours for ours, _ in parts])
     theirs_RB = np.hstack([theirs for _, theirs in parts])
@@ -109,18 +101,10 @@ def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -
     return Estimate(difference, float(low), float(high), min(1.0, 2 * fewest / (1 + RESAMPLES)))
 
 
-def _means(sums: Floats, targets: Floats) -> Floats:
-    means: Floats = sums.sum(1) / targets.sum()
-    return means
-
-
 def _over_seeds(found_S: Floats, found_RS: Floats, rng: np.random.Generator) -> Floats | float:
     """Return draws of what other seeds would add to the mean, `[R]`.
 
-    Args:
-        found_S: What each seed reached.
-        found_RS: What each would have reached on other items.
-        rng: Draws.
+    Of each seed there is what it reached, and what it would have reached on other items.
     """
     runs = len(found_S)
     if runs == 1:
@@ -161,7 +145,9 @@ def _shared_draws(items: int) -> Floats:
 def _draws(counts_K: Counts, rng: np.random.Generator) -> Iterator[Counts]:
     """Yield how often each kind of item is in each resample, `[R, K]`, in portions."""
     kinds, items = len(counts_K), int(counts_K.sum())
-    for size in _portions(items):
+    most = max(1, _MOST_CELLS // items)
+    for begin in range(0, RESAMPLES, most):
+        size = min(most, RESAMPLES - begin)
         if 4 * kinds < items:
             yield rng.multinomial(items, counts_K / items, size)
         else:
@@ -169,9 +155,3 @@ def _draws(counts_K: Counts, rng: np.random.Generator) -> Iterator[Counts]:
             drawn = kind_of_N[rng.integers(items, size=(size, items))]
             places = drawn + kinds * np.arange(size)[:, None]
             yield np.bincount(places.ravel(), minlength=size * kinds).reshape(size, kinds)
-
-
-def _portions(items: int) -> Iterator[int]:
-    most = max(1, _MOST_CELLS // items)
-    for begin in range(0, RESAMPLES, most):
-        yield min(most, RESAMPLES - begin)

@@ -6,16 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from transfer_cli.report.contents import SweepProgress
-from transfer_cli.runs.sweep import (
-    DONE,
-    FAILED,
-    PRUNED,
-    RUNNING,
-    JobWord,
-    Request,
-    SweepDirectory,
-)
+from transfer_cli.report.contents import FAILED, PRUNED, RUNNING, SweepProgress
+from transfer_cli.report.untrusted import is_number
+from transfer_cli.runs.sweep import DONE, JobWord, Request, SweepDirectory
 
 _LARGEST = 1e9
 """Of trials and of seconds: what is more is none of ours."""
@@ -24,16 +17,10 @@ _LARGEST = 1e9
 def sweep_progress(
     sweep: SweepDirectory, request: Request, jobs: Sequence[JobWord]
 ) -> SweepProgress:
-    """Return where a sweep stands.
-
-    Args:
-        sweep: Its folder.
-        request: What it was asked for.
-        jobs: What is known of its jobs.
-    """
+    """Return where a sweep stands, by what is known of its jobs."""
     counts = Counter(job.outcome for job in jobs)
     # The trials of a search become known as they begin.
-    total = max(len(jobs), int(_number(request.trials) or 0))
+    total = max(len(jobs), int(_plausible(request.trials) or 0))
     left = total - sum(counts[outcome] for outcome in (DONE, FAILED, PRUNED, RUNNING))
     return SweepProgress(
         path=sweep.path,
@@ -52,11 +39,8 @@ def sweep_progress(
 
 
 def _seconds_left(sweep: SweepDirectory, jobs: Sequence[JobWord], left: int) -> float | None:
-    """Guess when all is done, if as many jobs run side by side as now and take as long as before.
-
-    Where none is at work, it is how long they take one after another.
-    """
-    took = [_number(job.seconds) for job in jobs if job.outcome == DONE]
+    """Guess when all is done, if as many jobs run side by side as now (or one), and as long."""
+    took = [_plausible(job.seconds) for job in jobs if job.outcome == DONE]
     known = [seconds for seconds in took if seconds is not None]
     running = [job for job in jobs if job.outcome == RUNNING]
     if not known or not (left or running):
@@ -75,7 +59,5 @@ def _age(sweep: SweepDirectory, job: JobWord) -> float:
         return 0.0
 
 
-def _number(value: Any) -> float | None:
-    """Return a number that stands in a file which anybody may have written."""
-    known = isinstance(value, int | float) and 0 <= value < _LARGEST
-    return float(value) if known else None
+def _plausible(value: Any) -> float | None:
+    return float(value) if is_number(value) and 0 <= value < _LARGEST else None

@@ -3,22 +3,9 @@
 from collections.abc import Iterator, Set
 from pathlib import Path
 
-from transfer_cli.report import formats
+from transfer_cli.report import formats, results_table
 from transfer_cli.report.contents import Report, SweepProgress, TaskRuns
-from transfer_cli.report.results_table import (
-    BEST,
-    GROUP,
-    MEMORY,
-    SECONDS,
-    TRAINED,
-    ResultColumn,
-    apart,
-    came_to,
-    explanations,
-    of_analyses,
-    results_table,
-    unfinished,
-)
+from transfer_cli.report.results_table import BEST, GROUP, ResultColumn
 from transfer_cli.safe_files import printable
 from transfer_cli.terminal import BLANK, Column, Entry, Line, Page, Piece, Renderable, TextTable
 
@@ -27,6 +14,7 @@ MOST_ERRORS = 5
 
 _NARROWEST_NAME = 28
 _MOST_CHARACTERS = 100
+_LEAST_IMPORTANT = (results_table.MEMORY, results_table.TRAINED, results_table.SECONDS)
 
 
 def as_page(report: Report, width: int | None) -> Page:
@@ -37,13 +25,13 @@ def as_page(report: Report, width: int | None) -> Page:
         width: Columns of the terminal, for which the least important numbers are left out; None:
             there is room for everything.
     """
-    why = apart(report)
+    why = results_table.apart(report)
     in_tables = {(run.sweep, run.number) for task in report.tasks for run in task.runs}
     parts: list[list[Renderable]] = [
         *(list(_standing(each, in_tables)) for each in report.standings),
         [] if why is None else [Line(why)],
         *(list(_task(each, width)) for each in report.tasks),
-        list(_problems(report)),
+        [Line(Piece("not shown:", "warning"), f" {line}") for line in report.problems],
     ]
     blocks: list[Renderable] = []
     for part in filter(None, parts):
@@ -76,28 +64,29 @@ def _standing(
 def _to_go(found: SweepProgress) -> str:
     if not found.running and not found.left:
         return ""
-    if found.seconds_left is None:
-        time = ""
-    else:
+    time = ""
+    if found.seconds_left is not None:
         about = formats.duration(float(round(found.seconds_left)))
-        time = f"; about {about} to go" if found.running else f"; about {about} if taken up again"
+        time = f"; about {about} {'to go' if found.running else 'if taken up again'}"
     return time if found.running else f", and nobody is at work on it{time}"
 
 
 def _task(task: TaskRuns, width: int | None) -> Iterator[Renderable]:
-    yield Line(Piece(task.name, "heading"), f": {_size(task)}")
-    columns, left_out = _fitting(results_table(task), width)
+    runs, groups = len(task.runs), len(task.groups)
+    by = f", sorted by {task.sort}" if groups > 1 and task.sort else ""
+    size = f"{formats.several(runs, 'run')} in {formats.several(groups, 'group')}{by}"
+    yield Line(Piece(task.name, "heading"), f": {size}")
+    columns, left_out = _fitting(results_table.results_table(task), width)
     table: list[list[Piece | str]] = []
-    rows = zip(*([cell.text for cell in each.cells] for each in columns), strict=True)
-    for group, (name, measured, *others) in zip(task.groups, rows, strict=True):
-        first = f"{BEST if group.is_best else ' '} {name}"
+    rows = zip(task.groups, results_table.texts(columns), strict=True)
+    for group, (name, measured, *others) in rows:
         if group.is_best:
-            table.append([Piece(first, "mark"), Piece(measured, "mark"), *others])
+            table.append([Piece(f"{BEST} {name}", "mark"), Piece(measured, "mark"), *others])
         else:
-            table.append([Piece(first, "name"), measured, *others])
+            table.append([Piece(f"  {name}", "name"), measured, *others])
     titles = [Column(printable(each.title), right=True) for each in columns[1:]]
     yield TextTable([Column(f"  {columns[0].title}"), *titles], table)
-    lines = [*explanations(task), *of_analyses(task)]
+    lines = results_table.remarks(task)
     if left_out:
         lines.append(f"not shown here, for want of room: {', '.join(left_out)}")
     for line in lines:
@@ -117,7 +106,7 @@ def _fitting(
     needed[GROUP] = min(needed[GROUP] + 2, _NARROWEST_NAME)
     further = [each.title for each in columns if each.is_measure][1:]
     left_out: list[str] = []
-    for title in (each for each in (*further, MEMORY, TRAINED, SECONDS) if each in needed):
+    for title in (each for each in (*further, *_LEAST_IMPORTANT) if each in needed):
         room = [size + 2 for each, size in needed.items() if each not in left_out]
         if width is None or sum(room) - 2 <= width:
             break
@@ -125,14 +114,8 @@ def _fitting(
     return [each for each in columns if each.title not in left_out], left_out
 
 
-def _size(task: TaskRuns) -> str:
-    runs, groups = len(task.runs), len(task.groups)
-    by = f", sorted by {task.sort}" if groups > 1 and task.sort else ""
-    return f"{formats.several(runs, 'run')} in {formats.several(groups, 'group')}{by}"
-
-
 def _unfinished(task: TaskRuns) -> Iterator[Renderable]:
-    found = [(run, what) for run in unfinished(task) if (what := came_to(run)) is not None]
+    found = results_table.came_to_nothing(task)
     if found:
         yield Line("  came to nothing, or not to an end:")
     for run, what in found:
@@ -154,8 +137,3 @@ def _errors(task: TaskRuns) -> Iterator[Renderable]:
             [f"{text}  ", Piece(f"is {each.label}, said {said}", "note")],
             14,
         )
-
-
-def _problems(report: Report) -> Iterator[Renderable]:
-    for line in report.problems:
-        yield Line(Piece("not shown:", "warning"), f" {line}")

@@ -11,7 +11,7 @@ from tests.fake_runs import write_run
 from tests.unit.report.test_page import HOSTILE, Outline
 from transfer_cli.report import sections
 from transfer_cli.report.collect import collect
-from transfer_cli.report.compare import ReportOptions, tasks
+from transfer_cli.report.compare import tasks
 from transfer_cli.report.contents import Report
 from transfer_cli.report.file_formats import as_json, as_markdown
 from transfer_cli.report.html import analysis_sections as painting
@@ -38,7 +38,7 @@ def none_registered(monkeypatch):
 
 def report_of(folder):
     found = collect([folder])
-    return Report(tasks(found.runs, ReportOptions()), problems=tuple(found.problems))
+    return Report(tasks(found.runs), problems=tuple(found.problems))
 
 
 @pytest.fixture

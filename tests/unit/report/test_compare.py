@@ -10,7 +10,7 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import Metric
 from transfer_cli.report import formats
 from transfer_cli.report.collect import collect
-from transfer_cli.report.compare import ReportOptions, measures_of, spread, tasks
+from transfer_cli.report.compare import spread, tasks
 from transfer_cli.report.statistics import mcnemar
 from transfer_cli.runs.items import write_items
 from transfer_cli.runs.sweep import JobWord
@@ -19,7 +19,7 @@ FULL, LORA = ("adaptation=full",), ("adaptation=lora",)
 
 
 def report(folder, **asked):
-    return tasks(collect([folder]).runs, ReportOptions(**asked))
+    return tasks(collect([folder]).runs, **asked)
 
 
 def only(folder, **asked):
@@ -199,7 +199,7 @@ def test_measures_of_another_kind_are_passed_over(tmp_path):
 
     (run,) = collect([tmp_path]).runs
 
-    assert measures_of(run) == {"test/accuracy": 1.0}
+    assert run.measures == {"test/accuracy": 1.0}
 
 
 def test_a_spread_over_numbers_that_are_not_finite_has_no_deviation():

@@ -8,8 +8,9 @@ from typing import Any
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
-from transfer_cli.report.html.markup import Html, PageColumn, details, joined, table
+from transfer_cli.report.html.markup import Html, PageColumn, details, joined, note, table
 from transfer_cli.report.sections import RunAnalysis, section_for
+from transfer_cli.report.untrusted import is_number, reason
 from transfer_cli.runs.analyses import MOST_ANALYSES, read_picture
 from transfer_cli.safe_files import UnreadableError
 
@@ -27,7 +28,6 @@ MOST_PICTURE_BYTES = 16 * 2**20
 _OPEN = 3
 """Runs that are open from the start; more of them open on demand."""
 
-_NOTE = Html('<p class="note">{}</p>')
 _PICTURE = Html(
     '<figure class="picture"><img src="data:image/png;base64,{encoded}" alt="{caption}">'
     "<figcaption>{caption}</figcaption></figure>"
@@ -45,16 +45,12 @@ class Pictures:
         try:
             found = read_picture(path)
         except (OSError, UnreadableError) as error:
-            return _not_shown(path, getattr(error, "strerror", None) or error)
+            return note(f"{path.name} is not shown: {reason(error)}")
         if len(found) > self._room:
-            return _not_shown(path, "the page has no room for more pictures")
+            return note(f"{path.name} is not shown: the page has no room for more pictures")
         self._room -= len(found)
         encoded, caption = base64.b64encode(found).decode(), shows.replace("_", " ")
         return _PICTURE.format(encoded=encoded, caption=caption)
-
-
-def _not_shown(path: Path, reason: object) -> Html:
-    return _NOTE.format(f"{path.name} is not shown: {reason}")
 
 
 def analysis_sections(
@@ -71,13 +67,10 @@ def _of_runs(
     task: TaskRuns, names: Sequence[str], name: str, pictures: Pictures
 ) -> Iterator[RunAnalysis]:
     for group, called in zip(task.groups, names, strict=True):
-        for run in group.runs:
-            for each in run.analyses:
-                if each.name == name:
-                    shown = {
-                        what: pictures.embedded(what, at) for what, at in each.pictures.items()
-                    }
-                    yield RunAnalysis(run.name, called, each.content, shown)
+        found = ((run, each) for run in group.runs for each in run.analyses if each.name == name)
+        for run, each in found:
+            shown = {what: pictures.embedded(what, at) for what, at in each.pictures.items()}
+            yield RunAnalysis(run.name, called, each.content, shown)
 
 
 def _title(name: str, content: Mapping[str, Any]) -> str:
@@ -87,20 +80,20 @@ def _title(name: str, content: Mapping[str, Any]) -> str:
 
 def _section(name: str, found: Sequence[RunAnalysis]) -> Html:
     render = section_for(name)
-    note = None
+    failed = None
     if render is not None:
         try:
             return joined([render(found)])
         except Exception as error:  # others' code, on files that anybody may have written
-            reason = f"{type(error).__name__}: {error}"
-            note = _NOTE.format(f"Shown plainly: its own section ends in {reason}")
+            why = f"{type(error).__name__}: {error}"
+            failed = note(f"Shown plainly: its own section ends in {why}")
     if len(found) == 1:
-        return joined([note, *_plain(found[0])])
+        return joined([failed, *_plain(found[0])])
     shown = (
         details(f"{each.group}: {each.run}", joined(_plain(each)), is_open=len(found) <= _OPEN)
         for each in found
     )
-    return joined([note, *shown])
+    return joined([failed, *shown])
 
 
 def _plain(found: RunAnalysis) -> Iterator[Html]:
@@ -122,14 +115,12 @@ def _table(titles: Any, rows: Any) -> Iterable[Html]:
     shown = [row[:MOST_COLUMNS] for row in rows[:MOST_ROWS] if isinstance(row, list)]
     shown = [row for row in shown if len(row) == len(titles[:MOST_COLUMNS])]
     columns = [
-        PageColumn(
-            _cell(title), is_number=bool(shown) and all(_is_number(row[at]) for row in shown)
-        )
+        PageColumn(_cell(title), is_number=bool(shown) and all(is_number(row[at]) for row in shown))
         for at, title in enumerate(titles[:MOST_COLUMNS])
     ]
     yield table("Table", columns, ([_cell(value) for value in row] for row in shown))
     if len(shown) < len(rows):
-        yield _NOTE.format(f"{len(rows) - len(shown):,} rows are left out.")
+        yield note(f"{len(rows) - len(shown):,} rows are left out.")
 
 
 def _cell(value: Any) -> str:
@@ -138,7 +129,3 @@ def _cell(value: Any) -> str:
 
 def _cut(text: str) -> str:
     return formats.cut(text, MOST_CHARACTERS)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

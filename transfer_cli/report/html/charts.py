@@ -5,12 +5,13 @@ gives it a colour that can be told from the others on a light and on a dark grou
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from transfer_cli.report.contents import Group, TaskRuns
+from transfer_cli.report import formats
+from transfer_cli.report.contents import Group, Spread, TaskRuns
 from transfer_cli.report.html.markup import Html, PageCell, PageColumn, shown, table
 
 _LOG_RATIO = 20.0
@@ -21,11 +22,10 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class View:
-    """One of the figures that a chart can show.
+    """One of the figures that a chart can show: what Plotly draws, and how it is laid out.
 
     Args:
         name: For the choice between them.
-        traces: What Plotly draws.
         layout: Where this differs from the style of the page.
     """
 
@@ -40,13 +40,11 @@ class Chart:
 
     Args:
         name: Part of its address on the page.
-        title: Its heading.
         caption: What it shows and how to read it.
         description: The same for those who cannot see it, with what comes out.
         views: One at least.
         columns: Of the table of its numbers; none where the script makes the table from what is
             visible.
-        rows: Of that table.
         narrowest: Pixels that it needs to be read; on a smaller screen it scrolls.
     """
 
@@ -70,9 +68,12 @@ def badness(task: TaskRuns, value: float) -> float:
     return value if task.lower_is_better else -value
 
 
-def is_measured(task: TaskRuns, group: Group) -> bool:
-    """Return whether a group has a value of the task's measure that can be drawn."""
-    return task.measure in group.measures and math.isfinite(group.measures[task.measure].mean)
+def measured(task: TaskRuns) -> Iterable[tuple[int, Group, Spread]]:
+    """Yield place, group and result of each group whose result can be drawn."""
+    for place, group in enumerate(task.groups):
+        found = group.measures.get(task.measure)
+        if found is not None and math.isfinite(found.mean):
+            yield place, group, found
 
 
 def safe(words: str) -> str:
@@ -85,9 +86,27 @@ def rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
+def means(spreads: Iterable[Spread]) -> Trace:
+    """Return the part of a trace that places means, with a bar of one deviation each."""
+    found = list(spreads)
+    bars = {"type": "data", "array": [each.deviation or 0 for each in found]}
+    return {
+        "y": [rounded(each.mean) for each in found],
+        "error_y": {**bars, "thickness": 1.25, "width": 4},
+    }
+
+
 def is_wide(values: Sequence[float]) -> bool:
     """Return whether values are easier to tell apart by their logarithm."""
     return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
+
+
+def log_axis(title: str, ticks: Sequence[float], words: Iterable[str]) -> dict[str, Any]:
+    """Return a logarithmic axis with words at its ticks."""
+    return {
+        "type": "log", "title": {"text": title},
+        "tickmode": "array", "tickvals": ticks, "ticktext": list(words),
+    }  # fmt: skip
 
 
 def padded_log(values: Sequence[float]) -> list[float]:
@@ -97,8 +116,14 @@ def padded_log(values: Sequence[float]) -> list[float]:
     return [round(low - edge, 4), round(high + edge, 4)]
 
 
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers around a range: powers of ten, and some between where it is narrow."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+def log_ticks(values: Sequence[float]) -> list[float]:
+    """Return round numbers around values: powers of ten, and some between where they are close."""
+    low, high = math.log10(min(values)), math.log10(max(values))
+    powers = range(math.floor(low), math.ceil(high) + 1)
     between = (1,) if len(powers) > _FEW_POWERS else (1, 2, 5)
     return [part * 10.0**power for power in powers for part in between]
+
+
+def measure_column(task: TaskRuns) -> PageColumn:
+    """Return the column of the task's measure in a table of numbers."""
+    return PageColumn(formats.axis_words(task, task.measure), is_number=True)

@@ -1,5 +1,6 @@
 """How the runs of a task were set, and on what they ran: what differs, and what does not."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -62,20 +63,18 @@ def _by_value(task: TaskRuns, key: str) -> Iterable[tuple[str, str]]:
         yield formats.listed(list(groups)), "each of them"
         return
     for value, places in groups.items():
-        few = len(places) <= _MOST_VALUES
         named = ", ".join(f"#{place}" for place in places)
-        yield value, named if few else f"{len(places)} groups"
+        yield value, named if len(places) <= _MOST_VALUES else f"{len(places)} groups"
 
 
 def environment_section(task: TaskRuns) -> Html | None:
     """Return versions and machines; where they differ, how many runs had which."""
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, Counter[str]] = {}
     for run in task.runs:
         plain = {key: value for key, value in run.environment.items() if key != "command"}
         for key, value in flat(plain):
             shown = formats.setting(value) if value != [] else "none"
-            of_key = found.setdefault(key, {})
-            of_key[shown] = of_key.get(shown, 0) + 1
+            found.setdefault(key, Counter())[shown] += 1
     if not found:
         return None
     rows = []

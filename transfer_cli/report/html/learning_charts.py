@@ -5,15 +5,8 @@ from typing import Any
 
 from transfer_cli.report.contents import FINISHED, Run, TaskRuns
 from transfer_cli.report.formats import axis_words, number
-from transfer_cli.report.html.charts import (
-    Chart,
-    Trace,
-    View,
-    is_wide,
-    log_ticks,
-    rounded,
-    safe,
-)
+from transfer_cli.report.html import charts
+from transfer_cli.report.html.charts import Chart, Trace, View, rounded, safe
 from transfer_cli.report.html.learning_curves import Curve, RunCurves, mean_curve
 from transfer_cli.report.html.line_styles import dash, symbol
 
@@ -27,17 +20,14 @@ _MEANS = (
 def validation_chart(
     task: TaskRuns, names: Sequence[str], curves: Mapping[str, RunCurves]
 ) -> Chart | None:
-    """Return the measures of validation over time; none where nothing was measured.
-
-    Args:
-        task: Whose groups are shown.
-        names: Of the groups.
-        curves: Of each run, by its name.
-    """
+    """Return the measures of validation over time, by the curves of each run; none without them."""
+    found = dict.fromkeys(name for each in curves.values() for name in each.validation)
+    main = task.measure.rpartition("/")[2]
     views = []
-    for measure in _validation_measures(task, curves):
+    for measure in sorted(found, key=lambda name: (name != main, name != "loss")):
         lines = [
-            [(run, curves[run.name].of(measure)) for run in group.runs] for group in task.groups
+            [(run, curves[run.name].validation.get(measure, ())) for run in group.runs]
+            for group in task.groups
         ]
         title = axis_words(task, f"validation/{measure}")
         views.append(_over_time(f"validation {measure}", title, names, lines))
@@ -69,12 +59,6 @@ def training_chart(
     )
 
 
-def _validation_measures(task: TaskRuns, curves: Mapping[str, RunCurves]) -> list[str]:
-    found = {name: None for each in curves.values() for name in each.validation or {}}
-    first = task.measure.rpartition("/")[2]
-    return sorted(found, key=lambda name: (name != first, name != "loss"))
-
-
 def _over_time(
     name: str, title: str, names: Sequence[str], lines: Sequence[Sequence[tuple[Run, Curve]]]
 ) -> View:
@@ -90,12 +74,9 @@ def _over_time(
             means.append(_mean(place, label, mean))
     values = [y for trace in (*faint, *means) for y in trace["y"] if y is not None]
     y_axis: dict[str, Any] = {"title": {"text": title}}
-    if is_wide(values):
-        ticks = log_ticks(min(values), max(values))
-        y_axis |= {
-            "type": "log", "tickmode": "array", "tickvals": ticks,
-            "ticktext": [f"{each:,.6g}" for each in ticks],
-        }  # fmt: skip
+    if charts.is_wide(values):
+        ticks = charts.log_ticks(values)
+        y_axis = charts.log_axis(title, ticks, [f"{each:,.6g}" for each in ticks])
     layout = {"xaxis": {"title": {"text": "step"}, "rangemode": "tozero"}, "yaxis": y_axis}
     return View(name.replace("_", " "), [*faint, *means], layout)
 

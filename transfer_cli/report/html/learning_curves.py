@@ -3,11 +3,12 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.report.untrusted import is_number
 from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError, read_text
 
 MOST_BYTES = 64 * 2**20
@@ -22,19 +23,10 @@ Curve = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class RunCurves:
-    """What a run measured over time.
-
-    Args:
-        train: The training loss.
-        validation: Measure -> curve; measures of single classes are left out.
-    """
+    """What a run measured over time: its training loss, and validation but for single classes."""
 
     train: Curve = ()
-    validation: Mapping[str, Curve] | None = None
-
-    def of(self, measure: str) -> Curve:
-        """Return a curve of validation; empty where it was not measured."""
-        return (self.validation or {}).get(measure, ())
+    validation: Mapping[str, Curve] = field(default_factory=dict)
 
 
 def read_curves(path: Path, most_points: int) -> RunCurves:
@@ -58,19 +50,17 @@ def read_curves(path: Path, most_points: int) -> RunCurves:
                 if value is not None and "/" not in name and name != "step":
                     validation.setdefault(name, {})[step] = value
     return RunCurves(
-        thin(tuple(sorted(train.items())), most_points),
-        {
-            name: thin(tuple(sorted(found.items())), most_points)
-            for name, found in validation.items()
-        },
+        thin(sorted(train.items()), most_points),
+        {name: thin(sorted(found.items()), most_points) for name, found in validation.items()},
     )
 
 
-def thin(curve: Curve, most_points: int) -> Curve:
+def thin(points: Iterable[tuple[int, float]], most_points: int) -> Curve:
     """Return every 2nd, 4th, 8th ... point and the last, so that there are at most `most_points`.
 
     With powers of two, curves of different lengths still have steps in common.
     """
+    curve = tuple(points)
     stride = _stride(len(curve), most_points)
     kept = curve[::stride]
     return kept if not curve or kept[-1] == curve[-1] else (*kept, curve[-1])
@@ -114,9 +104,7 @@ def _records(lines: Iterator[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 
 def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
     try:
-        return float(value) if math.isfinite(value) else None
+        return float(value) if is_number(value) and math.isfinite(value) else None
     except OverflowError:
         return None

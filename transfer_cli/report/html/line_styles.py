@@ -1,7 +1,5 @@
 """How groups are told apart in charts: colour, dashes, marker."""
 
-from dataclasses import dataclass
-
 COLOURS = 8
 """How many the page's style has."""
 
@@ -23,24 +21,11 @@ SYMBOLS = {
 """Plotly's name -> the path of the marker in a box of 28 by 12."""
 
 
-@dataclass(frozen=True)
-class LineStyle:
-    """How a group's line is drawn beside its name.
-
-    Args:
-        slot: The number of its colour.
-        dashes: `stroke-dasharray`; none for a solid line.
-        shape: The path of its marker.
-    """
-
-    slot: int
-    dashes: str | None
-    shape: str
-
-
-def line_style(place: int) -> LineStyle:
-    """Return a group's colour, dashes and marker."""
-    return LineStyle(place % COLOURS, DASHES[dash(place)], SYMBOLS[symbol(place)])
+def line_style(place: int) -> dict[str, object]:
+    """Return how a group's line is drawn beside its name: its colour, dashes and marker."""
+    return {
+        "slot": place % COLOURS, "dashes": DASHES[dash(place)], "shape": SYMBOLS[symbol(place)],
+    }  # fmt: skip
 
 
 def dash(place: int) -> str:

@@ -34,23 +34,10 @@ class PageColumn:
 
 @dataclass(frozen=True)
 class PageCell:
-    """A cell of a table.
-
-    Args:
-        content: What is shown.
-        value: What it is sorted by; none where there is nothing, which comes last.
-    """
+    """A cell of a table, and what it is sorted by; cells without that come last."""
 
     content: object
     value: float | str | None = None
-
-
-@dataclass(frozen=True)
-class MarkedRow:
-    """A row of a table, and whether it stands out."""
-
-    cells: Sequence[PageCell]
-    is_marked: bool = False
 
 
 def render(template: str, **values: object) -> Html:
@@ -58,9 +45,9 @@ def render(template: str, **values: object) -> Html:
     return Html(_TEMPLATES.get_template(template).render(values))
 
 
-def macros(template: str) -> Any:
-    """Return the macros of a template, to be called like functions."""
-    return _TEMPLATES.get_template(template).module
+def macro(template: str, name: str, *given: object, **more: object) -> Html:
+    """Return what a macro of a template makes."""
+    return Html(getattr(_TEMPLATES.get_template(template).module, name)(*given, **more))
 
 
 def table(
@@ -70,34 +57,36 @@ def table(
 
     The first cell of a row is its heading.
     """
-    return _table(caption, columns, [MarkedRow(_cells(row)) for row in rows])
+    cells = [
+        [each if isinstance(each, PageCell) else PageCell(each) for each in row] for row in rows
+    ]
+    return macro("macros.html", "table", caption, columns, cells)
 
 
-def sortable_table(caption: str, columns: Sequence[PageColumn], rows: Sequence[MarkedRow]) -> Html:
+def sortable_table(
+    caption: str,
+    columns: Sequence[PageColumn],
+    rows: Iterable[Sequence[PageCell]],
+    marked: Sequence[bool],
+) -> Html:
     """Return a `table` whose headings are buttons that sort it; some rows are marked."""
-    return _table(caption, columns, rows, sortable=True)
+    return macro("macros.html", "table", caption, columns, rows, marked, sortable=True)
+
+
+def note(text: str) -> Html:
+    """Return a remark."""
+    return Html('<p class="note">{}</p>').format(text)
 
 
 def details(summary: str, content: object, *, is_open: bool) -> Html:
     """Return what opens on demand."""
-    made: Html = macros("macros.html").opening(summary, content, is_open)
-    return made
+    return macro("macros.html", "opening", summary, content, is_open)
 
 
-def _table(*given: object, **more: object) -> Html:
-    made: Html = macros("macros.html").table(*given, **more)
-    return made
-
-
-def _cells(row: Sequence[PageCell | object]) -> list[PageCell]:
-    return [each if isinstance(each, PageCell) else PageCell(each) for each in row]
-
-
-def joined(parts: Iterable[object], between: str = "") -> Html:
+def joined(parts: Iterable[object]) -> Html:
     """Return markup and texts one after another; None is left out."""
-    return Html(between).join(
-        part if isinstance(part, Html) else str(part) for part in parts if part is not None
-    )
+    there = (part for part in parts if part is not None)
+    return Html().join(part if isinstance(part, Html) else str(part) for part in there)
 
 
 def shown(value: object) -> str:
@@ -109,18 +98,12 @@ def shown(value: object) -> str:
 
 def json_block(value: Any) -> Html:
     """Return plain values for a script to read. No text in them can end the element early."""
-    try:
-        content = _json(value)
-    except ValueError:
-        # Null in place of what is no finite number.
-        content = _json(json.loads(json.dumps(value, default=vars), parse_constant=lambda _: None))
+    # Null in place of what is no finite number.
+    plain = json.loads(json.dumps(value, default=vars), parse_constant=lambda _: None)
+    content = json.dumps(plain, separators=(",", ":"), allow_nan=False)
     for each in "<>&":
         content = content.replace(each, f"\\u{ord(each):04x}")
     return Html(content)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False, default=vars)
 
 
 _TEMPLATES = Environment(

@@ -1,69 +1,90 @@
 """What the runs of a task got wrong: which label they took for which, and the texts."""
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from transfer_cli.report import formats
-from transfer_cli.report.contents import SharedError, TaskRuns
-from transfer_cli.report.html.confusion import MOST_LABELS, Confusion, confusions, most_confused
-from transfer_cli.report.html.markup import Html, PageColumn, joined, macros, table
+from transfer_cli.report.contents import Group, SharedError, TaskRuns
+from transfer_cli.report.html.markup import Html, PageColumn, joined, macro, note, table
+from transfer_cli.report.untrusted import nested
+
+MOST_LABELS = 60
+"""With more labels a table can no longer be read, and a page of many groups no longer be sent."""
 
 MOST_ERRORS = 200
+
+_MOST_PAIRS = 3
 
 
 def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:
     """Return the confusion table of the best group, and those of the others to choose from."""
     if len(task.labels) > MOST_LABELS:
-        return _note(f"Not shown for as many as {len(task.labels):,} labels.")
-    found = confusions(task)
-    if not found:
+        return note(f"Not shown for as many as {len(task.labels):,} labels.")
+    split = task.measure.partition("/")[0]
+    found = {at: _confusion(group, split, task.labels) for at, group in enumerate(task.groups)}
+    groups = {at: each for at, each in found.items() if each is not None}
+    if not groups:
         return None
-    said = {at: most_confused(each, task.labels) for at, each in found.items()}
-    block = {
-        "labels": [str(label) for label in task.labels],
-        "groups": {at: {"cells": each.cells, "split": each.split, "runs": each.runs,
-                        "words": said[at]}
-                   for at, each in found.items()},
-    }  # fmt: skip
-    first = min(found)
-    made: Html = macros("mistakes.html").confusion(
-        task_id, [(at, names[at]) for at in found], confusion_table(found[first], task.labels),
-        said[first], block,
-    )  # fmt: skip
-    return made
-
-
-def confusion_table(found: Confusion, labels: Sequence[str]) -> Html:
-    """Return counts of labels (rows) by predictions (columns), shaded by their share of a row."""
-    rows = [[0] * len(labels) for _ in labels]
-    for label, said, count in found.cells:
+    first = next(iter(groups.values()))
+    rows = [[0] * len(task.labels) for _ in task.labels]
+    for label, said, count in first["cells"]:
         rows[label][said] = count
-    caption = f"Confusion on {found.split}, {formats.several(found.runs, 'run')}"
-    made: Html = macros("mistakes.html").cells(caption, labels, rows)
-    return made
+    caption = f"Confusion on {split}, {formats.several(first['runs'], 'run')}"
+    cells = macro("mistakes.html", "cells", caption, task.labels, rows)
+    return macro(
+        "mistakes.html", "confusion", task_id, [(at, names[at]) for at in groups], cells,
+        first["words"], {"labels": task.labels, "groups": groups},
+    )  # fmt: skip
 
 
-def shared_errors(errors: Sequence[SharedError], expected: str) -> Html:
+def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any] | None:
+    """Return how often a group's runs took which label for which, as the page's script reads it."""
+    tables = [rows for run in group.runs if (rows := _table(run.results, split, len(labels)))]
+    if not tables:
+        return None
+    counts: Counter[tuple[int, int]] = Counter()
+    for rows in tables:
+        for label, row in enumerate(rows):
+            counts.update({(label, said): count for said, count in enumerate(row) if count})
+    cells = [(*pair, counts[pair]) for pair in sorted(counts)]
+    return {"cells": cells, "split": split, "runs": len(tables), "words": _worst(cells, labels)}
+
+
+def _table(results: Any, split: str, labels: int) -> list[list[int]] | None:
+    """Return the table that `results.json` holds; None where it is not one for these labels."""
+    rows = nested(results, "tables", split, "confusion")
+    lines = [rows, *rows] if isinstance(rows, list) else [None]
+    if not all(isinstance(line, list) and len(line) == labels for line in lines):
+        return None
+    is_whole = all(type(count) is int and count >= 0 for row in rows for count in row)
+    return rows if is_whole else None
+
+
+def _worst(cells: Sequence[tuple[int, int, int]], labels: Sequence[str]) -> str:
+    """Return the commonest mistakes, in words."""
+    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
+    pairs = "; ".join(
+        f"{labels[label]} taken for {labels[said]}, {n:,} times"
+        for label, said, n in wrong[:_MOST_PAIRS]
+    )
+    return f"Most often confused: {pairs}." if pairs else "Nothing was confused."
+
+
+def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:
     """Return what most runs get wrong: the text, what is right, and what was said."""
-    parts = macros("mistakes.html")
+    if not errors:
+        return None
     rows = []
     for each in errors[:MOST_ERRORS]:
         said = sorted(each.predicted.items(), key=lambda pair: -pair[1])
         wrong = [(label, runs) for label, runs in said if label != each.label]
         right = Html('<span class="chip is-right">{}</span>').format(each.label)
-        times = f"{each.wrong} of {each.runs}"
-        rows.append((parts.text(each.text), right, parts.chips(wrong), times))
-    columns = [
-        PageColumn("text"),
-        PageColumn(expected),
-        PageColumn("said instead"),
-        PageColumn("wrong runs"),
-    ]
-    made = Html('<div class="texts">{}</div>').format(
-        table("Errors that most runs share", columns, rows)
-    )
+        text = macro("mistakes.html", "text", each.text)
+        chips = macro("mistakes.html", "chips", wrong)
+        rows.append((text, right, chips, f"{each.wrong} of {each.runs}"))
+    columns = [*map(PageColumn, ("text", expected, "said instead", "wrong runs"))]
+    listed = table("Errors that most runs share", columns, rows)
     more = len(errors) - len(rows)
-    return joined([made, _note(f"{more:,} more are left out.") if more else None])
-
-
-def _note(text: str) -> Html:
-    return Html('<p class="note">{}</p>').format(text)
+    made = Html('<div class="texts">{}</div>').format(listed)
+    return joined([made, note(f"{more:,} more are left out.") if more else None])

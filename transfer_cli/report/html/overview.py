@@ -23,15 +23,13 @@ def title(report: Report) -> str:
 def header(report: Report) -> Html:
     """Return what it is, when it was made, how much there is, and what came out best."""
     single = report.tasks[0] if len(report.tasks) == 1 else None
-    nothing = ""
-    if not report.tasks:
-        nothing = "No job has got as far as a run." if report.standings else "There is no run here."
+    nothing = "No job has got as far as a run." if report.standings else "There is no run here."
     return render(
         "overview.html",
         title=title(report),
         created=report.created,
         lead="" if single is None else best_sentence(single, formats.group_names(single)),
-        nothing=nothing,
+        nothing="" if report.tasks else nothing,
         facts=_facts(report),
         problems=report.problems,
         shown=_SHOWN,
@@ -78,8 +76,3 @@ def _sweep(found: SweepProgress) -> dict[str, Any]:
         "to_go": f"; about {formats.duration(left)} to go" if left else "",
         "failed": table("Failed jobs", columns, found.failed),
     }
-
-
-def is_at_work(report: Report) -> bool:
-    """Return whether a sweep has something left to do; then where it stands comes first."""
-    return any(each.running or each.left for each in report.standings)

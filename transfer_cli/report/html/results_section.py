@@ -7,22 +7,15 @@ from typing import Any
 
 from transfer_cli.report import formats, results_table
 from transfer_cli.report.contents import FINISHED, Group, TaskRuns
-from transfer_cli.report.html.markup import (
-    Html,
-    MarkedRow,
-    PageCell,
-    PageColumn,
-    details,
-    joined,
-    macros,
-    sortable_table,
-    table,
-)
+from transfer_cli.report.html import markup
+from transfer_cli.report.html.markup import Html, PageCell, PageColumn, details, joined, macro
+from transfer_cli.report.untrusted import is_number
 
 _MOST_OPEN = 8
 """Runs that did not finish which are listed from the start; more of them on demand."""
 
 _UNFINISHED = "Runs that are not finished, or learnt next to nothing"
+_TITLED = Html('<span title="{}">{}</span>')
 _NOTES = {
     results_table.DIFFERENCE: "To the baseline, with its 95 % interval",
     results_table.P: "How likely such a difference is where there is none",
@@ -35,29 +28,23 @@ _NOTES = {
 
 def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return what came out best, in one sentence."""
-    best = next((at for at, group in enumerate(task.groups) if group.is_best), None)
-    if best is None:
-        return Html('<p class="lead">{}</p>').format(_no_result(task))
-    group = task.groups[best]
-    value = formats.spread(group.measures[task.measure]) + formats.unit(task, task.measure)
-    made: Html = macros("results.html").lead(
-        task, group, names[best], value, _against_words(task, names, group)
-    )
-    return made
-
-
-def _no_result(task: TaskRuns) -> str:
+    for group, name in zip(task.groups, names, strict=True):
+        if group.is_best:
+            value = formats.spread(group.measures[task.measure]) + formats.unit(task, task.measure)
+            against = _against_words(task, names, group)
+            return macro("results.html", "lead", task, group, name, value, against)
     states = Counter(run.status for run in task.runs)
+    why = f"No run has measured the {formats.measure_words(task.measure)}."
     if states and states.keys() != {FINISHED}:
-        return f"No run has a result yet ({formats.counts(states)})."
-    return f"No run has measured the {formats.measure_words(task.measure)}."
+        why = f"No run has a result yet ({formats.counts(states)})."
+    return Html('<p class="lead">{}</p>').format(why)
 
 
 def _against_words(task: TaskRuns, names: Sequence[str], group: Group) -> str:
     found = group.against
     if found is None:
         return ""
-    size, interval, p = results_table.compared(task, group)
+    size, interval, p = results_table.compared(task, group, found)
     side = "above" if found.difference > 0 else "below"
     baseline = _name_of(task, names, found.baseline or task.baseline or "")
     p = p if p.startswith("<") else f"= {p}"
@@ -66,31 +53,32 @@ def _against_words(task: TaskRuns, names: Sequence[str], group: Group) -> str:
 
 def _name_of(task: TaskRuns, names: Sequence[str], label: str) -> str:
     """Return what the group of a label is called on the page."""
-    named = zip(task.groups, names, strict=True)
-    return next((name for group, name in named if group.label == label), label)
+    return dict(zip((each.label for each in task.groups), names, strict=True)).get(label, label)
 
 
 def results(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return the table of the groups, how to read it, and which runs did not finish."""
-    columns = [*_columns(task, names)]
-    cells = zip(*(each for _, each in columns), strict=True)
-    rows = [MarkedRow(row, group.is_best) for row, group in zip(cells, task.groups, strict=True)]
-    made = sortable_table(f"Results of {task.name}", [column for column, _ in columns], rows)
+    columns, cells = zip(*_columns(task, names), strict=True)
+    best = [group.is_best for group in task.groups]
+    rows = [*zip(*cells, strict=True)]
+    made = markup.sortable_table(f"Results of {task.name}", columns, rows, best)
     lines = []
     if len(task.groups) > 1 and task.sort not in ("", task.measure):
         lines.append(f"sorted by {formats.measure_words(task.sort)}")
     baseline = _name_of(task, names, task.baseline or "")
     lines += results_table.explanations(task, best="★", baseline=baseline)
-    return joined([made, *map(Html('<p class="note">{}</p>').format, lines), _unfinished(task)])
+    return joined([made, *map(markup.note, lines), _unfinished(task)])
 
 
 def _columns(
     task: TaskRuns, names: Sequence[str]
 ) -> Iterator[tuple[PageColumn, Sequence[PageCell]]]:
     """Yield the columns of the page's table with a cell for each group."""
-    place = macros("results.html").place
-    groups = enumerate(task.groups)
-    yield PageColumn("#"), [PageCell(place(at, group.is_best), at + 1) for at, group in groups]
+    places = [
+        PageCell(macro("results.html", "place", at, group.is_best), at + 1)
+        for at, group in enumerate(task.groups)
+    ]
+    yield PageColumn("#"), places
     yield from _setting_columns(task, names)
     measures = results_table.measures_beside(task)
     for column in results_table.results_table(task, measures)[1:]:
@@ -102,34 +90,28 @@ def _columns(
 def _painted(cell: results_table.ResultCell) -> PageCell:
     content: str = cell.text or formats.NOTHING
     if cell.note is not None:
-        content = Html('<span title="{}">{}</span>').format(cell.note, content)
+        content = _TITLED.format(cell.note, content)
     return PageCell(content, cell.value)
 
 
 def _setting_columns(
     task: TaskRuns, names: Sequence[str]
 ) -> Iterator[tuple[PageColumn, Sequence[PageCell]]]:
-    short = formats.short_keys(task.varying)
-    keys = task.varying if len(task.varying) <= formats.MOST_NAMED else ()
-    for key in keys:
-        yield (
-            PageColumn(short[key], note=key),
-            [_setting_cell(g.settings, key) for g in task.groups],
-        )
-    if not keys:
-        shown = Html('<span title="{}">{}</span>')
+    if 0 < len(task.varying) <= formats.MOST_NAMED:
+        for key, short in formats.short_keys(task.varying).items():
+            cells = [_setting_cell(group.settings, key) for group in task.groups]
+            yield PageColumn(short, note=key), cells
+    else:
         named = zip(task.groups, names, strict=True)
-        yield (
-            PageColumn("settings"),
-            [PageCell(shown.format(g.label, name), name) for g, name in named],
-        )
+        cells = [PageCell(_TITLED.format(group.label, name), name) for group, name in named]
+        yield PageColumn("settings"), cells
 
 
 def _setting_cell(settings: Mapping[str, Any], key: str) -> PageCell:
     if key not in settings:
         return PageCell(formats.NOTHING)
     value = settings[key]
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         return PageCell(formats.setting(value), value)
     shown = formats.setting_of(key, value)
     return PageCell(shown, math.inf if shown == "all" else shown)
@@ -140,7 +122,5 @@ def _unfinished(task: TaskRuns) -> Html | None:
     if not runs:
         return None
     rows = [(run.name, run.status, run.reason or formats.NOTHING) for run in runs]
-    listed = table(
-        _UNFINISHED, [PageColumn("run"), PageColumn("state"), PageColumn("reason")], rows
-    )
+    listed = markup.table(_UNFINISHED, [*map(PageColumn, ("run", "state", "reason"))], rows)
     return details(f"{_UNFINISHED}: {len(runs)}", listed, is_open=len(runs) <= _MOST_OPEN)

@@ -9,18 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, TaskRuns
-from transfer_cli.report.formats import (
-    axis_words,
-    cut,
-    measure_words,
-    number,
-    setting,
-    setting_of,
-    short_keys,
-)
-from transfer_cli.report.html.charts import Chart, Trace, View, badness, is_measured, is_wide, safe
+from transfer_cli.report.html import charts
+from transfer_cli.report.html.charts import Chart, Trace, View, badness, safe
 from transfer_cli.report.html.markup import PageColumn
+from transfer_cli.report.untrusted import is_number
 
 FEWEST_TRIALS = 8
 MOST_AXES = 9
@@ -33,13 +27,7 @@ _LARGE = 1000
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of parallel coordinates.
-
-    Args:
-        title: Its heading.
-        places: Of each trial, from 0 at the bottom to 1.
-        ticks: Pairs of place and what is written there.
-    """
+    """One axis: each trial's place, from 0 at the bottom to 1; places and what is written there."""
 
     title: str
     places: Sequence[float]
@@ -48,11 +36,7 @@ class Axis:
 
 def search_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
     """Return each group as a line across its settings; none where few of them vary."""
-    trials = [
-        (group, name, group.measures[task.measure].mean)
-        for group, name in zip(task.groups, names, strict=True)
-        if is_measured(task, group)
-    ]
+    trials = [(group, names[at], found.mean) for at, group, found in charts.measured(task)]
     keys = [
         key for key in task.varying if len({repr(g.settings.get(key)) for g, _, _ in trials}) > 1
     ]
@@ -60,13 +44,14 @@ def search_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
         return None
     trials.sort(key=lambda trial: badness(task, trial[2]))
     shown_keys = keys[: MOST_AXES - 1]
-    short = short_keys(keys)
+    short = formats.short_keys(keys)
     axes = [
         axis_of(key, short[key], [group.settings.get(key) for group, _, _ in trials])
         for key in shown_keys
     ]
-    axes.append(number_axis(axis_words(task, task.measure), [value for _, _, value in trials]))
-    words = measure_words(task.measure)
+    result = charts.measure_column(task)
+    axes.append(number_axis(str(result.title), [value for _, _, value in trials]))
+    words = formats.measure_words(task.measure)
     left_out = "" if shown_keys == keys else f" Shown are the first {len(shown_keys)} keys."
     return Chart(
         "search",
@@ -74,12 +59,11 @@ def search_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
         f"Each line is a group, from left to right through its settings to its {words}. The "
         f"better it is, the stronger its colour.{left_out}",
         f"Parallel coordinates of {len(trials)} trials over {', '.join(shown_keys)}. The best is "
-        f"{trials[0][1]} with a {words} of {number(trials[0][2])}.",
+        f"{trials[0][1]} with a {words} of {formats.number(trials[0][2])}.",
         [View(words, [*_binned(axes, trials)], _parallel_layout(axes))],
-        [PageColumn("trial"), *(PageColumn(key) for key in keys),
-         PageColumn(axis_words(task, task.measure), is_number=True)],
-        [(place, *(setting_of(key, group.settings.get(key)) for key in keys), number(value))
-         for place, (group, _, value) in enumerate(trials, start=1)],
+        [PageColumn("trial"), *map(PageColumn, keys), result],
+        [(place, *(formats.setting_of(key, group.settings.get(key)) for key in keys),
+          formats.number(value)) for place, (group, _, value) in enumerate(trials, start=1)],
         narrowest=_AXIS_PIXELS * len(axes),
     )  # fmt: skip
 
@@ -90,36 +74,31 @@ def axis_of(key: str, title: str, values: Sequence[Any]) -> Axis:
         return number_axis(title, [float(each) for each in values])
     # Numbers first, by size; then words.
     ordered = sorted(values, key=lambda each: (0, each, "") if _is_number(each)
-                     else (1, 0, setting(each)))  # fmt: skip
-    kinds = list(dict.fromkeys(setting_of(key, each) for each in ordered))
+                     else (1, 0, formats.setting(each)))  # fmt: skip
+    kinds = list(dict.fromkeys(formats.setting_of(key, each) for each in ordered))
     places = {kind: (at + 0.5) / len(kinds) for at, kind in enumerate(kinds)}
-    ticks = [(place, cut(kind, 16)) for kind, place in places.items()]
-    return Axis(title, [places[setting_of(key, each)] for each in values], ticks)
+    ticks = [(place, formats.cut(kind, 16)) for kind, place in places.items()]
+    return Axis(title, [places[formats.setting_of(key, each)] for each in values], ticks)
 
 
 def _is_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def number_axis(title: str, values: Sequence[float]) -> Axis:
     """Return an axis that is logarithmic where the values are far apart, and linear otherwise."""
-    is_log = is_wide(values)
+    is_log = charts.is_wide(values)
     scaled = [math.log10(each) if is_log else each for each in values]
     low, high = min(scaled), max(scaled)
     width = (high - low) or 1.0
     places = [(each - low) / width for each in scaled]
     distinct = dict(sorted(zip(places, values, strict=True)))
     if len(distinct) <= _FEW_TICKS:
-        return Axis(title, places, [(at, setting(value)) for at, value in distinct.items()])
+        return Axis(title, places, [(at, formats.setting(value)) for at, value in distinct.items()])
     marks = [low + width * part / 4 for part in range(5)]
-    ticks = [((mark - low) / width, _tick(10**mark if is_log else mark)) for mark in marks]
-    return Axis(title, places, ticks)
-
-
-def _tick(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.3g}"
+    shown = [10**mark if is_log else mark for mark in marks]
+    words = [f"{n:,.0f}" if abs(n) >= _LARGE else f"{n:.3g}" for n in shown]
+    return Axis(title, places, [*zip([(mark - low) / width for mark in marks], words, strict=True)])
 
 
 def _binned(axes: Sequence[Axis], trials: Sequence[tuple[Group, str, float]]) -> Iterable[Trace]:
@@ -134,7 +113,9 @@ def _binned(axes: Sequence[Axis], trials: Sequence[tuple[Group, str, float]]) ->
             _, name, value = trials[trial]
             x += [*range(len(axes)), None]
             y += [*(round(axis.places[trial], 4) for axis in axes), None]
-            labels += [f"{safe(name)}<br>{safe(axes[-1].title)}: {number(value)}"] * (len(axes) + 1)
+            labels += [f"{safe(name)}<br>{safe(axes[-1].title)}: {formats.number(value)}"] * (
+                len(axes) + 1
+            )
         yield {
             "type": "scatter", "mode": "lines", "x": x, "y": y, "text": labels,
             "hovertemplate": "%{text}<extra></extra>",
@@ -149,7 +130,7 @@ def _parallel_layout(axes: Sequence[Axis]) -> dict[str, Any]:
         "xaxis": {
             "tickvals": list(places), "tickangle": 0, "side": "top",
             "range": [-0.35, len(axes) - 0.45],
-            "ticktext": [safe(cut(axis.title, _LONGEST_TITLE)) for axis in axes],
+            "ticktext": [safe(formats.cut(axis.title, _LONGEST_TITLE)) for axis in axes],
             "showgrid": False, "zeroline": False, "fixedrange": True, "showline": False,
         },
         "yaxis": {"visible": False, "range": [-0.05, 1.05], "fixedrange": True},

@@ -1,0 +1,32 @@
+"""Values that stand in files which anybody may have written: any can be of any kind."""
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+
+def nested(value: Any, *keys: str) -> Any:
+    """Return what lies below some keys of mappings in mappings; None where there is no such."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
+    """Return the mapping that lies below some keys; an empty one where there is something else."""
+    found = nested(value, *keys)
+    return found if isinstance(found, dict) else {}
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Return whether a value is a number, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def text_or_none(value: Any) -> str | None:
+    """Return a value as text; None where there is none."""
+    return None if value is None else str(value)
+
+
+def reason(error: Exception) -> str:
+    """Return why a file cannot be read, without its name."""
+    return getattr(error, "strerror", None) or str(error)
