@@ -13,6 +13,7 @@ from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -49,15 +50,13 @@ def check_config_dir(
                 _check(node, f"hydra.{part}.{name}")
 
 
-def check_environment(settings: Any) -> None:
-    """Refuse a job for which a config sets environment variables.
-
-    Args:
-        settings: The job's `hydra` node.
+def check_environment() -> None:
+    """Refuse a job at work for which a config sets environment variables.
 
     Raises:
         ConfigError: One does.
     """
+    settings = HydraConfig.get()
     typed = any("hydra.job.env_set" in word for word in settings.overrides.hydra)
     if settings.job.env_set and not typed:
         raise ConfigError(

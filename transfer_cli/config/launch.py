@@ -50,6 +50,26 @@ def launch(
         _call_hydra([*request.hydra_flags, *overrides, *request.overrides], command, task)
 
 
+def launch_once(command: str, request: Request, task: Task) -> None:
+    """Compose what `request` asks for and call `task` with it, once.
+
+    Raises:
+        ConfigError: The config cannot be composed.
+        Exception: What the task raises.
+    """
+    failed: list[Exception] = []
+
+    def attempt(config: DictConfig) -> None:
+        try:
+            task(config)
+        except Exception as error:  # raised when Hydra is done, which would print and explain it
+            failed.append(error)
+
+    launch(command, request, attempt)
+    if failed:
+        raise failed[0]
+
+
 def complete(line: str, command: str, shell: str) -> None:
     """Print the completions of `line`, a command line without the name of the command."""
     os.environ["COMP_LINE"] = line

@@ -16,7 +16,6 @@ from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.report.contents import (
     FAILED,
     FINISHED,
-    LEFT,
     PRUNED,
     RUNNING,
     STOPPED,
@@ -24,10 +23,9 @@ from transfer_cli.report.contents import (
     SweepProgress,
 )
 from transfer_cli.report.sweep_progress import sweep_progress
-from transfer_cli.runs import sweep as sweeps
 from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory
-from transfer_cli.runs.sweep import JobWord, SweepDirectory
+from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
 
 MOST_FOLDERS = 20_000
@@ -36,10 +34,6 @@ MOST_FOLDERS = 20_000
 KILLED = "ended without a word: it may have been killed"
 UNKNOWN = "an unknown command"
 
-_OUTCOMES = {
-    sweeps.LEFT: LEFT, sweeps.RUNNING: RUNNING, sweeps.STOPPED: STOPPED,
-    sweeps.FAILED: FAILED, sweeps.PRUNED: PRUNED,
-}  # fmt: skip
 _MOST_TYPED_BYTES = 2**20
 
 T = TypeVar("T")
@@ -59,7 +53,7 @@ class Found:
     runs: list[Run] = field(default_factory=list)
     standings: list[SweepProgress] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    jobs: dict[Path, dict[int, JobWord]] = field(default_factory=dict)
+    jobs: dict[Path, dict[int, SweepJob]] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -165,13 +159,13 @@ def _take(place: Path, found: Found) -> None:
         request = sweep.read_request()
     except (OSError, UnreadableError) as error:
         reason = printable(str(error))
-        found.problems.append(f"{place} cannot be read: {sweeps.SWEEP}: {reason}")
+        found.problems.append(f"{place} cannot be read: {SWEEP}: {reason}")
         return
     found.standings.append(sweep_progress(sweep, request, jobs))
     for job in jobs:
         if RunDirectory.holds_run(sweep.run(job.number)):
             continue
-        if job.outcome in _OUTCOMES:
+        if job.outcome != JobState.DONE:
             found.runs.append(_without_run(sweep, request.command, job))
         else:
             found.problems.append(f"{sweep.run(job.number)} is gone, though the job was done")
@@ -281,41 +275,39 @@ def _typed(path: Path) -> Iterator[str]:
 # --- jobs of a sweep ---------------------------------------------------------------------------
 
 
-def _jobs(sweep: Path, found: Found) -> dict[int, JobWord]:
+def _jobs(sweep: Path, found: Found) -> dict[int, SweepJob]:
     """Return what is known of the jobs of a sweep; nothing where a folder is none."""
     if sweep not in found.jobs:
         is_one = SweepDirectory.is_at(sweep)
-        jobs: Sequence[JobWord] = ()
+        jobs: Sequence[SweepJob] = ()
         try:
             jobs = SweepDirectory(sweep).jobs() if is_one else ()
         except (OSError, TypeError) as error:
             found.problems.append(f"{sweep}: its jobs cannot be read: {printable(str(error))}")
-        # Whoever wrote the files may have put anything there.
-        ours = [job for job in jobs if type(job.number) is int and type(job.outcome) is str]
-        found.jobs[sweep] = {job.number: job for job in ours}
+        found.jobs[sweep] = {job.number: job for job in jobs}
     return found.jobs[sweep]
 
 
-def _with_job(run: Run, jobs: Mapping[int, JobWord]) -> Run:
+def _with_job(run: Run, jobs: Mapping[int, SweepJob]) -> Run:
     """Add what a sweep says of one of its jobs, where the run is one."""
     folder = run.path.resolve()
     job = jobs.get(int(folder.name)) if folder.name.isdecimal() else None
     if job is None:
         return run
     run = replace(run, sweep=folder.parent, number=job.number, overrides=job.overrides)
-    if run.status == STOPPED and job.outcome in (sweeps.FAILED, sweeps.PRUNED):
-        return replace(run, status=_OUTCOMES[job.outcome], reason=text_or_none(job.reason))
+    if run.status == STOPPED and job.outcome in (JobState.FAILED, JobState.PRUNED):
+        return replace(run, status=job.outcome, reason=text_or_none(job.reason))
     return run
 
 
-def _without_run(sweep: SweepDirectory, command: str, job: JobWord) -> Run:
+def _without_run(sweep: SweepDirectory, command: str, job: SweepJob) -> Run:
     """Return a job that has no run directory: not begun, or failed before it had one."""
     words = [word.lstrip("+~").partition("=") for word in (*job.words, *job.overrides)]
     return Run(
         path=sweep.run(job.number),
         name=str(job.number),
         command=str(command),
-        status=_OUTCOMES[job.outcome],
+        status=job.outcome,
         reason=text_or_none(job.reason),
         settings={key: scalar(value) for key, _, value in words},
         sweep=sweep.path.resolve(),
