@@ -1,11 +1,11 @@
 """The shape of a backbone: sizes, rates, and the kinds of part that it is made of."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from transfer_cli.errors import one_of
 from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Activation
-from transfer_cli.model.kinds import choose
 from transfer_cli.model.norms import NORMS
 from transfer_cli.model.patterns import PATTERNS
 from transfer_cli.model.positions import POSITIONS
@@ -20,11 +20,12 @@ MAX_DEPTH = 10_000
 """The deepest Transformers have 1000 blocks. Each is some dozen Python objects, even on paper."""
 
 
-_KINDS: dict[str, Mapping[str, object]] = {
-    "residual": RESIDUALS, "norm": NORMS, "feedforward_kind": FEED_FORWARDS,
-    "position_kind": POSITIONS, "attention_pattern": PATTERNS,
+_CHOICES: dict[str, Collection[str]] = {
+    "activation": get_args(Activation), "direction": get_args(Direction),
+    "pooler": get_args(Pooler), "residual": RESIDUALS, "norm": NORMS,
+    "feedforward_kind": FEED_FORWARDS, "position_kind": POSITIONS, "attention_pattern": PATTERNS,
 }  # fmt: skip
-"""The fields that name a class, and the classes: to add one is to enter it there."""
+"""What a field may say. A dict holds classes: to add one is to enter it there."""
 
 
 @dataclass(frozen=True)
@@ -104,18 +105,8 @@ class BackboneShape:
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        for name, kind in (
-            ("activation", Activation),
-            ("direction", Direction),
-            ("pooler", Pooler),
-        ):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(kind))}; "
-                    f"got {getattr(self, name)!r}"
-                )
-        for name, kinds in _KINDS.items():
-            choose(kinds, getattr(self, name), name)
+        for name, known in _CHOICES.items():
+            one_of(name, getattr(self, name), known, ValueError)
 
     def least_bytes(self, vocabulary: int) -> int:
         """Return how much memory the largest matrices take in float32."""
