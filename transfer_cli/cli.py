@@ -111,7 +111,9 @@ def _run_about(name: str, command: Command, known: Mapping[str, Command], words:
     if first in ("--help", "-h"):
         terminal.show(commands.about(command))
     elif first in known:
-        if name == "lr-find" and _makes_sweep(rest):
+        from transfer_cli.config import flags
+
+        if name == "lr-find" and flags.parse(rest).multirun:
             raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
         # A sweep of these leaves nothing behind, not even Hydra's list of it.
         with tempfile.TemporaryDirectory() as folder:
@@ -120,12 +122,6 @@ def _run_about(name: str, command: Command, known: Mapping[str, Command], words:
         close = nearest(first, known)
         forms = " or ".join(f"transfer {name} {each}" for each in known)
         raise ConfigError(f"of which command?{close} Type {forms}, then its overrides")
-
-
-def _makes_sweep(words: list[str]) -> bool:
-    from transfer_cli.config import flags
-
-    return flags.parse(words).multirun
 
 
 def _run(name: str, command: Command, words: list[str]) -> None:
@@ -175,8 +171,11 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         _complete([word for word in words if "=" in word])
         return
     request = flags.parse(words)
-    if command.typed:
-        request = _with_texts(request, command)
+    if command.typed:  # texts that mean what is typed, whatever Hydra would read in them
+        from transfer_cli.config.literal import as_overrides
+
+        typed = as_overrides(request.overrides, command.typed, command.lists)
+        request = replace(request, overrides=typed)
     _trust_plugins(request)
     _load("transfer_cli.config.describe")  # and Hydra with it
     from transfer_cli.config import bounded_yaml, describe, launch
@@ -203,14 +202,6 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         _sweep(name, command, request, task)
     else:
         launch.launch_once(name, request, task)
-
-
-def _with_texts(request: "Request", command: Command) -> "Request":
-    """Let texts of the command line mean what is typed, whatever Hydra would read in them."""
-    from transfer_cli.config.literal import as_overrides
-
-    typed = as_overrides(request.overrides, command.typed, command.lists)
-    return replace(request, overrides=typed)
 
 
 def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":

@@ -81,9 +81,9 @@ def _plain(node: Any) -> dict[str, Any]:
 
 
 def _check(node: Any, key: str) -> None:
-    for target in _values_of(node, TARGET):
-        trusted = (_HYDRAS_OWN, *(f"{package}." for package in trusted_packages()))
-        if not str(target).startswith(trusted):
+    trusted = (_HYDRAS_OWN, *(f"{package}." for package in trusted_packages()))
+    for name, target in _nodes(node):
+        if name == TARGET and not str(target).startswith(trusted):
             package = str(target).partition(".")[0]
             raise ConfigError(
                 f"{key}: {target} is not trusted. Name your package with --plugin to trust it "
@@ -93,26 +93,17 @@ def _check(node: Any, key: str) -> None:
 
 def _refuse_interpolations(node: Any, key: str) -> None:
     # What one stands for may be another thing later.
-    for text in _leaves(node):
+    for _, text in _nodes(node):
         if isinstance(text, str) and "${" in text:
             raise ConfigError(f"{key}: {text!r} must be written out")
 
 
-def _values_of(node: Any, name: str) -> Iterator[Any]:
+def _nodes(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a node and all below it, each with its key; in a list they have none."""
+    yield name, node
     if isinstance(node, Mapping):
-        if name in node:
-            yield node[name]
-        for each in node.values():
-            yield from _values_of(each, name)
+        for key, each in node.items():
+            yield from _nodes(each, str(key))
     elif isinstance(node, list):
         for each in node:
-            yield from _values_of(each, name)
-
-
-def _leaves(node: Any) -> Iterator[Any]:
-    children = node.values() if isinstance(node, Mapping) else node
-    if isinstance(node, Mapping | list):
-        for each in children:
-            yield from _leaves(each)
-    else:
-        yield node
+            yield from _nodes(each)

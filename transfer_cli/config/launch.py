@@ -73,12 +73,12 @@ def launch_once(command: str, request: Request, task: Task) -> None:
 def complete(line: str, command: str, shell: str) -> None:
     """Print the completions of `line`, a command line without the name of the command."""
     os.environ["COMP_LINE"] = line
-    _call_hydra(["--shell-completion", f"query={shell}"], command, _do_nothing)
+    _call_hydra(["--shell-completion", f"query={shell}"], command, lambda config: None)
 
 
 def print_completion_script(shell: str) -> None:
     """Print what a shell has to evaluate to complete `transfer`."""
-    _call_hydra(["--shell-completion", f"install={shell}"], "pretrain", _do_nothing)
+    _call_hydra(["--shell-completion", f"install={shell}"], "pretrain", lambda config: None)
 
 
 def compose(command: str, request: Request) -> DictConfig:
@@ -191,7 +191,3 @@ def _refuse_half_overrides(request: Request) -> None:
             raise ConfigError(f"{word}: expected KEY=VALUE")
         if equals and not value:
             raise ConfigError(f"{key}: has no value. For none at all write {key}=null")
-
-
-def _do_nothing(config: DictConfig) -> None:
-    """Stand in for a command where Hydra only prints."""
