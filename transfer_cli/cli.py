@@ -305,10 +305,12 @@ def _end_sweep(jobs: "Jobs", settings: Mapping[str, str]) -> None:
 
 
 def _raise_failures(jobs: "Jobs") -> None:
+    from transfer_cli.runs.sweep import JobState
+
     outcomes = [job.outcome for job in jobs.done]
-    if failed := outcomes.count("failed"):
+    if failed := outcomes.count(JobState.FAILED):
         raise SweepError(f"{failed} of {len(outcomes)} jobs failed")
-    if stopped := outcomes.count("stopped"):
+    if stopped := outcomes.count(JobState.STOPPED):
         raise StoppedError(
             f"{stopped} of {len(outcomes)} jobs were stopped; go on with the same command and "
             "resume=auto"

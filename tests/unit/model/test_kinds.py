@@ -145,9 +145,7 @@ def test_an_unknown_kind_is_refused_with_those_that_there_are(field):
 
 
 def test_a_name_like_no_other_brings_no_proposal():
-    with pytest.raises(
-        ValueError, match=r"^residual: '12345' is not one of pre, post, \w+\.$"
-    ):
+    with pytest.raises(ValueError, match=r"^residual: '12345' is not one of pre, post, \w+\.$"):
         tiny.shape(residual="12345")
 
 

@@ -26,6 +26,20 @@ def test_what_is_written_is_read_again(sweep):
     )
 
 
+def test_the_file_of_a_job_holds_plain_words(sweep):
+    """Earlier versions wrote the same, so a sweep that they began goes on."""
+    written = (
+        '{"number": 4, "overrides": ["seed=1"], "words": ["data=trec6", "seed=1"], '
+        '"outcome": "failed", "reason": "no memory", "seconds": 2.5, "value": null}'
+    )
+    (sweep.path / "job-4.json").write_text(written)
+
+    [job] = sweep.jobs()
+    assert (job.outcome, job.reason, job.seconds) == (JobState.FAILED, "no memory", 2.5)
+    sweep.write_job(job)
+    assert json.loads((sweep.path / "job-4.json").read_text()) == json.loads(written)
+
+
 def test_jobs_come_in_the_order_of_their_numbers(sweep):
     for number in (10, 9, 0):
         sweep.write_job(SweepJob(number, ()))
@@ -43,6 +57,7 @@ def test_jobs_come_in_the_order_of_their_numbers(sweep):
         json.dumps({"number": 1, "overrides": 5}),
         json.dumps({"number": "1", "overrides": []}),
         json.dumps({"number": 1, "outcome": []}),
+        json.dumps({"number": 1, "outcome": "lost"}),
         json.dumps({"number": 1, "seconds": "long"}),
     ],
 )
