@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from transfer_cli.runs.items import Item, write_items
-from transfer_cli.runs.sweep import JobWord, Request, SweepDirectory
+from transfer_cli.runs.sweep import SweepDirectory, SweepJob, SweepRequest
 
 LABELS = ("city", "person")
 ITEMS = 40
@@ -89,11 +89,11 @@ def blocks(losses: Collection[float], *, targets: int = 10) -> list[Item]:
     ]
 
 
-def write_sweep(path: Path, *jobs: JobWord, trials: int | None = None) -> SweepDirectory:
+def write_sweep(path: Path, *jobs: SweepJob, trials: int | None = None) -> SweepDirectory:
     """Write the files of a sweep, without its runs."""
     sweep = SweepDirectory(path)
     sweep.write_request(
-        Request("finetune", ("adaptation=full,lora",), "2026-01-02T03:04:05+00:00", trials)
+        SweepRequest("finetune", ("adaptation=full,lora",), "2026-01-02T03:04:05+00:00", trials)
     )
     for job in jobs:
         sweep.write_job(job)

@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.cli import _metrics
 from transfer_cli.config.flags import parse
-from transfer_cli.config.launch import launch
+from transfer_cli.config.launch import launch, launch_once
 from transfer_cli.sweep import plugins
 from transfer_cli.sweep.folder import folder_of, settings_of
 from transfer_cli.sweep.jobs import Jobs
@@ -35,9 +35,9 @@ def run(words, command="pretrain", fails=lambda config: None, metrics=_metrics):
     recorder, reported = Recorder(fails), []
     request = parse([*words, "sweep.isolate=false"] if command != "evaluate" else words)
 
-    def report(job):
+    def report(job, error):
         reported.append(job)
-        return f"job {job.number} is {job.error}"
+        return f"job {job.number} is {error}"
 
     jobs = Jobs(
         command,
@@ -48,10 +48,11 @@ def run(words, command="pretrain", fails=lambda config: None, metrics=_metrics):
         metrics,
         makes_runs=command != "evaluate",
     )
-    settings = {}
-    if request.multirun:
-        plugins.register(jobs)
-        settings = settings_of(jobs)
+    if not request.multirun:
+        launch_once(command, request, recorder)
+        return recorder.configs, jobs, reported
+    plugins.register(jobs)
+    settings = settings_of(jobs)
     launch(command, request, jobs.run, settings)
     if not jobs.done:
         jobs.read_copies(folder_of(request, settings))

@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from transfer_cli.config.flags import Request
+    from transfer_cli.config.launch import Task
     from transfer_cli.metrics import Metric
-    from transfer_cli.sweep.jobs import Job, Jobs
+    from transfer_cli.runs.sweep import SweepJob
+    from transfer_cli.sweep.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +111,9 @@ def _run_about(name: str, command: Command, known: Mapping[str, Command], words:
     if first in ("--help", "-h"):
         terminal.print_out(commands.about(command))
     elif first in known:
-        if name == "lr-find" and _makes_sweep(rest):
+        from transfer_cli.config import flags
+
+        if name == "lr-find" and flags.parse(rest).multirun:
             raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
         # A sweep of these leaves nothing behind, not even Hydra's list of it.
         with tempfile.TemporaryDirectory() as folder:
@@ -118,12 +122,6 @@ def _run_about(name: str, command: Command, known: Mapping[str, Command], words:
         close = nearest(first, known)
         forms = " or ".join(f"transfer {name} {each}" for each in known)
         raise ConfigError(f"of which command?{close} Type {forms}, then its overrides")
-
-
-def _makes_sweep(words: list[str]) -> bool:
-    from transfer_cli.config import flags
-
-    return flags.parse(words).multirun
 
 
 def _run(name: str, command: Command, words: list[str]) -> None:
@@ -173,12 +171,14 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         _complete([word for word in words if "=" in word])
         return
     request = flags.parse(words)
-    if command.typed:
-        request = _with_texts(request, command)
+    if command.typed:  # texts that mean what is typed, whatever Hydra would read in them
+        from transfer_cli.config.literal import as_overrides
+
+        typed = as_overrides(request.overrides, command.typed, command.lists)
+        request = replace(request, overrides=typed)
     _trust_plugins(request)
     _load("transfer_cli.config.describe")  # and Hydra with it
     from transfer_cli.config import bounded_yaml, describe, launch
-    from transfer_cli.sweep.jobs import Jobs
 
     if request.config_dir is not None:
         bounded_yaml.check_folder(request.config_dir)
@@ -198,30 +198,10 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         with _console_log():
             _perform(name, command, request, config)
 
-    jobs = Jobs(
-        name,
-        task,
-        request,
-        announce=_announce,
-        report=_report,
-        metrics=_metrics,
-        makes_runs=command.makes_runs,
-    )
     if request.multirun and not request.looks_only:
-        _sweep(jobs)
+        _sweep(name, command, request, task)
     else:
-        launch.launch(name, request, jobs.run)
-    if jobs.stopped is not None:
-        raise jobs.stopped
-    _raise_failures(jobs)
-
-
-def _with_texts(request: "Request", command: Command) -> "Request":
-    """Let texts of the command line mean what is typed, whatever Hydra would read in them."""
-    from transfer_cli.config.literal import as_overrides
-
-    typed = as_overrides(request.overrides, command.typed, command.lists)
-    return replace(request, overrides=typed)
+        launch.launch_once(name, request, task)
 
 
 def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
@@ -235,9 +215,13 @@ def _metrics(config: "DictConfig") -> "tuple[Metric, ...]":
 
 
 def _perform(name: str, command: Command, request: "Request", config: "DictConfig") -> None:
-    """Do the work of a command, or have the processes that it starts do it."""
+    """Check a config and do the work of its command, or have the processes that it starts do it."""
     from transfer_cli.config.build import import_plugins
+    from transfer_cli.config.check import check
+    from transfer_cli.config.foreign import check_environment
 
+    check_environment()
+    check(config, name)
     if command.scales:
         _load("transfer_cli.training.workers")
         from transfer_cli.config.command_line import CommandLine
@@ -264,27 +248,29 @@ def _trust_plugins(request: "Request") -> None:
     trust(request.plugins)
 
 
-def _announce(job: "Job") -> None:
+def _announce(job: "SweepJob") -> None:
     log.info("job %d: %s", job.number, " ".join(job.overrides) or "(as it is)")
 
 
-def _report(job: "Job") -> str:
+def _report(job: "SweepJob", error: Exception | None) -> str:
     reason = job.reason or ""
-    if job.error is not None:
-        line, _ = cause_and_cure(job.error)
+    if error is not None:
+        line, _ = cause_and_cure(error)
         if line is None:
-            _say("".join(traceback.format_exception(job.error)).rstrip())
-        reason = line or _name(job.error)
+            _say_traceback(error)
+        reason = line or _name(error)
     terminal.print_err(terminal.error(f"job {job.number} failed", reason))
     return reason
 
 
-def _sweep(jobs: "Jobs") -> None:
+def _sweep(name: str, command: Command, request: "Request", task: "Task") -> None:
     """Run the jobs of a sweep, and say what became of each, also where somebody ended it."""
     from transfer_cli.config import launch
     from transfer_cli.sweep import plugins
     from transfer_cli.sweep.folder import settings_of
+    from transfer_cli.sweep.jobs import Jobs
 
+    jobs = Jobs(name, task, request, _announce, _report, _metrics, makes_runs=command.makes_runs)
     plugins.register(jobs)
     settings = settings_of(jobs)
     try:
@@ -294,6 +280,9 @@ def _sweep(jobs: "Jobs") -> None:
             _end_sweep(jobs, settings)
         raise
     _end_sweep(jobs, settings)
+    if jobs.stopped is not None:
+        raise jobs.stopped
+    _raise_failures(jobs)
 
 
 def _end_sweep(jobs: "Jobs", settings: Mapping[str, str]) -> None:
@@ -316,17 +305,16 @@ def _end_sweep(jobs: "Jobs", settings: Mapping[str, str]) -> None:
 
 
 def _raise_failures(jobs: "Jobs") -> None:
-    failed = [job for job in jobs.done if job.outcome == "failed"]
-    if failed and jobs.request.multirun:
-        raise SweepError(f"{len(failed)} of {len(jobs.done)} jobs failed")
-    stopped = [job for job in jobs.done if job.outcome == "stopped"]
-    if stopped and jobs.request.multirun:
+    from transfer_cli.runs.sweep import JobState
+
+    outcomes = [job.outcome for job in jobs.done]
+    if failed := outcomes.count(JobState.FAILED):
+        raise SweepError(f"{failed} of {len(outcomes)} jobs failed")
+    if stopped := outcomes.count(JobState.STOPPED):
         raise StoppedError(
-            f"{len(stopped)} of {len(jobs.done)} jobs were stopped; go on with the same command "
-            "and resume=auto"
+            f"{stopped} of {len(outcomes)} jobs were stopped; go on with the same command and "
+            "resume=auto"
         )
-    if failed and failed[0].error is not None:
-        raise failed[0].error
 
 
 # --- completion --------------------------------------------------------------------------------
@@ -372,7 +360,7 @@ def _fail(name: str, error: Exception, *, debug: bool) -> int:
     if isinstance(error, PeerError) and not debug:
         return code
     if line is None or debug:
-        _say("".join(traceback.format_exception(error)).rstrip())
+        _say_traceback(error)
     if line is not None:
         terminal.print_err(terminal.error(name, line))
     return code
@@ -431,8 +419,8 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+def _say_traceback(error: Exception) -> None:
+    sys.stderr.write("".join(traceback.format_exception(error)))
     sys.stderr.flush()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError, nearest, one_of
 
 Unit = Literal["none", "nats", "bits", "perplexity", "fraction", "percent"]
 
@@ -41,11 +41,7 @@ class Metric:
         """Raise ValueError where the unit is unknown or the name empty."""
         if not self.name:
             raise ValueError("a metric needs a name")
-        if self.unit not in get_args(Unit):
-            raise ValueError(
-                f"{self.name}: {self.unit!r} is not one of {', '.join(get_args(Unit))}."
-                f"{nearest(str(self.unit), get_args(Unit))}"
-            )
+        one_of(self.name, self.unit, get_args(Unit), ValueError)
 
     def of_loss(self, loss: str) -> "Metric":
         """Return the same metric of a further loss; single examples are kept of the main one."""

@@ -14,7 +14,7 @@ from tests.fake_runs import labelled, write_run, write_sweep
 from transfer_cli.cli import main
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.sweep import JobWord, SweepDirectory
+from transfer_cli.runs.sweep import SweepDirectory, SweepJob
 
 pytestmark = pytest.mark.functional
 
@@ -187,10 +187,10 @@ def test_a_run_that_is_still_being_written_is_one_line_alone_and_a_row_among_oth
 def test_a_running_sweep_says_where_it_stands(transfer, tmp_path):
     sweep = write_sweep(
         tmp_path / "sweep",
-        JobWord(0, ("seed=0",), outcome="done", seconds=60.0),
-        JobWord(1, ("seed=1",), outcome="running"),
-        JobWord(2, ("seed=2",)),
-        JobWord(3, ("seed=3",), outcome="failed", reason="no memory"),
+        SweepJob(0, ("seed=0",), outcome="done", seconds=60.0),
+        SweepJob(1, ("seed=1",), outcome="running"),
+        SweepJob(2, ("seed=2",)),
+        SweepJob(3, ("seed=3",), outcome="failed", reason="no memory"),
     )
     write_run(tmp_path / "sweep" / "0")
 
@@ -206,7 +206,7 @@ def test_a_running_sweep_says_where_it_stands(transfer, tmp_path):
 
 
 def test_a_sweep_of_which_nothing_came_is_reported_too(transfer, tmp_path):
-    write_sweep(tmp_path / "sweep", JobWord(0, ("a=1",), outcome="failed", reason="no such key"))
+    write_sweep(tmp_path / "sweep", SweepJob(0, ("a=1",), outcome="failed", reason="no such key"))
 
     done = transfer("report", "sweep")
 

@@ -77,6 +77,19 @@ def test_torch_is_not_imported_to_say_what_there_is(words, monkeypatch):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_single_run_does_without_the_jobs_of_a_sweep():
+    program = (
+        "import sys; from transfer_cli.cli import main; assert main(sys.argv[1:]) == 2; "
+        "sys.exit('transfer_cli.sweep.jobs' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, "evaluate", "run=nowhere"], capture_output=True, check=False
+    )
+    assert b"run: there is no folder nowhere" in done.stderr
+    assert done.returncode == 0
+
+
 def test_hydra_is_not_imported_for_the_help_and_the_version():
     program = (
         "import sys; from transfer_cli.cli import main; main(['--help']); main(['--version']); "

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, cast, get_args
 
 from torch import nn
 
-from transfer_cli.errors import above_zero, at_least
+from transfer_cli.errors import above_zero, at_least, one_of
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.added import added_modules, added_parameters
 from transfer_cli.model.block import ACTIVATIONS, Activation, Block
@@ -107,8 +107,8 @@ class Adapters(Edit):
     def __post_init__(self) -> None:
         """Raise ValueError where a value cannot work."""
         at_least("size", self.size, 1)
-        _check_choice("placement", self.placement, ("both", "ffn_only"))
-        _check_choice("activation", self.activation, tuple(ACTIVATIONS))
+        one_of("placement", self.placement, ("both", "ffn_only"), ValueError)
+        one_of("activation", self.activation, ACTIVATIONS, ValueError)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
         """Put an adapter into each site."""
@@ -245,13 +245,8 @@ def _blocks(model: TransferModel) -> list[Block]:
     return cast("list[Block]", list(model.backbone.blocks))
 
 
-def _check_choice(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{option} must be one of {', '.join(known)}; got {value!r}")
-
-
 def _check_names(option: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:
     if not values:
         raise ValueError(f"{option} must name at least one of {', '.join(known)}")
     for value in values:
-        _check_choice(option, value, known)
+        one_of(option, value, known, ValueError)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.errors import ConfigError, at_least, one_of
 from transfer_cli.model.transfer_model import TransferModel
 
 
@@ -140,13 +140,11 @@ class EWC(Penalty):
         normalise: Literal["mean", "none"] = "mean",
     ) -> None:
         at_least("sequences", sequences, 1)
-        if fisher not in ("true", "empirical", True):
-            raise ValueError(f"fisher must be true or empirical, got {fisher!r}")
-        if normalise not in ("mean", "none"):
-            raise ValueError(f"normalise must be mean or none, got {normalise!r}")
+        self.fisher = "true" if fisher is True else fisher
+        one_of("fisher", self.fisher, ("true", "empirical"), ValueError)
+        one_of("normalise", normalise, ("mean", "none"), ValueError)
         self.strength = _strength("strength", strength)
         self.sequences = sequences
-        self.fisher = "true" if fisher is True else fisher
         self.normalise = normalise
 
     def start(self, start: Start) -> None:

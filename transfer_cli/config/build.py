@@ -107,7 +107,7 @@ def check_options(node: Any, key: str = "") -> None:
     options = [str(name) for name in plain if name != TARGET]
     if TARGET in plain:
         maker = _find(plain[TARGET], key)
-        _refuse_unknown(options, _parameters(maker), key, maker=maker, hidden=())
+        _refuse_unknown(options, maker, key)
     for name in options:
         check_options(plain[name], f"{key}.{name}" if key else name)
 
@@ -128,9 +128,8 @@ def _plain(node: Any, key: str) -> Any:
 
 def _construct(node: Mapping[str, Any], key: str, kind: Any, extra: Mapping[str, Any]) -> Any:
     maker = _maker(node, key, kind)
-    parameters = _parameters(maker)
     arguments = {name: value for name, value in node.items() if name != TARGET}
-    _check_names(arguments, parameters, key, maker=maker, extra=extra)
+    _check_names(arguments, maker, key, extra)
     annotations = _annotations(maker)
     arguments = {
         name: _convert(value, annotations.get(name, Any), f"{key}.{name}")
@@ -236,27 +235,28 @@ def _path(maker: type) -> str:
 # --- its arguments -----------------------------------------------------------------------------
 
 
-def _parameters(maker: type) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(maker).parameters)
+def _parameters(maker: type) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(maker).parameters
+
+
+def _options(maker: type) -> set[str]:
+    """Return the names that the constructor takes."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name for name, each in _parameters(maker).items() if each.kind in kinds}
 
 
 def _check_names(
-    arguments: Mapping[str, Any],
-    parameters: Mapping[str, inspect.Parameter],
-    key: str,
-    *,
-    maker: type,
-    extra: Mapping[str, Any],
+    arguments: Mapping[str, Any], maker: type, key: str, extra: Mapping[str, Any]
 ) -> None:
     """Refuse arguments that the constructor does not have, and a lack of those that it needs."""
-    by_keyword = _by_keyword(parameters)
     for name in arguments:
         if name in extra:
             raise ConfigError(f"{key}.{name}: is filled in when the run starts; leave it out")
-    _refuse_unknown(arguments, parameters, key, maker=maker, hidden=extra)
+    _refuse_unknown(arguments, maker, key, hidden=extra)
+    parameters = _parameters(maker)
     missing = [
         name
-        for name in by_keyword - set(arguments) - set(extra)
+        for name in _options(maker) - set(arguments) - set(extra)
         if parameters[name].default is inspect.Parameter.empty
     ]
     missing += [name for name, value in arguments.items() if value == "???"]
@@ -266,31 +266,18 @@ def _check_names(
         raise ConfigError(f"{key}: {maker.__name__} needs {names}. Add {cure}")
 
 
-def _by_keyword(parameters: Mapping[str, inspect.Parameter]) -> set[str]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name for name, parameter in parameters.items() if parameter.kind in kinds}
-
-
 def _refuse_unknown(
-    arguments: Iterable[str],
-    parameters: Mapping[str, inspect.Parameter],
-    key: str,
-    *,
-    maker: type,
-    hidden: Collection[str],
+    arguments: Iterable[str], maker: type, key: str, hidden: Collection[str] = ()
 ) -> None:
     """Refuse arguments that the constructor does not have; name the others, but for `hidden`."""
-    by_keyword = _by_keyword(parameters)
-    takes_any = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = _options(maker)
+    takes_any = any(each.kind == each.VAR_KEYWORD for each in _parameters(maker).values())
     for name in arguments:
-        if name not in by_keyword and not (takes_any and str(name).isidentifier()):
-            close = nearest(str(name), sorted(by_keyword - set(hidden)))
-            hint = close or _list_of(by_keyword - set(hidden))
+        if name not in known and not (takes_any and str(name).isidentifier()):
+            shown = sorted(known - set(hidden))
+            listed = f" It has {', '.join(shown)}." if shown else " It has none."
+            hint = nearest(str(name), shown) or listed
             raise ConfigError(f"{key}.{name}: {maker.__name__} has no option {name!r}.{hint}")
-
-
-def _list_of(options: Collection[str]) -> str:
-    return f" It has {', '.join(sorted(options))}." if options else " It has none."
 
 
 def _annotations(maker: type) -> dict[str, Any]:
@@ -395,28 +382,20 @@ def _convert_plain(value: Any, hint: Any, key: str) -> Any:
     # bool is a subclass of int, but `batch: true` is a mistake.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if hint is float and is_number:
-        return _float(value, key)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ConfigError(f"{key}: is too large for a number") from error
     if hint is Path and isinstance(value, str):
         return Path(value)
     if isinstance(value, bool) and hint is not bool and _is_class(hint):
         raise ConfigError(f"{key}: expected {_a(hint)}, got {_shown(value)}")
     if _fits(value, hint):
         return value
-    cure = f". Write {int(value)}" if hint is int and is_number and _is_whole(value) else ""
+    cure = f". Write {int(value)}" if hint is int and is_number and value % 1 == 0 else ""
     if hint is str and is_number:
         cure = f""". If it is a length, say of what, for example '{key}={value} steps'"""
     raise ConfigError(f"{key}: expected {_a(hint)}, got {_shown(value)}{cure}")
-
-
-def _float(value: float, key: str) -> float:
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ConfigError(f"{key}: is too large for a number") from error
-
-
-def _is_whole(value: float) -> bool:
-    return float(value).is_integer()
 
 
 # --- kinds -------------------------------------------------------------------------------------

@@ -61,10 +61,7 @@ TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
         "resume",
     ),
     examples=(
-        (
-            "transfer pretrain experiment=sample/pretrain",
-            "half a minute on a laptop, offline",
-        ),
+        ("transfer pretrain experiment=sample/pretrain", "half a minute on a laptop, offline"),
         ("transfer pretrain data=text data.train='corpus/*.txt' objective=mlm", "own text"),
         ("transfer pretrain resume=runs/pretrain/RUN", "go on with a run that was stopped"),
     ),

@@ -8,7 +8,7 @@ import ast
 import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -104,7 +104,12 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     parts: list[list[Renderable]] = [
         [Line(Piece(f"transfer {name}", "heading"), f": {command.summary}")],
         [Prose(command.text)],
-        [_usage(f"transfer {name} [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]")],
+        [
+            Line(
+                Piece("usage:", "heading"),
+                f" transfer {name} [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]",
+            )
+        ],
         _groups(name, command, request),
         _keys(name, command, config),
         _examples(command),
@@ -115,10 +120,6 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     for part in filter(None, parts):
         blocks += [BLANK, *part] if blocks else part
     return Page(*blocks)
-
-
-def _usage(words: str) -> Line:
-    return Line(Piece("usage:", "heading"), f" {words}")
 
 
 def _composed(name: str, request: Request) -> DictConfig:
@@ -132,18 +133,19 @@ def _composed(name: str, request: Request) -> DictConfig:
 
 
 def _groups(name: str, command: Command, request: Request) -> list[Renderable]:
+    """Return the groups in the order of the defaults, each with those below it."""
     chosen = _chosen(name)
+    places = {group: place for place, group in enumerate(chosen) if "/" not in group}
+    found = [
+        option
+        for option in options(request.config_dir)
+        if option.group.partition("/")[0] in places
+        and not option.shadowed
+        and not option.target.startswith(command.hidden)
+    ]
+    found.sort(key=lambda option: places[option.group.partition("/")[0]])
     blocks: list[Renderable] = []
-    for group in _groups_of(chosen, request):
-        listed = [
-            option
-            for option in options(request.config_dir)
-            if option.group == group
-            and not option.shadowed
-            and not option.target.startswith(command.hidden or ("\0",))
-        ]
-        if not listed:
-            continue
+    for group, listed in itertools.groupby(found, lambda option: option.group):
         nothing = "(nothing by default)" if chosen.get(group, "") is None else ""
         title = f"  {group}=   "
         blocks.append(Entry([Piece(title, "heading")], [Piece(nothing, "note")], len(title)))
@@ -183,16 +185,6 @@ def _defaults(file: Path) -> Iterator[tuple[str, str | None]]:
                 ):
                     several = OmegaConf.is_list(option)
                     yield group.partition("@")[0], None if several else option
-
-
-def _groups_of(chosen: dict[str, str | None], request: Request) -> list[str]:
-    """Return the groups of a command in the order of its defaults, each with those below it."""
-    every = dict.fromkeys(option.group for option in options(request.config_dir))
-    ordered = []
-    for group in chosen:
-        if "/" not in group:
-            ordered += [each for each in every if each == group or each.startswith(f"{group}/")]
-    return ordered
 
 
 def _keys(name: str, command: Command, config: DictConfig) -> list[Renderable]:
@@ -276,17 +268,15 @@ def _key_texts(
 def _field_texts() -> dict[tuple[str, str], str]:
     """Return the text below each field of each class in `config.schema`."""
     texts = {}
-    for node in ast.parse(inspect.getsource(schema)).body:
-        if isinstance(node, ast.ClassDef):
-            for field, text in _pairs(node.body):
-                texts[node.name, field] = text
+    classes = [
+        node for node in ast.parse(inspect.getsource(schema)).body if isinstance(node, ast.ClassDef)
+    ]
+    for node in classes:
+        for pair in itertools.pairwise(node.body):
+            match pair:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=field)),
+                    ast.Expr(value=ast.Constant(value=text)),
+                ):
+                    texts[node.name, field] = " ".join(str(text).split())
     return texts
-
-
-def _pairs(body: Iterable[ast.stmt]) -> Iterator[tuple[str, str]]:
-    statements = list(body)
-    for field, text in itertools.pairwise(statements):
-        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
-            continue
-        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            yield field.target.id, " ".join(str(text.value.value).split())

@@ -38,6 +38,32 @@ _TYPES = {
 }
 
 
+_OF_HYDRA = {
+    r"Ambiguous value for argument '(.+?)'": (
+        r"\1: several values need -m (one run for each); a list is written [a,b]"
+    ),
+    r"Sweep parameters '(.+?)' requires": r"\1: several values need -m (one run for each)",
+    r"Multiple values for ([^ ]+)\. To override": (
+        r"+\1: is chosen already; drop the + to choose another"
+    ),
+    r"force-add of config groups is not supported: '\+\+(.+?)'": (
+        r"++\1: drop the ++ to choose an option of a group"
+    ),
+    r"An item is already at '(.+?)'": r"+\1: exists already; drop the + to change it",
+    r"Did you mean to override .+?\?\nTo append to your default list use \+(.+)": (
+        r"\1: nothing is chosen there yet; write +\1"
+    ),
+    r"Could not delete '(.+?)'\. No match in the defaults list": r"~\1: nothing is chosen there",
+    r"Could not delete from config\. '(.+?)' does not exist": r"~\1: no such key",
+    r"Additional config directory '(.+?)' not found": r"--config-dir: there is no folder \1",
+    r"Unsupported item value in defaults : bool": (
+        "a defaults list names an option on, off, yes or no, which YAML reads as a boolean; put it "
+        "in quotes"
+    ),
+}
+"""What Hydra says, and what we say instead."""
+
+
 def explain(error: Exception, command: str, request: Request, compose: Compose) -> str:
     """Return one line: the key or file, what was found there, what to do.
 
@@ -114,18 +140,15 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
         # Experiments lie in folders, of which Hydra lists one at most.
         group, _, name = option[1].partition("/")
         options = _experiments(request)
-    if option and options:
+    if loaded := re.search(r"Could not load '(.+)/([^/]+)'", text):
+        group, name = loaded[1], loaded[2]
+        found = describe.options(request.config_dir)
+        options = [each.name for each in found if each.group == group]
+    if options:
         close = nearest(name, options)
-        typed = any(word.rpartition("=")[2] == name for word in request.overrides)
+        typed = loaded or any(word.rpartition("=")[2] == name for word in request.overrides)
         where = "" if typed else _where(error)
         return f"{group}={name}: no such option{where}.{close} There are {', '.join(options)}"
-    loaded = re.search(r"Could not load '(.+)/([^/]+)'", text)
-    if loaded:
-        group, name = loaded[1], loaded[2]
-        known = [each.name for each in describe.options(request.config_dir) if each.group == group]
-        if known:
-            close = nearest(name, known)
-            return f"{group}={name}: no such option.{close} There are {', '.join(known)}"
     if "primary config" in text:
         name = error.missing_cfg_file or "?"
         return f"--config-name: there is no {name}.yaml in conf/ or in --config-dir"
@@ -232,67 +255,15 @@ def _wrong_value(cause: OmegaConfBaseException, error: Exception) -> str:
 
 def _composition(error: Exception, command: str, request: Request, compose: Compose) -> str:
     text = str(error)
-    patterns: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
-        (
-            r"Ambiguous value for argument '(.+?)'",
-            lambda m: f"{m[1]}: several values need -m (one run for each); a list is written [a,b]",
-        ),
-        (
-            r"Sweep parameters '(.+?)' requires",
-            lambda m: f"{m[1]}: several values need -m (one run for each)",
-        ),
-        (
-            r"Multiple values for ([^ ]+)\. To override",
-            lambda m: f"+{m[1]}: is chosen already; drop the + to choose another",
-        ),
-        (
-            r"force-add of config groups is not supported: '\+\+(.+?)'",
-            lambda m: f"++{m[1]}: drop the ++ to choose an option of a group",
-        ),
-        (
-            r"An item is already at '(.+?)'",
-            lambda m: f"+{m[1]}: exists already; drop the + to change it",
-        ),
-        (
-            r"Did you mean to override (.+?)\?\nTo append to your default list use (.+)",
-            lambda m: f"{m[2][1:]}: nothing is chosen there yet; write {m[2]}",
-        ),
-        (
-            r"Could not override '(.+?)'\. No match in the defaults list",
-            lambda m: f"{m[1]}: {command} takes none",
-        ),
-        (
-            r"Could not delete '(.+?)'\. No match in the defaults list",
-            lambda m: f"~{m[1]}: nothing is chosen there",
-        ),
-        (
-            r"but config group '(.+?)' does not exist",
-            lambda m: f"{m[1]}: no such group.{_close_group(m[1], compose)}",
-        ),
-        (
-            r"Could not delete from config\. '(.+?)' does not exist",
-            lambda m: f"~{m[1]}: no such key",
-        ),
-        (
-            r"Config group override must be a string or a list",
-            lambda m: _null_group(request),
-        ),
-        (
-            r"Unsupported item value in defaults : bool",
-            lambda m: (
-                "a defaults list names an option on, off, yes or no, which YAML reads as a "
-                "boolean; put it in quotes"
-            ),
-        ),
-        (
-            r"Additional config directory '(.+?)' not found",
-            lambda m: f"--config-dir: there is no folder {m[1]}",
-        ),
-    )
-    for pattern, say in patterns:
-        found = re.search(pattern, text)
-        if found:
-            return say(found)
+    for pattern, said in _OF_HYDRA.items():
+        if found := re.search(pattern, text):
+            return found.expand(said)
+    if found := re.search(r"Could not override '(.+?)'\. No match in the defaults list", text):
+        return f"{found[1]}: {command} takes none"
+    if found := re.search(r"but config group '(.+?)' does not exist", text):
+        return f"{found[1]}: no such group.{_close_group(found[1], compose)}"
+    if "Config group override must be a string or a list" in text:
+        return _null_group(request)
     return _first_line(error)
 
 

@@ -25,9 +25,7 @@ class Request:
         config_dir: A folder with the user's own configs.
         config_name: The user's own primary config, in place of the command's.
         plugins: Packages whose classes configs may name.
-        debug: Whether every error shows its traceback.
         flags: Those that another process needs to compose and run the same.
-        job_of: Where a job of a sweep, in a process of its own, leaves the reason of its failure.
     """
 
     overrides: tuple[str, ...] = ()
@@ -38,9 +36,7 @@ class Request:
     config_dir: Path | None = None
     config_name: str | None = None
     plugins: tuple[str, ...] = ()
-    debug: bool = False
     flags: tuple[str, ...] = ()
-    job_of: Path | None = None
 
     def value_of(self, key: str) -> str | None:
         """Return what the last override of `key` says, None where there is none."""
@@ -85,11 +81,9 @@ def parse(arguments: list[str]) -> Request:
         asks_help=found.help,
         multirun=multirun,
         looks_only=looks_only,
-        job_of=Path(found.job) if found.job else None,
         config_dir=Path(found.config_dir) if found.config_dir else None,
         config_name=found.config_name,
         plugins=tuple(found.plugin),
-        debug=found.debug,
         flags=tuple(_shared_flags(found)),
     )
 

@@ -13,6 +13,7 @@ from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -49,15 +50,13 @@ def check_config_dir(
                 _check(node, f"hydra.{part}.{name}")
 
 
-def check_environment(settings: Any) -> None:
-    """Refuse a job for which a config sets environment variables.
-
-    Args:
-        settings: The job's `hydra` node.
+def check_environment() -> None:
+    """Refuse a job at work for which a config sets environment variables.
 
     Raises:
         ConfigError: One does.
     """
+    settings = HydraConfig.get()
     typed = any("hydra.job.env_set" in word for word in settings.overrides.hydra)
     if settings.job.env_set and not typed:
         raise ConfigError(
@@ -82,9 +81,9 @@ def _plain(node: Any) -> dict[str, Any]:
 
 
 def _check(node: Any, key: str) -> None:
-    for target in _values_of(node, TARGET):
-        trusted = (_HYDRAS_OWN, *(f"{package}." for package in trusted_packages()))
-        if not str(target).startswith(trusted):
+    trusted = (_HYDRAS_OWN, *(f"{package}." for package in trusted_packages()))
+    for name, target in _nodes(node):
+        if name == TARGET and not str(target).startswith(trusted):
             package = str(target).partition(".")[0]
             raise ConfigError(
                 f"{key}: {target} is not trusted. Name your package with --plugin to trust it "
@@ -94,26 +93,17 @@ def _check(node: Any, key: str) -> None:
 
 def _refuse_interpolations(node: Any, key: str) -> None:
     # What one stands for may be another thing later.
-    for text in _leaves(node):
+    for _, text in _nodes(node):
         if isinstance(text, str) and "${" in text:
             raise ConfigError(f"{key}: {text!r} must be written out")
 
 
-def _values_of(node: Any, name: str) -> Iterator[Any]:
+def _nodes(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a node and all below it, each with its key; in a list they have none."""
+    yield name, node
     if isinstance(node, Mapping):
-        if name in node:
-            yield node[name]
-        for each in node.values():
-            yield from _values_of(each, name)
+        for key, each in node.items():
+            yield from _nodes(each, str(key))
     elif isinstance(node, list):
         for each in node:
-            yield from _values_of(each, name)
-
-
-def _leaves(node: Any) -> Iterator[Any]:
-    children = node.values() if isinstance(node, Mapping) else node
-    if isinstance(node, Mapping | list):
-        for each in children:
-            yield from _leaves(each)
-    else:
-        yield node
+            yield from _nodes(each)

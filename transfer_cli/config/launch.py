@@ -50,15 +50,35 @@ def launch(
         _call_hydra([*request.hydra_flags, *overrides, *request.overrides], command, task)
 
 
+def launch_once(command: str, request: Request, task: Task) -> None:
+    """Compose what `request` asks for and call `task` with it, once.
+
+    Raises:
+        ConfigError: The config cannot be composed.
+        Exception: What the task raises.
+    """
+    failed: list[Exception] = []
+
+    def attempt(config: DictConfig) -> None:
+        try:
+            task(config)
+        except Exception as error:  # raised when Hydra is done, which would print and explain it
+            failed.append(error)
+
+    launch(command, request, attempt)
+    if failed:
+        raise failed[0]
+
+
 def complete(line: str, command: str, shell: str) -> None:
     """Print the completions of `line`, a command line without the name of the command."""
     os.environ["COMP_LINE"] = line
-    _call_hydra(["--shell-completion", f"query={shell}"], command, _do_nothing)
+    _call_hydra(["--shell-completion", f"query={shell}"], command, lambda config: None)
 
 
 def print_completion_script(shell: str) -> None:
     """Print what a shell has to evaluate to complete `transfer`."""
-    _call_hydra(["--shell-completion", f"install={shell}"], "pretrain", _do_nothing)
+    _call_hydra(["--shell-completion", f"install={shell}"], "pretrain", lambda config: None)
 
 
 def compose(command: str, request: Request) -> DictConfig:
@@ -171,7 +191,3 @@ def _refuse_half_overrides(request: Request) -> None:
             raise ConfigError(f"{word}: expected KEY=VALUE")
         if equals and not value:
             raise ConfigError(f"{key}: has no value. For none at all write {key}=null")
-
-
-def _do_nothing(config: DictConfig) -> None:
-    """Stand in for a command where Hydra only prints."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, size, to_device, with_facts
+from transfer_cli.errors import one_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.language_model import LanguageModel
@@ -41,8 +42,7 @@ def fisher_information(
     Raises:
         ValueError: Another kind, or no sequences.
     """
-    if kind not in ("true", "empirical"):
-        raise ValueError(f"kind must be true or empirical, got {kind!r}")
+    one_of("kind", kind, ("true", "empirical"), ValueError)
     parameters = dict(model.named_parameters())
     totals = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
     sequences = 0

@@ -1,11 +1,11 @@
 """The shape of a backbone: sizes, dropout rates, and the classes of its modules."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from transfer_cli.errors import one_of
 from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Activation
-from transfer_cli.model.kinds import choose
 from transfer_cli.model.norms import NORMS
 from transfer_cli.model.patterns import PATTERNS
 from transfer_cli.model.positions import POSITIONS
@@ -20,11 +20,12 @@ MAX_DEPTH = 10_000
 """The deepest Transformers have 1000 blocks, and even on meta a block is many Python objects."""
 
 
-_KINDS: dict[str, Mapping[str, object]] = {
-    "residual": RESIDUALS, "norm": NORMS, "feedforward_kind": FEED_FORWARDS,
-    "position_kind": POSITIONS, "attention_pattern": PATTERNS,
+_CHOICES: dict[str, Collection[str]] = {
+    "activation": get_args(Activation), "direction": get_args(Direction),
+    "pooler": get_args(PoolerActivation), "residual": RESIDUALS, "norm": NORMS,
+    "feedforward_kind": FEED_FORWARDS, "position_kind": POSITIONS, "attention_pattern": PATTERNS,
 }  # fmt: skip
-"""The fields that name a class, and the known classes; a new class is added to its table."""
+"""Known values of a field. A dict holds classes; a new class is added to it."""
 
 
 @dataclass(frozen=True)
@@ -105,18 +106,8 @@ class BackboneShape:
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        for name, kind in (
-            ("activation", Activation),
-            ("direction", Direction),
-            ("pooler", PoolerActivation),
-        ):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(kind))}; "
-                    f"got {getattr(self, name)!r}"
-                )
-        for name, kinds in _KINDS.items():
-            choose(kinds, getattr(self, name), name)
+        for name, known in _CHOICES.items():
+            one_of(name, getattr(self, name), known, ValueError)
 
     def least_bytes(self, vocabulary: int) -> int:
         """Return the bytes of the largest matrices in float32."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, size
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, one_of
 from transfer_cli.metrics import Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
@@ -56,9 +56,7 @@ class Classification(Objective):
         batch_norm: bool = False,
         pooler: bool | None = None,
     ) -> None:
-        if pooling != "auto" and pooling not in get_args(Pooling):
-            known = ", ".join(("auto", *get_args(Pooling)))
-            raise ValueError(f"pooling must be one of {known}; got {pooling!r}")
+        one_of("pooling", pooling, ("auto", *get_args(Pooling)), ValueError)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         if any(layer < 1 for layer in hidden):

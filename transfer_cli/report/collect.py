@@ -13,12 +13,20 @@ from typing import Any, TypeVar
 
 from transfer_cli.config.plain_yaml import read_settings, scalar
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.report.contents import FINISHED, RUNNING, STOPPED, Run, SweepProgress
+from transfer_cli.report.contents import (
+    FAILED,
+    FINISHED,
+    PRUNED,
+    RUNNING,
+    STOPPED,
+    Run,
+    SweepProgress,
+)
 from transfer_cli.report.sweep_progress import sweep_progress
 from transfer_cli.report.untrusted import reason, text_or_none
 from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory
-from transfer_cli.runs.sweep import DONE, FAILED, PRUNED, SWEEP, JobWord, SweepDirectory
+from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
 
 MOST_FOLDERS = 20_000
@@ -43,7 +51,7 @@ class Found:
     runs: list[Run] = field(default_factory=list)
     standings: list[SweepProgress] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    jobs: dict[Path, dict[int, JobWord]] = field(default_factory=dict)
+    jobs: dict[Path, dict[int, SweepJob]] = field(default_factory=dict)
 
 
 def collect(paths: Iterable[Path]) -> Found:
@@ -150,7 +158,7 @@ def _take(place: Path, found: Found) -> None:
     for job in jobs:
         if RunDirectory.holds_run(sweep.run(job.number)):
             continue
-        if job.outcome != DONE:
+        if job.outcome != JobState.DONE:
             found.runs.append(_without_run(sweep, request.command, job))
         else:
             found.problems.append(f"{sweep.run(job.number)} is gone, though the job was done")
@@ -248,7 +256,7 @@ def _typed(path: Path) -> Iterator[str]:
 # --- jobs of a sweep ---------------------------------------------------------------------------
 
 
-def _jobs(sweep: Path, found: Found) -> dict[int, JobWord]:
+def _jobs(sweep: Path, found: Found) -> dict[int, SweepJob]:
     """Return what is known of the jobs of a sweep; nothing where a folder is none."""
     if sweep not in found.jobs:
         found.jobs[sweep] = {}
@@ -260,19 +268,19 @@ def _jobs(sweep: Path, found: Found) -> dict[int, JobWord]:
     return found.jobs[sweep]
 
 
-def _with_job(run: Run, jobs: Mapping[int, JobWord]) -> Run:
+def _with_job(run: Run, jobs: Mapping[int, SweepJob]) -> Run:
     """Add what a sweep says of one of its jobs, where the run is one."""
     folder = run.path.resolve()
     job = jobs.get(int(folder.name)) if folder.name.isdecimal() else None
     if job is None:
         return run
     run = replace(run, sweep=folder.parent, number=job.number, overrides=job.overrides)
-    if run.status == STOPPED and job.outcome in (FAILED, PRUNED):
-        return replace(run, status=job.outcome, reason=job.reason)
+    if run.status == STOPPED and job.outcome in (JobState.FAILED, JobState.PRUNED):
+        return replace(run, status=job.outcome, reason=text_or_none(job.reason))
     return run
 
 
-def _without_run(sweep: SweepDirectory, command: str, job: JobWord) -> Run:
+def _without_run(sweep: SweepDirectory, command: str, job: SweepJob) -> Run:
     """Return a job that has no run directory: not begun, or failed before it had one."""
     words = [word.lstrip("+~").partition("=") for word in (*job.words, *job.overrides)]
     return Run(
@@ -280,7 +288,7 @@ def _without_run(sweep: SweepDirectory, command: str, job: JobWord) -> Run:
         name=str(job.number),
         command=str(command),
         status=job.outcome,
-        reason=job.reason,
+        reason=text_or_none(job.reason),
         settings={key: scalar(value) for key, _, value in words},
         sweep=sweep.path.resolve(),
         number=job.number,

@@ -6,43 +6,44 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from transfer_cli.report.contents import FAILED, PRUNED, RUNNING, SweepProgress
+from transfer_cli.report.contents import SweepProgress
 from transfer_cli.report.untrusted import is_number
-from transfer_cli.runs.sweep import DONE, JobWord, Request, SweepDirectory
+from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob, SweepRequest
 
 _LARGEST = 1e9
 """Of trials and of seconds: what is more is none of ours."""
 
 
 def sweep_progress(
-    sweep: SweepDirectory, request: Request, jobs: Sequence[JobWord]
+    sweep: SweepDirectory, request: SweepRequest, jobs: Sequence[SweepJob]
 ) -> SweepProgress:
     """Return where a sweep stands, by what is known of its jobs."""
     counts = Counter(job.outcome for job in jobs)
     # The trials of a search become known as they begin.
     total = max(len(jobs), int(_plausible(request.trials) or 0))
-    left = total - sum(counts[outcome] for outcome in (DONE, FAILED, PRUNED, RUNNING))
+    over = (JobState.DONE, JobState.FAILED, JobState.PRUNED, JobState.RUNNING)
+    left = total - sum(counts[outcome] for outcome in over)
     return SweepProgress(
         path=sweep.path,
         command=f"transfer {request.command} -m {shlex.join(request.words)}",
-        done=counts[DONE],
-        running=counts[RUNNING],
+        done=counts[JobState.DONE],
+        running=counts[JobState.RUNNING],
         left=left,
         failed=tuple(
             (job.number, " ".join(job.overrides), str(job.reason or "no reason is known"))
             for job in jobs
-            if job.outcome == FAILED
+            if job.outcome == JobState.FAILED
         ),
-        pruned=counts[PRUNED],
+        pruned=counts[JobState.PRUNED],
         seconds_left=_seconds_left(sweep, jobs, left),
     )
 
 
-def _seconds_left(sweep: SweepDirectory, jobs: Sequence[JobWord], left: int) -> float | None:
+def _seconds_left(sweep: SweepDirectory, jobs: Sequence[SweepJob], left: int) -> float | None:
     """Guess when all is done, if as many jobs run side by side as now (or one), and as long."""
-    took = [_plausible(job.seconds) for job in jobs if job.outcome == DONE]
+    took = [_plausible(job.seconds) for job in jobs if job.outcome == JobState.DONE]
     known = [seconds for seconds in took if seconds is not None]
-    running = [job for job in jobs if job.outcome == RUNNING]
+    running = [job for job in jobs if job.outcome == JobState.RUNNING]
     if not known or not (left or running):
         return None
     each = sum(known) / len(known)
@@ -51,7 +52,7 @@ def _seconds_left(sweep: SweepDirectory, jobs: Sequence[JobWord], left: int) -> 
     return max([together, *rests])
 
 
-def _age(sweep: SweepDirectory, job: JobWord) -> float:
+def _age(sweep: SweepDirectory, job: SweepJob) -> float:
     """Return for how many seconds a job has been running: its file was written when it began."""
     try:
         return max(0.0, time.time() - (sweep.path / f"job-{job.number}.json").stat().st_mtime)

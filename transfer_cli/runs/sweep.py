@@ -19,7 +19,8 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from enum import StrEnum, auto
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,22 @@ from transfer_cli.safe_files import UnreadableError, read_json
 SWEEP = "sweep.json"
 STUDY = "study.db"
 
-LEFT, RUNNING, DONE, FAILED, STOPPED, PRUNED = (
-    "left", "running", "done", "failed", "stopped", "pruned",
-)  # fmt: skip
-ENDED = (DONE, FAILED, PRUNED)
-"""Outcomes after which a job is not begun again, but for a failed one when that is asked for."""
-
 _JOB = re.compile(r"job-(\d+)\.json")
 
 
+class JobState(StrEnum):
+    """What became of a job."""
+
+    LEFT = auto()
+    RUNNING = auto()
+    DONE = auto()
+    FAILED = auto()
+    STOPPED = auto()
+    PRUNED = auto()
+
+
 @dataclass(frozen=True)
-class Request:
+class SweepRequest:
     """What a sweep was asked for.
 
     Args:
@@ -59,15 +65,15 @@ class Request:
     direction: str | None = None
 
 
-@dataclass(frozen=True)
-class JobWord:
-    """What is known of one job.
+@dataclass
+class SweepJob:
+    """What is known of one job, here and in its file.
 
     Args:
         number: Its place in the sweep, from 0; its run directory is called so.
         overrides: What tells it from the other jobs.
         words: All overrides that make it what it is.
-        outcome: `LEFT`, `RUNNING`, `DONE`, `FAILED`, `STOPPED` or `PRUNED`.
+        outcome: What became of it.
         reason: Why it did not get done, in one line.
         seconds: How long it has run, as far as it has ended.
         value: Of a trial, what it reached.
@@ -76,7 +82,7 @@ class JobWord:
     number: int
     overrides: tuple[str, ...]
     words: tuple[str, ...] = ()
-    outcome: str = LEFT
+    outcome: JobState = JobState.LEFT
     reason: str | None = None
     seconds: float | None = None
     value: float | None = None
@@ -97,12 +103,12 @@ class SweepDirectory:
         """Return whether there is a sweep at `path`."""
         return (path / SWEEP).is_file()
 
-    def write_request(self, request: Request) -> None:
+    def write_request(self, request: SweepRequest) -> None:
         """Write what the sweep is asked for; the folder is made when missing."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / SWEEP, asdict(request))
 
-    def read_request(self) -> Request:
+    def read_request(self) -> SweepRequest:
         """Return what the sweep was asked for.
 
         Raises:
@@ -111,7 +117,7 @@ class SweepDirectory:
         """
         found = read_json(self.path / SWEEP)
         try:
-            return Request(**{**found, "words": tuple(map(str, found["words"]))})
+            return SweepRequest(**{**found, "words": tuple(map(str, found["words"]))})
         except (KeyError, TypeError) as error:
             raise UnreadableError(f"it is not what a sweep writes: {error}") from error
 
@@ -123,11 +129,11 @@ class SweepDirectory:
         """Return the file of what a job says, where it does not speak on the terminal."""
         return self.path / f"job-{number}.log"
 
-    def write_job(self, job: JobWord) -> None:
+    def write_job(self, job: SweepJob) -> None:
         """Write what is known of a job."""
         write_json(self.path / f"job-{job.number}.json", asdict(job))
 
-    def jobs(self) -> list[JobWord]:
+    def jobs(self) -> list[SweepJob]:
         """Return what is known of every job, by number; damaged files are passed over.
 
         A job that is said to run while nobody runs it is stopped: whoever ran it was killed.
@@ -135,20 +141,21 @@ class SweepDirectory:
         found = [self._read(path) for path in self.path.glob("job-*.json")]
         return sorted((job for job in found if job is not None), key=lambda job: job.number)
 
-    def _read(self, path: Path) -> JobWord | None:
+    def _read(self, path: Path) -> SweepJob | None:
         if not _JOB.fullmatch(path.name):
             return None
         try:
             found: dict[str, Any] = read_json(path)
-            known = {name: found[name] for name in JobWord.__dataclass_fields__ if name in found}
+            known = {name: found[name] for name in SweepJob.__dataclass_fields__ if name in found}
             lists = {name: tuple(map(str, found.get(name, ()))) for name in ("overrides", "words")}
-            job = JobWord(**{**known, **lists})
-            if not _is_plain(job):
-                return None
-        except (OSError, UnreadableError, KeyError, TypeError):
+            job = SweepJob(**{**known, **lists})
+            job.outcome = JobState(job.outcome)
+        except (OSError, UnreadableError, TypeError, ValueError):
             return None
-        if job.outcome == RUNNING and not self.is_claimed(job.number):
-            return replace(job, outcome=STOPPED, reason="ended without a word")
+        if not _is_plain(job):
+            return None
+        if job.outcome == JobState.RUNNING and not self.is_claimed(job.number):
+            job.outcome, job.reason = JobState.STOPPED, "ended without a word"
         return job
 
     @contextmanager
@@ -185,12 +192,11 @@ class SweepDirectory:
         return False
 
 
-def _is_plain(job: JobWord) -> bool:
+def _is_plain(job: SweepJob) -> bool:
     """Return whether the values of a job are of their kinds: a file may be anybody's."""
     numbers = (job.seconds, job.value)
     return (
         type(job.number) is int
-        and job.outcome in (LEFT, RUNNING, DONE, FAILED, STOPPED, PRUNED)
         and isinstance(job.reason, str | None)
         and all(number is None or type(number) in (int, float) for number in numbers)
     )

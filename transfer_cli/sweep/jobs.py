@@ -12,9 +12,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
-from transfer_cli.config.foreign import check_environment
 from transfer_cli.config.launch import Task
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import (
@@ -26,9 +24,8 @@ from transfer_cli.errors import (
     TransferError,
 )
 from transfer_cli.metrics import Metric
-from transfer_cli.runs import sweep as files
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, RUNNING, STOPPED, SweepDirectory
+from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob, SweepRequest
 from transfer_cli.safe_files import UnreadableError
 
 log = logging.getLogger(__name__)
@@ -36,31 +33,11 @@ log = logging.getLogger(__name__)
 ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a job after which no other job of its sweep is begun: somebody wants an end."""
 
-_READINESS = (LEFT, STOPPED, FAILED, RUNNING, PRUNED, DONE)
+_READINESS = (
+    JobState.LEFT, JobState.STOPPED, JobState.FAILED, JobState.RUNNING, JobState.PRUNED,
+    JobState.DONE,
+)  # fmt: skip
 """Which of several jobs of the same words is meant to run: the first in this order."""
-
-
-@dataclass
-class Job:
-    """One run of a command: the only one, or one of a sweep.
-
-    Args:
-        number: Its place in the sweep, from 0.
-        overrides: What tells it from the others.
-        words: All that was typed for it.
-        outcome: See `runs.sweep`.
-        reason: Why it did not get done, in one line.
-        error: Why it failed, where it ran in this process.
-        seconds: How long it has run.
-    """
-
-    number: int
-    overrides: tuple[str, ...]
-    words: tuple[str, ...] = ()
-    outcome: str = LEFT
-    reason: str | None = None
-    error: Exception | None = None
-    seconds: float | None = None
 
 
 @dataclass
@@ -75,7 +52,8 @@ class Jobs:
         request: What was typed.
         makes_runs: Whether each job leaves a run directory, so that a sweep can be gone on with.
         announce: Called before a job of a sweep starts.
-        report: Called as soon as a job of a sweep has failed; returns the reason in one line.
+        report: Called as soon as a job has failed, with the error where it ran in this process;
+            returns the reason in one line.
         metrics: Returns what a run of a config measures, for a search that is to know whether it
             is after more or less.
     """
@@ -83,12 +61,12 @@ class Jobs:
     command: str
     task: Task
     request: Request
-    announce: Callable[[Job], None]
-    report: Callable[[Job], str]
+    announce: Callable[[SweepJob], None]
+    report: Callable[[SweepJob, Exception | None], str]
     metrics: Callable[[DictConfig], Sequence[Metric]]
     makes_runs: bool = False
     sweep_dir: Path | None = None
-    done: list[Job] = field(default_factory=list)
+    done: list[SweepJob] = field(default_factory=list)
     stopped: TransferError | None = None
     is_copy: bool = False
 
@@ -102,7 +80,9 @@ class Jobs:
 
     # --- what is to be done --------------------------------------------------------------------
 
-    def begin(self, folder: Path, jobs: Sequence[Sequence[str]], **of_search: Any) -> list[Job]:
+    def begin(
+        self, folder: Path, jobs: Sequence[Sequence[str]], **of_search: Any
+    ) -> list[SweepJob]:
         """Write down what a sweep consists of; return the jobs that are left to run.
 
         Args:
@@ -127,16 +107,16 @@ class Jobs:
 
     def _write_request(self, directory: SweepDirectory, of_search: Mapping[str, Any]) -> None:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        asked = files.Request(self.command, typed_words(self.request), now, **of_search)
+        asked = SweepRequest(self.command, typed_words(self.request), now, **of_search)
         if directory.is_at(directory.path):
             try:
                 before = directory.read_request()
             except UnreadableError as error:
-                raise RunError(f"{directory.path / files.SWEEP} is damaged: {error}") from error
+                raise RunError(f"{directory.path / SWEEP} is damaged: {error}") from error
             asked = replace(before, **of_search)  # of a search that is to have more trials
         directory.write_request(asked)
 
-    def _add(self, jobs: Sequence[Sequence[str]]) -> list[Job]:
+    def _add(self, jobs: Sequence[Sequence[str]]) -> list[SweepJob]:
         """Number jobs, those of earlier as they were; return those that are not done."""
         directory = self.directory
         known = {_identity(job.overrides, job.words): job for job in directory.jobs()}
@@ -147,23 +127,25 @@ class Jobs:
             own = tuple(word for word in words if word not in common)
             job = known.get(_identity(own, words))
             if job is None:
-                job = files.JobWord(following, own, words)
+                job = SweepJob(following, own, words)
                 following += 1
                 directory.write_job(job)
-            elif set(job.words) != set(words) and job.outcome != RUNNING:
+            elif set(job.words) != set(words) and job.outcome != JobState.RUNNING:
                 # What a resume may change was changed; a run that gets longer is not done.
                 job = replace(job, overrides=own or job.overrides, words=words, outcome=(
-                    job.outcome if _lengths(job.words) == _lengths(words) else LEFT
+                    job.outcome if _lengths(job.words) == _lengths(words) else JobState.LEFT
                 ))  # fmt: skip
                 directory.write_job(job)
             found.append(job)
-        self.done += [_as_job(job) for job in found if self._is_done(job)]
-        return [_as_job(job) for job in found if not self._is_done(job)]
+        self.done += [job for job in found if self._is_done(job)]
+        return [job for job in found if not self._is_done(job)]
 
-    def _is_done(self, job: files.JobWord) -> bool:
+    def _is_done(self, job: SweepJob) -> bool:
         """Return whether nothing is left to do: its run may have been removed since it was."""
         run = RunDirectory(self.directory.run(job.number))
-        return job.outcome == PRUNED or (job.outcome == DONE and run.read_status() == "finished")
+        return job.outcome == JobState.PRUNED or (
+            job.outcome == JobState.DONE and run.read_status() == "finished"
+        )
 
     @property
     def directory(self) -> SweepDirectory:
@@ -180,19 +162,14 @@ class Jobs:
         settings = HydraConfig.get()
         # As typed: a `${...}` among them belongs to the config, not to this list.
         typed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
-        if not self.request.multirun:
-            job = Job(0, tuple(typed), tuple(typed))
-            self.done.append(job)
-            self._work(job, config, settings)
-            return
         self.sweep_dir = Path(settings.sweep.dir)
         job = self.find(int(settings.job.num), typed)
         with self.at_work(job) as ours:
             if ours is not None:
                 give_directory(config, self.directory.run(job.number), resume=self.resumes)
-                self._work(job, config, settings)
+                self._work(job, config)
 
-    def find(self, number: int, words: Sequence[str], besides: Collection[int] = ()) -> Job:
+    def find(self, number: int, words: Sequence[str], besides: Collection[int] = ()) -> SweepJob:
         """Return the job of these words: a launcher counts what it was given, and no more.
 
         Args:
@@ -204,11 +181,11 @@ class Jobs:
         known = self.directory.jobs() if self.makes_runs and self.sweep_dir is not None else []
         alike = [job for job in known if set(job.words) == set(words) and job.number not in besides]
         if not alike:
-            return Job(number, words, words)
-        return _as_job(min(alike, key=lambda job: _READINESS.index(job.outcome)))
+            return SweepJob(number, words, words)
+        return min(alike, key=lambda job: _READINESS.index(job.outcome))
 
     @contextlib.contextmanager
-    def at_work(self, job: Job) -> Iterator[int | None]:
+    def at_work(self, job: SweepJob) -> Iterator[int | None]:
         """Keep the file of a job true while it runs, and others from running it.
 
         Yields:
@@ -228,37 +205,35 @@ class Jobs:
                 return
             now = [each for each in directory.jobs() if each.number == job.number]
             if now and self.makes_runs and self._is_done(now[0]):
-                self.done.append(_as_job(now[0]))
+                self.done.append(now[0])
                 yield None
                 return
             self.done.append(job)
             self.announce(job)
             began, before = time.monotonic(), job.seconds or 0.0
-            directory.write_job(_as_word(job, outcome=RUNNING))
+            directory.write_job(replace(job, outcome=JobState.RUNNING, reason=None))
             try:
                 yield claim
             finally:
                 job.seconds = round(before + time.monotonic() - began, 3)
-                if job.outcome == LEFT:
-                    job.outcome, job.reason = STOPPED, job.reason or "interrupted"
-                directory.write_job(_as_word(job))
+                if job.outcome == JobState.LEFT:
+                    job.outcome, job.reason = JobState.STOPPED, job.reason or "interrupted"
+                directory.write_job(job)
 
-    def _work(self, job: Job, config: DictConfig, settings: Any) -> None:
-        job.outcome, job.reason = LEFT, None
+    def _work(self, job: SweepJob, config: DictConfig) -> None:
+        job.outcome, job.reason = JobState.LEFT, None
         try:
-            check_environment(settings)
-            check(config, self.command)
             self.task(config)
         except Exception as error:
-            job.error, job.outcome, job.reason = error, FAILED, str(error)
-            if isinstance(error, PrunedError) and self.request.multirun:
-                job.outcome = PRUNED
+            job.outcome, job.reason = JobState.FAILED, str(error)
+            if isinstance(error, PrunedError):
+                job.outcome = JobState.PRUNED
             elif isinstance(error, TransferError) and error.exit_code in ENDS_SWEEP:
-                self.stopped, job.outcome = error, STOPPED
-            elif self.request.multirun:
-                job.reason = self.report(job)
+                self.stopped, job.outcome = error, JobState.STOPPED
+            else:
+                job.reason = self.report(job, error)
         else:
-            job.outcome = DONE
+            job.outcome = JobState.DONE
 
     def read_copies(self, folder: Path) -> None:
         """Learn from their files what became of jobs that ran in other processes.
@@ -267,8 +242,8 @@ class Jobs:
             SweepError: There is no such file.
         """
         self.sweep_dir = folder
-        found = [_as_job(job) for job in self.directory.jobs()]
-        if not any(job.outcome != LEFT for job in found):
+        found = self.directory.jobs()
+        if not any(job.outcome != JobState.LEFT for job in found):
             raise SweepError(f"no job has left word in {folder}; see what its launcher wrote")
         self.done = found
 
@@ -315,14 +290,3 @@ def _lengths(words: Iterable[str]) -> set[str]:
     """Return the overrides that say how long a run is."""
     keys = ("loop.steps", "loop.epochs", "loop.patience")
     return {word for word in words if word.partition("=")[0] in keys}
-
-
-def _as_job(word: files.JobWord) -> Job:
-    return Job(
-        word.number, word.overrides, word.words, word.outcome, word.reason, seconds=word.seconds
-    )
-
-
-def _as_word(job: Job, outcome: str | None = None) -> files.JobWord:
-    word = files.JobWord(job.number, job.overrides, job.words, job.outcome, job.reason, job.seconds)
-    return replace(word, outcome=outcome, reason=None) if outcome else word

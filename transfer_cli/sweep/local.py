@@ -9,8 +9,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from transfer_cli.runs.sweep import FAILED
-from transfer_cli.sweep.jobs import Job, Jobs
+from transfer_cli.runs.sweep import JobState, SweepJob
+from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.processes import SideBySide, visible_gpus
 from transfer_cli.sweep.settings import Settings
 
@@ -50,7 +50,7 @@ class Local(Launcher):
             return []
         config = self._composed(job_overrides[0])
         settings = Settings.of(config.sweep)
-        todo: list[Job] = []
+        todo: list[SweepJob] = []
         for number, words in enumerate(job_overrides, start=initial_job_idx):
             todo.append(jobs.find(number, words, besides=[job.number for job in todo]))
         if settings.isolate:
@@ -79,10 +79,10 @@ class Local(Launcher):
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",
             )
-            if settings and settings.stops and self.jobs.done[-1].outcome == FAILED:
+            if settings and settings.stops and self.jobs.done[-1].outcome == JobState.FAILED:
                 return
 
-    def _run_apart(self, todo: Sequence[Job], config: DictConfig, settings: Settings) -> None:
+    def _run_apart(self, todo: Sequence[SweepJob], config: DictConfig, settings: Settings) -> None:
         SideBySide(
             self.jobs,
             self._words_of,
@@ -92,7 +92,7 @@ class Local(Launcher):
             stops=settings.stops,
         ).run(todo)
 
-    def _words_of(self, job: Job) -> list[str]:
+    def _words_of(self, job: SweepJob) -> list[str]:
         typed: Any = self.jobs.request.overrides
         hydras = [
             word

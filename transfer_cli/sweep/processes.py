@@ -17,14 +17,15 @@ from typing import IO
 
 import transfer_cli
 from transfer_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PRUNED, EXIT_STOPPED, StoppedError
-from transfer_cli.runs.sweep import DONE, FAILED, PRUNED, STOPPED
-from transfer_cli.sweep.jobs import Job, Jobs
+from transfer_cli.runs.sweep import JobState, SweepJob
+from transfer_cli.sweep.jobs import Jobs
 
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LOOKS = 0.1
 OUTCOMES = {
-    EXIT_DONE: DONE, EXIT_PRUNED: PRUNED, EXIT_STOPPED: STOPPED, EXIT_INTERRUPTED: STOPPED,
+    EXIT_DONE: JobState.DONE, EXIT_PRUNED: JobState.PRUNED, EXIT_STOPPED: JobState.STOPPED,
+    EXIT_INTERRUPTED: JobState.STOPPED,
 }  # fmt: skip
 """What the exit code of a job means; any other one that it failed."""
 
@@ -33,7 +34,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 @dataclass
 class _Running:
-    job: Job
+    job: SweepJob
     process: subprocess.Popen[bytes]
     slot: int
     reason: Path
@@ -55,7 +56,7 @@ class SideBySide:
     def __init__(
         self,
         jobs: Jobs,
-        words_of: Callable[[Job], list[str]],
+        words_of: Callable[[SweepJob], list[str]],
         *,
         workers: int,
         gpus: Sequence[str],
@@ -72,7 +73,7 @@ class SideBySide:
         self._running: list[_Running] = []
         self._told: int | None = None
 
-    def run(self, todo: Sequence[Job]) -> None:
+    def run(self, todo: Sequence[SweepJob]) -> None:
         """Run jobs, and come back when all have ended.
 
         Raises:
@@ -98,12 +99,12 @@ class SideBySide:
             raise KeyboardInterrupt(text) if self._told == signal.SIGINT else StoppedError(text)
 
     def _is_over(self) -> bool:
-        failed = any(job.outcome == FAILED for job in self._jobs.done)
+        failed = any(job.outcome == JobState.FAILED for job in self._jobs.done)
         return self._told is not None or (self._stops and failed)
 
     # --- one job -------------------------------------------------------------------------------
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: SweepJob) -> None:
         stack = contextlib.ExitStack()
         claim = stack.enter_context(self._jobs.at_work(job))
         if claim is None:
@@ -125,7 +126,7 @@ class SideBySide:
         self._running.append(_Running(job, process, slot, reason, stack))
 
     @contextlib.contextmanager
-    def _output(self, job: Job) -> Iterator[IO[bytes] | None]:
+    def _output(self, job: SweepJob) -> Iterator[IO[bytes] | None]:
         """Give a single job the terminal; have several write to files, side by side."""
         if self._workers == 1:
             yield None
@@ -140,17 +141,19 @@ class SideBySide:
             self._slots.append(each.slot)
             code = each.process.returncode
             job = each.job
-            job.outcome = OUTCOMES.get(code, FAILED)
-            job.reason = None if job.outcome == DONE else _reason(each, code)
+            job.outcome = OUTCOMES.get(code, JobState.FAILED)
+            job.reason = None if job.outcome == JobState.DONE else _reason(each, code)
             each.stack.close()
             each.reason.unlink(missing_ok=True)
-            if job.outcome == FAILED:
-                self._jobs.report(job)
+            if job.outcome == JobState.FAILED:
+                self._jobs.report(job, None)
             self._say_where_it_stands(job, left)
 
-    def _say_where_it_stands(self, job: Job, left: int) -> None:
+    def _say_where_it_stands(self, job: SweepJob, left: int) -> None:
         seconds = [
-            each.seconds for each in self._jobs.done if each.seconds and each.outcome == DONE
+            each.seconds
+            for each in self._jobs.done
+            if each.seconds and each.outcome == JobState.DONE
         ]
         todo = left + len(self._running)
         if not todo or self._told is not None:
@@ -159,7 +162,7 @@ class SideBySide:
         if seconds:
             rest = sum(seconds) / len(seconds) * todo / min(self._workers, todo)
             guess = f", about {_as_time(rest)} to go"
-        ended = "" if job.outcome == FAILED else f"job {job.number} {job.outcome}; "
+        ended = "" if job.outcome == JobState.FAILED else f"job {job.number} {job.outcome}; "
         log.info("%s%d left%s", ended, todo, guess)
 
     # --- signals -------------------------------------------------------------------------------

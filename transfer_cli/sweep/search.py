@@ -23,7 +23,7 @@ from transfer_cli.metrics import require
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, STOPPED, STUDY, JobWord
+from transfer_cli.runs.sweep import STUDY, JobState, SweepJob
 from transfer_cli.safe_files import UnreadableError, read_json
 from transfer_cli.sweep.grid import Planner
 from transfer_cli.sweep.jobs import names_run
@@ -161,7 +161,7 @@ class Search(Planner):
         # With several at work, a trial that runs counts as a bad one: the next looks elsewhere.
         return samplers.TPESampler(seed=seed, n_startup_trials=_FIRST_AT_RANDOM, constant_liar=True)
 
-    def _next(self, study: "Study") -> list[JobWord]:
+    def _next(self, study: "Study") -> list[SweepJob]:
         """Return the trials to run now: first those that were stopped, then new ones."""
         from optuna.trial import TrialState
 
@@ -174,13 +174,13 @@ class Search(Planner):
                 for trial in trials
                 if trial.state == TrialState.RUNNING
                 and trial.number in known
-                and known[trial.number].outcome in (STOPPED, LEFT)
+                and known[trial.number].outcome in (JobState.STOPPED, JobState.LEFT)
                 and not directory.is_claimed(trial.number)
             ][: self._workers]
             for _ in range(min(self._workers - len(found), self._settings.trials - len(trials))):
                 trial = study.ask(dict(self._space))
                 own = tuple(_words(trial.params))
-                job = JobWord(trial.number, own, (*self._of_run(), *own))
+                job = SweepJob(trial.number, own, (*self._of_run(), *own))
                 directory.write_job(job)
                 if self._settings.prune and self._settings.objective.startswith("validation/"):
                     # Found by the run itself, wherever it is started.
@@ -205,12 +205,12 @@ class Search(Planner):
 
         directory = self.jobs.directory
         [job] = [each for each in directory.jobs() if each.number == number]
-        if job.outcome not in (DONE, FAILED, PRUNED):
+        if job.outcome not in (JobState.DONE, JobState.FAILED, JobState.PRUNED):
             return False
         state, value = TrialState.FAIL, None
-        if job.outcome == PRUNED:
+        if job.outcome == JobState.PRUNED:
             state = TrialState.PRUNED
-        elif job.outcome == DONE:
+        elif job.outcome == JobState.DONE:
             value = self._value(directory.run(number))
             state = TrialState.COMPLETE if value is not None else TrialState.FAIL
         study.tell(number, value, state=state, skip_if_finished=True)

@@ -55,7 +55,6 @@ def _begin(config: DictConfig, command: str, typed: CommandLine) -> None:
     """Train in a run directory of its own, which is not made before all else is known to work."""
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
-    check_training(config)
     parts = build_run(config, command, typed.overrides)
     made = _make(config, command, parts, typed) if distributed.is_main() else None
     run = _of_main(made)

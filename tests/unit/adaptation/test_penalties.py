@@ -187,8 +187,8 @@ def test_information_that_holds_nothing_is_refused(factor, what, normalise):
         (L2SP, {"new_strength": float("nan")}, "new_strength must be 0 or more, got nan"),
         (EWC, {"strength": float("inf")}, "strength must be 0 or more, got inf"),
         (EWC, {"sequences": 0}, "sequences must be at least 1, got 0"),
-        (EWC, {"fisher": "exact"}, "fisher must be true or empirical, got 'exact'"),
-        (EWC, {"normalise": "sum"}, "normalise must be mean or none, got 'sum'"),
+        (EWC, {"fisher": "exact"}, "fisher: 'exact' is not one of true, empirical"),
+        (EWC, {"normalise": "sum"}, "normalise: 'sum' is not one of mean, none"),
     ],
 )
 def test_an_option_that_cannot_work_is_refused(make, options, message):

@@ -148,7 +148,7 @@ def test_dropout_is_off_and_what_trains_stays_as_it_was():
 def test_a_kind_that_does_not_exist_is_refused():
     model, data = two_blocks(CausalLM())
 
-    with pytest.raises(ValueError, match="kind must be true or empirical, got 'exact'"):
+    with pytest.raises(ValueError, match="kind: 'exact' is not one of true, empirical"):
         fisher_information(model, CausalLM(), cut(data, 4), "exact", SEED)
 
 

@@ -328,10 +328,10 @@ def test_top_blocks_drawn_anew_are_as_at_birth(residual):
         ({"heads": 3}, r"heads \(3\) must divide width \(16\); the nearest that does is 2"),
         ({"dropout": 1.0}, "dropout must be in"),
         ({"attention_dropout": -0.1}, "attention_dropout must be in"),
-        ({"activation": "swish"}, "activation must be one of relu, gelu, gelu_tanh"),
-        ({"residual": "both"}, "residual must be one of pre, post, tutorial"),
-        ({"position_kind": "rotary"}, "position_kind must be one of"),
-        ({"direction": "left"}, "direction must be one of"),
+        ({"activation": "swish"}, "activation: 'swish' is not one of relu, gelu, gelu_tanh"),
+        ({"residual": "both"}, "residual: 'both' is not one of pre, post, tutorial"),
+        ({"position_kind": "rotary"}, "position_kind: 'rotary' is not one of"),
+        ({"direction": "left"}, "direction: 'left' is not one of"),
     ],
 )
 def test_values_that_cannot_work_are_refused_by_name(changes, message):

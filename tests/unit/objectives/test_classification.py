@@ -260,7 +260,7 @@ def test_a_named_pooling_is_kept(pooling):
     ("options", "message"),
     [
         ({"hidden": (50, 0)}, r"hidden must be sizes of 1 or more, got \[50, 0\]"),
-        ({"pooling": "first"}, "pooling must be one of auto, cls_first"),
+        ({"pooling": "first"}, "pooling: 'first' is not one of auto, cls_first"),
         ({"dropout": 1.0}, "dropout must be in"),
     ],
 )

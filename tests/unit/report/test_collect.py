@@ -10,7 +10,7 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.report import collect as collecting
 from transfer_cli.report.collect import collect
 from transfer_cli.report.contents import FAILED, FINISHED, LEFT, PRUNED, RUNNING, STOPPED
-from transfer_cli.runs.sweep import JobWord
+from transfer_cli.runs.sweep import SweepJob
 
 
 def names(found):
@@ -207,10 +207,10 @@ def test_a_sweep_gives_its_runs_and_the_jobs_that_have_none(tmp_path):
     ]
     write_sweep(
         tmp_path / "sweep",
-        JobWord(0, overrides[0], outcome="done", seconds=5.0),
-        JobWord(1, overrides[1], outcome="pruned", reason="worse than the median"),
-        JobWord(2, overrides[2], outcome="failed", reason="no such preset"),
-        JobWord(3, overrides[3]),
+        SweepJob(0, overrides[0], outcome="done", seconds=5.0),
+        SweepJob(1, overrides[1], outcome="pruned", reason="worse than the median"),
+        SweepJob(2, overrides[2], outcome="failed", reason="no such preset"),
+        SweepJob(3, overrides[3]),
     )
     write_run(tmp_path / "sweep" / "0")
     write_run(tmp_path / "sweep" / "1", adaptation="lora", status="stopped")
@@ -231,7 +231,7 @@ def test_a_sweep_gives_its_runs_and_the_jobs_that_have_none(tmp_path):
 
 
 def test_a_job_named_by_itself_is_still_known_as_one(tmp_path):
-    write_sweep(tmp_path / "sweep", JobWord(0, ("seed=0",), outcome="done"))
+    write_sweep(tmp_path / "sweep", SweepJob(0, ("seed=0",), outcome="done"))
     write_run(tmp_path / "sweep" / "0")
 
     (run,) = collect([tmp_path / "sweep" / "0"]).runs
@@ -240,7 +240,7 @@ def test_a_job_named_by_itself_is_still_known_as_one(tmp_path):
 
 
 def test_a_job_whose_directory_is_gone_is_a_problem(tmp_path):
-    write_sweep(tmp_path / "sweep", JobWord(0, ("seed=0",), outcome="done"))
+    write_sweep(tmp_path / "sweep", SweepJob(0, ("seed=0",), outcome="done"))
 
     found = collect([tmp_path / "sweep"])
 

@@ -13,7 +13,7 @@ from transfer_cli.report.collect import collect
 from transfer_cli.report.compare import spread, tasks
 from transfer_cli.report.statistics import mcnemar
 from transfer_cli.runs.items import write_items
-from transfer_cli.runs.sweep import JobWord
+from transfer_cli.runs.sweep import SweepJob
 
 FULL, LORA = ("adaptation=full",), ("adaptation=lora",)
 
@@ -173,10 +173,10 @@ def test_a_job_without_a_directory_joins_the_group_of_its_twin(tmp_path):
     ]
     write_sweep(
         tmp_path / "sweep",
-        JobWord(0, words[0], outcome="done"),
-        JobWord(1, words[1], outcome="failed", reason="no memory"),
-        JobWord(2, words[2], outcome="failed", reason="no such preset"),
-        JobWord(3, ("adaptation=frozen", "seed=0")),
+        SweepJob(0, words[0], outcome="done"),
+        SweepJob(1, words[1], outcome="failed", reason="no memory"),
+        SweepJob(2, words[2], outcome="failed", reason="no such preset"),
+        SweepJob(3, ("adaptation=frozen", "seed=0")),
     )
     write_run(tmp_path / "sweep" / "0")
 

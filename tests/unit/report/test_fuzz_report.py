@@ -12,7 +12,7 @@ from tests.fuzzing import altered, damaged, fuzz
 from transfer_cli.commands.diff import diff
 from transfer_cli.commands.report import report
 from transfer_cli.errors import TransferError
-from transfer_cli.runs.sweep import JobWord
+from transfer_cli.runs.sweep import SweepJob
 
 FILES = (
     "config.yaml", "presets.json", "environment.json", "status.json", "results.json",
@@ -59,8 +59,8 @@ def test_fuzz_settings(runs, capsys, data):
 def test_fuzz_sweeps(tmp_path, capsys, data):
     sweep = tmp_path / "sweep"
     if not sweep.exists():
-        done = JobWord(0, ("seed=0",), outcome="done", seconds=2.0)
-        write_sweep(sweep, done, JobWord(1, ("seed=1",), outcome="failed", reason="so"), trials=4)
+        done = SweepJob(0, ("seed=0",), outcome="done", seconds=2.0)
+        write_sweep(sweep, done, SweepJob(1, ("seed=1",), outcome="failed", reason="so"), trials=4)
         write_run(sweep / "0")
         write_run(sweep / "1", seed=1)
     path = sweep / data.draw(st.sampled_from(JOBS))

@@ -5,36 +5,44 @@ import sys
 
 import pytest
 
-from transfer_cli.runs.sweep import (
-    DONE,
-    LEFT,
-    RUNNING,
-    STOPPED,
-    JobWord,
-    Request,
-    SweepDirectory,
-)
+from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob, SweepRequest
 from transfer_cli.safe_files import UnreadableError
 
 
 @pytest.fixture
 def sweep(tmp_path):
     found = SweepDirectory(tmp_path / "sweep")
-    found.write_request(Request("finetune", ("seed=0,1",), "2026-01-01T10:00:00+00:00"))
+    found.write_request(SweepRequest("finetune", ("seed=0,1",), "2026-01-01T10:00:00+00:00"))
     return found
 
 
 def test_what_is_written_is_read_again(sweep):
-    job = JobWord(3, ("seed=1",), ("data=trec6", "seed=1"), DONE, None, 12.5, 0.25)
+    job = SweepJob(3, ("seed=1",), ("data=trec6", "seed=1"), JobState.DONE, None, 12.5, 0.25)
     sweep.write_job(job)
 
     assert sweep.jobs() == [job]
-    assert sweep.read_request() == Request("finetune", ("seed=0,1",), "2026-01-01T10:00:00+00:00")
+    assert sweep.read_request() == SweepRequest(
+        "finetune", ("seed=0,1",), "2026-01-01T10:00:00+00:00"
+    )
+
+
+def test_the_file_of_a_job_holds_plain_words(sweep):
+    """Earlier versions wrote the same, so a sweep that they began goes on."""
+    written = (
+        '{"number": 4, "overrides": ["seed=1"], "words": ["data=trec6", "seed=1"], '
+        '"outcome": "failed", "reason": "no memory", "seconds": 2.5, "value": null}'
+    )
+    (sweep.path / "job-4.json").write_text(written)
+
+    [job] = sweep.jobs()
+    assert (job.outcome, job.reason, job.seconds) == (JobState.FAILED, "no memory", 2.5)
+    sweep.write_job(job)
+    assert json.loads((sweep.path / "job-4.json").read_text()) == json.loads(written)
 
 
 def test_jobs_come_in_the_order_of_their_numbers(sweep):
     for number in (10, 9, 0):
-        sweep.write_job(JobWord(number, ()))
+        sweep.write_job(SweepJob(number, ()))
 
     assert [job.number for job in sweep.jobs()] == [0, 9, 10]
 
@@ -49,11 +57,12 @@ def test_jobs_come_in_the_order_of_their_numbers(sweep):
         json.dumps({"number": 1, "overrides": 5}),
         json.dumps({"number": "1", "overrides": []}),
         json.dumps({"number": 1, "outcome": []}),
+        json.dumps({"number": 1, "outcome": "lost"}),
         json.dumps({"number": 1, "seconds": "long"}),
     ],
 )
 def test_a_damaged_file_of_a_job_is_passed_over(sweep, content):
-    sweep.write_job(JobWord(0, ("seed=0",)))
+    sweep.write_job(SweepJob(0, ("seed=0",)))
     (sweep.path / "job-1.json").write_text(content)
 
     assert [job.number for job in sweep.jobs()] == [0]
@@ -79,13 +88,13 @@ def test_a_job_is_had_by_one_at_a_time(sweep):
 
 
 def test_a_job_that_nobody_runs_any_more_was_stopped(sweep):
-    sweep.write_job(JobWord(0, (), outcome=RUNNING))
-    sweep.write_job(JobWord(1, (), outcome=RUNNING))
-    sweep.write_job(JobWord(2, ()))
+    sweep.write_job(SweepJob(0, (), outcome=JobState.RUNNING))
+    sweep.write_job(SweepJob(1, (), outcome=JobState.RUNNING))
+    sweep.write_job(SweepJob(2, ()))
     with sweep.claim(0):
         found = {job.number: job.outcome for job in sweep.jobs()}
 
-    assert found == {0: RUNNING, 1: STOPPED, 2: LEFT}
+    assert found == {0: JobState.RUNNING, 1: JobState.STOPPED, 2: JobState.LEFT}
 
 
 def test_a_claim_lasts_as_long_as_the_process_that_inherited_it(sweep):

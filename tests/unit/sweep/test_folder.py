@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from transfer_cli.runs.sweep import Request, SweepDirectory
+from transfer_cli.runs.sweep import SweepDirectory, SweepRequest
 from transfer_cli.sweep.folder import latest
 
 
@@ -13,7 +13,7 @@ def _sweeps(tmp_path):
         ("new", "2026-01-02T10:00:00+02:00", ("adaptation=lora", "seed=0,1")),
         ("other", "2026-01-03T10:00:00+00:00", ("adaptation=full", "seed=0,1")),
     ):
-        SweepDirectory(tmp_path / name).write_request(Request("finetune", words, began))
+        SweepDirectory(tmp_path / name).write_request(SweepRequest("finetune", words, began))
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "sweep.json").write_text("{")
     (tmp_path / "undated").mkdir()

@@ -9,7 +9,7 @@ from transfer_cli.config import launch as launching
 from transfer_cli.config.flags import parse
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, PrunedError, RunError, StoppedError, SweepError
-from transfer_cli.runs.sweep import DONE, FAILED, LEFT, PRUNED, STOPPED, SweepDirectory
+from transfer_cli.runs.sweep import JobState, SweepDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -19,10 +19,8 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def test_a_failed_run_keeps_its_error():
-    _, jobs, reported = run([], fails=lambda config: ValueError("no"))
-
-    assert str(jobs.done[0].error) == "no"
-    assert reported == []
+    with pytest.raises(ValueError, match=r"^no$"):
+        run([], fails=lambda config: ValueError("no"))
 
 
 def test_every_job_of_a_sweep_has_a_directory_of_its_own(tmp_path):
@@ -46,7 +44,7 @@ def test_a_failed_job_does_not_stop_the_others():
     )
 
     assert [config.seed for config in configs] == [1, 2, 3]
-    assert [job.number for job in jobs.done if job.error] == [1]
+    assert [(job.number, job.reason) for job in reported] == [(1, "job 1 is bad")]
     assert reported == [jobs.done[1]]
 
 
@@ -137,7 +135,7 @@ def test_a_sweep_writes_down_what_it_is_and_what_became_of_it(tmp_path):
         ("seed=1,2", "loop.batch=3", "sweep.isolate=false"),
     )
     assert [job.overrides for job in found] == [("seed=1",), ("seed=2",)]
-    assert [job.outcome for job in found] == [DONE, FAILED]
+    assert [job.outcome for job in found] == [JobState.DONE, JobState.FAILED]
     assert found[1].reason == "job 1 is bad"
     assert found[0].seconds is not None
 
@@ -151,7 +149,7 @@ def test_only_what_is_missing_runs_again(tmp_path):
     assert [config.seed for config in configs] == [2]
     assert [config.run.dir for config in configs] == ["mine/1"]
     assert [config.resume for config in configs] == ["auto"]
-    assert outcomes("mine") == [DONE, DONE, DONE]
+    assert outcomes("mine") == [JobState.DONE, JobState.DONE, JobState.DONE]
     assert len(jobs.done) == 3
 
 
@@ -266,7 +264,7 @@ def test_an_interrupted_job_was_stopped_and_the_next_ones_are_left():
     with pytest.raises(KeyboardInterrupt):
         run(["-m", "seed=1,2", "run.dir=mine"], fails=interrupt)
 
-    assert outcomes("mine") == [STOPPED, LEFT]
+    assert outcomes("mine") == [JobState.STOPPED, JobState.LEFT]
 
 
 def test_a_pruned_job_is_no_failure():
@@ -274,16 +272,14 @@ def test_a_pruned_job_is_no_failure():
         ["-m", "seed=1,2", "run.dir=mine"], fails=lambda config: PrunedError("hopeless")
     )
 
-    assert outcomes("mine") == [PRUNED, PRUNED]
+    assert outcomes("mine") == [JobState.PRUNED, JobState.PRUNED]
     assert reported == []
 
 
 def test_a_run_by_itself_that_is_pruned_ends_as_such():
     """The process of a job is one: its sweep knows by the exit code."""
-    _, jobs, _ = run(["run.dir=mine"], fails=lambda config: PrunedError("hopeless"))
-
-    assert isinstance(jobs.done[0].error, PrunedError)
-    assert jobs.done[0].outcome == FAILED
+    with pytest.raises(PrunedError, match="hopeless"):
+        run(["run.dir=mine"], fails=lambda config: PrunedError("hopeless"))
 
 
 def test_a_sweep_may_end_with_its_first_failure():
@@ -293,7 +289,7 @@ def test_a_sweep_may_end_with_its_first_failure():
     )
 
     assert len(configs) == 1
-    assert outcomes("mine") == [FAILED, LEFT, LEFT]
+    assert outcomes("mine") == [JobState.FAILED, JobState.LEFT, JobState.LEFT]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from transfer_cli.errors import DivergedError, PrunedError, StoppedError
-from transfer_cli.runs.sweep import DONE, FAILED, PRUNED, STOPPED
+from transfer_cli.runs.sweep import JobState
 from transfer_cli.sweep.processes import OUTCOMES, environment_of, visible_gpus
 
 
@@ -58,7 +58,12 @@ def test_workers_share_the_cores(monkeypatch):
 
 
 def test_an_exit_code_says_what_became_of_a_job():
-    codes = {0: DONE, PrunedError.exit_code: PRUNED, StoppedError.exit_code: STOPPED, 130: STOPPED}
+    codes = {
+        0: JobState.DONE,
+        PrunedError.exit_code: JobState.PRUNED,
+        StoppedError.exit_code: JobState.STOPPED,
+        130: JobState.STOPPED,
+    }
 
     assert codes == OUTCOMES
-    assert OUTCOMES.get(DivergedError.exit_code, FAILED) == FAILED
+    assert OUTCOMES.get(DivergedError.exit_code, JobState.FAILED) == JobState.FAILED

@@ -7,7 +7,7 @@ import pytest
 from tests.sweeping import run
 from transfer_cli.errors import ConfigError, PrunedError, StoppedError
 from transfer_cli.metrics import Metric
-from transfer_cli.runs.sweep import DONE, FAILED, PRUNED, STOPPED, SweepDirectory
+from transfer_cli.runs.sweep import JobState, SweepDirectory
 from transfer_cli.sweep.search import value_at
 
 optuna = pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
@@ -127,14 +127,17 @@ def test_a_stopped_trial_goes_on_before_a_new_one_is_proposed():
 
     [stopped], jobs = search("sweep.trials=2", value_of=value_of)
     assert str(jobs.stopped) == "asked to"
-    assert [job.outcome for job in SweepDirectory(Path("mine")).jobs()] == [STOPPED]
+    assert [job.outcome for job in SweepDirectory(Path("mine")).jobs()] == [JobState.STOPPED]
     stop["now"] = False
 
     [again, new], _ = search("sweep.trials=2", "resume=auto", value_of=value_of)
 
     assert (again.run.dir, again.loop.clip) == (stopped.run.dir, stopped.loop.clip)
     assert new.run.dir == "mine/1"
-    assert [job.outcome for job in SweepDirectory(Path("mine")).jobs()] == [DONE, DONE]
+    assert [job.outcome for job in SweepDirectory(Path("mine")).jobs()] == [
+        JobState.DONE,
+        JobState.DONE,
+    ]
 
 
 def test_a_failed_or_pruned_trial_is_told_to_the_study():
@@ -145,7 +148,12 @@ def test_a_failed_or_pruned_trial_is_told_to_the_study():
     states = [trial.state.name for trial in study().trials]
     assert states == ["COMPLETE", "FAIL", "PRUNED", "FAIL"]
     jobs = SweepDirectory(Path("mine")).jobs()
-    assert [job.outcome for job in jobs] == [DONE, FAILED, PRUNED, DONE]
+    assert [job.outcome for job in jobs] == [
+        JobState.DONE,
+        JobState.FAILED,
+        JobState.PRUNED,
+        JobState.DONE,
+    ]
     assert [job.value for job in jobs] == [1.0, None, None, None]
 
 

@@ -23,7 +23,6 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.commands.lr_find.picture import as_png
-from transfer_cli.config.check import check_training
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
@@ -58,7 +57,6 @@ def find(config: DictConfig, command: str) -> None:
         RunError: No rate can be suggested, or nothing can be written.
     """
     _check(config)
-    check_training(config)
     # A run measures it before its first step, which is of no use here.
     config.forgetting.data = None
     parts = build_run(config, command, CommandLine.of_this_command().overrides)
