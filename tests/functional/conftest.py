@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,8 @@ TINY = (
 
 LOOP = ("device=cpu", "loop.batch=8", "loop.log_every=1", "loop.evaluate_every=3 steps",
         "checkpoint.every=2 steps")  # fmt: skip
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "example"
 
 CITIES = ("Lima", "Oslo", "Quito", "Riga", "Turin", "Vaduz")
 THINGS = ("bridge", "market", "harbour", "garden", "tower")
@@ -86,6 +90,26 @@ def at_record(monkeypatch):
         monkeypatch.setattr(MetricsLogger, "write", recording)
 
     return at
+
+
+@pytest.fixture
+def mylab(tmp_path, monkeypatch):
+    """Put a copy of the example into the test's folder, and know no other one, nor its family."""
+    from transfer_cli.interop import families
+
+    _forget_mylab()
+    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    own = {name: each for name, each in families.families().items() if "mylab" not in name}
+    monkeypatch.setattr(families, "_families", own)
+    importlib.invalidate_caches()
+    yield tmp_path
+    _forget_mylab()
+
+
+def _forget_mylab():
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mylab"]:
+        del sys.modules[name]
 
 
 @pytest.fixture

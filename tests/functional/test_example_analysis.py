@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.test_example_package import mylab as mylab  # a fixture
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.report import sections
 

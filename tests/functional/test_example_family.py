@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from tests.functional.conftest import LOOP
-from tests.functional.test_example_package import mylab  # noqa: F401 - a fixture
 from tests.published import byte_pairs
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.errors import ConfigError

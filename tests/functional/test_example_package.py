@@ -1,11 +1,8 @@
 """The package of `docs/example`: a user's own parts, by command line and by our contracts."""
 
-import importlib
 import json
 import re
 import shlex
-import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,22 +36,6 @@ def commands():
     """Return the words of every command of the example's README."""
     (block,) = re.findall(r"```bash\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
     return [shlex.split(line) for line in block.splitlines()]
-
-
-@pytest.fixture
-def mylab(tmp_path, monkeypatch):
-    """Put a copy of the example into the test's folder, and know no other one."""
-    forget()
-    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    importlib.invalidate_caches()
-    yield tmp_path
-    forget()
-
-
-def forget():
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mylab"]:
-        del sys.modules[name]
 
 
 def test_every_command_of_the_readme_runs(transfer, mylab, read_json):

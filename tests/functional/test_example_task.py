@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.test_example_package import mylab  # noqa: F401 - a fixture
 from transfer_cli.model.weights import read_description
 from transfer_cli.runs.records import read_metrics
 
@@ -21,7 +20,7 @@ LONG = {"words": ["Where", "does", "the", "Rhine", "end", "?"] * 20}
 
 
 @pytest.fixture
-def tagged(transfer, mylab, deep):  # noqa: F811
+def tagged(transfer, mylab, deep):
     """Train a tagger in the folder of the example; return its run directory."""
     ended = transfer(
         "finetune", *OWN, *DATA, *SMALL, f"init_from={deep}", "run.dir=tagger", "loop.epochs=20",
@@ -95,7 +94,7 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     assert "answers of several runs on tagging cannot be combined" in ended.err
 
 
-def test_a_task_is_swept_and_its_runs_are_compared_by_its_measure(transfer, mylab, deep):  # noqa: F811
+def test_a_task_is_swept_and_its_runs_are_compared_by_its_measure(transfer, mylab, deep):
     ended = transfer(
         "finetune", *OWN, *DATA, *SMALL, f"init_from={deep}", "-m", "optimizer.lr=1e-4,3e-3",
         "run.dir=sweep", "sweep.isolate=false", "loop.steps=20", "loop.monitor=span_f1",
@@ -127,7 +126,7 @@ def test_a_task_is_swept_and_its_runs_are_compared_by_its_measure(transfer, myla
         ((*DATA, "loop.monitor=span_f2"), "loop.monitor: there is no measure 'span_f2'"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(transfer, mylab, deep, words, message):  # noqa: F811
+def test_what_does_not_fit_is_refused_in_one_line(transfer, mylab, deep, words, message):
     ended = transfer("finetune", *OWN, *words, *SMALL, f"init_from={deep}", "run.dir=run")
 
     assert ended.code == 2

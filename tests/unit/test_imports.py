@@ -14,7 +14,7 @@ FLOORS = {
     "config": 1, "runs": 1,
     "data": 2, "model": 2, "optim": 2, "sweep": 2, "report": 2,
     "objectives": 3, "adaptation": 3,
-    "engine": 4, "generation": 4, "probing": 4, "interop": 4, "tasks": 4,
+    "engine": 4, "generation": 4, "interop": 4, "tasks": 4,
     "assembly": 5, "testing": 5,
     "training": 6,
     "commands": 7,
