@@ -187,6 +187,8 @@ class TextTable:
         from rich.text import Text
 
         cells = [[_one_line(cell) for cell in row] for row in self.rows]
+        # rich measures a tab as no cell, and cuts off what follows it.
+        cells = [[Piece(text.replace("\t", " "), style) for text, style in row] for row in cells]
         table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
         least = 2 * (len(self.columns) - 1)
         for at, column in enumerate(self.columns):
