@@ -153,6 +153,16 @@ def test_a_penalty_pulls_towards_the_weights_that_were_loaded(put, pretrained):
     assert all(torch.equal(anchor, stored[name]) for name, anchor in penalty.anchors.items())
 
 
+@pytest.mark.parametrize(("kind", "decays"), [("L2SP", {0.0}), ("EWC", {0.0, 0.25})])
+def test_the_optimizer_of_a_run_knows_whether_its_penalty_replaces_weight_decay(put, kind, decays):
+    adam = {"_target_": "torch.optim.AdamW", "lr": 0.01, "weight_decay": 0.25}
+    penalty = {"_target_": f"transfer_cli.adaptation.penalties.{kind}"}
+
+    parts = put(optimizer=adam, adaptation__penalty=penalty)
+
+    assert {group["weight_decay"] for group in parts.step.optimizer.param_groups} == decays
+
+
 def test_ewc_gets_the_information_of_the_pretraining(put):
     node = {"_target_": "transfer_cli.adaptation.penalties.EWC", "sequences": 3}
 

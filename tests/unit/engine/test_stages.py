@@ -342,3 +342,16 @@ def test_the_memory_of_a_stage_can_be_taken_up_in_its_middle():
 
     assert other.spans == straight.step.stages.spans
     assert other.current == 0
+
+
+def test_a_stage_that_has_ended_early_is_over_after_a_resume():
+    run, _ = patient({1: 3.0, 2: 2.0, 3: 2.0, 4: 2.5})
+    run.go()
+    stages = run.step.stages
+
+    other = patient({})[0].step.stages
+    other.load_state_dict(stages.state_dict())
+
+    assert other.spans == stages.spans
+    assert other.current == stages.current
+    assert other.at(4) == 1

@@ -109,6 +109,19 @@ def test_clipping_bounds_the_whole_gradient_and_reports_it_before():
     assert float(report.gradient_norm) > 0.1
 
 
+def test_dropout_follows_from_the_seed_and_the_step_and_nothing_else():
+    objective, batch = CausalLM(), tiny.all_of(tiny.blocks(tokens=100))
+
+    def totals(seed):
+        still = tiny.Recipe(optimizer=torch.optim.SGD, rate=1e-30, seed=seed)
+        step = tiny.train_step(tiny.model(objective, dropout=0.5), objective, still)
+        return [float(step([{"main": batch}], number).total) for number in (0, 1, 0)]
+
+    first, second, again = totals(0)
+    assert first == again
+    assert len({first, second, *totals(1)}) == 4
+
+
 # Several losses.
 
 

@@ -185,6 +185,16 @@ def test_what_a_resume_may_change_makes_no_new_job():
     assert [config.loop.steps for config in configs] == [7, 7]
 
 
+@pytest.mark.parametrize("other", [("seed=7", "loop.batch=2"), ("seed=1", "loop.batch=3")])
+def test_what_a_resume_may_not_change_makes_new_jobs(other):
+    words = ["-m", "loop.clip=1,2", "run.dir=mine", "resume=auto"]
+    run([*words, "seed=1", "loop.batch=2"])
+
+    configs, _, _ = run([*words, *other])
+
+    assert [config.run.dir for config in configs] == ["mine/2", "mine/3"]
+
+
 def test_runs_that_get_longer_are_not_done():
     words = ["-m", "seed=1,2", "run.dir=mine", "resume=auto"]
     run([*words, "loop.steps=5"])

@@ -168,19 +168,24 @@ def test_a_study_can_lie_elsewhere_and_be_shared():
 # --- bad input ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+OTHER_SEARCHES = [
+    (["loop.clip=interval(0.1, 9.0)"], "its range of loop.clip is 0.1 to 10.0, not 0.1 to 9.0"),
+    (
+        ["loop.clip=tag(log, interval(0.1, 10.0))"],
+        "its range of loop.clip is 0.1 to 10.0, not 0.1 to 10.0 (log)",
+    ),
+    (["loop.batch=2,4"], "it does not search loop.batch"),
+    (["loop.clip=1", "loop.batch=2,4"], "it does not search loop.batch"),
+    (["sweep.direction=maximize"], "its direction is minimize, not maximize"),
+    (["sweep.objective=validation/loss"], "its objective is validation/error_rate, not"),
+]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["loop.clip=interval(0.1, 9.0)"], "its range of loop.clip is 0.1 to 10.0, not 0.1 to 9.0"),
-        (
-            ["loop.clip=tag(log, interval(0.1, 10.0))"],
-            "its range of loop.clip is 0.1 to 10.0, not 0.1 to 10.0 (log)",
-        ),
-        (["loop.batch=2,4"], "it does not search loop.batch"),
-        (["loop.clip=1", "loop.batch=2,4"], "it does not search loop.batch"),
-        (["sweep.direction=maximize"], "its direction is minimize, not maximize"),
-        (["sweep.objective=validation/loss"], "its objective is validation/error_rate, not"),
+        OTHER_SEARCHES[0],
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHER_SEARCHES[1:]),
     ],
 )
 def test_a_study_of_another_search_is_refused(words, said):
