@@ -76,7 +76,10 @@ class Commands:
     def start(self, folder: Path, words: Sequence[str], moment: Moment = NEVER) -> BaseProcess:
         """Return a process that has begun a command, with `resume=auto`."""
         config = _config((*words, "run.dir=run", "resume=auto"))
-        process = self._context.Process(target=_work, args=(folder, words[0], config, moment))
+        # The server may have been started by other tests, with other variables than now.
+        cache = os.environ.get("TRANSFER_CACHE")
+        arguments = (folder, words[0], config, moment, cache)
+        process = self._context.Process(target=_work, args=arguments)
         process.start()
         return process
 
@@ -92,8 +95,10 @@ class Commands:
         return Ended(process.exitcode, text, int(count.read_text()) if count.exists() else 0)
 
 
-def _work(folder: Path, command: str, config: object, moment: Moment) -> None:
+def _work(folder: Path, command: str, config: object, moment: Moment, cache: str | None) -> None:
     os.chdir(folder)
+    if cache is not None:
+        os.environ["TRANSFER_CACHE"] = cache
     with Path(f"output-{os.getpid()}").open("w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
