@@ -1,5 +1,6 @@
 import copy
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,7 @@ def test_a_swept_length_tells_jobs_apart():
 
 def test_without_a_folder_the_latest_sweep_of_the_same_words_goes_on():
     _, first, _ = run(["-m", "seed=1,2"], fails=lambda config: StoppedError("asked to"))
+    time.sleep(1.1)  # a folder is called by the second in which its sweep began
     _, other, _ = run(["-m", "seed=1,2", "loop.batch=5"])
 
     configs, again, _ = run(["-m", "resume=auto", "seed=1,2"])
