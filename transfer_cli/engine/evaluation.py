@@ -117,9 +117,9 @@ class Sums(Metric):
         """Return the totals and counts over everything."""
         # A process without examples does not know what is counted; the first one always has some.
         shapes = {name: list(value.shape) for name, value in self._totals.items()}
-        named: list[Any] = json.loads(
-            distributed.broadcast_text(json.dumps([shapes, [*self._counts]]))
-        )
+        # Gathered, since a broadcast waits without limit for a process that hangs in its share.
+        texts = distributed.all_gather_text(json.dumps([shapes, [*self._counts]]))
+        named: list[Any] = json.loads(texts[0])
         empty = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in named[0].items()}
         totals = empty | self._totals
         flat = torch.cat([value.flatten() for value in totals.values()]).tolist()
