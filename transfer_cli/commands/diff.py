@@ -9,7 +9,7 @@ from transfer_cli.report import formats
 from transfer_cli.report.collect import check_there, read_run
 from transfer_cli.report.contents import FINISHED, Run
 from transfer_cli.report.difference import Difference, DiffRow, difference, number
-from transfer_cli.report.file_formats import plain_json
+from transfer_cli.report.file_formats import as_json
 from transfer_cli.report.statistics import CONFIDENCE
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import UnreadableError
@@ -51,7 +51,7 @@ def diff(words: list[str]) -> None:
     found = difference(ours, theirs)
     if asked.json:
         content = {"a": ours.path, "b": theirs.path, "difference": found}
-        print(plain_json(content), end="")
+        print(as_json(content), end="")
     else:
         print_out(Page(*_blocks(ours, theirs, found)))
 

@@ -18,9 +18,6 @@ FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
 
 ENDED_EARLY = (STOPPED, FAILED, PRUNED)
 
-LEFT_OUT_IF_EMPTY = "left out if empty"
-"""Of a field that JSON has only where something is in it."""
-
 
 @dataclass(frozen=True)
 class Run:
@@ -52,7 +49,7 @@ class Run:
     number: int | None = None
     overrides: tuple[str, ...] = ()
     typed: frozenset[str] = frozenset()
-    analyses: tuple[Analysis, ...] = field(default=(), metadata={LEFT_OUT_IF_EMPTY: True})
+    analyses: tuple[Analysis, ...] = ()
 
     @property
     def seed(self) -> Any:

@@ -1,7 +1,6 @@
 """What runs made of the single items of a split, laid side by side."""
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +18,19 @@ from transfer_cli.safe_files import UnreadableError
 MOST_SHARED = 100
 """Errors that runs share, of which a report knows."""
 
+Floats = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
     """The items of a split: one and the same object for runs that were judged on the same.
 
-    For language models labels are "", and so are texts that are not kept.
+    For language models labels are "", and so are texts that are not kept. `targets` is `[N]`.
     """
 
     labels: tuple[str, ...]
     texts: tuple[str, ...]
+    targets: Floats
 
     @property
     def has_labels(self) -> bool:
@@ -47,9 +49,8 @@ class RunOutcomes:
 
     sheet: Sheet
     predicted: tuple[str, ...]
-    wrong: npt.NDArray[np.float64]
-    loss: npt.NDArray[np.float64]
-    targets: npt.NDArray[np.float64]
+    wrong: Floats
+    loss: Floats
 
 
 class OutcomeReader:
@@ -80,15 +81,14 @@ class OutcomeReader:
             tuple(item.predicted for item in items),
             np.array([item.wrong for item in items], float),
             np.array([item.loss for item in items], float),
-            np.array([item.targets for item in items], float),
         )
 
     def _sheet(self, items: Sequence[Item]) -> Sheet:
-        told = [[item.index, item.label, item.text, item.targets] for item in items]
-        key = hashlib.blake2b(json.dumps(told).encode(), digest_size=16).digest()
+        asked = [(item.index, item.label, item.text, item.targets) for item in items]
+        key = hashlib.blake2b(repr(asked).encode(), digest_size=16).digest()
         if key not in self._sheets:
-            labels, texts = (item.label for item in items), (item.text for item in items)
-            self._sheets[key] = Sheet(tuple(labels), tuple(texts))
+            _, labels, texts, targets = zip(*asked, strict=True)
+            self._sheets[key] = Sheet(labels, texts, np.array(targets, float))
         return self._sheets[key]
 
 
@@ -100,7 +100,6 @@ def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
     sheet = sheets.most_common(1)[0][0]
     alike = [each for each in outcomes if each.sheet is sheet]
     wrong = np.sum([each.wrong > 0 for each in alike], axis=0)
-    order = np.argsort(-wrong, kind="stable")[:MOST_SHARED]
     return tuple(
         SharedError(
             sheet.texts[place],
@@ -109,6 +108,6 @@ def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
             int(wrong[place]),
             len(alike),
         )
-        for place in order
+        for place in np.argsort(-wrong, kind="stable")[:MOST_SHARED]
         if 2 * wrong[place] > len(alike)
     )

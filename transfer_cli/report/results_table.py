@@ -95,21 +95,13 @@ def is_baseline(group: Group, task: TaskRuns) -> bool:
     return group.label == task.baseline or group.label in others
 
 
-def unfinished(task: TaskRuns) -> list[Run]:
-    """Return the runs that are not finished, or learnt next to nothing."""
-    return [run for run in task.runs if run.status != FINISHED or run.reason is not None]
-
-
-def came_to(run: Run) -> str | None:
-    """Return why less came of a run than should have; None where it is still at work."""
-    if run.status in ENDED_EARLY:
-        return f"{run.status}: {run.reason}" if run.reason else run.status
-    return None if run.reason is None else f"{LEARNT_NOTHING} {run.reason}"
-
-
-def came_to_nothing(task: TaskRuns) -> list[tuple[Run, str]]:
-    """Return the runs of which less came than should have, and why."""
-    return [(run, what) for run in unfinished(task) if (what := came_to(run)) is not None]
+def came_to_nothing(task: TaskRuns) -> Iterator[tuple[Run, str]]:
+    """Yield the runs of which less came than should have, and why; not those still at work."""
+    for run in task.runs:
+        if run.status in ENDED_EARLY:
+            yield run, f"{run.status}: {run.reason}" if run.reason else run.status
+        elif run.reason is not None:
+            yield run, f"{LEARNT_NOTHING} {run.reason}"
 
 
 def remarks(task: TaskRuns) -> list[str]:
@@ -150,7 +142,8 @@ def apart(report: Report) -> str | None:
 def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, ResultCell]:
     """Return a group's cell of every column."""
     row = {GROUP: ResultCell(group.label)}
-    row |= {measure: _measured(group, measure) for measure in measures}
+    mark = f" {LEARNT_NOTHING}" if group.learnt_nothing else ""
+    row |= {measure: _spread(group.measures.get(measure), mark) for measure in measures}
     if task.baseline is not None:
         row |= {DIFFERENCE: _difference(group, task), P: _probability(group.against)}
     trained = "" if group.trained is None else f"{group.trained:,}"
@@ -168,16 +161,11 @@ def _known(task: TaskRuns, measures: Iterable[str]) -> list[str]:
     return [each for each in measures if each in known]
 
 
-def _measured(group: Group, measure: str) -> ResultCell:
-    cell = _spread(group.measures.get(measure))
-    weak = cell.text and group.learnt_nothing
-    return replace(cell, text=f"{cell.text} {LEARNT_NOTHING}") if weak else cell
-
-
-def _spread(found: Spread | None) -> ResultCell:
+def _spread(found: Spread | None, mark: str = "") -> ResultCell:
     if found is None:
         return ResultCell()
-    return ResultCell(formats.spread(found), found.mean if math.isfinite(found.mean) else None)
+    value = found.mean if math.isfinite(found.mean) else None
+    return ResultCell(formats.spread(found) + mark, value)
 
 
 def _difference(group: Group, task: TaskRuns) -> ResultCell:

@@ -3,23 +3,22 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from transfer_cli.metrics import Metric, by_preference, find
 from transfer_cli.report.contents import FINISHED, Comparison, Run
-from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes
+from transfer_cli.report.outcomes import Floats, OutcomeReader, RunOutcomes
 from transfer_cli.report.statistics import Scored, bootstrap, mcnemar
 from transfer_cli.runs.results import merged
 
 MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
 
-_LOSS = "loss"
+OfMean = Callable[[Floats], Floats]
+"""From the mean over targets to the measure."""
 
-Floats = npt.NDArray[np.float64]
-BySeed = Mapping[Any, Sequence[RunOutcomes]]
+Seeds = Sequence[Sequence[RunOutcomes]]
+"""The outcomes of the runs of each seed."""
 
 
 class _IncomparableError(Exception):
@@ -28,23 +27,16 @@ class _IncomparableError(Exception):
 
 @dataclass(frozen=True)
 class _Measure:
-    """How a measure is made of items.
-
-    Args:
-        name: `error_rate`, for example.
-        of_mean: From the mean over targets to the measure.
-        is_of_errors: Whether an item counts as right or wrong, and not for its loss.
-    """
+    """How a measure is made of items; `is_of_errors` says that an item is right or wrong."""
 
     name: str
-    of_mean: Callable[[Floats], Floats]
-    is_of_errors: bool = False
+    of_mean: OfMean
+    is_of_errors: bool
 
-    def counts(self, outcomes: Sequence[RunOutcomes]) -> Floats:
-        """Return what counts of each item; of a seed that ran several times the mean."""
-        each = [one.wrong if self.is_of_errors else one.loss for one in outcomes]
-        mean: Floats = np.mean(each, axis=0)
-        return mean
+    def counts(self, seeds: Seeds) -> Floats:
+        """Return what counts of each item, `[S, N]`; of a seed that ran several times the mean."""
+        which = "wrong" if self.is_of_errors else "loss"
+        return np.stack([np.mean([getattr(run, which) for run in runs], axis=0) for runs in seeds])
 
 
 def compare(
@@ -59,16 +51,19 @@ def compare(
     try:
         mine, base = (_by_seed(runs, split, reader) for runs in (ours, theirs))
         parts = _on_same_items(mine, base)
-        made = _measure(name, theirs, split, parts[0][1][0])
+        has_labels = parts[0][1][0][0].sheet.has_labels
+        made = _measure(name, theirs, split, has_labels=has_labels)
         with np.errstate(all="ignore"):
             return _tested(parts, made, split, same_seeds=list(mine) == list(base))
     except _IncomparableError as error:
         return str(error)
 
 
-def _by_seed(runs: Sequence[Run], split: str, reader: OutcomeReader) -> BySeed:
+def _by_seed(
+    runs: Sequence[Run], split: str, reader: OutcomeReader
+) -> Mapping[str, list[RunOutcomes]]:
     """Return the outcomes of the finished runs of each seed, the seeds in order."""
-    found: dict[Any, list[RunOutcomes]] = {}
+    found: dict[str, list[RunOutcomes]] = {}
     for run in sorted(runs, key=lambda run: str(run.seed)):
         if run.status != FINISHED:
             continue
@@ -81,73 +76,59 @@ def _by_seed(runs: Sequence[Run], split: str, reader: OutcomeReader) -> BySeed:
     return found
 
 
-Part = tuple[Sequence[Sequence[RunOutcomes]], Sequence[Sequence[RunOutcomes]]]
-"""Of both groups: the outcomes of each seed."""
-
-
-def _on_same_items(mine: BySeed, base: BySeed) -> list[Part]:
+def _on_same_items(
+    mine: Mapping[str, list[RunOutcomes]], base: Mapping[str, list[RunOutcomes]]
+) -> list[tuple[Seeds, Seeds]]:
     """Return all runs together where they share their items, else the pairs of each seed."""
-    if _alike(*mine.values(), *base.values()):
-        return [([*mine.values()], [*base.values()])]
-    if list(mine) == list(base) and all(_alike(mine[seed], base[seed]) for seed in mine):
-        return [([mine[seed]], [base[seed]]) for seed in mine]
+    together = [([*mine.values()], [*base.values()])]
+    pairs = [([mine[seed]], [base[seed]]) for seed in mine] if list(mine) == list(base) else []
+    for parts in (together, pairs):
+        sheets = [{run.sheet for seeds in part for runs in seeds for run in runs} for part in parts]
+        if parts and all(len(each) == 1 for each in sheets):
+            return parts
     raise _IncomparableError("they were not judged on the same items")
 
 
-def _alike(*several: Sequence[RunOutcomes]) -> bool:
-    return len({each.sheet for outcomes in several for each in outcomes}) == 1
-
-
-def _measure(name: str, runs: Sequence[Run], split: str, sample: Sequence[RunOutcomes]) -> _Measure:
+def _measure(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) -> _Measure:
     """Return how a measure, or the one that takes its place, is made of items."""
     declared = merged(run.metrics for run in runs)
     asked = find(name, declared)
     for metric in (*filter(None, (asked,)), *by_preference(declared)):
-        if metric.per_example:
-            found = (
-                _of_errors(metric, sample)
-                if metric.unit in ("fraction", "percent")
-                else _of_losses(metric, runs, split)
-            )
-            if found is not None:
-                return found
-    return _Measure(_LOSS, lambda mean: mean)
+        is_of_errors = metric.unit in ("fraction", "percent")
+        if metric.per_example and (has_labels or not is_of_errors):
+            of_mean = _of_errors(metric) if is_of_errors else _of_losses(metric, runs, split)
+            if of_mean is not None:
+                return _Measure(metric.name, of_mean, is_of_errors)
+    return _Measure("loss", lambda mean: mean, is_of_errors=False)
 
 
-def _of_errors(metric: Metric, sample: Sequence[RunOutcomes]) -> _Measure | None:
-    """Return how a share of right or wrong items is made of them; None where there are no such."""
-    if not sample[0].sheet.has_labels:
-        return None
+def _of_errors(metric: Metric) -> OfMean:
     whole = 100 if metric.unit == "percent" else 1
     if metric.higher_is_better:
-        return _Measure(metric.name, lambda mean: whole * (1 - mean), is_of_errors=True)
-    return _Measure(metric.name, lambda mean: whole * mean, is_of_errors=True)
+        return lambda mean: whole * (1 - mean)
+    return lambda mean: whole * mean
 
 
-def _of_losses(metric: Metric, runs: Sequence[Run], split: str) -> _Measure | None:
+def _of_losses(metric: Metric, runs: Sequence[Run], split: str) -> OfMean | None:
     """Return how a measure is made of losses; None where it is not, or was not measured."""
     if metric.unit == "nats":
-        return _Measure(metric.name, lambda mean: mean)
-    names = (f"{split}/{metric.name}", f"{split}/{_LOSS}")
+        return lambda mean: mean
+    names = (f"{split}/{metric.name}", f"{split}/loss")
     pairs = ([run.measures.get(name, 0.0) for name in names] for run in runs)
     value, loss = next((pair for pair in pairs if all(0 < n < math.inf for n in pair)), (0.0, 0.0))
     if not loss:
         return None
     if metric.unit == "perplexity":
         # By word or by token: the text is the same, and so is the number of tokens in a word.
-        return _Measure(metric.name, lambda mean: np.exp(math.log(value) / loss * mean))
-    return _Measure(metric.name, lambda mean: value / loss * mean)
+        return lambda mean: np.exp(math.log(value) / loss * mean)
+    return lambda mean: value / loss * mean
 
 
 def _tested(
-    parts: Sequence[Part], measure: _Measure, split: str, *, same_seeds: bool
+    parts: Sequence[tuple[Seeds, Seeds]], measure: _Measure, split: str, *, same_seeds: bool
 ) -> Comparison:
     scored = [
-        Scored(
-            np.stack([measure.counts(outcomes) for outcomes in mine]),
-            np.stack([measure.counts(outcomes) for outcomes in base]),
-            base[0][0].targets,
-        )
+        Scored(measure.counts(mine), measure.counts(base), base[0][0].sheet.targets)
         for mine, base in parts
     ]
     for part in scored:

@@ -13,6 +13,7 @@ Legend: S runs, B runs of the baseline, N items, K kinds of items, R resamples.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -57,22 +58,18 @@ class Estimate:
 def mcnemar(ours: int, theirs: int) -> float:
     """Return the two-sided p of McNemar's exact test; each run alone got so many items right."""
     both = ours + theirs
-    ways = term = 1
-    for place in range(min(ours, theirs)):
-        term = term * (both - place) // (place + 1)
-        ways += term
+    places = range(min(ours, theirs))
+    ways = accumulate(places, lambda ways, at: ways * (both - at) // (at + 1), initial=1)
     # Whole numbers, however large: Python divides them rightly rounded.
-    return min(1.0, 2 * ways / 2**both) if both else 1.0
+    return min(1.0, 2 * sum(ways) / 2**both)
 
 
 def holm(values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number (Holm 1979), in the same order."""
-    corrected = [0.0] * len(values)
-    largest = 0.0
-    for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
-        corrected[place] = largest
-    return corrected
+    order = np.argsort(values, kind="stable")
+    scaled = np.arange(len(values), 0, -1) * np.take(values, order)
+    corrected = np.minimum(1.0, np.maximum.accumulate(scaled))
+    return [float(p) for p in corrected[np.argsort(order)]]
 
 
 def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -> Estimate:

@@ -115,7 +115,7 @@ def _fitting(
 
 
 def _unfinished(task: TaskRuns) -> Iterator[Renderable]:
-    found = results_table.came_to_nothing(task)
+    found = list(results_table.came_to_nothing(task))
     if found:
         yield Line("  came to nothing, or not to an end:")
     for run, what in found:

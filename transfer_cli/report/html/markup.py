@@ -1,15 +1,16 @@
 """HTML from templates: all that is put into one is escaped, unless it is markup already."""
 
 import json
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from transfer_cli.report import formats
+from transfer_cli.report.file_formats import plain_values
 from transfer_cli.report.html.line_styles import line_style
 from transfer_cli.safe_files import escaped
 
@@ -92,15 +93,12 @@ def joined(parts: Iterable[object]) -> Html:
 def shown(value: object) -> str:
     """Return `value` as a text without characters that steer what is around them."""
     # Spaces of every width are not printable for Python, and harmless here.
-    plain = "".join(" " if unicodedata.category(each) == "Zs" else each for each in str(value))
-    return escaped(plain)
+    return escaped("".join(" " if category(each) == "Zs" else each for each in str(value)))
 
 
 def json_block(value: Any) -> Html:
     """Return plain values for a script to read. No text in them can end the element early."""
-    # Null in place of what is no finite number.
-    plain = json.loads(json.dumps(value, default=vars), parse_constant=lambda _: None)
-    content = json.dumps(plain, separators=(",", ":"), allow_nan=False)
+    content = json.dumps(plain_values(value), separators=(",", ":"))
     for each in "<>&":
         content = content.replace(each, f"\\u{ord(each):04x}")
     return Html(content)

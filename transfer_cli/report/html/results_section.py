@@ -118,7 +118,7 @@ def _setting_cell(settings: Mapping[str, Any], key: str) -> PageCell:
 
 
 def _unfinished(task: TaskRuns) -> Html | None:
-    runs = results_table.unfinished(task)
+    runs = [run for run in task.runs if run.status != FINISHED or run.reason is not None]
     if not runs:
         return None
     rows = [(run.name, run.status, run.reason or formats.NOTHING) for run in runs]
