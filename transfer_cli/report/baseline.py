@@ -16,7 +16,6 @@ from transfer_cli.report.statistics import holm
 Words = Mapping[str, str]
 """Settings of a baseline as they were typed: `adaptation` -> `full`."""
 
-_USUAL = {"adaptation": "full"}
 _MOST_NAMED = 12
 
 
@@ -35,8 +34,7 @@ def parse_words(typed: str | None) -> Words:
             f"--baseline {typed!r}: expected KEY=VALUE, several in quotes, such as "
             '"adaptation=full optimizer.lr=1e-3"'
         )
-    pairs = (word.partition("=") for word in words)
-    return {key: value for key, _, value in pairs}
+    return dict(word.split("=", 1) for word in words)
 
 
 def check_words(words: Words, groups: Sequence[Group]) -> None:
@@ -45,15 +43,12 @@ def check_words(words: Words, groups: Sequence[Group]) -> None:
     Raises:
         ConfigError: None has all of the settings; the message names what may be meant.
     """
+    settings = [group.runs[0].settings for group in groups]
+    keys = {key for each in settings for key in each if is_setting(key)}
     for key, value in words.items():
-        known = dict.fromkeys(
-            plain(group.runs[0].settings[key])
-            for group in groups
-            if key in group.runs[0].settings and is_setting(key)
-        )
-        if not known:
-            keys = {key for group in groups for key in group.runs[0].settings if is_setting(key)}
+        if key not in keys:
             raise ConfigError(f"--baseline: there is no setting {key!r}.{nearest(key, keys)}")
+        known = dict.fromkeys(plain(each[key]) for each in settings if key in each)
         if not any(fits(group, {key: value}) for group in groups):
             raise ConfigError(
                 f"--baseline: no run has {key}={value}.{nearest(value, known)} "
@@ -75,28 +70,28 @@ def fits(group: Group, words: Words) -> bool:
 def against_baseline(
     groups: Sequence[Group], words: Words, measure: str, reader: OutcomeReader
 ) -> tuple[str | None, list[Group], list[str]]:
-    """Return what the baseline is called, the groups with their differences to it, and notes.
+    """Return the name of the baseline, the groups with their differences to it, and notes.
 
     The groups are those of a task, best first. Without words the baseline is the group of full
-    fine-tuning where there is one such group, else the best one. Where words fit several, each
-    group is compared with that which has its other settings, where there is one, else with the
-    best of them.
+    fine-tuning if there is one such group, else the best one. Where words fit several, each group
+    is compared with the one that has its other settings, else with the best of them.
     """
     if len(groups) < 2 or not measure:
         return None, list(groups), []
     asked = [group for group in groups if words and fits(group, words)]
-    usual = [group for group in groups if fits(group, _USUAL)]
+    usual = [group for group in groups if fits(group, {"adaptation": "full"})]
     bases = asked or (usual if len(usual) == 1 else groups[:1])
     name = _shown(words) if len(bases) > 1 else bases[0].label
     found: dict[str, Comparison | str] = {}
     for group in groups:
         if group.finished and group.label not in {base.label for base in bases}:
             base = next((each for each in bases if _is_twin(each, group, words)), bases[0])
-            made = compare(group.runs, base.runs, measure, reader)
-            found[group.label] = (
-                made if isinstance(made, str) else replace(made, baseline=base.label)
-            )
-    known = _corrected({label: each for label, each in found.items() if not isinstance(each, str)})
+            found[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
+    known = {label: each for label, each in found.items() if not isinstance(each, str)}
+    if len(known) > 1:
+        corrected = holm([each.p for each in known.values()])
+        pairs = zip(known.items(), corrected, strict=True)
+        known = {label: replace(each, corrected=p) for (label, each), p in pairs}
     notes = []
     if words and not asked:
         notes.append(f"no group here has {_shown(words)}; the baseline is {bases[0].label}")
@@ -110,22 +105,11 @@ def against_baseline(
 
 
 def _is_twin(base: Group, group: Group, words: Words) -> bool:
-    """Return whether a baseline has a group's other settings."""
+    """Return whether a baseline has the same settings as a group but for `words`."""
     return all(
         canonical(group.settings.get(key)) == canonical(base.settings.get(key))
         for key in (group.settings.keys() | base.settings.keys()) - words.keys()
     )
-
-
-def _corrected(known: Mapping[str, Comparison]) -> Mapping[str, Comparison]:
-    """Return comparisons with their p corrected for how many there are."""
-    if len(known) < 2:
-        return known
-    values = holm([each.p for each in known.values()])
-    return {
-        label: replace(each, corrected=value)
-        for (label, each), value in zip(known.items(), values, strict=True)
-    }
 
 
 def _shown(words: Words) -> str:

@@ -1,7 +1,7 @@
 """In what two runs differ: config, data, environment, measures, costs."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from transfer_cli.metrics import by_preference
@@ -146,9 +146,9 @@ def _tests(ours: Run, theirs: Run) -> tuple[list[Comparison], list[str]]:
         measure = next((each for each in named if each in shared), None)
         if measure is None:
             continue
-        found = compare([theirs], [ours], measure, reader)
+        found = compare([theirs], [ours], measure, reader, ours.name)
         if isinstance(found, Comparison):
-            tests.append(replace(found, baseline=ours.name))
+            tests.append(found)
         else:
             notes.append(f"no test on the items of {split}: {found}")
     return tests, notes

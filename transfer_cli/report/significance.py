@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,9 +40,9 @@ class _Measure:
 
 
 def compare(
-    ours: Sequence[Run], theirs: Sequence[Run], measure: str, reader: OutcomeReader
+    ours: Sequence[Run], theirs: Sequence[Run], measure: str, reader: OutcomeReader, baseline: str
 ) -> Comparison | str:
-    """Return how a group differs from a baseline; or why that cannot be told, in a few words.
+    """Return how a group differs from a `baseline`; or why that cannot be told, in a few words.
 
     A `split/measure` that is not a sum over items, such as macro-F1, is replaced by the first
     declared one that is (the error rate), and where there is none by the loss.
@@ -54,7 +54,8 @@ def compare(
         has_labels = parts[0][1][0][0].sheet.has_labels
         made = _measure(name, theirs, split, has_labels=has_labels)
         with np.errstate(all="ignore"):
-            return _tested(parts, made, split, same_seeds=list(mine) == list(base))
+            found = _tested(parts, made, split, same_seeds=list(mine) == list(base))
+        return replace(found, baseline=baseline)
     except _IncomparableError as error:
         return str(error)
 
