@@ -79,7 +79,7 @@ def _by_seed(
 
 def _on_same_items(
     mine: Mapping[str, list[RunOutcomes]], base: Mapping[str, list[RunOutcomes]]
-) -> list[tuple[Seeds, Seeds]]:
+) -> Sequence[tuple[Seeds, Seeds]]:
     """Return all runs together where they share their items, else the pairs of each seed."""
     together = [([*mine.values()], [*base.values()])]
     pairs = [([mine[seed]], [base[seed]]) for seed in mine] if list(mine) == list(base) else []

@@ -103,7 +103,7 @@ def _plain(found: RunAnalysis) -> Iterator[Html]:
         yield Html("<p>{}</p>").format(summary)
     if isinstance(values, dict) and values:
         pairs = ((_cut(name), _cell(value)) for name, value in islice(values.items(), MOST_ROWS))
-        yield table("Values", [PageColumn("what"), PageColumn("value")], pairs)
+        yield table("Values", ["what", "value"], pairs)
     if isinstance(rows, dict):
         yield from _table(rows.get("columns"), rows.get("rows"))
     yield from found.pictures.values()

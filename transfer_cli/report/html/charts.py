@@ -53,7 +53,7 @@ class Chart:
     caption: str
     description: str
     views: Sequence[View]
-    columns: Sequence[PageColumn] = ()
+    columns: Sequence[PageColumn | str] = ()
     rows: Sequence[Sequence[PageCell | object]] = ()
     narrowest: int = 0
 

@@ -7,7 +7,7 @@ from typing import Any
 from transfer_cli.config.flat import flat
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
-from transfer_cli.report.html.markup import Html, PageColumn, details, joined, table
+from transfer_cli.report.html.markup import Html, details, joined, table
 
 _MOST_VALUES = 8
 _CODE = Html("<code>{}</code>")
@@ -16,19 +16,18 @@ _CODE = Html("<code>{}</code>")
 def settings_section(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return in what the runs differ, and what is the same for all of them."""
     differing, same = _split_settings(task)
-    columns = [PageColumn("key"), PageColumn("value"), PageColumn("groups")]
     rows = [
         (_CODE.format(key) if at == 0 else "", _CODE.format(value), groups)
         for key in differing
         for at, (value, groups) in enumerate(_by_value(task, key))
     ]
-    shown = table("Settings in which runs differ", columns, rows) if rows else ""
+    shown = table("Settings in which runs differ", ["key", "value", "groups"], rows) if rows else ""
     made = Html('<div class="settings">{}</div>').format(shown)
     if not same:
         return made
     alike = "The same for all runs" if len(task.runs) > 1 else "Of this run"
     fixed = [(_CODE.format(key), _CODE.format(value)) for key, value in same]
-    listed = table("Settings that all runs share", columns[:2], fixed)
+    listed = table("Settings that all runs share", ["key", "value"], fixed)
     summary = f"{alike}: {formats.several(len(fixed), 'setting')}"
     return joined([made, details(summary, listed, is_open=not rows)])
 
@@ -83,6 +82,6 @@ def environment_section(task: TaskRuns) -> Html | None:
         rows.append((_CODE.format(key), "; ".join(values if len(values) == 1 else several)))
     differ = sum(len(values) > 1 for values in found.values())
     note = f", {formats.several(differ, 'difference')}" if differ else ", the same for all runs"
-    listed = table("Environment", [PageColumn("what"), PageColumn("value")], rows)
+    listed = table("Environment", ["what", "value"], rows)
     is_open = bool(differ) or len(task.runs) == 1
     return details(f"Versions and machine{note}", listed, is_open=is_open)

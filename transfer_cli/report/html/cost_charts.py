@@ -45,8 +45,7 @@ def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
         "On the dotted line: nothing that trains as few parameters does better.",
         f"Scatter chart of {len(points)} groups. On the line of the best for their size: {best}.",
         [View(words, [_front_trace(front), _markers(task, points, names)], layout)],
-        [PageColumn("group"), PageColumn("parameters trained", is_number=True),
-         charts.measure_column(task)],
+        ["group", PageColumn("parameters trained", is_number=True), charts.measure_column(task)],
         [(names[place], f"{trained:,}", formats.spread(found)) for trained, found, place in points],
     )  # fmt: skip
 
@@ -133,8 +132,7 @@ def label_chart(task: TaskRuns) -> Chart | None:
         f"{formats.several(len(ticks), 'number')} of labelled examples; the numbers are in the "
         "table.",
         [View(words, traces, layout)],
-        [PageColumn("settings"), PageColumn("labelled examples", is_number=True),
-         charts.measure_column(task)],
+        ["settings", PageColumn("labelled examples", is_number=True), charts.measure_column(task)],
         [(label, _amount(amount), formats.spread(found))
          for label, points in lines.items() for amount, found in points],
     )  # fmt: skip

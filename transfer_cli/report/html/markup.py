@@ -24,7 +24,7 @@ class PageColumn:
 
     Args:
         title: Its heading.
-        is_number: Whether it holds numbers: those stand to the right.
+        is_number: Whether it is right-aligned.
         note: What the heading means, where that is not plain.
     """
 
@@ -35,10 +35,11 @@ class PageColumn:
 
 @dataclass(frozen=True)
 class PageCell:
-    """A cell of a table, and what it is sorted by; cells without that come last."""
+    """A cell of a table, the value by which it is sorted (cells without one are last), a note."""
 
     content: object
     value: float | str | None = None
+    note: str | None = None
 
 
 def render(template: str, **values: object) -> Html:
@@ -46,32 +47,27 @@ def render(template: str, **values: object) -> Html:
     return Html(_TEMPLATES.get_template(template).render(values))
 
 
-def macro(template: str, name: str, *given: object, **more: object) -> Html:
+def macro(template: str, name: str, *given: object) -> Html:
     """Return what a macro of a template makes."""
-    return Html(getattr(_TEMPLATES.get_template(template).module, name)(*given, **more))
+    return Html(getattr(_TEMPLATES.get_template(template).module, name)(*given))
 
 
 def table(
-    caption: str, columns: Sequence[PageColumn], rows: Iterable[Sequence[PageCell | object]]
+    caption: str,
+    columns: Sequence[PageColumn | str],
+    rows: Iterable[Sequence[PageCell | object]],
+    marked: Sequence[bool] = (),
 ) -> Html:
     """Return a table in a container that scrolls by itself, also by keyboard.
 
-    The first cell of a row is its heading.
+    The first cell of a row is its heading. Where it is said which rows are `marked`, the headings
+    of the columns are buttons that sort the table.
     """
+    heads = [PageColumn(each) if isinstance(each, str) else each for each in columns]
     cells = [
         [each if isinstance(each, PageCell) else PageCell(each) for each in row] for row in rows
     ]
-    return macro("macros.html", "table", caption, columns, cells)
-
-
-def sortable_table(
-    caption: str,
-    columns: Sequence[PageColumn],
-    rows: Iterable[Sequence[PageCell]],
-    marked: Sequence[bool],
-) -> Html:
-    """Return a `table` whose headings are buttons that sort it; some rows are marked."""
-    return macro("macros.html", "table", caption, columns, rows, marked, sortable=True)
+    return macro("macros.html", "table", caption, heads, cells, marked)
 
 
 def note(text: str) -> Html:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, SharedError, TaskRuns
-from transfer_cli.report.html.markup import Html, PageColumn, joined, macro, note, table
+from transfer_cli.report.html.markup import Html, joined, macro, note, table
 from transfer_cli.report.untrusted import nested
 
 MOST_LABELS = 60
@@ -75,15 +75,12 @@ def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:
     """Return what most runs get wrong: the text, what is right, and what was said."""
     if not errors:
         return None
-    rows = []
-    for each in errors[:MOST_ERRORS]:
-        said = sorted(each.predicted.items(), key=lambda pair: -pair[1])
-        wrong = [(label, runs) for label, runs in said if label != each.label]
-        right = Html('<span class="chip is-right">{}</span>').format(each.label)
-        text = macro("mistakes.html", "text", each.text)
-        chips = macro("mistakes.html", "chips", wrong)
-        rows.append((text, right, chips, f"{each.wrong} of {each.runs}"))
-    columns = [*map(PageColumn, ("text", expected, "said instead", "wrong runs"))]
+    rows = [
+        (*(macro("mistakes.html", name, each) for name in ("text", "label", "said")),
+         f"{each.wrong} of {each.runs}")
+        for each in errors[:MOST_ERRORS]
+    ]  # fmt: skip
+    columns = ["text", expected, "said instead", "wrong runs"]
     listed = table("Errors that most runs share", columns, rows)
     more = len(errors) - len(rows)
     made = Html('<div class="texts">{}</div>').format(listed)

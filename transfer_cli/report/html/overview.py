@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import FINISHED, Report, SweepProgress
-from transfer_cli.report.html.markup import Html, PageColumn, render, table
+from transfer_cli.report.html.markup import Html, render, table
 from transfer_cli.report.html.results_section import best_sentence
 
 _SHOWN = 8
@@ -68,11 +68,10 @@ def _sweep(found: SweepProgress) -> dict[str, Any]:
     }  # fmt: skip
     there = [(name, amount) for name, amount in parts.items() if amount]
     left = found.seconds_left
-    columns = [PageColumn("job"), PageColumn("settings"), PageColumn("reason")]
     return {
         "found": found,
         "parts": there,
         "said": ", ".join(f"{amount:,} {name}" for name, amount in there) or "no jobs",
         "to_go": f"; about {formats.duration(left)} to go" if left else "",
-        "failed": table("Failed jobs", columns, found.failed),
+        "failed": table("Failed jobs", ["job", "settings", "reason"], found.failed),
     }

@@ -13,7 +13,6 @@ from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, TaskRuns
 from transfer_cli.report.html import charts
 from transfer_cli.report.html.charts import Chart, Trace, View, badness, safe
-from transfer_cli.report.html.markup import PageColumn
 from transfer_cli.report.untrusted import is_number
 
 FEWEST_TRIALS = 8
@@ -61,7 +60,7 @@ def search_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
         f"Parallel coordinates of {len(trials)} trials over {', '.join(shown_keys)}. The best is "
         f"{trials[0][1]} with a {words} of {formats.number(trials[0][2])}.",
         [View(words, [*_binned(axes, trials)], _parallel_layout(axes))],
-        [PageColumn("trial"), *map(PageColumn, keys), result],
+        ["trial", *keys, result],
         [(place, *(formats.setting_of(key, group.settings.get(key)) for key in keys),
           formats.number(value)) for place, (group, _, value) in enumerate(trials, start=1)],
         narrowest=_AXIS_PIXELS * len(axes),
