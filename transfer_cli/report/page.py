@@ -15,7 +15,6 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from transfer_cli.errors import ConfigError
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Report, TaskRuns
 from transfer_cli.report.html import conditions, mistakes, overview, results_section
@@ -52,9 +51,11 @@ def page(report: Report) -> str:
     """Return the page of a report; the learning curves are read from the run directories.
 
     Raises:
-        ConfigError: The charting library is not installed.
+        ImportError: The charting library is not installed.
     """
-    library, script = _library(), _asset("page.js")
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # has no types
+
+    library, script = str(get_plotlyjs()), _asset("page.js")
     pictures = Pictures()
     tasks = [_task(f"t{at}", task, pictures) for at, task in enumerate(report.tasks, start=1)]
     # Where something is left to do, it comes first how far it has got.
@@ -79,17 +80,6 @@ def page(report: Report) -> str:
     )
     # Nothing steers what is around it, wherever it comes from.
     return _UNUSUAL.sub(lambda found: shown(found[0]), made).strip() + "\n"
-
-
-def _library() -> str:
-    try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # has no types
-    except ImportError as error:
-        raise ConfigError(
-            "the charts of a page need plotly, which is not installed: "
-            "pip install 'transfer-cli[report]'"
-        ) from error
-    return str(get_plotlyjs())
 
 
 @cache

@@ -1,11 +1,10 @@
 """Whether a difference between runs on the same items is more than chance.
 
-Two single classifiers are told apart by McNemar's test (McNemar 1947) in its exact form. Groups of
-runs, and losses, by a paired bootstrap (Efron and Tibshirani 1993): items are drawn anew, the same
-ones for both groups. Seeds are too few to be drawn: three that agree by luck would count for
-certainty. So what seeds add to the variance, beyond what their items explain, is estimated as in
-an analysis of variance, and is no surer than so few of them can make it: where items do not matter
-this is Student's t-test. It errs on the safe side, and two seeds hardly ever tell anything.
+Two single classifiers are compared by McNemar's exact test (McNemar 1947), groups of runs and
+losses by a paired bootstrap (Efron and Tibshirani 1993): it resamples items, the same ones for both
+groups. Seeds are too few to resample: three that agree by luck would count for certainty. The
+variance over seeds, beyond what their items explain, is estimated as in an analysis of variance:
+where items do not matter this is Student's t-test. It errs on the safe side; two seeds show little.
 
 Legend: S runs, B runs of the baseline, N items, K kinds of items, R resamples.
 """
@@ -35,10 +34,7 @@ Measure = Callable[[Floats], Floats]
 
 @dataclass(frozen=True)
 class Scored:
-    """What two groups made of the same items: `ours` is `[S, N]`, `theirs`, the baseline, `[B, N]`.
-
-    What counts of each item is 1 for an error, or its loss; for how much, `targets`, `[N]`.
-    """
+    """Errors or losses of two groups on the same items, `[S, N]` and `[B, N]`; targets, `[N]`."""
 
     ours: Floats
     theirs: Floats
@@ -47,7 +43,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference, its interval, and how likely one of that size is by chance."""
+    """A difference, its interval, and the probability of one of that size by chance."""
 
     difference: float
     low: float
@@ -61,7 +57,7 @@ def mcnemar(ours: int, theirs: int) -> float:
     places = range(min(ours, theirs))
     ways = accumulate(places, lambda ways, at: ways * (both - at) // (at + 1), initial=1)
     # Whole numbers, however large: Python divides them rightly rounded.
-    return min(1.0, 2 * sum(ways) / 2**both)
+    return min(1.0, 2 * sum(ways) / (1 << both))
 
 
 def holm(values: Sequence[float]) -> list[float]:
@@ -101,7 +97,10 @@ def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -
 def _over_seeds(found_S: Floats, found_RS: Floats, rng: np.random.Generator) -> Floats | float:
     """Return draws of what other seeds would add to the mean, `[R]`.
 
-    Of each seed there is what it reached, and what it would have reached on other items.
+    Args:
+        found_S: The measure of each seed.
+        found_RS: The same on other items.
+        rng: Draws.
     """
     runs = len(found_S)
     if runs == 1:

@@ -101,19 +101,27 @@ def is_wide(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
 
 
-def log_axis(title: str, ticks: Sequence[float], words: Iterable[str]) -> dict[str, Any]:
-    """Return a logarithmic axis with words at its ticks."""
-    return {
+def against(task: TaskRuns, x_axis: Trace, traces: Sequence[Trace], **more: Any) -> View:
+    """Return the task's measure against something else."""
+    y_axis = {"title": {"text": formats.axis_words(task, task.measure)}}
+    return View(
+        formats.measure_words(task.measure), traces, {"xaxis": x_axis, "yaxis": y_axis, **more}
+    )
+
+
+def log_axis(
+    title: str, ticks: Sequence[float], words: Iterable[str], around: Sequence[float] = ()
+) -> dict[str, Any]:
+    """Return a logarithmic axis with words at its ticks, and some space around some values."""
+    axis: dict[str, Any] = {
         "type": "log", "title": {"text": title},
         "tickmode": "array", "tickvals": ticks, "ticktext": list(words),
     }  # fmt: skip
-
-
-def padded_log(values: Sequence[float]) -> list[float]:
-    """Return the range of a logarithmic axis on which the outermost values have some space."""
-    low, high = math.log10(min(values)), math.log10(max(values))
-    edge = max(0.12 * (high - low), 0.2)
-    return [round(low - edge, 4), round(high + edge, 4)]
+    if around:
+        low, high = math.log10(min(around)), math.log10(max(around))
+        edge = max(0.12 * (high - low), 0.2)
+        axis["range"] = [round(low - edge, 4), round(high + edge, 4)]
+    return axis
 
 
 def log_ticks(values: Sequence[float]) -> list[float]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, Spread, TaskRuns
 from transfer_cli.report.html import charts
-from transfer_cli.report.html.charts import Chart, Trace, View, badness, safe
+from transfer_cli.report.html.charts import Chart, Trace, badness, safe
 from transfer_cli.report.html.line_styles import dash, symbol
 from transfer_cli.report.html.markup import PageColumn
 
@@ -27,11 +27,7 @@ def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
     sizes = [trained for trained, _, _ in points]
     front = _front(task, points)
     ticks = charts.log_ticks(sizes)
-    parameters = charts.log_axis("parameters trained", ticks, map(formats.count, ticks))
-    layout = {
-        "xaxis": {**parameters, "range": charts.padded_log(sizes)},
-        "yaxis": {"title": {"text": formats.axis_words(task, task.measure)}},
-    }
+    axis = charts.log_axis("parameters trained", ticks, map(formats.count, ticks), sizes)
     words = formats.measure_words(task.measure)
     better = "less" if task.lower_is_better else "more"
     best = ", ".join(
@@ -44,7 +40,7 @@ def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
         f"Each point is a group, its bar one standard deviation over seeds; {better} is better. "
         "On the dotted line: nothing that trains as few parameters does better.",
         f"Scatter chart of {len(points)} groups. On the line of the best for their size: {best}.",
-        [View(words, [_front_trace(front), _markers(task, points, names)], layout)],
+        [charts.against(task, axis, [_front_trace(front), _markers(task, points, names)])],
         ["group", PageColumn("parameters trained", is_number=True), charts.measure_column(task)],
         [(names[place], f"{trained:,}", formats.spread(found)) for trained, found, place in points],
     )  # fmt: skip
@@ -88,12 +84,9 @@ def _front_trace(front: Sequence[Point]) -> Trace:
 
 
 def _best_of_each_size(task: TaskRuns, points: Sequence[Point]) -> set[int]:
-    first: dict[float, tuple[float, int]] = {}
-    for trained, found, place in points:
-        # Sizes that differ by a few percent lie on top of each other.
-        size = round(math.log10(trained), 1)
-        first[size] = min(first.get(size, (math.inf, -1)), (badness(task, found.mean), place))
-    return {place for _, place in first.values()}
+    # Sizes that differ by a few percent lie on top of each other.
+    worst_first = sorted(points, key=lambda point: (-badness(task, point[1].mean), -point[2]))
+    return set({round(math.log10(each[0]), 1): each[2] for each in worst_first}.values())
 
 
 def label_chart(task: TaskRuns) -> Chart | None:
@@ -114,15 +107,11 @@ def label_chart(task: TaskRuns) -> Chart | None:
     # By how much they are more is not known here.
     all_at = 2 * max(amount for amount in amounts if amount < math.inf)
     ticks = [min(amount, all_at) for amount in amounts]
-    axis = charts.log_axis("labelled examples", ticks, map(_amount, amounts))
+    axis = charts.log_axis("labelled examples", ticks, map(_amount, amounts), ticks)
     words = formats.measure_words(task.measure)
-    layout = {
-        "xaxis": {**axis, "range": charts.padded_log(ticks)},
-        "yaxis": {"title": {"text": formats.axis_words(task, task.measure)}},
-        "showlegend": len(series) > 1,
-    }
-    lines = {label: sorted(points, key=lambda point: point[0]) for label, points in series.items()}
-    traces = [_line(place, label, lines[label], all_at) for place, label in enumerate(lines)]
+    for points in series.values():
+        points.sort(key=lambda point: point[0])
+    traces = [_line(place, *each, all_at) for place, each in enumerate(series.items())]
     return Chart(
         "labels",
         "With few labels",
@@ -131,10 +120,10 @@ def label_chart(task: TaskRuns) -> Chart | None:
         f"Line chart of the {words} for {formats.several(len(series), 'line')} and "
         f"{formats.several(len(ticks), 'number')} of labelled examples; the numbers are in the "
         "table.",
-        [View(words, traces, layout)],
+        [charts.against(task, axis, traces, showlegend=len(series) > 1)],
         ["settings", PageColumn("labelled examples", is_number=True), charts.measure_column(task)],
         [(label, _amount(amount), formats.spread(found))
-         for label, points in lines.items() for amount, found in points],
+         for label, points in series.items() for amount, found in points],
     )  # fmt: skip
 
 

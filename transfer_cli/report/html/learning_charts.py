@@ -3,74 +3,58 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from transfer_cli.report.contents import FINISHED, Run, TaskRuns
-from transfer_cli.report.formats import axis_words, number
+from transfer_cli.report.contents import FINISHED, TaskRuns
+from transfer_cli.report.formats import axis_words, measure_words, number
 from transfer_cli.report.html import charts
 from transfer_cli.report.html.charts import Chart, Trace, View, rounded, safe
-from transfer_cli.report.html.learning_curves import Curve, RunCurves, mean_curve
+from transfer_cli.report.html.learning_curves import Curve, mean_curve
 from transfer_cli.report.html.line_styles import dash, symbol
 
 _MARKED_POINTS = 40
-_MEANS = (
-    "A line for each group: the mean over its seeds, at the steps that all of its finished runs "
-    "have measured. Thin lines are single runs."
-)
+_TRAINING = "train/loss"
+
+Curves = Mapping[str, Mapping[str, Curve]]
+"""The curves of each run."""
 
 
-def validation_chart(
-    task: TaskRuns, names: Sequence[str], curves: Mapping[str, RunCurves]
-) -> Chart | None:
+def validation_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Chart | None:
     """Return the measures of validation over time, by the curves of each run; none without them."""
-    found = dict.fromkeys(name for each in curves.values() for name in each.validation)
-    main = task.measure.rpartition("/")[2]
-    views = []
-    for measure in sorted(found, key=lambda name: (name != main, name != "loss")):
-        lines = [
-            [(run, curves[run.name].validation.get(measure, ())) for run in group.runs]
-            for group in task.groups
-        ]
-        title = axis_words(task, f"validation/{measure}")
-        views.append(_over_time(f"validation {measure}", title, names, lines))
-    if not views:
+    found = {key for each in curves.values() for key in each if key.startswith("validation/")}
+    first = [f"validation/{task.measure.rpartition('/')[2]}", "validation/loss"]
+    keys = sorted(found, key=lambda key: (*(key != each for each in first), key))
+    if not keys:
         return None
-    return Chart(
-        "validation",
-        "Validation while training",
-        _MEANS if len(task.runs) > 1 else "Measured on the validation split.",
-        f"Line chart of {len(names)} groups over training steps. {_outcome(views[0], names)}",
-        views,
-    )
+    views = [_over_time(task, names, curves, key, axis_words(task, key)) for key in keys]
+    caption = "Measured on the validation split."
+    if len(task.runs) > 1:
+        caption = (
+            "A line for each group: the mean over its seeds, at the steps that all of its finished "
+            "runs have measured. Thin lines are single runs."
+        )
+    said = _said(views[0], names)
+    return Chart("validation", "Validation while training", caption, said, views)
 
 
-def training_chart(
-    task: TaskRuns, names: Sequence[str], curves: Mapping[str, RunCurves]
-) -> Chart | None:
+def training_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Chart | None:
     """Return the training loss over time; none where there is no record of it."""
-    lines = [[(run, curves[run.name].train) for run in group.runs] for group in task.groups]
-    if not any(curve for each in lines for _, curve in each):
+    if not any(_TRAINING in each for each in curves.values()):
         return None
-    view = _over_time("training loss", "training loss", names, lines)
-    return Chart(
-        "training",
-        "Training loss",
-        "The loss of the batches themselves, in nats for each target. Long curves are thinned.",
-        f"Line chart of {len(names)} groups over training steps. {_outcome(view, names)}",
-        [view],
+    view = _over_time(task, names, curves, _TRAINING, "training loss")
+    caption = (
+        "The loss of the batches themselves, in nats for each target. Long curves are thinned."
     )
+    return Chart("training", "Training loss", caption, _said(view, names), [view])
 
 
-def _over_time(
-    name: str, title: str, names: Sequence[str], lines: Sequence[Sequence[tuple[Run, Curve]]]
-) -> View:
+def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, title: str) -> View:
     faint: list[Trace] = []
     means: list[Trace] = []
-    for place, (label, runs) in enumerate(zip(names, lines, strict=True)):
-        single = [curve for _, curve in runs if curve]
-        finished = [curve for run, curve in runs if curve and run.status == FINISHED]
-        mean = mean_curve(finished or single)
-        if len(single) > 1:
-            faint.append(_seeds(place, single))
-        if mean:
+    for place, (label, group) in enumerate(zip(names, task.groups, strict=True)):
+        found = [(run, curve) for run in group.runs if (curve := curves[run.name].get(key))]
+        finished = [curve for run, curve in found if run.status == FINISHED]
+        if len(found) > 1:
+            faint.append(_seeds(place, [curve for _, curve in found]))
+        if mean := mean_curve(finished or [curve for _, curve in found]):
             means.append(_mean(place, label, mean))
     values = [y for trace in (*faint, *means) for y in trace["y"] if y is not None]
     y_axis: dict[str, Any] = {"title": {"text": title}}
@@ -78,7 +62,9 @@ def _over_time(
         ticks = charts.log_ticks(values)
         y_axis = charts.log_axis(title, ticks, [f"{each:,.6g}" for each in ticks])
     layout = {"xaxis": {"title": {"text": "step"}, "rangemode": "tozero"}, "yaxis": y_axis}
-    return View(name.replace("_", " "), [*faint, *means], layout)
+    return View(
+        "training loss" if key == _TRAINING else measure_words(key), [*faint, *means], layout
+    )
 
 
 def _mean(place: int, label: str, curve: Curve) -> Trace:
@@ -106,15 +92,14 @@ def _seeds(place: int, curves: Iterable[Curve]) -> Trace:
     }  # fmt: skip
 
 
-def _outcome(view: View, names: Sequence[str]) -> str:
+def _said(view: View, names: Sequence[str]) -> str:
+    begins = f"Line chart of {len(names)} groups over training steps. "
     last = [(trace["y"][-1], trace["meta"]["group"]) for trace in view.traces
             if trace["meta"]["role"] == "mean"]  # fmt: skip
     if not last:
-        return ""
+        return begins
     (low, lowest), (high, highest) = min(last), max(last)
     if lowest == highest:
-        return f"{view.name} ends at {number(low)}."
-    return (
-        f"{view.name} ends between {number(low)} ({names[lowest]}) and {number(high)} "
-        f"({names[highest]})."
-    )
+        return f"{begins}{view.name} ends at {number(low)}."
+    ends = f"{number(low)} ({names[lowest]}) and {number(high)} ({names[highest]})"
+    return f"{begins}{view.name} ends between {ends}."

@@ -2,9 +2,9 @@
 
 import json
 import math
-import re
+import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +14,31 @@ from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError, read_text
 MOST_BYTES = 64 * 2**20
 """More than this of a file is not read: ten million steps take less."""
 
-_TRAIN = re.compile(r'^\{"kind": "train"')
+_TRAIN = '{"kind": "train"'
 """How our own records of training begin; they are thinned before they are parsed."""
 
 Curve = tuple[tuple[int, float], ...]
 """Pairs of step and value, the steps rising."""
 
 
-@dataclass(frozen=True)
-class RunCurves:
-    """What a run measured over time: its training loss, and validation but for single classes."""
-
-    train: Curve = ()
-    validation: Mapping[str, Curve] = field(default_factory=dict)
-
-
-def read_curves(path: Path, most_points: int) -> RunCurves:
+def read_curves(path: Path, most_points: int) -> Mapping[str, Curve]:
     """Return the curves in a `metrics.jsonl`, each thinned to at most `most_points`.
 
-    A run may be writing to it: what is no record, such as half a line at the end, is passed over.
-    Without a file there are no curves.
+    They are `train/loss` and `validation/NAME`, but for single classes. A run may be writing to the
+    file: what is no record, such as half a line at the end, is skipped. Without a file there are no
+    curves.
     """
     try:
         lines = read_text(path, MOST_BYTES).splitlines()
     except (OSError, UnreadableError):
-        return RunCurves()
-    train: dict[int, float] = {}
-    validation: dict[str, dict[int, float]] = {}
+        return {}
+    found: dict[str, dict[int, float]] = defaultdict(dict)
     for kind, step, values in _records(_thinned(lines, most_points)):
-        if kind == "train" and (loss := _finite(values.get("loss"))) is not None:
-            train[step] = loss
-        if kind == "validation":
-            for name, given in values.items():
-                value = _finite(given)
-                if value is not None and "/" not in name and name != "step":
-                    validation.setdefault(name, {})[step] = value
-    return RunCurves(
-        thin(sorted(train.items()), most_points),
-        {name: thin(sorted(found.items()), most_points) for name, found in validation.items()},
-    )
+        for name in {"train": ["loss"], "validation": values.keys() - {"step"}}.get(kind, ()):
+            value = values.get(name)
+            if "/" not in name and is_number(value) and abs(value) <= sys.float_info.max:
+                found[f"{kind}/{name}"][step] = float(value)
+    return {name: thin(sorted(points.items()), most_points) for name, points in found.items()}
 
 
 def thin(points: Iterable[tuple[int, float]], most_points: int) -> Curve:
@@ -63,15 +49,13 @@ def thin(points: Iterable[tuple[int, float]], most_points: int) -> Curve:
     curve = tuple(points)
     stride = _stride(len(curve), most_points)
     kept = curve[::stride]
-    return kept if not curve or kept[-1] == curve[-1] else (*kept, curve[-1])
+    return kept if kept[-1:] == curve[-1:] else (*kept, curve[-1])
 
 
-def mean_curve(curves: list[Curve]) -> Curve:
+def mean_curve(curves: Iterable[Curve]) -> Curve:
     """Return the mean over several curves, at the steps that all of them have."""
     found = [dict(curve) for curve in curves if curve]
-    if not found:
-        return ()
-    common = set(found[0]).intersection(*found[1:])
+    common = set.intersection(*map(set, found)) if found else set()
     return tuple(
         (step, math.fsum(each[step] for each in found) / len(found)) for step in sorted(common)
     )
@@ -86,10 +70,9 @@ def _stride(points: int, most_points: int) -> int:
 
 def _thinned(lines: list[str], most_points: int) -> Iterator[str]:
     """Yield the lines but for most of those about training, when these are many."""
-    train = [place for place, line in enumerate(lines) if _TRAIN.match(line)]
-    kept = set(train[:: _stride(len(train), most_points)]) | set(train[-2:])
-    passed = set(train) - kept
-    return (line for place, line in enumerate(lines) if place not in passed)
+    train = [place for place, line in enumerate(lines) if line.startswith(_TRAIN)]
+    left_out = {*train} - {*train[:: _stride(len(train), most_points)], *train[-2:]}
+    return (line for place, line in enumerate(lines) if place not in left_out)
 
 
 def _records(lines: Iterator[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -101,10 +84,3 @@ def _records(lines: Iterator[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
         step = found.get("step") if isinstance(found, dict) else None
         if isinstance(step, int) and abs(step) <= MAX_WHOLE_NUMBER:
             yield str(found.get("kind")), step, found
-
-
-def _finite(value: object) -> float | None:
-    try:
-        return float(value) if is_number(value) and math.isfinite(value) else None
-    except OverflowError:
-        return None
