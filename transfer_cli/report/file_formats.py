@@ -40,12 +40,10 @@ def plain_values(value: object) -> Any:
 
 def as_markdown(report: Report) -> str:
     """Return a table for each task, with what must be known of it."""
-    why = results_table.apart(report)
-    parts = [] if why is None else [_text(why)]
+    parts = [*map(_text, results_table.apart(report))]
     parts += ["\n".join(_markdown(task)) for task in report.tasks]
     if report.problems:
-        lines = (f"- {_text(each)}" for each in report.problems)
-        parts.append("\n".join(["Not shown:", "", *lines]))
+        parts += ["Not shown:", "\n".join(f"- {_text(each)}" for each in report.problems)]
     return "\n\n".join(parts) + "\n"
 
 

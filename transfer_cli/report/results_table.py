@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transfer_cli.report import formats
@@ -27,13 +27,16 @@ DIFFERENCE, P, TRAINED, SECONDS, MEMORY, RUNS = (
 )  # fmt: skip
 GROUP = "group"
 
+_TESTS = {
+    MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
+    BOOTSTRAP: "a bootstrap over items and seeds",
+}
 _OTHER = {"test": "validation", "validation": "test"}
-_MOST_BESIDE = 1
 
 
 @dataclass(frozen=True)
 class ResultCell:
-    """A cell: how its value is written, the value, by which rows are sorted, and a note on it."""
+    """A cell as text, the value by which rows are sorted, and a note."""
 
     text: str = ""
     value: float | None = None
@@ -49,20 +52,18 @@ class ResultColumn:
     is_measure: bool = False
 
 
-def results_table(task: TaskRuns, measures: Iterable[str] | None = None) -> list[ResultColumn]:
-    """Return the columns of a task's table, but for those in which nothing stands.
+def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultColumn]:
+    """Return the columns of a task's table that are not empty.
 
     Args:
         task: The task.
-        measures: Those that are shown; none: that of the task, and the same of the other split.
+        measures: Those to show; without them that of the task, and the same of the other split.
     """
     split, _, name = task.measure.partition("/")
-    of_both_splits = _known(task, (task.measure, f"{_OTHER.get(split, '')}/{name}"))
-    shown = list(of_both_splits if measures is None else measures)
+    shown = measures or [task.measure, f"{_OTHER.get(split)}/{name}"]
     rows = [_row(task, group, shown) for group in task.groups]
-    titles = dict.fromkeys(title for row in rows for title in row)
     columns = [
-        ResultColumn(title, tuple(row[title] for row in rows), title in shown) for title in titles
+        ResultColumn(title, tuple(row[title] for row in rows), title in shown) for title in rows[0]
     ]
     return [column for column in columns if any(cell.text for cell in column.cells)]
 
@@ -73,13 +74,13 @@ def texts(columns: Iterable[ResultColumn]) -> Iterator[tuple[str, ...]]:
 
 
 def measures_beside(task: TaskRuns) -> list[str]:
-    """Return the task's measure, the same of validation, and a few others: for a wide table."""
+    """Return the task's measure, the same of validation, and another one: for a wide table."""
     split, _, name = task.measure.rpartition("/")
-    # Not the loss: what else is declared says the same in better words.
-    others = [each.name for each in task.metrics if each.unit != "nats" and each.name != name]
-    beside = _known(task, (f"{split}/{other}" for other in others if "/" not in other))
-    wanted = [f"validation/{name}", *beside[:_MOST_BESIDE]]
-    return [task.measure, *(each for each in _known(task, wanted) if each != task.measure)]
+    known = {each for group in task.groups for each in group.measures}
+    # Not the loss: another metric says the same in better words.
+    others = [f"{split}/{each.name}" for each in task.metrics
+              if each.unit != "nats" and each.name != name and "/" not in each.name]  # fmt: skip
+    return [task.measure, f"validation/{name}", *[each for each in others if each in known][:1]]
 
 
 def compared(task: TaskRuns, group: Group, found: Comparison) -> tuple[str, str, str]:
@@ -105,15 +106,15 @@ def came_to_nothing(task: TaskRuns) -> Iterator[tuple[Run, str]]:
 
 
 def remarks(task: TaskRuns) -> list[str]:
-    """Return what stands below a table that is no page: `explanations`, and the analyses."""
+    """Return the lines below a table in text: `explanations`, and the analyses."""
     found = Counter(each.name for run in task.runs for each in run.analyses)
-    named = (f"{name} of {formats.several(n, 'run')}" for name, n in sorted(found.items()))
-    analyses = [f"analyses, which --html shows: {', '.join(named)}"] if found else []
+    named = [f"{name} of {formats.several(n, 'run')}" for name, n in sorted(found.items())]
+    analyses = [f"analyses, which --html shows: {', '.join(named)}"] if named else []
     return [*explanations(task), *analyses]
 
 
 def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
-    """Yield what a reader must know of a table that marks the best and names the baseline so."""
+    """Yield what a reader must know of a table, with its mark of the best group."""
     if any(group.is_best for group in task.groups):
         end = "lower" if task.lower_is_better else "higher"
         yield f"{best} best {task.measure} ({end} is better)"
@@ -126,21 +127,16 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
     yield from task.notes
 
 
-def apart(report: Report) -> str | None:
-    """Return why there is more than one table; None where there is not."""
-    if len(report.tasks) < 2:
-        return None
-    return (
-        f"{len(report.tasks)} tasks, each by itself: runs are compared where command, data and "
-        "labels are the same"
-    )
-
-
-# --- cells -------------------------------------------------------------------------------------
+def apart(report: Report) -> Iterator[str]:
+    """Yield why there is more than one table."""
+    if len(report.tasks) > 1:
+        yield (
+            f"{len(report.tasks)} tasks, each by itself: runs are compared where command, data and "
+            "labels are the same"
+        )
 
 
 def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, ResultCell]:
-    """Return a group's cell of every column."""
     row = {GROUP: ResultCell(group.label)}
     mark = f" {LEARNT_NOTHING}" if group.learnt_nothing else ""
     row |= {measure: _spread(group.measures.get(measure), mark) for measure in measures}
@@ -154,11 +150,6 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Res
         MEMORY: replace(_spread(group.memory), text=memory),
         RUNS: _runs(group),
     }
-
-
-def _known(task: TaskRuns, measures: Iterable[str]) -> list[str]:
-    known = {each for group in task.groups for each in group.measures}
-    return [each for each in measures if each in known]
 
 
 def _spread(found: Spread | None, mark: str = "") -> ResultCell:
@@ -215,17 +206,13 @@ def _runs(group: Group) -> ResultCell:
 
 def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
     found = [group.against for group in task.groups if group.against is not None]
-    if not found:
-        return
     items = {f"{each.items:,}" for each in found}
-    tests = {
-        MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
-        BOOTSTRAP: "a bootstrap over items and seeds",
-    }
-    how = [words for test, words in tests.items() if test in {each.test for each in found}]
-    several = any(each.corrected is not None for each in found)
-    yield (
-        f"difference to {baseline}, with its {CONFIDENCE} % interval; p by "
-        f"{', or '.join(how)}, paired on the same {' or '.join(sorted(items))} items"
-        + (f"; corrected for {len(found)} comparisons (Holm; --csv has both)" if several else "")
-    )
+    tests = {each.test for each in found}
+    how = ", or ".join(words for test, words in _TESTS.items() if test in tests)
+    several = f"; corrected for {len(found)} comparisons (Holm; --csv has both)"
+    if found:
+        yield (
+            f"difference to {baseline}, with its {CONFIDENCE} % interval; p by {how}, "
+            f"paired on the same {' or '.join(sorted(items))} items"
+            f"{'' if found[0].corrected is None else several}"
+        )

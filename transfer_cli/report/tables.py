@@ -25,11 +25,10 @@ def as_page(report: Report, width: int | None) -> Page:
         width: Columns of the terminal, for which the least important numbers are left out; None:
             there is room for everything.
     """
-    why = results_table.apart(report)
     in_tables = {(run.sweep, run.number) for task in report.tasks for run in task.runs}
     parts: list[list[Renderable]] = [
         *(list(_standing(each, in_tables)) for each in report.standings),
-        [] if why is None else [Line(why)],
+        [Line(why) for why in results_table.apart(report)],
         *(list(_task(each, width)) for each in report.tasks),
         [Line(Piece("not shown:", "warning"), f" {line}") for line in report.problems],
     ]
@@ -43,22 +42,20 @@ def _standing(
     found: SweepProgress, in_tables: Set[tuple[Path | None, int | None]]
 ) -> Iterator[Renderable]:
     """Yield where a sweep stands, and what failed without a place in a table."""
-    counts = [
-        Piece(f"{found.done} done", "good"),
-        Piece(f"{found.running} running", "mark" if found.running else ""),
+    pieces: list[Piece | str] = [
+        Piece(f"{found.done} done", "good"), ", ",
+        Piece(f"{found.running} running", "mark" if found.running else ""), ", ",
         Piece(f"{found.left} left"),
-    ]
+    ]  # fmt: skip
     if found.failed:
-        counts.append(Piece(f"{len(found.failed)} failed", "bad"))
+        pieces += [", ", Piece(f"{len(found.failed)} failed", "bad")]
     if found.pruned:
-        counts.append(Piece(f"{found.pruned} pruned"))
-    pieces = [piece for count in counts for piece in (", ", count)][1:]
+        pieces += [", ", Piece(f"{found.pruned} pruned")]
     yield Line(Piece(f"sweep {found.path}", "heading"), ": ", *pieces, _to_go(found))
     yield Line("  ", Piece(found.command, "note"))
     for number, overrides, reason in found.failed:
-        if (found.path.resolve(), number) in in_tables:
-            continue
-        yield Entry([f"  job {number}  "], [Piece(f"{overrides}  failed: {reason}", "bad")], 10)
+        if (found.path.resolve(), number) not in in_tables:
+            yield Entry([f"  job {number}  "], [Piece(f"{overrides}  failed: {reason}", "bad")], 10)
 
 
 def _to_go(found: SweepProgress) -> str:
