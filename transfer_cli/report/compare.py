@@ -65,7 +65,7 @@ def _groups(runs: Sequence[Run]) -> list[Group]:
     parts = grouping.by_settings(runs)
     settings = [part[0].settings for part in parts]
     keys = varying(parts)
-    # A group that has none beside it is called by what it is.
+    # A single group is called by what it is.
     shown = keys or [key for key in ("adaptation", "model") if key in settings[0]][:1]
     called = labels(shown, settings) if shown else [parts[0][0].name]
     return [
@@ -128,11 +128,9 @@ def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric
 
 
 def _value(group: Group, by: str) -> float | None:
-    """Return a group's number to sort by, none where it has none that can be compared."""
-    costs = {SECONDS: group.seconds, MEMORY: group.memory}
     if by == TRAINED:
         return group.trained
-    found = costs.get(by, group.measures.get(by))
+    found = {**group.measures, SECONDS: group.seconds, MEMORY: group.memory}.get(by)
     return None if found is None or math.isnan(found.mean) else found.mean
 
 
@@ -147,7 +145,6 @@ def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list
 
 
 def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:
-    """Yield which groups have runs with the same seed."""
     seeds = {group.label: [str(run.seed) for run in group.finished] for group in groups}
     repeated = [label for label, known in seeds.items() if len(set(known)) < len(known)]
     if repeated:
