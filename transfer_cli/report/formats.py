@@ -1,5 +1,6 @@
 """Numbers, settings and names of measures as people read them."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ _MOST_DECIMALS = 4
 _NOISE = 1e-6
 _HUGE = 1e9
 MOST_NAMED = 5
-"""Of keys that vary: with more, a group's name and the columns of a table become too long."""
+"""Keys that vary; with more, the name of a group and the columns of a table become too long."""
 _MINUS = "\N{MINUS SIGN}"
 
 
@@ -30,7 +31,7 @@ def axis_words(task: TaskRuns, measure: str) -> str:
 
 
 def unit(task: TaskRuns, measure: str) -> str:
-    """Return what follows a number of this measure."""
+    """Return the unit after a number of this measure."""
     return " %" if task.is_percentage(measure) else ""
 
 
@@ -103,10 +104,8 @@ def size(amount: float) -> str:
 
 def setting(value: Any) -> str:
     """Return a value of a config as it would be typed."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
@@ -155,20 +154,18 @@ def group_names(task: TaskRuns) -> tuple[str, ...]:
         values = Counter(setting_of(key, group.settings.get(key)) for group in task.groups)
         usual[key] = values.most_common(1)[0][0]
     names = [_name(group, short, usual) for group in task.groups]
-    if len(set(names)) < len(names):
-        names = [f"{name} #{place}" if names.count(name) > 1 else name
-                 for place, name in enumerate(names, start=1)]  # fmt: skip
-    return tuple(names)
+    counts = Counter(names)
+    numbered = enumerate(names, start=1)
+    return tuple(f"{name} #{at}" if counts[name] > 1 else name for at, name in numbered)
 
 
 def _name(group: Group, short: Mapping[str, str], usual: Mapping[str, str]) -> str:
     parts = []
     for key, value in group.settings.items():
-        if usual.get(key) == setting_of(key, value):
-            continue
-        is_preset = isinstance(value, str) and "." not in key
         shown = setting_of(key, value)
-        parts.append(shown if is_preset else f"{short.get(key, key)}={shown}")
+        if usual.get(key) != shown:
+            is_preset = isinstance(value, str) and "." not in key
+            parts.append(shown if is_preset else f"{short.get(key, key)}={shown}")
     only = group.runs[0].name if group.runs else NOTHING
     return ", ".join(parts) or ("the usual settings" if usual else only)
 

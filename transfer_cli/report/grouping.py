@@ -34,7 +34,11 @@ def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
     parts: dict[frozenset[tuple[str, str]], list[Run]] = defaultdict(list)
     for run in runs:
         parts[frozenset(identity(run.settings).items())].append(run)
-    return [sorted(part, key=_order) for part in parts.values()]
+    for part in parts.values():
+        part.sort(
+            key=lambda run: (run.seed if isinstance(run.seed, int) else 0, str(run.seed), run.name)
+        )
+    return list(parts.values())
 
 
 def labels_of(runs: Iterable[Run]) -> tuple[str, ...]:
@@ -59,11 +63,6 @@ def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
         meanings = Counter(name for name, _ in set(pairs))
         found = [f"{name} ({word})" if meanings[name] > 1 else name for name, word in pairs]
     return found
-
-
-def _order(run: Run) -> tuple[int, str, str]:
-    seed = run.seed
-    return (seed if isinstance(seed, int) else 0, str(seed), run.name)
 
 
 def _data_of(run: Run) -> dict[str, str]:

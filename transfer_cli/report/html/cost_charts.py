@@ -16,16 +16,16 @@ Point = tuple[int, Spread, int]
 
 def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
     """Return the main measure against trained parameters; none where all train as many."""
-    points = [
-        (group.trained, found, place)
-        for place, group, found in charts.measured(task)
-        if group.trained is not None and group.trained > 0
-    ]
-    if len({trained for trained, _, _ in points}) < 2:
-        return None
+    points = [(group.trained, found, place) for place, group, found in charts.measured(task)
+              if group.trained is not None and group.trained > 0]  # fmt: skip
     points.sort(key=lambda point: (point[0], badness(task, point[1].mean)))
     sizes = [trained for trained, _, _ in points]
-    front = _front(task, points)
+    if len(set(sizes)) < 2:
+        return None
+    front: list[Point] = []
+    for point in points:
+        if not front or badness(task, point[1].mean) < badness(task, front[-1][1].mean):
+            front.append(point)
     ticks = charts.log_ticks(sizes)
     axis = charts.log_axis("parameters trained", ticks, map(formats.count, ticks), sizes)
     words = formats.measure_words(task.measure)
@@ -49,7 +49,9 @@ def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
 def _markers(task: TaskRuns, points: Sequence[Point], names: Sequence[str]) -> Trace:
     sizes, spreads, places = zip(*points, strict=True)
     middle = math.sqrt(sizes[0] * sizes[-1])
-    labelled = _best_of_each_size(task, points)
+    # The best of each size has its name. Sizes a few percent apart lie on top of each other.
+    worst_first = sorted(points, key=lambda point: (-badness(task, point[1].mean), -point[2]))
+    labelled = {round(math.log10(size), 1): place for size, _, place in worst_first}.values()
     return {
         "type": "scatter", "mode": "markers+text", "x": sizes, **charts.means(spreads),
         "marker": {"size": 11, "symbol": [symbol(place) for place in places]},
@@ -65,15 +67,6 @@ def _markers(task: TaskRuns, points: Sequence[Point], names: Sequence[str]) -> T
     }  # fmt: skip
 
 
-def _front(task: TaskRuns, points: Sequence[Point]) -> list[Point]:
-    """Return the points that no smaller one beats; `points` are by size, then by measure."""
-    front: list[Point] = []
-    for point in points:
-        if not front or badness(task, point[1].mean) < badness(task, front[-1][1].mean):
-            front.append(point)
-    return front
-
-
 def _front_trace(front: Sequence[Point]) -> Trace:
     return {
         "type": "scatter", "mode": "lines", "hoverinfo": "skip",
@@ -81,12 +74,6 @@ def _front_trace(front: Sequence[Point]) -> Trace:
         "y": [charts.rounded(found.mean) for _, found, _ in front],
         "line": {"dash": "dot", "width": 1.5, "shape": "hv"}, "meta": {"role": "quiet"},
     }  # fmt: skip
-
-
-def _best_of_each_size(task: TaskRuns, points: Sequence[Point]) -> set[int]:
-    # Sizes that differ by a few percent lie on top of each other.
-    worst_first = sorted(points, key=lambda point: (-badness(task, point[1].mean), -point[2]))
-    return set({round(math.log10(each[0]), 1): each[2] for each in worst_first}.values())
 
 
 def label_chart(task: TaskRuns) -> Chart | None:
@@ -147,10 +134,9 @@ def _amount(amount: float) -> str:
 def _rest(group: Group, task: TaskRuns, key: str) -> str:
     """Return a group's settings but for the number of labelled examples."""
     short = formats.short_keys(task.varying)
-    rest = ((other, value) for other, value in group.settings.items() if other != key)
-    return ", ".join(
-        formats.setting(value)
-        if isinstance(value, str)
-        else f"{short.get(other, other)}={formats.setting(value)}"
-        for other, value in rest
-    ) or formats.measure_words(task.measure)
+    words = [
+        value if isinstance(value, str) else f"{short.get(other, other)}={formats.setting(value)}"
+        for other, value in group.settings.items()
+        if other != key
+    ]
+    return ", ".join(words) or formats.measure_words(task.measure)

@@ -48,7 +48,13 @@ def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any
         for label, row in enumerate(rows):
             counts.update({(label, said): count for said, count in enumerate(row) if count})
     cells = [(*pair, counts[pair]) for pair in sorted(counts)]
-    return {"cells": cells, "split": split, "runs": len(tables), "words": _worst(cells, labels)}
+    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
+    pairs = "; ".join(
+        f"{labels[label]} taken for {labels[said]}, {n:,} times"
+        for label, said, n in wrong[:_MOST_PAIRS]
+    )
+    words = f"Most often confused: {pairs}." if pairs else "Nothing was confused."
+    return {"cells": cells, "split": split, "runs": len(tables), "words": words}
 
 
 def _table(results: Any, split: str, labels: int) -> list[list[int]] | None:
@@ -57,18 +63,7 @@ def _table(results: Any, split: str, labels: int) -> list[list[int]] | None:
     lines = [rows, *rows] if isinstance(rows, list) else [None]
     if not all(isinstance(line, list) and len(line) == labels for line in lines):
         return None
-    is_whole = all(type(count) is int and count >= 0 for row in rows for count in row)
-    return rows if is_whole else None
-
-
-def _worst(cells: Sequence[tuple[int, int, int]], labels: Sequence[str]) -> str:
-    """Return the commonest mistakes, in words."""
-    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
-    pairs = "; ".join(
-        f"{labels[label]} taken for {labels[said]}, {n:,} times"
-        for label, said, n in wrong[:_MOST_PAIRS]
-    )
-    return f"Most often confused: {pairs}." if pairs else "Nothing was confused."
+    return rows if all(type(n) is int and n >= 0 for row in rows for n in row) else None
 
 
 def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:

@@ -1,7 +1,7 @@
 """Parallel coordinates of a search: each trial a line through its settings.
 
-Plotly has a chart of that name, which needs WebGL and `eval`. Lines across axes of our own need
-neither, can be printed, and are drawn with as strict a policy as the rest of the page.
+Plotly's own chart of that kind needs WebGL and `eval`. Lines across axes of our own need neither,
+can be printed, and are drawn under the strict policy of the page.
 """
 
 import math
@@ -26,7 +26,7 @@ _LARGE = 1000
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: each trial's place, from 0 at the bottom to 1; places and what is written there."""
+    """The place of each trial, from 0 at the bottom to 1; the ticks, each a place and its words."""
 
     title: str
     places: Sequence[float]
@@ -34,20 +34,17 @@ class Axis:
 
 
 def search_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
-    """Return each group as a line across its settings; none where few of them vary."""
+    """Return each group as a line across its settings; None where few of them vary."""
     trials = [(group, names[at], found.mean) for at, group, found in charts.measured(task)]
-    keys = [
-        key for key in task.varying if len({repr(g.settings.get(key)) for g, _, _ in trials}) > 1
-    ]
+    keys = [key for key in task.varying
+            if len({repr(group.settings.get(key)) for group, _, _ in trials}) > 1]  # fmt: skip
     if len(keys) < 2 or len(trials) < FEWEST_TRIALS:
         return None
     trials.sort(key=lambda trial: badness(task, trial[2]))
     shown_keys = keys[: MOST_AXES - 1]
     short = formats.short_keys(keys)
-    axes = [
-        axis_of(key, short[key], [group.settings.get(key) for group, _, _ in trials])
-        for key in shown_keys
-    ]
+    axes = [axis_of(key, short[key], [g.settings.get(key) for g, _, _ in trials])
+            for key in shown_keys]  # fmt: skip
     result = charts.measure_column(task)
     axes.append(number_axis(str(result.title), [value for _, _, value in trials]))
     words = formats.measure_words(task.measure)
@@ -104,17 +101,14 @@ def _binned(axes: Sequence[Axis], trials: Sequence[tuple[Group, str, float]]) ->
     """Yield the trials as a few traces, the worst first so that the best lie on top."""
     size = math.ceil(len(trials) / _BINS)
     for begin in reversed(range(0, len(trials), size)):
-        part = range(begin, min(begin + size, len(trials)))
         x: list[int | None] = []
         y: list[float | None] = []
         labels: list[str] = []
-        for trial in part:
-            _, name, value = trials[trial]
+        for trial, (_, name, value) in enumerate(trials[begin : begin + size], start=begin):
             x += [*range(len(axes)), None]
             y += [*(round(axis.places[trial], 4) for axis in axes), None]
-            labels += [f"{safe(name)}<br>{safe(axes[-1].title)}: {formats.number(value)}"] * (
-                len(axes) + 1
-            )
+            label = f"{safe(name)}<br>{safe(axes[-1].title)}: {formats.number(value)}"
+            labels += [label] * (len(axes) + 1)
         yield {
             "type": "scatter", "mode": "lines", "x": x, "y": y, "text": labels,
             "hovertemplate": "%{text}<extra></extra>",
