@@ -18,6 +18,9 @@ FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
 
 ENDED_EARLY = (STOPPED, FAILED, PRUNED)
 
+LEARNT_NOTHING = "†"
+"""The mark of a run that learnt next to nothing."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -53,6 +56,13 @@ class Run:
     def seed(self) -> Any:
         """The seed; None where it is not known."""
         return self.settings.get("seed")
+
+    @property
+    def shortfall(self) -> str | None:
+        """Why less came of it than should have; None for other runs, also for one at work."""
+        if self.status in ENDED_EARLY:
+            return f"{self.status}: {self.reason}" if self.reason else self.status
+        return None if self.reason is None else f"{LEARNT_NOTHING} {self.reason}"
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

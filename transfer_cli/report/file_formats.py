@@ -101,7 +101,9 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
         yield _line([first, *map(_text, cells)])
     remarks = [_text(line) for line in results_table.remarks(task)]
     remarks += [
-        f"{_code(run.name)}: {_text(what)}" for run, what in results_table.came_to_nothing(task)
+        f"{_code(run.name)}: {_text(run.shortfall)}"
+        for run in task.runs
+        if run.shortfall is not None
     ]
     if remarks:
         yield ""

@@ -6,21 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transfer_cli.report import formats
-from transfer_cli.report.contents import (
-    ENDED_EARLY,
-    FINISHED,
-    Comparison,
-    Group,
-    Report,
-    Run,
-    Spread,
-    TaskRuns,
-)
+from transfer_cli.report.contents import LEARNT_NOTHING, Comparison, Group, Report, Spread, TaskRuns
 from transfer_cli.report.significance import BOOTSTRAP, MCNEMAR
 from transfer_cli.report.statistics import CONFIDENCE
 
-BEST, LEARNT_NOTHING = "*", "†"
-"""Marks: of the best group, and of one in which a run learnt next to nothing."""
+BEST = "*"
+"""The mark of the best group."""
 
 DIFFERENCE, P, TRAINED, SECONDS, MEMORY, RUNS = (
     "difference", "p", "trained", "seconds", "memory", "runs",
@@ -94,15 +85,6 @@ def is_baseline(group: Group, task: TaskRuns) -> bool:
     """Return whether others are compared with a group."""
     others = {each.against.baseline for each in task.groups if each.against is not None}
     return group.label == task.baseline or group.label in others
-
-
-def came_to_nothing(task: TaskRuns) -> Iterator[tuple[Run, str]]:
-    """Yield the runs of which less came than should have, and why; not those still at work."""
-    for run in task.runs:
-        if run.status in ENDED_EARLY:
-            yield run, f"{run.status}: {run.reason}" if run.reason else run.status
-        elif run.reason is not None:
-            yield run, f"{LEARNT_NOTHING} {run.reason}"
 
 
 def remarks(task: TaskRuns) -> list[str]:
@@ -198,10 +180,10 @@ def _probability(found: Comparison | None) -> ResultCell:
 
 
 def _runs(group: Group) -> ResultCell:
-    counts = Counter(run.status for run in group.runs)
-    done, total = counts.pop(FINISHED, 0), len(group.runs)
+    done, total = group.finished, len(group.runs)
+    counts = Counter(run.status for run in group.runs if run not in done)
     others = ", ".join(f"{n} {status}" for status, n in counts.items())
-    return ResultCell(f"{done} of {total} ({others})" if others else str(total), done)
+    return ResultCell(f"{len(done)} of {total} ({others})" if others else str(total), len(done))
 
 
 def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:

@@ -112,7 +112,7 @@ def _fitting(
 
 
 def _unfinished(task: TaskRuns) -> Iterator[Renderable]:
-    found = list(results_table.came_to_nothing(task))
+    found = [(run, run.shortfall) for run in task.runs if run.shortfall is not None]
     if found:
         yield Line("  came to nothing, or not to an end:")
     for run, what in found:

@@ -7,16 +7,8 @@ from typing import Any
 
 from transfer_cli.report import formats, results_table
 from transfer_cli.report.contents import FINISHED, TaskRuns
-from transfer_cli.report.html.markup import (
-    Html,
-    PageCell,
-    PageColumn,
-    details,
-    joined,
-    macro,
-    note,
-    table,
-)
+from transfer_cli.report.html import markup
+from transfer_cli.report.html.markup import Html, PageCell, PageColumn, joined, macro
 from transfer_cli.report.untrusted import is_number
 
 _MOST_OPEN = 8
@@ -63,13 +55,13 @@ def results(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return the table of the groups, how to read it, and which runs did not finish."""
     columns, cells = zip(*_columns(task, names), strict=True)
     best = [group.is_best for group in task.groups]
-    made = table(f"Results of {task.name}", columns, zip(*cells, strict=True), best)
+    made = markup.table(f"Results of {task.name}", columns, zip(*cells, strict=True), best)
     lines = []
     if len(task.groups) > 1 and task.sort not in ("", task.measure):
         lines.append(f"sorted by {formats.measure_words(task.sort)}")
     baseline = _name_of(task, names, task.baseline)
     lines += results_table.explanations(task, best="★", baseline=baseline)
-    return joined([made, *map(note, lines), _unfinished(task)])
+    return joined([made, *map(markup.note, lines), _unfinished(task)])
 
 
 def _columns(
@@ -121,5 +113,5 @@ def _unfinished(task: TaskRuns) -> Html | None:
     if not runs:
         return None
     rows = [(run.name, run.status, run.reason or formats.NOTHING) for run in runs]
-    listed = table(_UNFINISHED, ["run", "state", "reason"], rows)
-    return details(f"{_UNFINISHED}: {len(runs)}", listed, is_open=len(runs) <= _MOST_OPEN)
+    listed = markup.table(_UNFINISHED, ["run", "state", "reason"], rows)
+    return markup.details(f"{_UNFINISHED}: {len(runs)}", listed, is_open=len(runs) <= _MOST_OPEN)
