@@ -56,7 +56,10 @@ def collect(paths: Iterable[Path]) -> Found:
         problems, is_new = len(found.problems), os.path.realpath(path) not in seen
         place = None
         for place in _places(path, seen, found.problems):
-            _take(place, found)
+            try:
+                _take(place, found)
+            except UnreadableError as error:
+                found.problems.append(f"{place} cannot be read: {printable(str(error))}")
         if is_new and place is None and len(found.problems) == problems:
             found.problems.append(f"{path} holds no runs: no folder in it has a config.yaml")
     if not found.runs and not found.standings:
@@ -121,20 +124,12 @@ def _folders(folder: Path, problems: list[str]) -> list[Path]:
 def _take(place: Path, found: Found) -> None:
     """Add a run, or the progress of a sweep and its jobs without a run directory."""
     if RunDirectory.holds_run(place):
-        try:
-            run = _with_job(read_run(place), _jobs(place.resolve().parent, found))
-            analyses = tuple(read_analyses(place, found.problems))
-            found.runs.append(replace(run, analyses=analyses))
-        except UnreadableError as error:
-            found.problems.append(f"{place} cannot be read: {printable(str(error))}")
+        run = _with_job(read_run(place), _jobs(place.resolve().parent, found))
+        found.runs.append(replace(run, analyses=tuple(read_analyses(place, found.problems))))
         return
     sweep = SweepDirectory(place)
     jobs = tuple(_jobs(place.resolve(), found).values())
-    try:
-        request = sweep.read_request()
-    except (OSError, UnreadableError) as error:
-        found.problems.append(f"{place} cannot be read: {SWEEP}: {printable(str(error))}")
-        return
+    request = _needed(place / SWEEP, lambda _: sweep.read_request())
     found.standings.append(sweep_progress(sweep, request, jobs))
     for job in jobs:
         if RunDirectory.holds_run(sweep.run(job.number)):
@@ -149,12 +144,8 @@ def _named(runs: list[Run]) -> list[Run]:
     """Return the runs, each called by its path below the folder that all of them share."""
     if len(runs) < 2:
         return runs
-    places = [os.path.realpath(run.path) for run in runs]
-    shared = os.path.commonpath(places)
-    return [
-        replace(run, name=os.path.relpath(place, shared))
-        for run, place in zip(runs, places, strict=True)
-    ]
+    shared = os.path.commonpath([os.path.realpath(run.path) for run in runs])
+    return [replace(run, name=os.path.relpath(os.path.realpath(run.path), shared)) for run in runs]
 
 
 def read_run(path: Path) -> Run:

@@ -1,4 +1,4 @@
-"""The sections of analyses: by what a plugin registered for them, or plainly."""
+"""The sections of analyses: drawn by a plugin, or plainly."""
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,10 +6,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report import formats
+from transfer_cli.report import formats, sections
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.html.markup import Html, PageColumn, details, joined, note, table
-from transfer_cli.report.sections import RunAnalysis, section_for
+from transfer_cli.report.sections import RunAnalysis
 from transfer_cli.report.untrusted import is_number, reason
 from transfer_cli.runs.analyses import MOST_ANALYSES, read_picture
 from transfer_cli.safe_files import UnreadableError
@@ -79,25 +79,23 @@ def _title(name: str, content: Mapping[str, Any]) -> str:
 
 
 def _section(name: str, found: Sequence[RunAnalysis]) -> Html:
-    render = section_for(name)
     failed = None
-    if render is not None:
+    if name in sections.SECTIONS:
         try:
-            return joined([render(found)])
+            return joined([sections.SECTIONS[name](found)])
         except Exception as error:  # others' code, on files that anybody may have written
             why = f"{type(error).__name__}: {error}"
             failed = note(f"Shown plainly: its own section ends in {why}")
     if len(found) == 1:
         return joined([failed, *_plain(found[0])])
-    shown = (
-        details(f"{each.group}: {each.run}", joined(_plain(each)), is_open=len(found) <= _OPEN)
-        for each in found
-    )
+    is_open = len(found) <= _OPEN
+    shown = (details(f"{each.group}: {each.run}", joined(_plain(each)), is_open=is_open)
+             for each in found)  # fmt: skip
     return joined([failed, *shown])
 
 
 def _plain(found: RunAnalysis) -> Iterator[Html]:
-    """Yield what can be shown of an analysis of which nothing is known."""
+    """Yield the keys and pictures that every analysis may have."""
     summary, values, rows = (found.content.get(key) for key in ("summary", "values", "table"))
     if isinstance(summary, str):
         yield Html("<p>{}</p>").format(summary)

@@ -1,7 +1,7 @@
 """What a chart of a report is: a figure that Plotly draws, and its words and numbers.
 
-Colours are not in here: a trace says which group it shows (`meta.slot`), and the page's script
-gives it a colour that can be told from the others on a light and on a dark ground.
+A trace says which group it shows (`meta.slot`); the page's script gives it a colour that differs
+from the others on a light and on a dark ground.
 """
 
 import math
@@ -22,12 +22,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class View:
-    """One of the figures that a chart can show: what Plotly draws, and how it is laid out.
-
-    Args:
-        name: For the choice between them.
-        layout: Where this differs from the style of the page.
-    """
+    """One of the figures of a chart: what Plotly draws, and what differs from the page's layout."""
 
     name: str
     traces: Sequence[Trace]
@@ -36,16 +31,15 @@ class View:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart and what stands around it.
+    """A chart, its words and its numbers.
 
     Args:
         name: Part of its address on the page.
         caption: What it shows and how to read it.
-        description: The same for those who cannot see it, with what comes out.
+        description: The same with the outcome, for those who cannot see it.
         views: One at least.
-        columns: Of the table of its numbers; none where the script makes the table from what is
-            visible.
-        narrowest: Pixels that it needs to be read; on a smaller screen it scrolls.
+        columns: Of the table of numbers; without them the script lists what is visible.
+        narrowest: Width in pixels below which it scrolls.
     """
 
     name: str

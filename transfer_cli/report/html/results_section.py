@@ -101,11 +101,8 @@ def _setting_columns(
 def _setting_cell(settings: Mapping[str, Any], key: str) -> PageCell:
     if key not in settings:
         return PageCell(formats.NOTHING)
-    value = settings[key]
-    if is_number(value):
-        return PageCell(formats.setting(value), value)
-    shown = formats.setting_of(key, value)
-    return PageCell(shown, math.inf if shown == "all" else shown)
+    value, shown = settings[key], formats.setting_of(key, settings[key])
+    return PageCell(shown, value if is_number(value) else math.inf if shown == "all" else shown)
 
 
 def _unfinished(task: TaskRuns) -> Html | None:
