@@ -12,10 +12,10 @@ from transfer_cli.report.baseline import Words, against_baseline, check_words, p
 from transfer_cli.report.contents import FINISHED, Group, Run, Spread, TaskRuns, lower_is_better
 from transfer_cli.report.differing_settings import labels, varying
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, shared_errors
+from transfer_cli.report.results_table import MEMORY, SECONDS, TRAINED
 from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.results import merged
 
-SECONDS, TRAINED, MEMORY = "seconds", "trained", "memory"
 COSTS = (SECONDS, TRAINED, MEMORY)
 """What a table can be sorted by beside measures; of all of them less is better."""
 
@@ -97,8 +97,7 @@ def _task(
     metrics = merged(run.metrics for run in runs)
     measure = _measure(groups, sort, metrics)
     best_first = _sorted(groups, measure, metrics)
-    best = _value(best_first[0], measure)
-    if len(best_first) > 1 and best is not None:
+    if len(groups) > 1 and (best := _value(best_first[0], measure)) is not None:
         best_first = [replace(each, is_best=_value(each, measure) == best) for each in best_first]
     baseline, compared, notes = against_baseline(best_first, words, measure, reader)
     by = sort if sort in COSTS else measure
@@ -111,7 +110,7 @@ def _task(
         measure=measure,
         metrics=metrics,
         baseline=baseline,
-        labels=grouping.labels_of(runs),
+        labels=next((run.labels for run in runs if run.labels), ()),
         expected=next((run.expected for run in runs if run.expected), "label"),
         errors=shared_errors([each for each in outcomes if isinstance(each, RunOutcomes)]),
         sort=by,
@@ -136,12 +135,10 @@ def _value(group: Group, by: str) -> float | None:
 
 def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list[Group]:
     sign = 1 if lower_is_better(by, metrics) else -1
-
-    def place(group: Group) -> tuple[bool, float, str]:
-        value = _value(group, by)
-        return value is None, sign * (value or 0.0), group.label
-
-    return sorted(groups, key=place)
+    values = {group.label: _value(group, by) for group in groups}
+    return sorted(groups, key=lambda group: (
+        values[group.label] is None, sign * (values[group.label] or 0.0), group.label
+    ))  # fmt: skip
 
 
 def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:

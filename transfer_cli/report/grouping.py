@@ -1,7 +1,7 @@
 """Which runs belong together: on one task, and in one group of seeds."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -41,11 +41,6 @@ def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
     return list(parts.values())
 
 
-def labels_of(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Return the class names of the runs of one task."""
-    return next((run.labels for run in runs if run.labels), ())
-
-
 def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     """Return what each task is called, no two alike: `finetune on trec6`."""
     firsts = [runs[0] for runs in tasks]
@@ -56,7 +51,7 @@ def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     for further in (
         [printable(str(each)) for each in objectives],
         _what_differs(firsts),
-        [f"{len(labels_of(runs))} labels" for runs in tasks],
+        [f"{max(len(run.labels) for run in runs)} labels" for runs in tasks],
         [f"number {place}" for place in range(1, len(tasks) + 1)],
     ):
         pairs = list(zip(found, further, strict=True))

@@ -64,32 +64,28 @@ class OutcomeReader:
         """Return the outcomes of a run on a split, or why there are none, in a few words."""
         key = (run.path, split)
         if key not in self._read:
-            self._read[key] = self._outcomes(run.path, split)
+            try:
+                items = list(read_items(RunDirectory(run.path).items, split))
+                none = f"items.jsonl holds nothing of {split}"
+                self._read[key] = self._outcomes(items) if items else none
+            except FileNotFoundError:
+                self._read[key] = "without items.jsonl"
+            except (OSError, UnreadableError) as error:
+                self._read[key] = f"items.jsonl: {reason(error)}"
         return self._read[key]
 
-    def _outcomes(self, path: Path, split: str) -> RunOutcomes | str:
-        try:
-            items = list(read_items(RunDirectory(path).items, split))
-        except FileNotFoundError:
-            return "without items.jsonl"
-        except (OSError, UnreadableError) as error:
-            return f"items.jsonl: {reason(error)}"
-        if not items:
-            return f"items.jsonl holds nothing of {split}"
-        return RunOutcomes(
-            self._sheet(items),
-            tuple(item.predicted for item in items),
-            np.array([item.wrong for item in items], float),
-            np.array([item.loss for item in items], float),
-        )
-
-    def _sheet(self, items: Sequence[Item]) -> Sheet:
+    def _outcomes(self, items: Sequence[Item]) -> RunOutcomes:
         asked = [(item.index, item.label, item.text, item.targets) for item in items]
         key = hashlib.blake2b(repr(asked).encode(), digest_size=16).digest()
         if key not in self._sheets:
             _, labels, texts, targets = zip(*asked, strict=True)
             self._sheets[key] = Sheet(labels, texts, np.array(targets, float))
-        return self._sheets[key]
+        return RunOutcomes(
+            self._sheets[key],
+            tuple(item.predicted for item in items),
+            np.array([item.wrong for item in items], float),
+            np.array([item.loss for item in items], float),
+        )
 
 
 def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:

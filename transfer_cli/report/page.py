@@ -22,8 +22,7 @@ from transfer_cli.report.html import conditions, mistakes, results_section
 from transfer_cli.report.html.analysis_sections import Pictures, analysis_sections
 from transfer_cli.report.html.charts import Chart
 from transfer_cli.report.html.cost_charts import label_chart, size_chart
-from transfer_cli.report.html.learning_charts import training_chart, validation_chart
-from transfer_cli.report.html.learning_curves import read_curves
+from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.markup import Html, render, shown, table
 from transfer_cli.report.html.search_chart import search_chart
 

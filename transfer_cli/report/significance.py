@@ -97,23 +97,19 @@ def _measure(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) ->
     for metric in (*filter(None, (asked,)), *by_preference(declared)):
         is_of_errors = metric.unit in ("fraction", "percent")
         if metric.per_example and (has_labels or not is_of_errors):
-            of_mean = _of_errors(metric) if is_of_errors else _of_losses(metric, runs, split)
+            of_mean = _of_mean(metric, runs, split)
             if of_mean is not None:
                 return _Measure(metric.name, of_mean, is_of_errors)
     return _Measure("loss", lambda mean: mean, is_of_errors=False)
 
 
-def _of_errors(metric: Metric) -> OfMean:
+def _of_mean(metric: Metric, runs: Sequence[Run], split: str) -> OfMean | None:
+    """Return how a measure is made of errors or losses; None where it was not measured."""
     whole = 100 if metric.unit == "percent" else 1
-    if metric.higher_is_better:
+    if metric.unit in ("fraction", "percent") and metric.higher_is_better:
         return lambda mean: whole * (1 - mean)
-    return lambda mean: whole * mean
-
-
-def _of_losses(metric: Metric, runs: Sequence[Run], split: str) -> OfMean | None:
-    """Return how a measure is made of losses; None where it is not, or was not measured."""
-    if metric.unit == "nats":
-        return lambda mean: mean
+    if metric.unit in ("fraction", "percent", "nats"):
+        return lambda mean: whole * mean
     names = (f"{split}/{metric.name}", f"{split}/loss")
     pairs = ([run.measures.get(name, 0.0) for name in names] for run in runs)
     value, loss = next((pair for pair in pairs if all(0 < n < math.inf for n in pair)), (0.0, 0.0))

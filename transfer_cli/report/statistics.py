@@ -95,13 +95,7 @@ def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -
 
 
 def _over_seeds(found_S: Floats, found_RS: Floats, rng: np.random.Generator) -> Floats | float:
-    """Return draws of what other seeds would add to the mean, `[R]`.
-
-    Args:
-        found_S: The measure of each seed.
-        found_RS: The same on other items.
-        rng: Draws.
-    """
+    """Return draws of what other seeds would add to the mean, `[R]`. `_RS` is on other items."""
     runs = len(found_S)
     if runs == 1:
         return 0.0

@@ -59,13 +59,12 @@ def _standing(
 
 
 def _to_go(found: SweepProgress) -> str:
-    if not found.running and not found.left:
-        return ""
-    time = ""
+    is_idle = found.left > 0 and not found.running
+    said = ", and nobody is at work on it" if is_idle else ""
     if found.seconds_left is not None:
         about = formats.duration(float(round(found.seconds_left)))
-        time = f"; about {about} {'to go' if found.running else 'if taken up again'}"
-    return time if found.running else f", and nobody is at work on it{time}"
+        said += f"; about {about} {'if taken up again' if is_idle else 'to go'}"
+    return said
 
 
 def _task(task: TaskRuns, width: int | None) -> Iterator[Renderable]:

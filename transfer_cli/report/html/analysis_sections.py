@@ -1,7 +1,7 @@
 """The sections of analyses: drawn by a plugin, or plainly."""
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,10 @@ def analysis_sections(
     known = {each.name for run in task.runs for each in run.analyses}
     for name in sorted(known)[:MOST_ANALYSES]:
         found = list(islice(_of_runs(task, names, name, pictures), MOST_RUNS))
-        yield f"analysis-{name}", _title(name, found[0].content), _section(name, found)
+        given = found[0].content.get("title")
+        title = _cut(given) if isinstance(given, str) else ""
+        title = title or name.replace("_", " ").capitalize()
+        yield f"analysis-{name}", title, _section(name, found)
 
 
 def _of_runs(
@@ -71,11 +74,6 @@ def _of_runs(
         for run, each in found:
             shown = {what: pictures.embedded(what, at) for what, at in each.pictures.items()}
             yield RunAnalysis(run.name, called, each.content, shown)
-
-
-def _title(name: str, content: Mapping[str, Any]) -> str:
-    given = content.get("title")
-    return _cut(given) if isinstance(given, str) and given else name.replace("_", " ").capitalize()
 
 
 def _section(name: str, found: Sequence[RunAnalysis]) -> Html:
@@ -110,12 +108,11 @@ def _plain(found: RunAnalysis) -> Iterator[Html]:
 def _table(titles: Any, rows: Any) -> Iterable[Html]:
     if not isinstance(titles, list) or not isinstance(rows, list) or not titles:
         return
+    titles = titles[:MOST_COLUMNS]
     shown = [row[:MOST_COLUMNS] for row in rows[:MOST_ROWS] if isinstance(row, list)]
-    shown = [row for row in shown if len(row) == len(titles[:MOST_COLUMNS])]
-    columns = [
-        PageColumn(_cell(title), is_number=bool(shown) and all(is_number(row[at]) for row in shown))
-        for at, title in enumerate(titles[:MOST_COLUMNS])
-    ]
+    shown = [row for row in shown if len(row) == len(titles)]
+    columns = [PageColumn(_cell(title), bool(shown) and all(is_number(row[at]) for row in shown))
+               for at, title in enumerate(titles)]  # fmt: skip
     yield table("Table", columns, ([_cell(value) for value in row] for row in shown))
     if len(shown) < len(rows):
         yield note(f"{len(rows) - len(shown):,} rows are left out.")

@@ -27,6 +27,12 @@ def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
         if not front or badness(task, point[1].mean) < badness(task, front[-1][1].mean):
             front.append(point)
     ticks = charts.log_ticks(sizes)
+    line = {
+        "type": "scatter", "mode": "lines", "hoverinfo": "skip",
+        "x": [trained for trained, _, _ in front],
+        "y": [charts.rounded(found.mean) for _, found, _ in front],
+        "line": {"dash": "dot", "width": 1.5, "shape": "hv"}, "meta": {"role": "quiet"},
+    }  # fmt: skip
     axis = charts.log_axis("parameters trained", ticks, map(formats.count, ticks), sizes)
     words = formats.measure_words(task.measure)
     better = "less" if task.lower_is_better else "more"
@@ -40,7 +46,7 @@ def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
         f"Each point is a group, its bar one standard deviation over seeds; {better} is better. "
         "On the dotted line: nothing that trains as few parameters does better.",
         f"Scatter chart of {len(points)} groups. On the line of the best for their size: {best}.",
-        [charts.against(task, axis, [_front_trace(front), _markers(task, points, names)])],
+        [charts.against(task, axis, [line, _markers(task, points, names)])],
         ["group", PageColumn("parameters trained", is_number=True), charts.measure_column(task)],
         [(names[place], f"{trained:,}", formats.spread(found)) for trained, found, place in points],
     )  # fmt: skip
@@ -64,15 +70,6 @@ def _markers(task: TaskRuns, points: Sequence[Point], names: Sequence[str]) -> T
         # Where there is no room for names, the page shows the numbers of the table.
         "meta": {"slots": places, "role": "points",
                  "short": [f"#{place + 1}" if place in labelled else "" for place in places]},
-    }  # fmt: skip
-
-
-def _front_trace(front: Sequence[Point]) -> Trace:
-    return {
-        "type": "scatter", "mode": "lines", "hoverinfo": "skip",
-        "x": [trained for trained, _, _ in front],
-        "y": [charts.rounded(found.mean) for _, found, _ in front],
-        "line": {"dash": "dot", "width": 1.5, "shape": "hv"}, "meta": {"role": "quiet"},
     }  # fmt: skip
 
 

@@ -1,13 +1,18 @@
-"""Learning curves, read from `metrics.jsonl` in bounded time and memory."""
+"""Learning curves: read from `metrics.jsonl` in bounded time and memory, and drawn."""
 
 import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.report.contents import FINISHED, TaskRuns
+from transfer_cli.report.formats import axis_words, measure_words, number
+from transfer_cli.report.html import charts
+from transfer_cli.report.html.charts import Chart, Trace, View, rounded, safe
+from transfer_cli.report.html.line_styles import dash, symbol
 from transfer_cli.report.untrusted import is_number
 from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError, read_text
 
@@ -19,6 +24,12 @@ _TRAIN = '{"kind": "train"'
 
 Curve = tuple[tuple[int, float], ...]
 """Pairs of step and value, the steps rising."""
+
+_MARKED_POINTS = 40
+_TRAINING = "train/loss"
+
+Curves = Mapping[str, Mapping[str, Curve]]
+"""The curves of each run."""
 
 
 def read_curves(path: Path, most_points: int) -> Mapping[str, Curve]:
@@ -84,3 +95,91 @@ def _records(lines: Iterator[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
         step = found.get("step") if isinstance(found, dict) else None
         if isinstance(step, int) and abs(step) <= MAX_WHOLE_NUMBER:
             yield str(found.get("kind")), step, found
+
+
+def validation_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Chart | None:
+    """Return the measures of validation over time, by the curves of each run; none without them."""
+    found = {key for each in curves.values() for key in each if key.startswith("validation/")}
+    first = [f"validation/{task.measure.rpartition('/')[2]}", "validation/loss"]
+    keys = sorted(found, key=lambda key: (*(key != each for each in first), key))
+    if not keys:
+        return None
+    views = [_over_time(task, names, curves, key, axis_words(task, key)) for key in keys]
+    caption = "Measured on the validation split."
+    if len(task.runs) > 1:
+        caption = (
+            "A line for each group: the mean over its seeds, at the steps that all of its finished "
+            "runs have measured. Thin lines are single runs."
+        )
+    said = _said(views[0], names)
+    return Chart("validation", "Validation while training", caption, said, views)
+
+
+def training_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Chart | None:
+    """Return the training loss over time; none where there is no record of it."""
+    if not any(_TRAINING in each for each in curves.values()):
+        return None
+    view = _over_time(task, names, curves, _TRAINING, "training loss")
+    caption = (
+        "The loss of the batches themselves, in nats for each target. Long curves are thinned."
+    )
+    return Chart("training", "Training loss", caption, _said(view, names), [view])
+
+
+def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, title: str) -> View:
+    faint: list[Trace] = []
+    means: list[Trace] = []
+    for place, (label, group) in enumerate(zip(names, task.groups, strict=True)):
+        found = [(run, curve) for run in group.runs if (curve := curves[run.name].get(key))]
+        finished = [curve for run, curve in found if run.status == FINISHED]
+        if len(found) > 1:
+            faint.append(_seeds(place, [curve for _, curve in found]))
+        if mean := mean_curve(finished or [curve for _, curve in found]):
+            means.append(_mean(place, label, mean))
+    values = [y for trace in (*faint, *means) for y in trace["y"] if y is not None]
+    y_axis: dict[str, Any] = {"title": {"text": title}}
+    if charts.is_wide(values):
+        ticks = charts.log_ticks(values)
+        y_axis = charts.log_axis(title, ticks, [f"{each:,.6g}" for each in ticks])
+    layout = {"xaxis": {"title": {"text": "step"}, "rangemode": "tozero"}, "yaxis": y_axis}
+    return View(
+        "training loss" if key == _TRAINING else measure_words(key), [*faint, *means], layout
+    )
+
+
+def _mean(place: int, label: str, curve: Curve) -> Trace:
+    is_marked = len(curve) <= _MARKED_POINTS
+    return {
+        "type": "scatter", "mode": "lines+markers" if is_marked else "lines", "name": safe(label),
+        "x": [step for step, _ in curve], "y": [rounded(value) for _, value in curve],
+        "line": {"dash": dash(place), "width": 2.25},
+        "marker": {"symbol": symbol(place), "size": 6},
+        "hovertemplate": "%{y:.4~g} at step %{x:,}<extra>%{fullData.name}</extra>",
+        "meta": {"slot": place, "group": place, "role": "mean"},
+    }  # fmt: skip
+
+
+def _seeds(place: int, curves: Iterable[Curve]) -> Trace:
+    """Return the curves of a group's runs as one trace, with gaps between them."""
+    x: list[int | None] = []
+    y: list[float | None] = []
+    for curve in curves:
+        x += [*(step for step, _ in curve), None]
+        y += [*(rounded(value) for _, value in curve), None]
+    return {
+        "type": "scatter", "mode": "lines", "x": x, "y": y, "hoverinfo": "skip", "opacity": 0.35,
+        "line": {"width": 1}, "meta": {"slot": place, "group": place, "role": "seed"},
+    }  # fmt: skip
+
+
+def _said(view: View, names: Sequence[str]) -> str:
+    begins = f"Line chart of {len(names)} groups over training steps. "
+    last = [(trace["y"][-1], trace["meta"]["group"]) for trace in view.traces
+            if trace["meta"]["role"] == "mean"]  # fmt: skip
+    if not last:
+        return begins
+    (low, lowest), (high, highest) = min(last), max(last)
+    if lowest == highest:
+        return f"{begins}{view.name} ends at {number(low)}."
+    ends = f"{number(low)} ({names[lowest]}) and {number(high)} ({names[highest]})"
+    return f"{begins}{view.name} ends between {ends}."

@@ -22,8 +22,8 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
     if len(task.labels) > MOST_LABELS:
         return note(f"Not shown for as many as {len(task.labels):,} labels.")
     split = task.measure.partition("/")[0]
-    found = {at: _confusion(group, split, task.labels) for at, group in enumerate(task.groups)}
-    groups = {at: each for at, each in found.items() if each is not None}
+    found = (_confusion(group, split, task.labels) for group in task.groups)
+    groups = {at: each for at, each in enumerate(found) if each is not None}
     if not groups:
         return None
     first = next(iter(groups.values()))

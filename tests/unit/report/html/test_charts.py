@@ -7,8 +7,7 @@ import pytest
 from tests import reports
 from transfer_cli.report import formats
 from transfer_cli.report.html.cost_charts import label_chart, size_chart
-from transfer_cli.report.html.learning_charts import training_chart, validation_chart
-from transfer_cli.report.html.learning_curves import read_curves
+from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.line_styles import COLOURS, dash, symbol
 from transfer_cli.report.html.search_chart import axis_of, search_chart
 
