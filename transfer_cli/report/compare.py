@@ -30,9 +30,9 @@ def tasks(
 
     Args:
         runs: The runs.
-        sort: What to sort by: a measure, or one of `COSTS`; None: the measure that suits a task.
-        baseline: Settings of the group that others are compared with: `adaptation=full`, or
-            several with spaces between; None: that one where there is one, else the best group.
+        sort: A measure, or one of `COSTS`; None: the measure that suits a task.
+        baseline: Settings of the group that others are compared with, with spaces between; None:
+            `adaptation=full` where there is such a group, else the best group.
 
     Raises:
         ConfigError: No run has what is to be sorted by, or no group is such a baseline.

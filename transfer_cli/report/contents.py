@@ -123,7 +123,6 @@ class Comparison:
             ends of its 95 % interval.
         p: How likely a difference of this size is where there is none.
         test: `McNemar` (McNemar 1947, exact), or `bootstrap`.
-        items: How many were compared.
         baseline: The label of the baseline.
         corrected: `p`, corrected for the number of comparisons of the task (Holm 1979).
     """
@@ -191,18 +190,15 @@ class TaskRuns:
     """Runs that can be compared: of one command, on the same data, with the same labels.
 
     Args:
-        name: For a heading: `finetune on trec6`.
         groups: Best first.
         varying: Keys in which the groups differ, the seed aside.
         measure: What decides which group is best: `test/error_rate`.
-        metrics: Those that the runs declare.
         baseline: The label of the group that the others are compared with; the settings that
             `--baseline` names, where they fit several groups.
         labels: The class names; empty for language models.
         expected: The task's word for the right answer.
         errors: What most runs get wrong, the worst first.
         sort: What the groups are sorted by: the measure, or seconds, trained or memory.
-        notes: What a reader must know, a line each.
     """
 
     name: str
@@ -238,7 +234,6 @@ class SweepProgress:
     """How many jobs of a sweep are done, at work, left, failed and pruned.
 
     Args:
-        command: What was typed.
         left: Jobs not begun, or stopped half way.
         failed: Number, overrides and reason of each job that failed.
         seconds_left: A guess from the jobs that are done; None without any, and at the end.

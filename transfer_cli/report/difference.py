@@ -34,11 +34,9 @@ class DiffRow:
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between two runs; `measures` and `costs` also hold what does not.
+    """What differs between two runs, and all measures and costs.
 
-    Args:
-        tests: A paired test on the items of each split, second minus first.
-        notes: Why there is no test, a line each.
+    There is a paired test on the items of each split, second minus first, or a note why not.
     """
 
     config: Sequence[DiffRow]

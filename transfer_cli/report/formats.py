@@ -125,9 +125,9 @@ def is_labelled(key: str) -> bool:
     return key.rpartition(".")[2] == "labelled"
 
 
-def several(amount: int, one: str, many: str | None = None) -> str:
+def several(amount: int, one: str) -> str:
     """Return "1 run", "2 runs"."""
-    return f"{amount:,} {one if amount == 1 else many or f'{one}s'}"
+    return f"{amount:,} {one}{'' if amount == 1 else 's'}"
 
 
 def counts(amounts: Mapping[str, int]) -> str:

@@ -42,9 +42,8 @@ class Sheet:
 class RunOutcomes:
     """What a run made of the items.
 
-    Args:
-        wrong: `[N]`, 1 where what it predicted is not the label; less where it is partly right.
-        loss: `[N]`, summed nats of each item's targets.
+    `wrong` is `[N]`: 1 for a wrong prediction, less for a partly right one. `loss` is `[N]`: the
+    summed nats of each item's targets.
     """
 
     sheet: Sheet

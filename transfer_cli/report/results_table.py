@@ -46,9 +46,7 @@ class ResultColumn:
 def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultColumn]:
     """Return the columns of a task's table that are not empty.
 
-    Args:
-        task: The task.
-        measures: Those to show; without them that of the task, and the same of the other split.
+    Without `measures` they show that of the task, and the same of the other split.
     """
     split, _, name = task.measure.partition("/")
     shown = measures or [task.measure, f"{_OTHER.get(split)}/{name}"]

@@ -20,10 +20,7 @@ _LEAST_IMPORTANT = (results_table.MEMORY, results_table.TRAINED, results_table.S
 def as_page(report: Report, width: int | None) -> Page:
     """Return what `transfer report` prints.
 
-    Args:
-        report: The report.
-        width: Columns of the terminal, for which the least important numbers are left out; None:
-            there is room for everything.
+    If a terminal has only `width` columns, the least important numbers are left out.
     """
     in_tables = {(run.sweep, run.number) for task in report.tasks for run in task.runs}
     parts: list[list[Renderable]] = [

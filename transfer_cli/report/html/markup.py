@@ -20,13 +20,7 @@ Html = Markup
 
 @dataclass(frozen=True)
 class PageColumn:
-    """A column of a table.
-
-    Args:
-        title: Its heading.
-        is_number: Whether it is right-aligned.
-        note: What the heading means, where that is not plain.
-    """
+    """A column of a table; numbers are right-aligned, and a note explains the heading."""
 
     title: object
     is_number: bool = False
