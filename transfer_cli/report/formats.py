@@ -130,9 +130,9 @@ def several(amount: int, one: str) -> str:
     return f"{amount:,} {one}{'' if amount == 1 else 's'}"
 
 
-def counts(amounts: Mapping[str, int]) -> str:
-    """Return "1 failed, 25 finished"."""
-    return ", ".join(f"{amount:,} {name}" for name, amount in sorted(amounts.items()))
+def amounts(found: Mapping[str, int]) -> str:
+    """Return "25 finished, 1 failed"."""
+    return ", ".join(f"{amount:,} {name}" for name, amount in found.items() if amount)
 
 
 def listed(words: Sequence[str]) -> str:

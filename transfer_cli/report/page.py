@@ -14,16 +14,16 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transfer_cli.report import formats
-from transfer_cli.report.contents import FINISHED, Report, SweepProgress, TaskRuns
+from transfer_cli.report.contents import FINISHED, Report, TaskRuns
 from transfer_cli.report.html import conditions, mistakes, results_section
 from transfer_cli.report.html.analysis_sections import Pictures, analysis_sections
 from transfer_cli.report.html.charts import Chart
 from transfer_cli.report.html.cost_charts import label_chart, size_chart
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
-from transfer_cli.report.html.markup import Html, render, shown, table
+from transfer_cli.report.html.markup import Html, render, shown
 from transfer_cli.report.html.search_chart import search_chart
 
 MOST_POINTS = 400
@@ -62,7 +62,6 @@ def page(report: Report) -> str:
         style=Html(_asset("page.css")),
         report=report,
         facts=_facts(report),
-        sweeps=[_sweep(each) for each in report.standings],
         # The progress of a sweep comes first as long as something is left to do.
         sweeps_first=any(each.running or each.left for each in report.standings),
         tasks=tasks,
@@ -100,7 +99,7 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
     states = Counter(run.status for group in groups for run in group.runs)
     if not states:
         return []
-    mixed = "" if states.keys() <= {FINISHED} else formats.counts(states)
+    mixed = "" if states.keys() <= {FINISHED} else formats.amounts(dict(sorted(states.items())))
     seconds = sum(sum(group.seconds.values) for group in groups if group.seconds is not None)
     facts = [("runs", f"{states.total():,}", mixed)]
     if len(groups) > 1:
@@ -110,22 +109,6 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
     if len(report.tasks) > 1:
         facts.append(("tasks", f"{len(report.tasks):,}", "runs are compared inside a task"))
     return facts
-
-
-def _sweep(found: SweepProgress) -> dict[str, Any]:
-    parts = {
-        "done": found.done, "running": found.running, "failed": len(found.failed),
-        "pruned": found.pruned, "left": found.left,
-    }  # fmt: skip
-    there = [(name, amount) for name, amount in parts.items() if amount]
-    left = found.seconds_left
-    return {
-        "found": found,
-        "parts": there,
-        "said": ", ".join(f"{amount:,} {name}" for name, amount in there) or "no jobs",
-        "to_go": f"; about {formats.duration(left)} to go" if left else "",
-        "failed": table("Failed jobs", ["job", "settings", "reason"], found.failed),
-    }
 
 
 def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:

@@ -99,4 +99,4 @@ _TEMPLATES = Environment(
     trim_blocks=True, lstrip_blocks=True,
 )  # fmt: skip
 _TEMPLATES.filters |= {"json_block": json_block, "line_style": line_style}
-_TEMPLATES.globals["formats"] = formats
+_TEMPLATES.globals |= {"formats": formats, "table": table}

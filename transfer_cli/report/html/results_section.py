@@ -38,10 +38,10 @@ def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
                 p = p if p.startswith("<") else f"= {p}"
                 against = f"{size} {side} {baseline} (95 % interval {interval}, p {p})"
             return macro("results.html", "lead", task, group, name, value, against)
-    states = Counter(run.status for run in task.runs)
+    states = dict(sorted(Counter(run.status for run in task.runs).items()))
     why = f"No run has measured the {formats.measure_words(task.measure)}."
     if states and states.keys() != {FINISHED}:
-        why = f"No run has a result yet ({formats.counts(states)})."
+        why = f"No run has a result yet ({formats.amounts(states)})."
     return Html('<p class="lead">{}</p>').format(why)
 
 
@@ -61,7 +61,14 @@ def results(task: TaskRuns, names: Sequence[str]) -> Html:
         lines.append(f"sorted by {formats.measure_words(task.sort)}")
     baseline = _name_of(task, names, task.baseline)
     lines += results_table.explanations(task, best="★", baseline=baseline)
-    return joined([made, *map(markup.note, lines), _unfinished(task)])
+    made = joined([made, *map(markup.note, lines)])
+    unfinished = [(run.name, run.status, run.reason or formats.NOTHING) for run in task.runs
+                  if run.status != FINISHED or run.reason is not None]  # fmt: skip
+    if not unfinished:
+        return made
+    title, is_open = f"{_UNFINISHED}: {len(unfinished)}", len(unfinished) <= _MOST_OPEN
+    listed = markup.table(_UNFINISHED, ["run", "state", "reason"], unfinished)
+    return made + markup.details(title, listed, is_open=is_open)
 
 
 def _columns(
@@ -103,12 +110,3 @@ def _setting_cell(settings: Mapping[str, Any], key: str) -> PageCell:
         return PageCell(formats.NOTHING)
     value, shown = settings[key], formats.setting_of(key, settings[key])
     return PageCell(shown, value if is_number(value) else math.inf if shown == "all" else shown)
-
-
-def _unfinished(task: TaskRuns) -> Html | None:
-    runs = [run for run in task.runs if run.status != FINISHED or run.reason is not None]
-    if not runs:
-        return None
-    rows = [(run.name, run.status, run.reason or formats.NOTHING) for run in runs]
-    listed = markup.table(_UNFINISHED, ["run", "state", "reason"], rows)
-    return markup.details(f"{_UNFINISHED}: {len(runs)}", listed, is_open=len(runs) <= _MOST_OPEN)
