@@ -13,9 +13,8 @@ from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.report import contents, grouping
 from transfer_cli.report.contents import FINISHED, Comparison, Group, Run, Spread, TaskRuns
 from transfer_cli.report.differing_settings import canonical, is_setting, labels, plain, varying
-from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, shared_errors
+from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
 from transfer_cli.report.results_table import MEMORY, SECONDS, TRAINED
-from transfer_cli.report.significance import compare
 from transfer_cli.report.statistics import holm
 from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.results import merged

@@ -8,8 +8,7 @@ from transfer_cli.config.flat import flat
 from transfer_cli.metrics import by_preference
 from transfer_cli.report.contents import Comparison, Run
 from transfer_cli.report.differing_settings import canonical, shown_values
-from transfer_cli.report.outcomes import OutcomeReader
-from transfer_cli.report.significance import compare
+from transfer_cli.report.outcomes import OutcomeReader, compare
 from transfer_cli.report.untrusted import is_number, mapping, nested
 from transfer_cli.runs.results import merged
 

@@ -1,24 +1,30 @@
-"""What runs made of the single items of a split, laid side by side."""
+"""What runs made of the single items of a split, and whether groups differ on them by chance."""
 
 import hashlib
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from transfer_cli.report.contents import Run, SharedError
+from transfer_cli.metrics import Metric, by_preference, find
+from transfer_cli.report.contents import FINISHED, Comparison, Run, SharedError
+from transfer_cli.report.statistics import Floats, Scored, bootstrap, mcnemar
 from transfer_cli.report.untrusted import reason
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, read_items
+from transfer_cli.runs.results import merged
 from transfer_cli.safe_files import UnreadableError
+
+MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
 
 MOST_SHARED = 100
 """Errors that runs share, of which a report knows."""
 
-Floats = npt.NDArray[np.float64]
+OfMean = Callable[[Floats], Floats]
+"""From the mean over targets to the measure."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,4 +111,136 @@ def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
         )
         for place in np.argsort(-wrong, kind="stable")[:MOST_SHARED]
         if 2 * wrong[place] > len(alike)
+    )
+
+
+Seeds = Sequence[Sequence[RunOutcomes]]
+"""The outcomes of the runs of each seed."""
+
+
+class _IncomparableError(Exception):
+    """Why two groups cannot be compared item by item."""
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """How a measure is made of items; `is_of_errors` says that an item is right or wrong."""
+
+    name: str
+    of_mean: OfMean
+    is_of_errors: bool
+
+    def counts(self, seeds: Seeds) -> Floats:
+        """Return what counts of each item, `[S, N]`; of a seed that ran several times the mean."""
+        which = "wrong" if self.is_of_errors else "loss"
+        return np.stack([np.mean([getattr(run, which) for run in runs], axis=0) for runs in seeds])
+
+
+def compare(
+    ours: Sequence[Run], theirs: Sequence[Run], measure: str, reader: OutcomeReader, baseline: str
+) -> Comparison | str:
+    """Return how a group differs from a `baseline`; or why that cannot be told, in a few words.
+
+    A `split/measure` that is not a sum over items, such as macro-F1, is replaced by the first
+    declared one that is (the error rate), and where there is none by the loss.
+    """
+    split, _, name = measure.partition("/")
+    try:
+        mine, base = (_by_seed(runs, split, reader) for runs in (ours, theirs))
+        parts = _on_same_items(mine, base)
+        has_labels = parts[0][1][0][0].sheet.has_labels
+        made = _measure(name, theirs, split, has_labels=has_labels)
+        with np.errstate(all="ignore"):
+            found = _tested(parts, made, split, same_seeds=list(mine) == list(base))
+        return replace(found, baseline=baseline)
+    except _IncomparableError as error:
+        return str(error)
+
+
+def _by_seed(
+    runs: Sequence[Run], split: str, reader: OutcomeReader
+) -> Mapping[str, list[RunOutcomes]]:
+    """Return the outcomes of the finished runs of each seed, the seeds in order."""
+    found: dict[str, list[RunOutcomes]] = {}
+    for run in sorted(runs, key=lambda run: str(run.seed)):
+        if run.status != FINISHED:
+            continue
+        outcomes = reader.read(run, split)
+        if isinstance(outcomes, str):
+            raise _IncomparableError(outcomes)
+        found.setdefault(str(run.seed), []).append(outcomes)
+    if not found:
+        raise _IncomparableError("no run is finished")
+    return found
+
+
+def _on_same_items(
+    mine: Mapping[str, list[RunOutcomes]], base: Mapping[str, list[RunOutcomes]]
+) -> Sequence[tuple[Seeds, Seeds]]:
+    """Return all runs together where they share their items, else the pairs of each seed."""
+    together = [([*mine.values()], [*base.values()])]
+    pairs = [([mine[seed]], [base[seed]]) for seed in mine] if list(mine) == list(base) else []
+    for parts in (together, pairs):
+        sheets = [{run.sheet for seeds in part for runs in seeds for run in runs} for part in parts]
+        if parts and all(len(each) == 1 for each in sheets):
+            return parts
+    raise _IncomparableError("they were not judged on the same items")
+
+
+def _measure(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) -> _Measure:
+    """Return how a measure, or the one that takes its place, is made of items."""
+    declared = merged(run.metrics for run in runs)
+    asked = find(name, declared)
+    for metric in (*filter(None, (asked,)), *by_preference(declared)):
+        is_of_errors = metric.unit in ("fraction", "percent")
+        if metric.per_example and (has_labels or not is_of_errors):
+            of_mean = _of_mean(metric, runs, split)
+            if of_mean is not None:
+                return _Measure(metric.name, of_mean, is_of_errors)
+    return _Measure("loss", lambda mean: mean, is_of_errors=False)
+
+
+def _of_mean(metric: Metric, runs: Sequence[Run], split: str) -> OfMean | None:
+    """Return how a measure is made of errors or losses; None where it was not measured."""
+    whole = 100 if metric.unit == "percent" else 1
+    if metric.unit in ("fraction", "percent") and metric.higher_is_better:
+        return lambda mean: whole * (1 - mean)
+    if metric.unit in ("fraction", "percent", "nats"):
+        return lambda mean: whole * mean
+    names = (f"{split}/{metric.name}", f"{split}/loss")
+    pairs = ([run.measures.get(name, 0.0) for name in names] for run in runs)
+    value, loss = next((pair for pair in pairs if all(0 < n < math.inf for n in pair)), (0.0, 0.0))
+    if not loss:
+        return None
+    if metric.unit == "perplexity":
+        # By word or by token: the text is the same, and so is the number of tokens in a word.
+        return lambda mean: np.exp(math.log(value) / loss * mean)
+    return lambda mean: value / loss * mean
+
+
+def _tested(
+    parts: Sequence[tuple[Seeds, Seeds]], measure: _Measure, split: str, *, same_seeds: bool
+) -> Comparison:
+    scored = [
+        Scored(measure.counts(mine), measure.counts(base), base[0][0].sheet.targets)
+        for mine, base in parts
+    ]
+    for part in scored:
+        if not (np.isfinite(part.ours).all() and np.isfinite(part.theirs).all()):
+            raise _IncomparableError("losses are not finite")
+        if part.targets.sum() == 0:
+            raise _IncomparableError("there is nothing to predict")
+    found = bootstrap(scored, measure.of_mean, same_seeds=same_seeds)
+    if not math.isfinite(found.low) or not math.isfinite(found.high):
+        raise _IncomparableError("a measure is not finite")
+    p, test = found.p, BOOTSTRAP
+    (mine, base), *others = parts
+    are_single = not others and all(len(seeds) == len(seeds[0]) == 1 for seeds in (mine, base))
+    if are_single and measure.is_of_errors:
+        wrong, theirs = mine[0][0].wrong, base[0][0].wrong
+        p = mcnemar(int((wrong < theirs).sum()), int((wrong > theirs).sum()))
+        test = MCNEMAR
+    items = sum(len(part.targets) for part in scored)
+    return Comparison(
+        f"{split}/{measure.name}", found.difference, found.low, found.high, p, test, items
     )

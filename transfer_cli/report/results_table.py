@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import LEARNT_NOTHING, Comparison, Group, Report, Spread, TaskRuns
-from transfer_cli.report.significance import BOOTSTRAP, MCNEMAR
+from transfer_cli.report.outcomes import BOOTSTRAP, MCNEMAR
 from transfer_cli.report.statistics import CONFIDENCE
 
 BEST = "*"

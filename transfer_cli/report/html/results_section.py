@@ -80,7 +80,13 @@ def _columns(
         for at, group in enumerate(task.groups)
     ]
     yield PageColumn("#"), places
-    yield from _setting_columns(task, names)
+    if 0 < len(task.varying) <= formats.MOST_NAMED:
+        for key, short in formats.short_keys(task.varying).items():
+            cells = [_setting_cell(group.settings, key) for group in task.groups]
+            yield PageColumn(short, note=key), cells
+    else:
+        named = zip(task.groups, names, strict=True)
+        yield PageColumn("settings"), [PageCell(name, name, group.label) for group, name in named]
     measures = results_table.measures_beside(task)
     for column in results_table.results_table(task, measures)[1:]:
         title = formats.axis_words(task, column.title) if column.is_measure else column.title
@@ -91,18 +97,6 @@ def _columns(
                 for cell in column.cells
             ],
         )
-
-
-def _setting_columns(
-    task: TaskRuns, names: Sequence[str]
-) -> Iterator[tuple[PageColumn, Sequence[PageCell]]]:
-    if 0 < len(task.varying) <= formats.MOST_NAMED:
-        for key, short in formats.short_keys(task.varying).items():
-            cells = [_setting_cell(group.settings, key) for group in task.groups]
-            yield PageColumn(short, note=key), cells
-    else:
-        named = zip(task.groups, names, strict=True)
-        yield PageColumn("settings"), [PageCell(name, name, group.label) for group, name in named]
 
 
 def _setting_cell(settings: Mapping[str, Any], key: str) -> PageCell:
