@@ -41,10 +41,7 @@ class Found:
 
 
 def collect(paths: Iterable[Path]) -> Found:
-    """Return the runs and sweeps at `paths`, each once.
-
-    Args:
-        paths: Run directories, folders of sweeps, and folders that hold any of these.
+    """Return the runs and sweeps at and below `paths`, each once.
 
     Raises:
         ConfigError: There is nothing at a path, or nothing that can be reported at any of them.

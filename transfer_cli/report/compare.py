@@ -32,13 +32,11 @@ _MOST_NAMED = 12
 def tasks(
     runs: Sequence[Run], sort: str | None = None, baseline: str | None = None
 ) -> tuple[TaskRuns, ...]:
-    """Return the runs task by task.
+    """Return the runs task by task, each sorted by a measure or one of `COSTS`.
 
-    Args:
-        runs: The runs.
-        sort: A measure, or one of `COSTS`; None: the measure that suits a task.
-        baseline: Settings of the group that others are compared with, with spaces between; None:
-            `adaptation=full` where there is such a group, else the best group.
+    Without `sort` it is the measure that suits the task. `baseline` are settings, with spaces
+    between, of the group that others are compared with; without them it is full fine-tuning where
+    there is such a group, else the best one.
 
     Raises:
         ConfigError: No run has what is to be sorted by, or no group is such a baseline.

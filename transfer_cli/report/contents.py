@@ -118,7 +118,6 @@ class Comparison:
     """A group against the baseline, on the same items.
 
     Args:
-        measure: What is compared, for example `test/error_rate`.
         difference: Group minus baseline, in the unit of the measure; `low` and `high` are the
             ends of its 95 % interval.
         p: How likely a difference of this size is where there is none.
@@ -147,7 +146,6 @@ class Group:
         settings: The same by key, for the keys of `TaskRuns.varying`.
         measures: `split/measure` -> its spread over the finished runs, as those of `seconds` and
             of `memory` (peak bytes).
-        trained: Parameters that were ever trained.
         is_best: Whether it has the best mean of `TaskRuns.measure`.
         against: The difference to the baseline; None for the baseline itself, or where no two runs
             can be compared item by item.

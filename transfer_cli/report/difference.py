@@ -13,7 +13,7 @@ from transfer_cli.report.untrusted import is_number, mapping, nested
 from transfer_cli.runs.results import merged
 
 MISSING = "-"
-"""What stands for a value that one of the runs does not have."""
+"""A value that one of the runs does not have."""
 
 _PASSED_OVER = ("run", "resume", "data_dir", "data")
 """Keys that differ between any two runs and say nothing, and data, which is compared apart."""

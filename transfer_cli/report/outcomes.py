@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from transfer_cli.metrics import Metric, by_preference, find
 from transfer_cli.report.contents import FINISHED, Comparison, Run, SharedError
-from transfer_cli.report.statistics import Floats, Scored, bootstrap, mcnemar
+from transfer_cli.report.statistics import Floats, Measure, Scored, bootstrap, mcnemar
 from transfer_cli.report.untrusted import reason
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, read_items
@@ -22,9 +22,6 @@ MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
 
 MOST_SHARED = 100
 """Errors that runs share, of which a report knows."""
-
-OfMean = Callable[[Floats], Floats]
-"""From the mean over targets to the measure."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +124,7 @@ class _Measure:
     """How a measure is made of items; `is_of_errors` says that an item is right or wrong."""
 
     name: str
-    of_mean: OfMean
+    of_mean: Measure
     is_of_errors: bool
 
     def counts(self, seeds: Seeds) -> Floats:
@@ -162,9 +159,8 @@ def _by_seed(
 ) -> Mapping[str, list[RunOutcomes]]:
     """Return the outcomes of the finished runs of each seed, the seeds in order."""
     found: dict[str, list[RunOutcomes]] = {}
-    for run in sorted(runs, key=lambda run: str(run.seed)):
-        if run.status != FINISHED:
-            continue
+    finished = (run for run in runs if run.status == FINISHED)
+    for run in sorted(finished, key=lambda run: str(run.seed)):
         outcomes = reader.read(run, split)
         if isinstance(outcomes, str):
             raise _IncomparableError(outcomes)
@@ -200,7 +196,7 @@ def _measure(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) ->
     return _Measure("loss", lambda mean: mean, is_of_errors=False)
 
 
-def _of_mean(metric: Metric, runs: Sequence[Run], split: str) -> OfMean | None:
+def _of_mean(metric: Metric, runs: Sequence[Run], split: str) -> Measure | None:
     """Return how a measure is made of errors or losses; None where it was not measured."""
     whole = 100 if metric.unit == "percent" else 1
     if metric.unit in ("fraction", "percent") and metric.higher_is_better:

@@ -30,6 +30,7 @@ _MOST_CELLS = 2**23
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 Measure = Callable[[Floats], Floats]
+"""From the mean over targets to a measure, element by element."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -
     Args:
         scored: All runs on the same items; or, where each seed has items of its own, one run of
             each group a part.
-        measure: From sums over targets to the measure, element by element.
+        measure: What is made of a mean.
         same_seeds: Whether run number n of both groups had the same seed.
     """
     rng = np.random.default_rng(_SEED)

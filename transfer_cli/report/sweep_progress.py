@@ -20,9 +20,8 @@ def sweep_progress(
     """Return the progress of a sweep, from what is known of its jobs."""
     counts = Counter(job.outcome for job in jobs)
     # The trials of a search become known as they begin.
-    total = max(len(jobs), int(_plausible(request.trials) or 0))
-    over = (JobState.DONE, JobState.FAILED, JobState.PRUNED, JobState.RUNNING)
-    left = total - sum(counts[outcome] for outcome in over)
+    unknown = max(0, int(_plausible(request.trials) or 0) - len(jobs))
+    left = unknown + counts[JobState.LEFT] + counts[JobState.STOPPED]
     return SweepProgress(
         path=sweep.path,
         command=f"transfer {request.command} -m {shlex.join(request.words)}",

@@ -73,10 +73,9 @@ def mean_curve(curves: Iterable[Curve]) -> Curve:
 
 
 def _stride(points: int, most_points: int) -> int:
-    stride = 1
-    while math.ceil(points / stride) > max(1, most_points - 1):
-        stride *= 2
-    return stride
+    """Return the smallest power of two that leaves fewer than `most_points`, or one."""
+    needed = math.ceil(points / max(1, most_points - 1))
+    return 1 << max(0, needed - 1).bit_length()
 
 
 def _thinned(lines: list[str], most_points: int) -> Iterator[str]:
