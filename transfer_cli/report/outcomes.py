@@ -98,17 +98,13 @@ def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
     sheet = sheets.most_common(1)[0][0]
     alike = [each for each in outcomes if each.sheet is sheet]
     wrong = np.sum([each.wrong > 0 for each in alike], axis=0)
-    return tuple(
-        SharedError(
-            sheet.texts[place],
-            sheet.labels[place],
-            dict(Counter(each.predicted[place] for each in alike).most_common()),
-            int(wrong[place]),
-            len(alike),
-        )
-        for place in np.argsort(-wrong, kind="stable")[:MOST_SHARED]
-        if 2 * wrong[place] > len(alike)
-    )
+    errors = []
+    for at in np.argsort(-wrong, kind="stable")[:MOST_SHARED]:
+        if 2 * wrong[at] > len(alike):
+            said = dict(Counter(each.predicted[at] for each in alike).most_common())
+            text, label = sheet.texts[at], sheet.labels[at]
+            errors.append(SharedError(text, label, said, int(wrong[at]), len(alike)))
+    return tuple(errors)
 
 
 Seeds = Sequence[Sequence[RunOutcomes]]

@@ -29,10 +29,7 @@ def as_page(report: Report, width: int | None) -> Page:
         *(list(_task(each, width)) for each in report.tasks),
         [Line(Piece("not shown:", "warning"), f" {line}") for line in report.problems],
     ]
-    blocks: list[Renderable] = []
-    for part in filter(None, parts):
-        blocks += [BLANK, *part] if blocks else part
-    return Page(*blocks)
+    return Page(*[block for part in parts if part for block in (BLANK, *part)][1:])
 
 
 def _standing(
@@ -125,8 +122,5 @@ def _errors(task: TaskRuns) -> Iterator[Renderable]:
         text = " ".join(each.text.split())
         if len(text) > _MOST_CHARACTERS:
             text = f"{text[:_MOST_CHARACTERS]} ..."
-        yield Entry(
-            [f"    {each.wrong} of {each.runs}  "],
-            [f"{text}  ", Piece(f"is {each.label}, said {said}", "note")],
-            14,
-        )
+        answer = Piece(f"is {each.label}, said {said}", "note")
+        yield Entry([f"    {each.wrong} of {each.runs}  "], [f"{text}  ", answer], 14)

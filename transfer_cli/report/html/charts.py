@@ -83,10 +83,10 @@ def rounded(value: float) -> float:
 def means(spreads: Iterable[Spread]) -> Trace:
     """Return the part of a trace that places means, with a bar of one deviation each."""
     found = list(spreads)
-    bars = {"type": "data", "array": [each.deviation or 0 for each in found]}
+    bars = [each.deviation or 0 for each in found]
     return {
         "y": [rounded(each.mean) for each in found],
-        "error_y": {**bars, "thickness": 1.25, "width": 4},
+        "error_y": {"type": "data", "array": bars, "thickness": 1.25, "width": 4},
     }
 
 

@@ -66,19 +66,14 @@ def search_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
 
 def axis_of(key: str, title: str, values: Sequence[Any]) -> Axis:
     """Return the axis of a key: of numbers where all values are, with a step a value otherwise."""
-    if all(_is_number(each) for each in values):
+    numbers = sorted(each for each in values if is_number(each) and math.isfinite(each))
+    if len(numbers) == len(values):
         return number_axis(title, [float(each) for each in values])
-    # Numbers first, by size; then words.
-    ordered = sorted(values, key=lambda each: (0, each, "") if _is_number(each)
-                     else (1, 0, formats.setting(each)))  # fmt: skip
-    kinds = list(dict.fromkeys(formats.setting_of(key, each) for each in ordered))
+    words = sorted({formats.setting_of(key, each) for each in values})
+    kinds = list(dict.fromkeys((*(formats.setting_of(key, each) for each in numbers), *words)))
     places = {kind: (at + 0.5) / len(kinds) for at, kind in enumerate(kinds)}
     ticks = [(place, formats.cut(kind, 16)) for kind, place in places.items()]
     return Axis(title, [places[formats.setting_of(key, each)] for each in values], ticks)
-
-
-def _is_number(value: object) -> bool:
-    return is_number(value) and math.isfinite(value)
 
 
 def number_axis(title: str, values: Sequence[float]) -> Axis:
