@@ -59,10 +59,10 @@ class Run:
 
     @property
     def shortfall(self) -> str | None:
-        """Why less came of it than should have; None for other runs, also for one at work."""
+        """Why less came of it than should have, in one line; None for other runs."""
         if self.status in ENDED_EARLY:
-            return f"{self.status}: {self.reason}" if self.reason else self.status
-        return None if self.reason is None else f"{LEARNT_NOTHING} {self.reason}"
+            return printable(f"{self.status}: {self.reason}") if self.reason else self.status
+        return None if self.reason is None else printable(f"{LEARNT_NOTHING} {self.reason}")
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

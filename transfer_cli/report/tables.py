@@ -46,10 +46,11 @@ def _standing(
     if found.pruned:
         pieces += [", ", Piece(f"{found.pruned} pruned")]
     yield Line(Piece(f"sweep {found.path}", "heading"), ": ", *pieces, _to_go(found))
-    yield Line("  ", Piece(found.command, "note"))
+    yield Line("  ", Piece(printable(found.command), "note"))
     for number, overrides, reason in found.failed:
         if (found.path.resolve(), number) not in in_tables:
-            yield Entry([f"  job {number}  "], [Piece(f"{overrides}  failed: {reason}", "bad")], 10)
+            what = f"{printable(overrides)}  failed: {printable(reason)}"
+            yield Entry([f"  job {number}  "], [Piece(what, "bad")], 10)
 
 
 def _to_go(found: SweepProgress) -> str:
@@ -122,5 +123,5 @@ def _errors(task: TaskRuns) -> Iterator[Renderable]:
         text = " ".join(each.text.split())
         if len(text) > _MOST_CHARACTERS:
             text = f"{text[:_MOST_CHARACTERS]} ..."
-        answer = Piece(f"is {each.label}, said {said}", "note")
+        answer = Piece(printable(f"is {each.label}, said {said}"), "note")
         yield Entry([f"    {each.wrong} of {each.runs}  "], [f"{text}  ", answer], 14)

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests import reports
-from transfer_cli.report.contents import Comparison, Group, Run, Spread, TaskRuns
+from transfer_cli.report.contents import (
+    Comparison,
+    Group,
+    Report,
+    Run,
+    Spread,
+    SweepProgress,
+    TaskRuns,
+)
 from transfer_cli.report.file_formats import as_markdown
 from transfer_cli.report.page import page
 from transfer_cli.report.results_table import (
@@ -95,6 +103,18 @@ def test_what_learnt_nothing_is_marked_and_explained():
     assert cell.text.endswith(" †")
     assert "† counts runs that learnt next to nothing" in explanations(found)
     assert weak.shortfall == "† no better than guessing"
+
+
+def test_a_reason_of_several_lines_is_shown_in_one():
+    failed = replace(RUN, status="failed", reason="no\n\tjob 7  done")
+    jobs = ((1, "a=1", "no\n  job 2  done"),)
+    sweep = SweepProgress(Path("sweep"), "transfer\nnot shown:", 0, 0, 1, jobs)
+
+    shown = str(as_page(Report((task(replace(group(), runs=(failed,))),), (sweep,)), None))
+
+    assert "failed: no job 7 done" in shown
+    assert "a=1  failed: no job 2 done" in shown
+    assert "transfer not shown:" in shown
 
 
 def test_a_run_at_work_came_to_nothing_yet():
