@@ -77,7 +77,7 @@ def _import_sections(packages: list[str]) -> None:
 
 
 def _check_ended(found: Found) -> None:
-    """Refuse runs of which none has ended; of a sweep there is always something to say.
+    """Refuse runs that are all at work; there is always something to say of a sweep.
 
     Raises:
         ConfigError: All are at work.

@@ -230,7 +230,7 @@ def _jobs(sweep: Path, found: Found) -> dict[int, SweepJob]:
 
 
 def _with_job(run: Run, jobs: Mapping[int, SweepJob]) -> Run:
-    """Add what is known of the job, where a run is one."""
+    """Add what the sweep knows of a run that is one of its jobs."""
     folder = run.path.resolve()
     job = jobs.get(int(folder.name)) if folder.name.isdecimal() else None
     if job is None:

@@ -39,7 +39,7 @@ def tasks(
     there is such a group, else the best one.
 
     Raises:
-        ConfigError: No run has what is to be sorted by, or no group is such a baseline.
+        ConfigError: No run has the measure `sort`, or no group has the settings `baseline`.
     """
     apart = grouping.by_task(runs)
     grouped = [_groups(members) for members in apart]
@@ -123,7 +123,7 @@ def _task(
 
 
 def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric]) -> str:
-    """Return by what groups are judged: what was asked for, else the first headline there is."""
+    """Return the measure that decides: the one asked for, else the first headline that is known."""
     known = dict.fromkeys(name for group in groups for name in group.measures)
     wanted = [] if sort is None else [sort, *(f"{split}/{sort}" for split in _SPLITS)]
     preferred = [f"{split}/{each.name}" for each in by_preference(metrics) for split in _SPLITS]

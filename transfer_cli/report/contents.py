@@ -71,7 +71,7 @@ class Run:
 
     @property
     def measures(self) -> dict[str, float]:
-        """What it measured, by `split/measure`; what is no number is left out."""
+        """The numbers that it measured, by `split/measure`."""
         return {
             f"{split}/{name}": float(value)
             for split in mapping(self.results, "measures")

@@ -60,7 +60,7 @@ def difference(ours: Run, theirs: Run) -> Difference:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """Return the config but for the data, whole parts and presets before what is in them."""
+    """Return the config without the data, presets before their parts."""
     return {
         key: run.settings[key]
         for key in sorted(run.settings, key=lambda key: "." in key)
@@ -119,7 +119,7 @@ def _numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[Dif
 
 
 def number(value: float | None) -> str:
-    """Return a number with six digits, whole ones with all."""
+    """Return a number with six digits, an integer with all."""
     if value is None:
         return MISSING
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

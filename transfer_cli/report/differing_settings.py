@@ -49,7 +49,7 @@ def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     keys = dict.fromkeys(key for each in values for key in each)
     differing = [key for key in keys if len({each.get(key) for each in values}) > 1]
     typed = {key for runs in groups for run in runs for key in run.typed}
-    # What was typed, then presets, whole ones before parts of them.
+    # What was typed, then presets, each before its parts.
     differing.sort(key=lambda key: (key not in typed, "." in key, "/" in key or "@" in key, key))
     known: list[tuple[str | None, ...]] = [()] * len(values)
     chosen = []

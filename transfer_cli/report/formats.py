@@ -9,7 +9,7 @@ from typing import Any
 from transfer_cli.report.contents import Group, Spread, TaskRuns
 
 NOTHING = "\N{EN DASH}"
-"""What stands where there is nothing to say."""
+"""The mark of an empty cell."""
 
 _SHORT = 28
 _MOST_DECIMALS = 4
@@ -45,7 +45,7 @@ def number(value: float, like: float | None = None) -> str:
 
 def _decimals(value: float) -> int:
     size = abs(value)
-    if not size >= 0 or size >= 1:  # what is no number too
+    if not size >= 0 or size >= 1:  # also if it is not a number
         return 2 if size < 100 else 1 if size < 1000 else 0
     return 2 if size == 0 else min(9, max(4, 2 - math.floor(math.log10(size))))
 
@@ -121,7 +121,7 @@ def setting_of(key: str, value: Any) -> str:
 
 
 def is_labelled(key: str) -> bool:
-    """Return whether a key says how many labelled examples are kept."""
+    """Return whether a key is the number of labelled examples to train on."""
     return key.rpartition(".")[2] == "labelled"
 
 
@@ -141,13 +141,13 @@ def listed(words: Sequence[str]) -> str:
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each key, or the whole key where two have the same last part."""
+    """Return the last part of each key, or all of it where two have the same last part."""
     ends = [key.rpartition(".")[2] for key in keys]
     return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 
 
 def group_names(task: TaskRuns) -> tuple[str, ...]:
-    """Return a short and different name for each group: of many keys, only what is unusual."""
+    """Return a short and different name for each group: of many keys, only unusual values."""
     short = short_keys(task.varying)
     usual = {}
     for key in task.varying if len(task.varying) > MOST_NAMED else ():

@@ -14,7 +14,7 @@ _USES = ("data.labelled", "data.length")
 """How data is used: runs that differ in these are judged on the same texts."""
 
 _ANY_FILE = ("table", "text", "table_text")
-"""Presets of data that stand for any file."""
+"""Presets of data that read any file."""
 
 
 def by_task(runs: Sequence[Run]) -> list[list[Run]]:

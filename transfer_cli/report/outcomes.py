@@ -21,14 +21,14 @@ from transfer_cli.safe_files import UnreadableError
 MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
 
 MOST_SHARED = 100
-"""Errors that runs share, of which a report knows."""
+"""Shared errors that a report holds."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
     """The items of a split: one and the same object for runs that were judged on the same.
 
-    For language models labels are "", and so are texts that are not kept. `targets` is `[N]`.
+    Labels of language models are "", and so are texts that were not stored. `targets` is `[N]`.
     """
 
     labels: tuple[str, ...]
@@ -194,11 +194,11 @@ def _measure(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) ->
 
 def _of_mean(metric: Metric, runs: Sequence[Run], split: str) -> Measure | None:
     """Return how a measure is made of errors or losses; None where it was not measured."""
-    whole = 100 if metric.unit == "percent" else 1
+    scale = 100 if metric.unit == "percent" else 1
     if metric.unit in ("fraction", "percent") and metric.higher_is_better:
-        return lambda mean: whole * (1 - mean)
+        return lambda mean: scale * (1 - mean)
     if metric.unit in ("fraction", "percent", "nats"):
-        return lambda mean: whole * mean
+        return lambda mean: scale * mean
     names = (f"{split}/{metric.name}", f"{split}/loss")
     pairs = ([run.measures.get(name, 0.0) for name in names] for run in runs)
     value, loss = next((pair for pair in pairs if all(0 < n < math.inf for n in pair)), (0.0, 0.0))

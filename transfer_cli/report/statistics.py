@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 RESAMPLES = 5_000
-"""Draws of a bootstrap: no p below 2 in so many can be told from 0."""
+"""Draws of a bootstrap; no p is below 2 in so many."""
 
 CONFIDENCE = 95
 """Percent of an interval."""

@@ -35,7 +35,7 @@ def as_page(report: Report, width: int | None) -> Page:
 def _standing(
     found: SweepProgress, in_tables: Set[tuple[Path | None, int | None]]
 ) -> Iterator[Renderable]:
-    """Yield where a sweep stands, and what failed without a place in a table."""
+    """Yield the progress of a sweep, and its failed jobs that are in no table."""
     pieces: list[Piece | str] = [
         Piece(f"{found.done} done", "good"), ", ",
         Piece(f"{found.running} running", "mark" if found.running else ""), ", ",

@@ -14,7 +14,7 @@ _CODE = Html("<code>{}</code>")
 
 
 def settings_section(task: TaskRuns, names: Sequence[str]) -> Html:
-    """Return in what the runs differ, and what is the same for all of them."""
+    """Return the settings in which runs differ, and those that all share."""
     known = [run.settings for run in task.runs if run.settings]
     values = {
         key: {formats.setting_of(key, each.get(key)) for each in known}
