@@ -23,7 +23,7 @@ def analysed(mylab, finetuned, monkeypatch):
     import os
     import shutil
 
-    monkeypatch.setattr(sections, "_sections", {})
+    monkeypatch.setattr(sections, "SECTIONS", {})
     run = mylab / "runs" / "tuned"
     shutil.copytree(finetuned, run)
     done = subprocess.run(

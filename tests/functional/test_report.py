@@ -117,7 +117,10 @@ def test_html_without_the_charting_library_is_one_line_and_writes_nothing(
     done = transfer("report", "runs", "--html", "page.html", "--csv", "out.csv")
 
     assert (done.code, done.out) == (2, "")
-    assert "pip install 'transfer-cli[report]'" in done.err
+    assert (
+        "a page needs plotly, which is not installed: pip install 'transfer-cli[report]'"
+        in done.err
+    )
     assert done.err.count("\n") == 1
     assert not (six.parent / "out.csv").exists()
 

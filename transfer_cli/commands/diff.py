@@ -9,10 +9,10 @@ from transfer_cli.report import formats
 from transfer_cli.report.collect import check_there, read_run
 from transfer_cli.report.contents import FINISHED, Run
 from transfer_cli.report.difference import Difference, DiffRow, difference, number
-from transfer_cli.report.file_formats import plain_json
+from transfer_cli.report.file_formats import as_json
 from transfer_cli.report.statistics import CONFIDENCE
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.safe_files import UnreadableError
+from transfer_cli.safe_files import UnreadableError, printable
 from transfer_cli.terminal import (
     BLANK,
     Column,
@@ -51,7 +51,7 @@ def diff(words: list[str]) -> None:
     found = difference(ours, theirs)
     if asked.json:
         content = {"a": ours.path, "b": theirs.path, "difference": found}
-        print(plain_json(content), end="")
+        print(as_json(content), end="")
     else:
         print_out(Page(*_blocks(ours, theirs, found)))
 
@@ -68,7 +68,7 @@ def _run(path: Path) -> Run:
 
 def _blocks(ours: Run, theirs: Run, found: Difference) -> Iterator[Renderable]:
     for name, run in (("a", ours), ("b", theirs)):
-        state = run.status if run.reason is None else f"{run.status}: {run.reason}"
+        state = run.status if run.reason is None else printable(f"{run.status}: {run.reason}")
         style: Style = "" if run.status == FINISHED and run.reason is None else "bad"
         place = Piece(str(run.path), "name")
         yield Line(f"{name}  ", place, f"  {run.command}, ", Piece(state, style))

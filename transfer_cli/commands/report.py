@@ -77,7 +77,7 @@ def _import_sections(packages: list[str]) -> None:
 
 
 def _check_ended(found: Found) -> None:
-    """Refuse runs of which none has ended; of a sweep there is always something to say.
+    """Refuse runs that are all at work; there is always something to say of a sweep.
 
     Raises:
         ConfigError: All are at work.
@@ -133,11 +133,13 @@ def _html(report: Report) -> str:
     # Only here: it brings the template engine and the charting library along.
     try:
         from transfer_cli.report.page import page
+
+        return page(report)
     except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
         raise ConfigError(
-            f"a page needs {error.name}, which is not installed: pip install 'transfer-cli[report]'"
+            f"a page needs {missing}, which is not installed: pip install 'transfer-cli[report]'"
         ) from error
-    return page(report)
 
 
 def _parser() -> argparse.ArgumentParser:

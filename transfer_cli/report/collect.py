@@ -1,27 +1,20 @@
-"""From the paths that somebody typed to runs: what is found there, as far as it can be read.
+"""Finds runs and sweeps below the paths that somebody typed, and reads them as far as possible.
 
-A run may be at work while it is read, may have been killed, or may come from a stranger. Nothing
-here waits for one, runs anything of one, or ends because of one.
+A run may be at work, may have been killed, or may come from a stranger. Nothing here waits for one,
+runs anything of one, or ends because of one.
 """
 
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from transfer_cli.config.plain_yaml import read_settings, scalar
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.report.contents import (
-    FAILED,
-    FINISHED,
-    PRUNED,
-    RUNNING,
-    STOPPED,
-    Run,
-    SweepProgress,
-)
+from transfer_cli.report.contents import ENDED_EARLY, FINISHED, RUNNING, STOPPED, Run, SweepProgress
 from transfer_cli.report.sweep_progress import sweep_progress
 from transfer_cli.report.untrusted import reason, text_or_none
 from transfer_cli.runs.analyses import read_analyses
@@ -32,9 +25,6 @@ from transfer_cli.safe_files import UnreadableError, printable, read_json, read_
 MOST_FOLDERS = 20_000
 """Folders that are looked into below one path; more of them hold something else than runs."""
 
-KILLED = "ended without a word: it may have been killed"
-UNKNOWN = "an unknown command"
-
 _MOST_TYPED_BYTES = 2**20
 
 T = TypeVar("T")
@@ -42,11 +32,7 @@ T = TypeVar("T")
 
 @dataclass
 class Found:
-    """What there is at the paths: also jobs without a run directory, and what cannot be read.
-
-    Args:
-        jobs: What each sweep says of its jobs, by number.
-    """
+    """Runs, sweeps, a line for each thing that cannot be read, and the jobs of each sweep."""
 
     runs: list[Run] = field(default_factory=list)
     standings: list[SweepProgress] = field(default_factory=list)
@@ -55,10 +41,7 @@ class Found:
 
 
 def collect(paths: Iterable[Path]) -> Found:
-    """Return the runs and sweeps at `paths`, each once.
-
-    Args:
-        paths: Run directories, folders of sweeps, and folders that hold any of these.
+    """Return the runs and sweeps at and below `paths`, each once.
 
     Raises:
         ConfigError: There is nothing at a path, or nothing that can be reported at any of them.
@@ -70,7 +53,10 @@ def collect(paths: Iterable[Path]) -> Found:
         problems, is_new = len(found.problems), os.path.realpath(path) not in seen
         place = None
         for place in _places(path, seen, found.problems):
-            _take(place, found)
+            try:
+                _take(place, found)
+            except UnreadableError as error:
+                found.problems.append(f"{place} cannot be read: {printable(str(error))}")
         if is_new and place is None and len(found.problems) == problems:
             found.problems.append(f"{path} holds no runs: no folder in it has a config.yaml")
     if not found.runs and not found.standings:
@@ -92,9 +78,6 @@ def check_there(path: Path) -> None:
         raise ConfigError(f"{path} is a file; name the run directory that it belongs to")
     names = _folders(path.parent, []) if path.parent.is_dir() else []
     raise ConfigError(f"there is no folder {path}.{nearest(path.name, (p.name for p in names))}")
-
-
-# --- finding -----------------------------------------------------------------------------------
 
 
 def _places(path: Path, seen: set[str], problems: list[str]) -> Iterator[Path]:
@@ -129,31 +112,21 @@ def _folders(folder: Path, problems: list[str]) -> list[Path]:
     except OSError as error:
         problems.append(f"{folder}: {error.strerror}")
         return []
-    return [folder / name for name in sorted(names, key=_by_number)]
-
-
-def _by_number(name: str) -> tuple[int, str]:
-    is_number = name.isdecimal() and len(name) < 10
-    return (int(name), name) if is_number else (10**10, name)
+    names.sort(
+        key=lambda name: (int(name) if name.isdecimal() and len(name) < 10 else 10**10, name)
+    )
+    return [folder / name for name in names]
 
 
 def _take(place: Path, found: Found) -> None:
-    """Add what is at a place: a run, or how a sweep stands and those of its jobs without a run."""
+    """Add a run, or the progress of a sweep and its jobs without a run directory."""
     if RunDirectory.holds_run(place):
-        try:
-            run = _with_job(read_run(place), _jobs(place.resolve().parent, found))
-            analyses = tuple(read_analyses(place, found.problems))
-            found.runs.append(replace(run, analyses=analyses))
-        except UnreadableError as error:
-            found.problems.append(f"{place} cannot be read: {printable(str(error))}")
+        run = _with_job(read_run(place), _jobs(place.resolve().parent, found))
+        found.runs.append(replace(run, analyses=tuple(read_analyses(place, found.problems))))
         return
     sweep = SweepDirectory(place)
     jobs = tuple(_jobs(place.resolve(), found).values())
-    try:
-        request = sweep.read_request()
-    except (OSError, UnreadableError) as error:
-        found.problems.append(f"{place} cannot be read: {SWEEP}: {printable(str(error))}")
-        return
+    request = _needed(place / SWEEP, lambda _: sweep.read_request())
     found.standings.append(sweep_progress(sweep, request, jobs))
     for job in jobs:
         if RunDirectory.holds_run(sweep.run(job.number)):
@@ -168,15 +141,8 @@ def _named(runs: list[Run]) -> list[Run]:
     """Return the runs, each called by its path below the folder that all of them share."""
     if len(runs) < 2:
         return runs
-    places = [os.path.realpath(run.path) for run in runs]
-    shared = os.path.commonpath(places)
-    return [
-        replace(run, name=os.path.relpath(place, shared))
-        for run, place in zip(runs, places, strict=True)
-    ]
-
-
-# --- reading a run -----------------------------------------------------------------------------
+    shared = os.path.commonpath([os.path.realpath(run.path) for run in runs])
+    return [replace(run, name=os.path.relpath(os.path.realpath(run.path), shared)) for run in runs]
 
 
 def read_run(path: Path) -> Run:
@@ -194,17 +160,20 @@ def read_run(path: Path) -> Run:
         results = _needed(directory.results, read_json)
         why = text_or_none(results.get("failed"))
     presets = _optional(directory.presets)
+    typed = ""
+    if directory.overrides.exists():
+        typed = _needed(directory.overrides, lambda each: read_text(each, _MOST_TYPED_BYTES))
     return Run(
         path=path,
         name=path.resolve().name,
-        command=str(environment.get("command") or UNKNOWN),
+        command=str(environment.get("command") or "an unknown command"),
         status=status,
         reason=why,
         settings=settings | {group: str(option) for group, option in presets.items()},
         results=results,
         timing=_optional(directory.timing),
         environment=environment,
-        typed=frozenset(_typed(directory.overrides)),
+        typed=frozenset(_key_and_value(line)[0] for line in typed.splitlines()),
     )
 
 
@@ -219,45 +188,37 @@ def _optional(path: Path) -> dict[str, Any]:
     return _needed(path, read_json) if path.exists() else {}
 
 
+def _key_and_value(word: str) -> tuple[str, str]:
+    """Return the two sides of what was typed on the command line."""
+    key, _, value = word.lstrip("+~").partition("=")
+    return key.strip(), value
+
+
 def _status(directory: RunDirectory) -> tuple[str, str | None]:
-    """Return how far a run has come, and why no further."""
+    """Return the status of a run, and the reason for it."""
     found = _optional(directory.status)
     said = found.get("status")
-    if said in (FINISHED, STOPPED, FAILED, PRUNED):
+    if said in (FINISHED, *ENDED_EARLY):
         return said, text_or_none(found.get("reason"))
-    return (RUNNING, None) if _is_at_work(directory.path) else (STOPPED, KILLED)
+    if _is_at_work(directory.path):
+        return RUNNING, None
+    return STOPPED, "ended without a word: it may have been killed"
 
 
 def _is_at_work(path: Path) -> bool:
-    """Return whether a command writes to a run directory: then it holds the lock there."""
+    """Return whether a command holds the lock of a run directory."""
     lock = path / LOCK
-    if not lock.is_file():
-        return False
-    try:
-        handle = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True  # held, or on a disk without locks: then what the run said last is believed
-    finally:
-        os.close(handle)
+    if lock.is_file():
+        with suppress(OSError), lock.open("rb") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return True  # held, or on a disk without locks: then the run's own word is believed
     return False
 
 
-def _typed(path: Path) -> Iterator[str]:
-    """Yield the keys and groups that were given on the command line."""
-    if path.exists():
-        for line in _needed(path, lambda each: read_text(each, _MOST_TYPED_BYTES)).splitlines():
-            yield line.lstrip("+~").partition("=")[0].strip()
-
-
-# --- jobs of a sweep ---------------------------------------------------------------------------
-
-
 def _jobs(sweep: Path, found: Found) -> dict[int, SweepJob]:
-    """Return what is known of the jobs of a sweep; nothing where a folder is none."""
+    """Return the jobs of a sweep by number; none where the folder is no sweep."""
     if sweep not in found.jobs:
         found.jobs[sweep] = {}
         try:
@@ -269,7 +230,7 @@ def _jobs(sweep: Path, found: Found) -> dict[int, SweepJob]:
 
 
 def _with_job(run: Run, jobs: Mapping[int, SweepJob]) -> Run:
-    """Add what a sweep says of one of its jobs, where the run is one."""
+    """Add what the sweep knows of a run that is one of its jobs."""
     folder = run.path.resolve()
     job = jobs.get(int(folder.name)) if folder.name.isdecimal() else None
     if job is None:
@@ -282,16 +243,16 @@ def _with_job(run: Run, jobs: Mapping[int, SweepJob]) -> Run:
 
 def _without_run(sweep: SweepDirectory, command: str, job: SweepJob) -> Run:
     """Return a job that has no run directory: not begun, or failed before it had one."""
-    words = [word.lstrip("+~").partition("=") for word in (*job.words, *job.overrides)]
+    settings = dict(map(_key_and_value, (*job.words, *job.overrides)))
     return Run(
         path=sweep.run(job.number),
         name=str(job.number),
         command=str(command),
         status=job.outcome,
         reason=text_or_none(job.reason),
-        settings={key: scalar(value) for key, _, value in words},
+        settings={key: scalar(value) for key, value in settings.items()},
         sweep=sweep.path.resolve(),
         number=job.number,
         overrides=job.overrides,
-        typed=frozenset(key for key, _, _ in words),
+        typed=frozenset(settings),
     )

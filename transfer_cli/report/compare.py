@@ -1,23 +1,29 @@
 """From runs to tables: tasks apart, seeds together, the best first, each against a baseline."""
 
 import math
-from collections.abc import Iterable, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, listed, nearest
 from transfer_cli.metrics import Metric, by_preference
-from transfer_cli.report import grouping
-from transfer_cli.report.baseline import Words, against_baseline, check_words, parse_words
-from transfer_cli.report.contents import FINISHED, Group, Run, Spread, TaskRuns, lower_is_better
-from transfer_cli.report.differing_settings import labels, varying
-from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, shared_errors
+from transfer_cli.report import contents, grouping
+from transfer_cli.report.contents import FINISHED, Comparison, Group, Run, Spread, TaskRuns
+from transfer_cli.report.differing_settings import canonical, is_setting, labels, plain, varying
+from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
+from transfer_cli.report.results_table import MEMORY, SECONDS, TRAINED
+from transfer_cli.report.statistics import holm
 from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.results import merged
 
-SECONDS, TRAINED, MEMORY = "seconds", "trained", "memory"
 COSTS = (SECONDS, TRAINED, MEMORY)
 """What a table can be sorted by beside measures; of all of them less is better."""
+
+Words = Mapping[str, str]
+"""Settings of a baseline as they were typed: `adaptation` -> `full`."""
 
 _SPLITS = ("test", "validation")
 _MOST_NAMED = 12
@@ -26,22 +32,20 @@ _MOST_NAMED = 12
 def tasks(
     runs: Sequence[Run], sort: str | None = None, baseline: str | None = None
 ) -> tuple[TaskRuns, ...]:
-    """Return the runs task by task.
+    """Return the runs task by task, each sorted by a measure or one of `COSTS`.
 
-    Args:
-        runs: The runs.
-        sort: What to sort by: a measure, or one of `COSTS`; None: the measure that suits a task.
-        baseline: Settings of the group that others are compared with: `adaptation=full`, or
-            several with spaces between; None: that one where there is one, else the best group.
+    Without `sort` it is the measure that suits the task. `baseline` are settings, with spaces
+    between, of the group that others are compared with; without them it is full fine-tuning where
+    there is such a group, else the best one.
 
     Raises:
-        ConfigError: No run has what is to be sorted by, or no group is such a baseline.
+        ConfigError: No run has the measure `sort`, or no group has the settings `baseline`.
     """
     apart = grouping.by_task(runs)
     grouped = [_groups(members) for members in apart]
     _check_sort(grouped, sort)
-    words = parse_words(baseline)
-    check_words(words, [group for groups in grouped for group in groups])
+    words = _parse_words(baseline)
+    _check_words(words, [group for groups in grouped for group in groups])
     reader = OutcomeReader()
     return tuple(
         _task(name, groups, sort, words, reader)
@@ -65,7 +69,7 @@ def _groups(runs: Sequence[Run]) -> list[Group]:
     parts = grouping.by_settings(runs)
     settings = [part[0].settings for part in parts]
     keys = varying(parts)
-    # A group that has none beside it is called by what it is.
+    # A single group is called by what it is.
     shown = keys or [key for key in ("adaptation", "model") if key in settings[0]][:1]
     called = labels(shown, settings) if shown else [parts[0][0].name]
     return [
@@ -97,10 +101,9 @@ def _task(
     metrics = merged(run.metrics for run in runs)
     measure = _measure(groups, sort, metrics)
     best_first = _sorted(groups, measure, metrics)
-    best = _value(best_first[0], measure)
-    if len(best_first) > 1 and best is not None:
+    if len(groups) > 1 and (best := _value(best_first[0], measure)) is not None:
         best_first = [replace(each, is_best=_value(each, measure) == best) for each in best_first]
-    baseline, compared, notes = against_baseline(best_first, words, measure, reader)
+    baseline, compared, notes = _against_baseline(best_first, words, measure, reader)
     by = sort if sort in COSTS else measure
     split = measure.partition("/")[0]
     outcomes = [reader.read(run, split) for group in groups for run in group.finished]
@@ -111,7 +114,7 @@ def _task(
         measure=measure,
         metrics=metrics,
         baseline=baseline,
-        labels=grouping.labels_of(runs),
+        labels=next((run.labels for run in runs if run.labels), ()),
         expected=next((run.expected for run in runs if run.expected), "label"),
         errors=shared_errors([each for each in outcomes if isinstance(each, RunOutcomes)]),
         sort=by,
@@ -120,7 +123,7 @@ def _task(
 
 
 def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric]) -> str:
-    """Return by what groups are judged: what was asked for, else the first headline there is."""
+    """Return the measure that decides: the one asked for, else the first headline that is known."""
     known = dict.fromkeys(name for group in groups for name in group.measures)
     wanted = [] if sort is None else [sort, *(f"{split}/{sort}" for split in _SPLITS)]
     preferred = [f"{split}/{each.name}" for each in by_preference(metrics) for split in _SPLITS]
@@ -128,26 +131,21 @@ def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric
 
 
 def _value(group: Group, by: str) -> float | None:
-    """Return a group's number to sort by, none where it has none that can be compared."""
-    costs = {SECONDS: group.seconds, MEMORY: group.memory}
     if by == TRAINED:
         return group.trained
-    found = costs.get(by, group.measures.get(by))
+    found = {**group.measures, SECONDS: group.seconds, MEMORY: group.memory}.get(by)
     return None if found is None or math.isnan(found.mean) else found.mean
 
 
 def _sorted(groups: Iterable[Group], by: str, metrics: Sequence[Metric]) -> list[Group]:
-    sign = 1 if lower_is_better(by, metrics) else -1
-
-    def place(group: Group) -> tuple[bool, float, str]:
-        value = _value(group, by)
-        return value is None, sign * (value or 0.0), group.label
-
-    return sorted(groups, key=place)
+    sign = 1 if contents.lower_is_better(by, metrics) else -1
+    values = {group.label: _value(group, by) for group in groups}
+    return sorted(groups, key=lambda group: (
+        values[group.label] is None, sign * (values[group.label] or 0.0), group.label
+    ))  # fmt: skip
 
 
 def _same_seeds(groups: Iterable[Group]) -> Iterable[str]:
-    """Yield which groups have runs with the same seed."""
     seeds = {group.label: [str(run.seed) for run in group.finished] for group in groups}
     repeated = [label for label, known in seeds.items() if len(set(known)) < len(known)]
     if repeated:
@@ -166,3 +164,91 @@ def _check_sort(tasks: Iterable[Sequence[Group]], sort: str | None) -> None:
         f"--sort {sort}: nothing finished has that.{nearest(sort, [*some, *known])} "
         f"There are {', '.join(some[:_MOST_NAMED])}"
     )
+
+
+def _parse_words(typed: str | None) -> Words:
+    """Return what `--baseline` asks for: `adaptation=full optimizer.lr=1e-3`."""
+    try:
+        words = shlex.split(typed or "")
+    except ValueError as error:
+        raise ConfigError(f"--baseline {typed}: {error}") from error
+    if typed is not None and (not words or not all("=" in word for word in words)):
+        raise ConfigError(
+            f"--baseline {typed!r}: expected KEY=VALUE, several in quotes, such as "
+            '"adaptation=full optimizer.lr=1e-3"'
+        )
+    return dict(word.split("=", 1) for word in words)
+
+
+def _check_words(words: Words, groups: Sequence[Group]) -> None:
+    """Refuse a baseline that no group is; the message names what may be meant."""
+    settings = [group.runs[0].settings for group in groups]
+    keys = {key for each in settings for key in each if is_setting(key)}
+    for key, value in words.items():
+        if key not in keys:
+            raise ConfigError(f"--baseline: there is no setting {key!r}.{nearest(key, keys)}")
+        known = dict.fromkeys(plain(each[key]) for each in settings if key in each)
+        if not any(_fits(group, {key: value}) for group in groups):
+            raise ConfigError(
+                f"--baseline: no run has {key}={value}.{nearest(value, known)} "
+                f"There are {', '.join([*known][:_MOST_NAMED])}"
+            )
+    if words and not any(_fits(group, words) for group in groups):
+        raise ConfigError(f"--baseline: no run has all of {_shown(words)}; leave some out")
+
+
+def _fits(group: Group, words: Words) -> bool:
+    settings = group.runs[0].settings
+    return all(
+        key in settings and canonical(settings[key]) in (canonical(scalar(value)), value)
+        for key, value in words.items()
+    )
+
+
+def _against_baseline(
+    groups: Sequence[Group], words: Words, measure: str, reader: OutcomeReader
+) -> tuple[str | None, list[Group], list[str]]:
+    """Return the name of the baseline, the groups with their differences to it, and notes.
+
+    The groups are those of a task, best first. Without words the baseline is the group of full
+    fine-tuning if there is one such group, else the best one. Where words fit several, each group
+    is compared with the one that has its other settings, else with the best of them.
+    """
+    if len(groups) < 2 or not measure:
+        return None, list(groups), []
+    asked = [group for group in groups if words and _fits(group, words)]
+    usual = [group for group in groups if _fits(group, {"adaptation": "full"})]
+    bases = asked or (usual if len(usual) == 1 else groups[:1])
+    name = _shown(words) if len(bases) > 1 else bases[0].label
+    found: dict[str, Comparison | str] = {}
+    for group in groups:
+        if group.finished and group.label not in {base.label for base in bases}:
+            base = next((each for each in bases if _is_twin(each, group, words)), bases[0])
+            found[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
+    known = {label: each for label, each in found.items() if not isinstance(each, str)}
+    if len(known) > 1:
+        corrected = holm([each.p for each in known.values()])
+        pairs = zip(known.items(), corrected, strict=True)
+        known = {label: replace(each, corrected=p) for (label, each), p in pairs}
+    notes = []
+    if words and not asked:
+        notes.append(f"no group here has {_shown(words)}; the baseline is {bases[0].label}")
+    others = {each.measure for each in known.values() if each.measure != measure}
+    if others:
+        notes.append(f"differences are in {', '.join(sorted(others))}, which is a sum over items")
+    for reason, count in Counter(each for each in found.values() if isinstance(each, str)).items():
+        which = "no group" if count == len(found) else f"{count} of {len(found)} groups not"
+        notes.append(f"{which} compared item by item: {reason}")
+    return name, [replace(group, against=known.get(group.label)) for group in groups], notes
+
+
+def _is_twin(base: Group, group: Group, words: Words) -> bool:
+    """Return whether a baseline has the same settings as a group but for `words`."""
+    return all(
+        canonical(group.settings.get(key)) == canonical(base.settings.get(key))
+        for key in (group.settings.keys() | base.settings.keys()) - words.keys()
+    )
+
+
+def _shown(words: Words) -> str:
+    return " ".join(f"{key}={value}" for key, value in words.items())

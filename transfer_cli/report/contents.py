@@ -18,25 +18,23 @@ FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
 
 ENDED_EARLY = (STOPPED, FAILED, PRUNED)
 
-LEFT_OUT_IF_EMPTY = "left out if empty"
-"""Of a field that JSON has only where something is in it."""
+LEARNT_NOTHING = "†"
+"""The mark of a run that learnt next to nothing."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory, as far as it can be read.
+    """One run directory, as far as it can be read; what has no file is empty.
 
     Args:
-        name: How it is called in the report: short, and different for each run.
-        status: `FINISHED`, `RUNNING`, `STOPPED`, `FAILED`, `LEFT` or `PRUNED`.
+        name: Short, and different for each run of a report.
+        status: One of the constants above.
         reason: Why it is not finished, or finished with nothing learnt.
-        settings: Its config, flat: dotted key -> plain value; presets by their group
+        settings: The config, flat: dotted key -> plain value; presets by their group
             (`adaptation` -> `lora`).
-        results: `results.json`; like `timing` and `environment`, empty where there is none.
-        sweep: The folder of the sweep that it is a job of, under `number`.
+        sweep: The folder of the sweep in which it is the job `number`.
         overrides: What tells it from the other jobs of the sweep.
         typed: The keys and groups that were given on the command line.
-        analyses: What was found out about it later.
     """
 
     path: Path
@@ -52,21 +50,28 @@ class Run:
     number: int | None = None
     overrides: tuple[str, ...] = ()
     typed: frozenset[str] = frozenset()
-    analyses: tuple[Analysis, ...] = field(default=(), metadata={LEFT_OUT_IF_EMPTY: True})
+    analyses: tuple[Analysis, ...] = ()
 
     @property
     def seed(self) -> Any:
-        """The seed; none where it is not known."""
+        """The seed; None where it is not known."""
         return self.settings.get("seed")
 
     @property
+    def shortfall(self) -> str | None:
+        """Why less came of it than should have, in one line; None for other runs."""
+        if self.status in ENDED_EARLY:
+            return printable(f"{self.status}: {self.reason}") if self.reason else self.status
+        return None if self.reason is None else printable(f"{LEARNT_NOTHING} {self.reason}")
+
+    @property
     def metrics(self) -> tuple[Metric, ...]:
-        """What its results say of its metrics."""
+        """The metrics that its results declare."""
         return metrics_of(self.results)
 
     @property
     def measures(self) -> dict[str, float]:
-        """What it measured, by `split/measure`; what is no number is left out."""
+        """The numbers that it measured, by `split/measure`."""
         return {
             f"{split}/{name}": float(value)
             for split in mapping(self.results, "measures")
@@ -76,7 +81,7 @@ class Run:
 
     @property
     def trained(self) -> int | None:
-        """How many parameters were ever trained; none where that is not known."""
+        """The number of parameters that were ever trained."""
         value = nested(self.results, "parameters", "trainable")
         return value if isinstance(value, int) else None
 
@@ -88,14 +93,14 @@ class Run:
 
     @property
     def expected(self) -> str | None:
-        """What its task calls what would have been right; None where it does not say."""
+        """The task's word for the right answer; None where it does not say."""
         found = nested(self.results, "task", "expected")
         return printable(found) if isinstance(found, str) else None
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A number over several runs; its sample deviation is none of fewer than two."""
+    """A number over several runs; the sample deviation is None for fewer than two."""
 
     values: tuple[float, ...]
     mean: float
@@ -103,7 +108,7 @@ class Spread:
 
 
 def lower_is_better(measure: str, metrics: Sequence[Metric]) -> bool:
-    """Return which end of a `split/measure`, or of a cost, is the good one."""
+    """Return whether less of a `split/measure`, or of a cost, is better."""
     found = find(measure.partition("/")[2], metrics)
     return found is None or not found.higher_is_better
 
@@ -113,13 +118,11 @@ class Comparison:
     """A group against the baseline, on the same items.
 
     Args:
-        measure: What is compared, for example `test/error_rate`.
         difference: Group minus baseline, in the unit of the measure; `low` and `high` are the
             ends of its 95 % interval.
         p: How likely a difference of this size is where there is none.
-        test: What was computed: `McNemar` (McNemar 1947, exact), or `bootstrap`.
-        items: How many were compared.
-        baseline: The label of the group that it was compared with.
+        test: `McNemar` (McNemar 1947, exact), or `bootstrap`.
+        baseline: The label of the baseline.
         corrected: `p`, corrected for the number of comparisons of the task (Holm 1979).
     """
 
@@ -141,12 +144,10 @@ class Group:
     Args:
         label: What tells it from the other groups of the task: `adaptation=lora optimizer.lr=1e-3`.
         settings: The same by key, for the keys of `TaskRuns.varying`.
-        runs: All of its runs, finished or not.
         measures: `split/measure` -> its spread over the finished runs, as those of `seconds` and
             of `memory` (peak bytes).
-        trained: Parameters that were ever trained.
         is_best: Whether it has the best mean of `TaskRuns.measure`.
-        against: The difference to the baseline; none for the baseline itself, or where no two runs
+        against: The difference to the baseline; None for the baseline itself, or where no two runs
             can be compared item by item.
     """
 
@@ -173,12 +174,7 @@ class Group:
 
 @dataclass(frozen=True)
 class SharedError:
-    """An item that most runs get wrong: of `runs`, so many as `wrong`.
-
-    Args:
-        label: What would have been right.
-        predicted: Label -> how many runs said so.
-    """
+    """An item that `wrong` of `runs` get wrong; `predicted` counts the runs for each label."""
 
     text: str
     label: str
@@ -192,18 +188,15 @@ class TaskRuns:
     """Runs that can be compared: of one command, on the same data, with the same labels.
 
     Args:
-        name: For a heading: `finetune on trec6`.
         groups: Best first.
         varying: Keys in which the groups differ, the seed aside.
-        measure: By what the best is told, and the differences: `test/error_rate`.
-        metrics: What the runs say of their metrics.
-        baseline: The label of the group that the others are compared with; what was asked for,
-            where that fits several groups.
+        measure: What decides which group is best: `test/error_rate`.
+        baseline: The label of the group that the others are compared with; the settings that
+            `--baseline` names, where they fit several groups.
         labels: The class names; empty for language models.
-        expected: What that is called which would have been right.
+        expected: The task's word for the right answer.
         errors: What most runs get wrong, the worst first.
         sort: What the groups are sorted by: the measure, or seconds, trained or memory.
-        notes: What a reader must know, a line each.
     """
 
     name: str
@@ -225,7 +218,7 @@ class TaskRuns:
 
     @property
     def lower_is_better(self) -> bool:
-        """Which end of its measure is good."""
+        """Whether less of its measure is better."""
         return lower_is_better(self.measure, self.metrics)
 
     def is_percentage(self, measure: str) -> bool:
@@ -236,14 +229,12 @@ class TaskRuns:
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """Where a sweep stands.
+    """How many jobs of a sweep are done, at work, left, failed and pruned.
 
     Args:
-        command: What was typed.
         left: Jobs not begun, or stopped half way.
         failed: Number, overrides and reason of each job that failed.
-        pruned: Trials of a search that were given up as hopeless.
-        seconds_left: A guess from the jobs that are done; none where none is, or nothing is left.
+        seconds_left: A guess from the jobs that are done; None without any, and at the end.
     """
 
     path: Path
@@ -258,12 +249,7 @@ class SweepProgress:
 
 @dataclass(frozen=True)
 class Report:
-    """All that there is to show: also what could not be read, a line each, and the time of making.
-
-    Args:
-        tasks: Runs that can be compared, apart from those that cannot.
-        standings: One for each sweep.
-    """
+    """All that there is to show; `problems` are what could not be read, a line each."""
 
     tasks: tuple[TaskRuns, ...]
     standings: tuple[SweepProgress, ...] = ()

@@ -1,8 +1,7 @@
 """In what groups of runs differ, in as few words as will do."""
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -50,57 +49,38 @@ def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     keys = dict.fromkeys(key for each in values for key in each)
     differing = [key for key in keys if len({each.get(key) for each in values}) > 1]
     typed = {key for runs in groups for run in runs for key in run.typed}
-    told: list[tuple[str | None, ...]] = [() for _ in values]
+    # What was typed, then presets, each before its parts.
+    differing.sort(key=lambda key: (key not in typed, "." in key, "/" in key or "@" in key, key))
+    known: list[tuple[str | None, ...]] = [()] * len(values)
     chosen = []
-    # What was typed, then presets, whole ones before parts of them.
-    place = {
-        key: (key not in typed, "." in key, "/" in key or "@" in key, key) for key in differing
-    }
-    for key in sorted(differing, key=place.__getitem__):
-        more = [(*known, each.get(key)) for known, each in zip(told, values, strict=True)]
-        if key in typed or len(set(more)) > len(set(told)):
+    for key in differing:
+        more = [(*found, each.get(key)) for found, each in zip(known, values, strict=True)]
+        if key in typed or len(set(more)) > len(set(known)):
             chosen.append(key)
-            told = more
+            known = more
     return tuple(chosen)
 
 
 def shown_values(key: str, values: Sequence[Any]) -> list[str]:
     """Return how groups' values of a key are written: different ones differ, in few characters."""
-    if any(isinstance(value, float) for value in values):
-        of_digits = ([_rounded(value, digits) for value in values] for digits in range(3, _DIGITS))
-        return _shortest(values, of_digits)
+    ways = [[plain(value) for value in values]]
     is_place = "." in key or key == "init_from"
-    if is_place and any(isinstance(value, str) and "/" in value for value in values):
+    if any(isinstance(value, float) for value in values):
+        ways = [[plain(value, digits) for value in values] for digits in range(3, _DIGITS)]
+    elif is_place and any(isinstance(value, str) and "/" in value for value in values):
         parts = [PurePosixPath(value).parts if isinstance(value, str) else () for value in values]
-        of_parts = (
-            ["/".join(parts[-size:]).replace("//", "/") for parts in parts]
-            for size in range(1, max(map(len, parts)) + 1)
-        )
-        texts = _shortest(values, of_parts)
-        return [printable(text or plain(value)) for text, value in zip(texts, values, strict=True)]
-    return [printable(plain(value)) for value in values]
-
-
-def _rounded(value: Any, digits: int) -> str:
-    return f"{value:.{digits}g}" if isinstance(value, float) else printable(plain(value))
-
-
-def _shortest(values: Sequence[Any], several: Iterable[list[str]]) -> list[str]:
-    """Return the first of several ways to write values that leaves different ones different."""
+        sizes = range(1, max(map(len, parts)) + 1)
+        ways = [["/".join(each[-size:]).replace("//", "/") for each in parts] for size in sizes]
     distinct = len(set(map(canonical, values)))
-    for texts in several:
-        if len(set(texts)) >= distinct:
-            break
-    return texts
+    texts = next((way for way in ways if len(set(way)) >= distinct), ways[-1])
+    return [printable(text or plain(value)) for text, value in zip(texts, values, strict=True)]
 
 
-def plain(value: Any) -> str:
+def plain(value: Any, digits: int = _DIGITS) -> str:
     """Return a value as it would be typed."""
-    if isinstance(value, str):
-        return value
     if isinstance(value, float):
-        return f"{value:.{_DIGITS}g}" if math.isfinite(value) else str(value)
-    return json.dumps(value, ensure_ascii=False)
+        return f"{value:.{digits}g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def labels(keys: Sequence[str], groups: Sequence[Settings]) -> list[str]:

@@ -3,14 +3,14 @@
 import csv
 import io
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.report import results_table
-from transfer_cli.report.contents import FAILED, LEFT_OUT_IF_EMPTY, Group, Report, TaskRuns
+from transfer_cli.report.contents import FAILED, Group, Report, Run, TaskRuns
+from transfer_cli.report.differing_settings import plain
+from transfer_cli.report.untrusted import is_number
 from transfer_cli.safe_files import escaped
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -28,33 +28,30 @@ def as_csv(report: Report) -> str:
     return written.getvalue()
 
 
-def as_json(report: Report) -> str:
-    """Return all of a report."""
-    return plain_json(report)
+def as_json(value: object) -> str:
+    """Return a report, or other records, as JSON; a number that is not finite is null."""
+    return json.dumps(plain_values(value), indent=2) + "\n"
 
 
-def plain_json(value: Any) -> str:
-    """Return dataclasses, paths and plain values as JSON; a number that is not finite is null."""
-    return json.dumps(_plain(value), indent=2, allow_nan=False) + "\n"
+def plain_values(value: object) -> Any:
+    """Return records, paths and plain values as lists and mappings that JSON can hold."""
+    return json.loads(json.dumps(value, default=_record_fields), parse_constant=lambda _: None)
 
 
 def as_markdown(report: Report) -> str:
     """Return a table for each task, with what must be known of it."""
-    why = results_table.apart(report)
-    parts = [] if why is None else [_text(why)]
+    parts = [*map(_text, results_table.apart(report))]
     parts += ["\n".join(_markdown(task)) for task in report.tasks]
     if report.problems:
-        lines = (f"- {_text(each)}" for each in report.problems)
-        parts.append("\n".join(["Not shown:", "", *lines]))
+        parts += ["Not shown:", "\n".join(f"- {_text(each)}" for each in report.problems)]
     return "\n\n".join(parts) + "\n"
 
 
 def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
-    settings = {f"setting {key}": group.settings.get(key) for key in task.varying}
     record: dict[str, Any] = {
         "task": task.name,
         "group": group.label,
-        **settings,
+        **{f"setting {key}": group.settings.get(key) for key in task.varying},
         "runs": len(group.runs),
         "finished": len(group.finished),
         "failed": sum(run.status == FAILED for run in group.runs),
@@ -66,48 +63,31 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
     }
     spreads = {**group.measures, "seconds": group.seconds, "memory_bytes": group.memory}
     for name, found in spreads.items():
-        if name.count("/") > 1:
-            continue
-        record[name] = found and found.mean
-        record[f"{name} deviation"] = found and found.deviation
-    if group.against is not None:
-        record |= {f"against {name}": value for name, value in asdict(group.against).items()}
-    return record
+        if name.count("/") < 2:
+            record |= {name: found and found.mean, f"{name} deviation": found and found.deviation}
+    against = {} if group.against is None else vars(group.against)
+    return record | {f"against {name}": value for name, value in against.items()}
 
 
 def _cell(value: Any) -> Any:
     """Return what is written for a value: no text that a spreadsheet would compute."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
+    if value is None or is_number(value):
         return value
-    text = escaped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    text = escaped(plain(value))
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        made = {
-            each.name: _plain(found)
-            for each in fields(value)
-            if (found := getattr(value, each.name)) or LEFT_OUT_IF_EMPTY not in each.metadata
-        }
-        if isinstance(value, TaskRuns):
-            made["lower_is_better"] = value.lower_is_better
-        return made
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, frozenset | set):
-        return sorted(map(str, value))
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+def _record_fields(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    if isinstance(value, frozenset):
+        return sorted(value)
+    found = dict(vars(value))
+    if isinstance(value, TaskRuns):
+        found["lower_is_better"] = value.lower_is_better
+    if isinstance(value, Run) and not value.analyses:
+        del found["analyses"]
+    return found
 
 
 def _markdown(task: TaskRuns) -> Iterator[str]:
@@ -121,7 +101,9 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
         yield _line([first, *map(_text, cells)])
     remarks = [_text(line) for line in results_table.remarks(task)]
     remarks += [
-        f"{_code(run.name)}: {_text(what)}" for run, what in results_table.came_to_nothing(task)
+        f"{_code(run.name)}: {_text(run.shortfall)}"
+        for run in task.runs
+        if run.shortfall is not None
     ]
     if remarks:
         yield ""

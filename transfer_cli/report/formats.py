@@ -1,5 +1,6 @@
 """Numbers, settings and names of measures as people read them."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,14 +9,14 @@ from typing import Any
 from transfer_cli.report.contents import Group, Spread, TaskRuns
 
 NOTHING = "\N{EN DASH}"
-"""What stands where there is nothing to say."""
+"""The mark of an empty cell."""
 
 _SHORT = 28
 _MOST_DECIMALS = 4
 _NOISE = 1e-6
 _HUGE = 1e9
 MOST_NAMED = 5
-"""Of keys that vary: with more, a group's name and the columns of a table become too long."""
+"""Keys that vary; with more, the name of a group and the columns of a table become too long."""
 _MINUS = "\N{MINUS SIGN}"
 
 
@@ -30,7 +31,7 @@ def axis_words(task: TaskRuns, measure: str) -> str:
 
 
 def unit(task: TaskRuns, measure: str) -> str:
-    """Return what follows a number of this measure."""
+    """Return the unit after a number of this measure."""
     return " %" if task.is_percentage(measure) else ""
 
 
@@ -44,7 +45,7 @@ def number(value: float, like: float | None = None) -> str:
 
 def _decimals(value: float) -> int:
     size = abs(value)
-    if not size >= 0 or size >= 1:  # what is no number too
+    if not size >= 0 or size >= 1:  # also if it is not a number
         return 2 if size < 100 else 1 if size < 1000 else 0
     return 2 if size == 0 else min(9, max(4, 2 - math.floor(math.log10(size))))
 
@@ -103,10 +104,8 @@ def size(amount: float) -> str:
 
 def setting(value: Any) -> str:
     """Return a value of a config as it would be typed."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
@@ -122,18 +121,18 @@ def setting_of(key: str, value: Any) -> str:
 
 
 def is_labelled(key: str) -> bool:
-    """Return whether a key says how many labelled examples are kept."""
+    """Return whether a key is the number of labelled examples to train on."""
     return key.rpartition(".")[2] == "labelled"
 
 
-def several(amount: int, one: str, many: str | None = None) -> str:
+def several(amount: int, one: str) -> str:
     """Return "1 run", "2 runs"."""
-    return f"{amount:,} {one if amount == 1 else many or f'{one}s'}"
+    return f"{amount:,} {one}{'' if amount == 1 else 's'}"
 
 
-def counts(amounts: Mapping[str, int]) -> str:
-    """Return "1 failed, 25 finished"."""
-    return ", ".join(f"{amount:,} {name}" for name, amount in sorted(amounts.items()))
+def amounts(found: Mapping[str, int]) -> str:
+    """Return "25 finished, 1 failed"."""
+    return ", ".join(f"{amount:,} {name}" for name, amount in found.items() if amount)
 
 
 def listed(words: Sequence[str]) -> str:
@@ -142,33 +141,31 @@ def listed(words: Sequence[str]) -> str:
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each key, or the whole key where two have the same last part."""
+    """Return the last part of each key, or all of it where two have the same last part."""
     ends = [key.rpartition(".")[2] for key in keys]
     return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 
 
 def group_names(task: TaskRuns) -> tuple[str, ...]:
-    """Return a short and different name for each group: of many keys, only what is unusual."""
+    """Return a short and different name for each group: of many keys, only unusual values."""
     short = short_keys(task.varying)
     usual = {}
     for key in task.varying if len(task.varying) > MOST_NAMED else ():
         values = Counter(setting_of(key, group.settings.get(key)) for group in task.groups)
         usual[key] = values.most_common(1)[0][0]
     names = [_name(group, short, usual) for group in task.groups]
-    if len(set(names)) < len(names):
-        names = [f"{name} #{place}" if names.count(name) > 1 else name
-                 for place, name in enumerate(names, start=1)]  # fmt: skip
-    return tuple(names)
+    counts = Counter(names)
+    numbered = enumerate(names, start=1)
+    return tuple(f"{name} #{at}" if counts[name] > 1 else name for at, name in numbered)
 
 
 def _name(group: Group, short: Mapping[str, str], usual: Mapping[str, str]) -> str:
     parts = []
     for key, value in group.settings.items():
-        if usual.get(key) == setting_of(key, value):
-            continue
-        is_preset = isinstance(value, str) and "." not in key
         shown = setting_of(key, value)
-        parts.append(shown if is_preset else f"{short.get(key, key)}={shown}")
+        if usual.get(key) != shown:
+            is_preset = isinstance(value, str) and "." not in key
+            parts.append(shown if is_preset else f"{short.get(key, key)}={shown}")
     only = group.runs[0].name if group.runs else NOTHING
     return ", ".join(parts) or ("the usual settings" if usual else only)
 

@@ -1,7 +1,7 @@
 """Which runs belong together: on one task, and in one group of seeds."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,9 +14,7 @@ _USES = ("data.labelled", "data.length")
 """How data is used: runs that differ in these are judged on the same texts."""
 
 _ANY_FILE = ("table", "text", "table_text")
-"""Presets of data that stand for any file."""
-
-Key = tuple[Any, ...]
+"""Presets of data that read any file."""
 
 
 def by_task(runs: Sequence[Run]) -> list[list[Run]]:
@@ -24,7 +22,7 @@ def by_task(runs: Sequence[Run]) -> list[list[Run]]:
 
     Jobs of a sweep that have not begun are left out: nothing is known of them.
     """
-    parts: dict[Key, list[Run]] = defaultdict(list)
+    parts: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
     for run in _adopted(runs):
         parts[(run.command, *sorted(_data_of(run).items()), _objective(run))].append(run)
     apart = [labelled for part in parts.values() for labelled in _by_labels(part)]
@@ -36,44 +34,33 @@ def by_settings(runs: Sequence[Run]) -> list[list[Run]]:
     parts: dict[frozenset[tuple[str, str]], list[Run]] = defaultdict(list)
     for run in runs:
         parts[frozenset(identity(run.settings).items())].append(run)
-    return [sorted(part, key=_order) for part in parts.values()]
-
-
-def labels_of(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Return the class names of some runs of one task."""
-    return next((run.labels for run in runs if run.labels), ())
+    for part in parts.values():
+        part.sort(
+            key=lambda run: (run.seed if isinstance(run.seed, int) else 0, str(run.seed), run.name)
+        )
+    return list(parts.values())
 
 
 def names(tasks: Sequence[Sequence[Run]]) -> list[str]:
     """Return what each task is called, no two alike: `finetune on trec6`."""
     firsts = [runs[0] for runs in tasks]
     found = [f"{printable(run.command)} on {_data_name(run)}" for run in firsts]
+    objectives = (
+        run.settings.get("objective") or _objective(run).rpartition(".")[2] for run in firsts
+    )
     for further in (
-        [
-            printable(str(run.settings.get("objective") or _objective(run).rpartition(".")[2]))
-            for run in firsts
-        ],
+        [printable(str(each)) for each in objectives],
         _what_differs(firsts),
-        [f"{len(labels_of(runs))} labels" for runs in tasks],
+        [f"{max(len(run.labels) for run in runs)} labels" for runs in tasks],
         [f"number {place}" for place in range(1, len(tasks) + 1)],
     ):
-        told = defaultdict(set)
-        for name, word in zip(found, further, strict=True):
-            told[name].add(word)
-        found = [
-            f"{name} ({word})" if len(told[name]) > 1 else name
-            for name, word in zip(found, further, strict=True)
-        ]
+        pairs = list(zip(found, further, strict=True))
+        meanings = Counter(name for name, _ in set(pairs))
+        found = [f"{name} ({word})" if meanings[name] > 1 else name for name, word in pairs]
     return found
 
 
-def _order(run: Run) -> tuple[int, str, str]:
-    seed = run.seed
-    return (seed if isinstance(seed, int) else 0, str(seed), run.name)
-
-
 def _data_of(run: Run) -> dict[str, str]:
-    """Return what identifies a run's data."""
     return {
         key: canonical(value)
         for key, value in run.settings.items()
@@ -86,7 +73,7 @@ def _objective(run: Run) -> str:
 
 
 def _by_labels(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return runs apart by their labels; those that have not ended go with the most."""
+    """Return runs apart by their labels; those that have not finished join the largest part."""
     parts: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     for run in runs:
         if run.status == FINISHED:
@@ -120,22 +107,21 @@ def _what_differs(runs: Sequence[Run]) -> list[str]:
 
 
 def _adopted(runs: Sequence[Run]) -> Iterator[Run]:
-    """Yield the runs that have begun, those that left no directory with settings of siblings.
+    """Yield the runs that have begun.
 
     A job that failed before it had a directory is known by its overrides alone. All else is as in
-    a job of the same sweep: best of all one that differs in the seed alone.
+    a job of the same sweep, if possible one that differs in the seed alone.
     """
     whole = [run for run in runs if "data._target_" in run.settings]
     for run in runs:
-        if run.status == LEFT:
-            continue
-        if "data._target_" in run.settings:
+        if "data._target_" in run.settings and run.status != LEFT:
             yield run
-            continue
-        siblings = [each for each in whole if each.sweep == run.sweep]
-        twins = [each for each in siblings if _without_seed(each) == _without_seed(run)]
-        for like in (twins or siblings)[:1]:
-            yield replace(run, settings={**like.settings, **run.settings})
+        elif run.status != LEFT:
+            siblings = [each for each in whole if each.sweep == run.sweep]
+            # The first that differs in nothing else, or else the first.
+            siblings.sort(key=lambda each: _without_seed(each) != _without_seed(run))
+            for like in siblings[:1]:
+                yield replace(run, settings={**like.settings, **run.settings})
 
 
 def _without_seed(run: Run) -> set[str]:

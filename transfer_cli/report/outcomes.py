@@ -1,34 +1,39 @@
-"""What runs made of the single items of a split, laid side by side."""
+"""What runs made of the single items of a split, and whether groups differ on them by chance."""
 
 import hashlib
-import json
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from transfer_cli.report.contents import Run, SharedError
+from transfer_cli.metrics import Metric, by_preference, find
+from transfer_cli.report.contents import FINISHED, Comparison, Run, SharedError
+from transfer_cli.report.statistics import Floats, Measure, Scored, bootstrap, mcnemar
 from transfer_cli.report.untrusted import reason
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, read_items
+from transfer_cli.runs.results import merged
 from transfer_cli.safe_files import UnreadableError
 
+MCNEMAR, BOOTSTRAP = "McNemar", "bootstrap"
+
 MOST_SHARED = 100
-"""Errors that runs share, of which a report knows."""
+"""Shared errors that a report holds."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
     """The items of a split: one and the same object for runs that were judged on the same.
 
-    For language models labels are "", and so are texts that are not kept.
+    Labels of language models are "", and so are texts that were not stored. `targets` is `[N]`.
     """
 
     labels: tuple[str, ...]
     texts: tuple[str, ...]
+    targets: Floats
 
     @property
     def has_labels(self) -> bool:
@@ -40,16 +45,14 @@ class Sheet:
 class RunOutcomes:
     """What a run made of the items.
 
-    Args:
-        wrong: `[N]`, 1 where what it predicted is not the label; less where it is partly right.
-        loss: `[N]`, summed nats of each item's targets.
+    `wrong` is `[N]`: 1 for a wrong prediction, less for a partly right one. `loss` is `[N]`: the
+    summed nats of each item's targets.
     """
 
     sheet: Sheet
     predicted: tuple[str, ...]
-    wrong: npt.NDArray[np.float64]
-    loss: npt.NDArray[np.float64]
-    targets: npt.NDArray[np.float64]
+    wrong: Floats
+    loss: Floats
 
 
 class OutcomeReader:
@@ -63,33 +66,28 @@ class OutcomeReader:
         """Return the outcomes of a run on a split, or why there are none, in a few words."""
         key = (run.path, split)
         if key not in self._read:
-            self._read[key] = self._outcomes(run.path, split)
+            try:
+                items = list(read_items(RunDirectory(run.path).items, split))
+                none = f"items.jsonl holds nothing of {split}"
+                self._read[key] = self._outcomes(items) if items else none
+            except FileNotFoundError:
+                self._read[key] = "without items.jsonl"
+            except (OSError, UnreadableError) as error:
+                self._read[key] = f"items.jsonl: {reason(error)}"
         return self._read[key]
 
-    def _outcomes(self, path: Path, split: str) -> RunOutcomes | str:
-        try:
-            items = list(read_items(RunDirectory(path).items, split))
-        except FileNotFoundError:
-            return "without items.jsonl"
-        except (OSError, UnreadableError) as error:
-            return f"items.jsonl: {reason(error)}"
-        if not items:
-            return f"items.jsonl holds nothing of {split}"
+    def _outcomes(self, items: Sequence[Item]) -> RunOutcomes:
+        asked = [(item.index, item.label, item.text, item.targets) for item in items]
+        key = hashlib.blake2b(repr(asked).encode(), digest_size=16).digest()
+        if key not in self._sheets:
+            _, labels, texts, targets = zip(*asked, strict=True)
+            self._sheets[key] = Sheet(labels, texts, np.array(targets, float))
         return RunOutcomes(
-            self._sheet(items),
+            self._sheets[key],
             tuple(item.predicted for item in items),
             np.array([item.wrong for item in items], float),
             np.array([item.loss for item in items], float),
-            np.array([item.targets for item in items], float),
         )
-
-    def _sheet(self, items: Sequence[Item]) -> Sheet:
-        told = [[item.index, item.label, item.text, item.targets] for item in items]
-        key = hashlib.blake2b(json.dumps(told).encode(), digest_size=16).digest()
-        if key not in self._sheets:
-            labels, texts = (item.label for item in items), (item.text for item in items)
-            self._sheets[key] = Sheet(tuple(labels), tuple(texts))
-        return self._sheets[key]
 
 
 def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
@@ -100,15 +98,141 @@ def shared_errors(outcomes: Sequence[RunOutcomes]) -> tuple[SharedError, ...]:
     sheet = sheets.most_common(1)[0][0]
     alike = [each for each in outcomes if each.sheet is sheet]
     wrong = np.sum([each.wrong > 0 for each in alike], axis=0)
-    order = np.argsort(-wrong, kind="stable")[:MOST_SHARED]
-    return tuple(
-        SharedError(
-            sheet.texts[place],
-            sheet.labels[place],
-            dict(Counter(each.predicted[place] for each in alike).most_common()),
-            int(wrong[place]),
-            len(alike),
-        )
-        for place in order
-        if 2 * wrong[place] > len(alike)
+    errors = []
+    for at in np.argsort(-wrong, kind="stable")[:MOST_SHARED]:
+        if 2 * wrong[at] > len(alike):
+            said = dict(Counter(each.predicted[at] for each in alike).most_common())
+            text, label = sheet.texts[at], sheet.labels[at]
+            errors.append(SharedError(text, label, said, int(wrong[at]), len(alike)))
+    return tuple(errors)
+
+
+Seeds = Sequence[Sequence[RunOutcomes]]
+"""The outcomes of the runs of each seed."""
+
+
+class _IncomparableError(Exception):
+    """Why two groups cannot be compared item by item."""
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """How a measure is made of items; `is_of_errors` says that an item is right or wrong."""
+
+    name: str
+    of_mean: Measure
+    is_of_errors: bool
+
+    def counts(self, seeds: Seeds) -> Floats:
+        """Return what counts of each item, `[S, N]`; of a seed that ran several times the mean."""
+        which = "wrong" if self.is_of_errors else "loss"
+        return np.stack([np.mean([getattr(run, which) for run in runs], axis=0) for runs in seeds])
+
+
+def compare(
+    ours: Sequence[Run], theirs: Sequence[Run], measure: str, reader: OutcomeReader, baseline: str
+) -> Comparison | str:
+    """Return how a group differs from a `baseline`; or why that cannot be told, in a few words.
+
+    A `split/measure` that is not a sum over items, such as macro-F1, is replaced by the first
+    declared one that is (the error rate), and where there is none by the loss.
+    """
+    split, _, name = measure.partition("/")
+    try:
+        mine, base = (_by_seed(runs, split, reader) for runs in (ours, theirs))
+        parts = _on_same_items(mine, base)
+        has_labels = parts[0][1][0][0].sheet.has_labels
+        made = _measure(name, theirs, split, has_labels=has_labels)
+        with np.errstate(all="ignore"):
+            found = _tested(parts, made, split, same_seeds=list(mine) == list(base))
+        return replace(found, baseline=baseline)
+    except _IncomparableError as error:
+        return str(error)
+
+
+def _by_seed(
+    runs: Sequence[Run], split: str, reader: OutcomeReader
+) -> Mapping[str, list[RunOutcomes]]:
+    """Return the outcomes of the finished runs of each seed, the seeds in order."""
+    found: dict[str, list[RunOutcomes]] = {}
+    finished = (run for run in runs if run.status == FINISHED)
+    for run in sorted(finished, key=lambda run: str(run.seed)):
+        outcomes = reader.read(run, split)
+        if isinstance(outcomes, str):
+            raise _IncomparableError(outcomes)
+        found.setdefault(str(run.seed), []).append(outcomes)
+    if not found:
+        raise _IncomparableError("no run is finished")
+    return found
+
+
+def _on_same_items(
+    mine: Mapping[str, list[RunOutcomes]], base: Mapping[str, list[RunOutcomes]]
+) -> Sequence[tuple[Seeds, Seeds]]:
+    """Return all runs together where they share their items, else the pairs of each seed."""
+    together = [([*mine.values()], [*base.values()])]
+    pairs = [([mine[seed]], [base[seed]]) for seed in mine] if list(mine) == list(base) else []
+    for parts in (together, pairs):
+        sheets = [{run.sheet for seeds in part for runs in seeds for run in runs} for part in parts]
+        if parts and all(len(each) == 1 for each in sheets):
+            return parts
+    raise _IncomparableError("they were not judged on the same items")
+
+
+def _measure(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) -> _Measure:
+    """Return how a measure, or the one that takes its place, is made of items."""
+    declared = merged(run.metrics for run in runs)
+    asked = find(name, declared)
+    for metric in (*filter(None, (asked,)), *by_preference(declared)):
+        is_of_errors = metric.unit in ("fraction", "percent")
+        if metric.per_example and (has_labels or not is_of_errors):
+            of_mean = _of_mean(metric, runs, split)
+            if of_mean is not None:
+                return _Measure(metric.name, of_mean, is_of_errors)
+    return _Measure("loss", lambda mean: mean, is_of_errors=False)
+
+
+def _of_mean(metric: Metric, runs: Sequence[Run], split: str) -> Measure | None:
+    """Return how a measure is made of errors or losses; None where it was not measured."""
+    scale = 100 if metric.unit == "percent" else 1
+    if metric.unit in ("fraction", "percent") and metric.higher_is_better:
+        return lambda mean: scale * (1 - mean)
+    if metric.unit in ("fraction", "percent", "nats"):
+        return lambda mean: scale * mean
+    names = (f"{split}/{metric.name}", f"{split}/loss")
+    pairs = ([run.measures.get(name, 0.0) for name in names] for run in runs)
+    value, loss = next((pair for pair in pairs if all(0 < n < math.inf for n in pair)), (0.0, 0.0))
+    if not loss:
+        return None
+    if metric.unit == "perplexity":
+        # By word or by token: the text is the same, and so is the number of tokens in a word.
+        return lambda mean: np.exp(math.log(value) / loss * mean)
+    return lambda mean: value / loss * mean
+
+
+def _tested(
+    parts: Sequence[tuple[Seeds, Seeds]], measure: _Measure, split: str, *, same_seeds: bool
+) -> Comparison:
+    scored = [
+        Scored(measure.counts(mine), measure.counts(base), base[0][0].sheet.targets)
+        for mine, base in parts
+    ]
+    for part in scored:
+        if not (np.isfinite(part.ours).all() and np.isfinite(part.theirs).all()):
+            raise _IncomparableError("losses are not finite")
+        if part.targets.sum() == 0:
+            raise _IncomparableError("there is nothing to predict")
+    found = bootstrap(scored, measure.of_mean, same_seeds=same_seeds)
+    if not math.isfinite(found.low) or not math.isfinite(found.high):
+        raise _IncomparableError("a measure is not finite")
+    p, test = found.p, BOOTSTRAP
+    (mine, base), *others = parts
+    are_single = not others and all(len(seeds) == len(seeds[0]) == 1 for seeds in (mine, base))
+    if are_single and measure.is_of_errors:
+        wrong, theirs = mine[0][0].wrong, base[0][0].wrong
+        p = mcnemar(int((wrong < theirs).sum()), int((wrong > theirs).sum()))
+        test = MCNEMAR
+    items = sum(len(part.targets) for part in scored)
+    return Comparison(
+        f"{split}/{measure.name}", found.difference, found.low, found.high, p, test, items
     )

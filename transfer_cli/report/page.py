@@ -10,20 +10,19 @@ import base64
 import gzip
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-from transfer_cli.errors import ConfigError
 from transfer_cli.report import formats
-from transfer_cli.report.contents import Report, TaskRuns
-from transfer_cli.report.html import conditions, mistakes, overview, results_section
+from transfer_cli.report.contents import FINISHED, Report, TaskRuns
+from transfer_cli.report.html import conditions, mistakes, results_section
 from transfer_cli.report.html.analysis_sections import Pictures, analysis_sections
 from transfer_cli.report.html.charts import Chart
 from transfer_cli.report.html.cost_charts import label_chart, size_chart
-from transfer_cli.report.html.learning_charts import training_chart, validation_chart
-from transfer_cli.report.html.learning_curves import read_curves
+from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.markup import Html, render, shown
 from transfer_cli.report.html.search_chart import search_chart
 
@@ -31,10 +30,6 @@ MOST_POINTS = 400
 FEWEST_POINTS = 40
 POINTS_IN_ALL = 30_000
 """Of the curves of one kind: more than that takes long to send and to draw."""
-
-SHOWN_AT_FIRST = 8
-"""Of more than `MANY_GROUPS` groups; the others are shown on demand."""
-MANY_GROUPS = 10
 
 _UNUSUAL = re.compile(r"[^\n\t\x20-\x7e]")
 
@@ -52,44 +47,29 @@ def page(report: Report) -> str:
     """Return the page of a report; the learning curves are read from the run directories.
 
     Raises:
-        ConfigError: The charting library is not installed.
+        ImportError: The charting library is not installed.
     """
-    library, script = _library(), _asset("page.js")
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # has no types
+
+    library, script = str(get_plotlyjs()), _asset("page.js")
     pictures = Pictures()
     tasks = [_task(f"t{at}", task, pictures) for at, task in enumerate(report.tasks, start=1)]
-    # Where something is left to do, it comes first how far it has got.
-    sweeps_first = any(each.running or each.left for each in report.standings)
-    sweeps = overview.sweeps(report.standings)
-    parts = tasks[0].sections if len(tasks) == 1 else tasks
-    links = [(part.address, part.title) for part in parts]
-    if sweeps is not None:
-        links.insert(0 if sweeps_first else len(links), ("sweeps", "Sweeps"))
+    title = formats.several(len(tasks), "task") if tasks else "No runs"
     made = render(
         "page.html",
-        title=overview.title(report),
+        title=tasks[0].title if len(tasks) == 1 else title,
         policy=_policy(library, script),
         style=Html(_asset("page.css")),
-        links=links,
-        overview=overview.header(report),
-        sweeps=sweeps or "",
-        sweeps_first=sweeps_first,
+        report=report,
+        facts=_facts(report),
+        # The progress of a sweep comes first as long as something is left to do.
+        sweeps_first=any(each.running or each.left for each in report.standings),
         tasks=tasks,
         library=Html(_packed(library)),
         script=Html(script),
     )
     # Nothing steers what is around it, wherever it comes from.
     return _UNUSUAL.sub(lambda found: shown(found[0]), made).strip() + "\n"
-
-
-def _library() -> str:
-    try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # has no types
-    except ImportError as error:
-        raise ConfigError(
-            "the charts of a page need plotly, which is not installed: "
-            "pip install 'transfer-cli[report]'"
-        ) from error
-    return str(get_plotlyjs())
 
 
 @cache
@@ -111,6 +91,24 @@ def _policy(*scripts: str) -> str:
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
+
+
+def _facts(report: Report) -> list[tuple[str, str, str]]:
+    """Return name, number and note of how much there is."""
+    groups = [group for task in report.tasks for group in task.groups]
+    states = Counter(run.status for group in groups for run in group.runs)
+    if not states:
+        return []
+    mixed = "" if states.keys() <= {FINISHED} else formats.amounts(dict(sorted(states.items())))
+    seconds = sum(sum(group.seconds.values) for group in groups if group.seconds is not None)
+    facts = [("runs", f"{states.total():,}", mixed)]
+    if len(groups) > 1:
+        facts.append(("groups", f"{len(groups):,}", "differ in more than the seed"))
+    if seconds:
+        facts.append(("time", formats.duration(seconds), "of the finished runs together"))
+    if len(report.tasks) > 1:
+        facts.append(("tasks", f"{len(report.tasks):,}", "runs are compared inside a task"))
+    return facts
 
 
 def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
@@ -146,8 +144,4 @@ def _charts(task_id: str, charts: Sequence[Chart | None], names: Sequence[str] =
     found = [chart for chart in charts if chart is not None]
     if not found:
         return None
-    return render(
-        "charts.html", task_id=task_id, charts=found, has_legend=bool(names),
-        choice=names if len(names) > 1 else (), many_groups=MANY_GROUPS,
-        shown_at_first=SHOWN_AT_FIRST,
-    )  # fmt: skip
+    return render("charts.html", task_id=task_id, charts=found, names=names)

@@ -2,38 +2,32 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transfer_cli.report import formats
-from transfer_cli.report.contents import (
-    ENDED_EARLY,
-    FINISHED,
-    Comparison,
-    Group,
-    Report,
-    Run,
-    Spread,
-    TaskRuns,
-)
-from transfer_cli.report.significance import BOOTSTRAP, MCNEMAR
+from transfer_cli.report.contents import LEARNT_NOTHING, Comparison, Group, Report, Spread, TaskRuns
+from transfer_cli.report.outcomes import BOOTSTRAP, MCNEMAR
 from transfer_cli.report.statistics import CONFIDENCE
 
-BEST, LEARNT_NOTHING = "*", "†"
-"""Marks: of the best group, and of one in which a run learnt next to nothing."""
+BEST = "*"
+"""The mark of the best group."""
 
 DIFFERENCE, P, TRAINED, SECONDS, MEMORY, RUNS = (
     "difference", "p", "trained", "seconds", "memory", "runs",
 )  # fmt: skip
 GROUP = "group"
 
+_TESTS = {
+    MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
+    BOOTSTRAP: "a bootstrap over items and seeds",
+}
 _OTHER = {"test": "validation", "validation": "test"}
-_MOST_BESIDE = 1
 
 
 @dataclass(frozen=True)
 class ResultCell:
-    """A cell: how its value is written, the value, by which rows are sorted, and a note on it."""
+    """A cell as text, the value by which rows are sorted, and a note."""
 
     text: str = ""
     value: float | None = None
@@ -49,20 +43,16 @@ class ResultColumn:
     is_measure: bool = False
 
 
-def results_table(task: TaskRuns, measures: Iterable[str] | None = None) -> list[ResultColumn]:
-    """Return the columns of a task's table, but for those in which nothing stands.
+def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultColumn]:
+    """Return the columns of a task's table that are not empty.
 
-    Args:
-        task: The task.
-        measures: Those that are shown; none: that of the task, and the same of the other split.
+    Without `measures` they show that of the task, and the same of the other split.
     """
     split, _, name = task.measure.partition("/")
-    of_both_splits = _known(task, (task.measure, f"{_OTHER.get(split, '')}/{name}"))
-    shown = list(of_both_splits if measures is None else measures)
+    shown = measures or [task.measure, f"{_OTHER.get(split)}/{name}"]
     rows = [_row(task, group, shown) for group in task.groups]
-    titles = dict.fromkeys(title for row in rows for title in row)
     columns = [
-        ResultColumn(title, tuple(row[title] for row in rows), title in shown) for title in titles
+        ResultColumn(title, tuple(row[title] for row in rows), title in shown) for title in rows[0]
     ]
     return [column for column in columns if any(cell.text for cell in column.cells)]
 
@@ -73,13 +63,13 @@ def texts(columns: Iterable[ResultColumn]) -> Iterator[tuple[str, ...]]:
 
 
 def measures_beside(task: TaskRuns) -> list[str]:
-    """Return the task's measure, the same of validation, and a few others: for a wide table."""
+    """Return the task's measure, the same of validation, and another one: for a wide table."""
     split, _, name = task.measure.rpartition("/")
-    # Not the loss: what else is declared says the same in better words.
-    others = [each.name for each in task.metrics if each.unit != "nats" and each.name != name]
-    beside = _known(task, (f"{split}/{other}" for other in others if "/" not in other))
-    wanted = [f"validation/{name}", *beside[:_MOST_BESIDE]]
-    return [task.measure, *(each for each in _known(task, wanted) if each != task.measure)]
+    known = {each for group in task.groups for each in group.measures}
+    # Not the loss: another metric says the same in better words.
+    others = [f"{split}/{each.name}" for each in task.metrics
+              if each.unit != "nats" and each.name != name and "/" not in each.name]  # fmt: skip
+    return [task.measure, f"validation/{name}", *[each for each in others if each in known][:1]]
 
 
 def compared(task: TaskRuns, group: Group, found: Comparison) -> tuple[str, str, str]:
@@ -95,33 +85,16 @@ def is_baseline(group: Group, task: TaskRuns) -> bool:
     return group.label == task.baseline or group.label in others
 
 
-def unfinished(task: TaskRuns) -> list[Run]:
-    """Return the runs that are not finished, or learnt next to nothing."""
-    return [run for run in task.runs if run.status != FINISHED or run.reason is not None]
-
-
-def came_to(run: Run) -> str | None:
-    """Return why less came of a run than should have; None where it is still at work."""
-    if run.status in ENDED_EARLY:
-        return f"{run.status}: {run.reason}" if run.reason else run.status
-    return None if run.reason is None else f"{LEARNT_NOTHING} {run.reason}"
-
-
-def came_to_nothing(task: TaskRuns) -> list[tuple[Run, str]]:
-    """Return the runs of which less came than should have, and why."""
-    return [(run, what) for run in unfinished(task) if (what := came_to(run)) is not None]
-
-
 def remarks(task: TaskRuns) -> list[str]:
-    """Return what stands below a table that is no page: `explanations`, and the analyses."""
+    """Return the lines below a table in text: `explanations`, and the analyses."""
     found = Counter(each.name for run in task.runs for each in run.analyses)
-    named = (f"{name} of {formats.several(n, 'run')}" for name, n in sorted(found.items()))
-    analyses = [f"analyses, which --html shows: {', '.join(named)}"] if found else []
+    named = [f"{name} of {formats.several(n, 'run')}" for name, n in sorted(found.items())]
+    analyses = [f"analyses, which --html shows: {', '.join(named)}"] if named else []
     return [*explanations(task), *analyses]
 
 
 def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
-    """Yield what a reader must know of a table that marks the best and names the baseline so."""
+    """Yield what a reader must know of a table, with its mark of the best group."""
     if any(group.is_best for group in task.groups):
         end = "lower" if task.lower_is_better else "higher"
         yield f"{best} best {task.measure} ({end} is better)"
@@ -134,23 +107,19 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
     yield from task.notes
 
 
-def apart(report: Report) -> str | None:
-    """Return why there is more than one table; None where there is not."""
-    if len(report.tasks) < 2:
-        return None
-    return (
-        f"{len(report.tasks)} tasks, each by itself: runs are compared where command, data and "
-        "labels are the same"
-    )
-
-
-# --- cells -------------------------------------------------------------------------------------
+def apart(report: Report) -> Iterator[str]:
+    """Yield why there is more than one table."""
+    if len(report.tasks) > 1:
+        yield (
+            f"{len(report.tasks)} tasks, each by itself: runs are compared where command, data and "
+            "labels are the same"
+        )
 
 
 def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, ResultCell]:
-    """Return a group's cell of every column."""
     row = {GROUP: ResultCell(group.label)}
-    row |= {measure: _measured(group, measure) for measure in measures}
+    mark = f" {LEARNT_NOTHING}" if group.learnt_nothing else ""
+    row |= {measure: _spread(group.measures.get(measure), mark) for measure in measures}
     if task.baseline is not None:
         row |= {DIFFERENCE: _difference(group, task), P: _probability(group.against)}
     trained = "" if group.trained is None else f"{group.trained:,}"
@@ -163,21 +132,11 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Res
     }
 
 
-def _known(task: TaskRuns, measures: Iterable[str]) -> list[str]:
-    known = {each for group in task.groups for each in group.measures}
-    return [each for each in measures if each in known]
-
-
-def _measured(group: Group, measure: str) -> ResultCell:
-    cell = _spread(group.measures.get(measure))
-    weak = cell.text and group.learnt_nothing
-    return replace(cell, text=f"{cell.text} {LEARNT_NOTHING}") if weak else cell
-
-
-def _spread(found: Spread | None) -> ResultCell:
+def _spread(found: Spread | None, mark: str = "") -> ResultCell:
     if found is None:
         return ResultCell()
-    return ResultCell(formats.spread(found), found.mean if math.isfinite(found.mean) else None)
+    value = found.mean if math.isfinite(found.mean) else None
+    return ResultCell(formats.spread(found) + mark, value)
 
 
 def _difference(group: Group, task: TaskRuns) -> ResultCell:
@@ -219,25 +178,21 @@ def _probability(found: Comparison | None) -> ResultCell:
 
 
 def _runs(group: Group) -> ResultCell:
-    counts = Counter(run.status for run in group.runs)
-    done, total = counts.pop(FINISHED, 0), len(group.runs)
+    done, total = group.finished, len(group.runs)
+    counts = Counter(run.status for run in group.runs if run not in done)
     others = ", ".join(f"{n} {status}" for status, n in counts.items())
-    return ResultCell(f"{done} of {total} ({others})" if others else str(total), done)
+    return ResultCell(f"{len(done)} of {total} ({others})" if others else str(total), len(done))
 
 
 def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
     found = [group.against for group in task.groups if group.against is not None]
-    if not found:
-        return
     items = {f"{each.items:,}" for each in found}
-    tests = {
-        MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
-        BOOTSTRAP: "a bootstrap over items and seeds",
-    }
-    how = [words for test, words in tests.items() if test in {each.test for each in found}]
-    several = any(each.corrected is not None for each in found)
-    yield (
-        f"difference to {baseline}, with its {CONFIDENCE} % interval; p by "
-        f"{', or '.join(how)}, paired on the same {' or '.join(sorted(items))} items"
-        + (f"; corrected for {len(found)} comparisons (Holm; --csv has both)" if several else "")
-    )
+    tests = {each.test for each in found}
+    how = ", or ".join(words for test, words in _TESTS.items() if test in tests)
+    several = f"; corrected for {len(found)} comparisons (Holm; --csv has both)"
+    if found:
+        yield (
+            f"difference to {baseline}, with its {CONFIDENCE} % interval; p by {how}, "
+            f"paired on the same {' or '.join(sorted(items))} items"
+            f"{'' if found[0].corrected is None else several}"
+        )

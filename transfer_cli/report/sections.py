@@ -26,16 +26,12 @@ class RunAnalysis:
 
 
 Render = Callable[[Sequence[RunAnalysis]], object]
-"""Makes the content of a section; what `report.html.markup` has not made is escaped."""
+"""Makes the content of a section; it is escaped unless `report.html.markup` has made it."""
 
-_sections: dict[str, Render] = {}
+SECTIONS: dict[str, Render] = {}
+"""What shows the analyses of each name."""
 
 
 def register_section(name: str, render: Render) -> None:
     """Have the analyses called `name` shown by `render`, for the rest of the process."""
-    _sections[name] = render
-
-
-def section_for(name: str) -> Render | None:
-    """Return what shows the analyses of a name; none where nothing is registered."""
-    return _sections.get(name)
+    SECTIONS[name] = render

@@ -1,11 +1,10 @@
 """Whether a difference between runs on the same items is more than chance.
 
-Two single classifiers are told apart by McNemar's test (McNemar 1947) in its exact form. Groups of
-runs, and losses, by a paired bootstrap (Efron and Tibshirani 1993): items are drawn anew, the same
-ones for both groups. Seeds are too few to be drawn: three that agree by luck would count for
-certainty. So what seeds add to the variance, beyond what their items explain, is estimated as in
-an analysis of variance, and is no surer than so few of them can make it: where items do not matter
-this is Student's t-test. It errs on the safe side, and two seeds hardly ever tell anything.
+Two single classifiers are compared by McNemar's exact test (McNemar 1947), groups of runs and
+losses by a paired bootstrap (Efron and Tibshirani 1993): it resamples items, the same ones for both
+groups. Seeds are too few to resample: three that agree by luck would count for certainty. The
+variance over seeds, beyond what their items explain, is estimated as in an analysis of variance:
+where items do not matter this is Student's t-test. It errs on the safe side; two seeds show little.
 
 Legend: S runs, B runs of the baseline, N items, K kinds of items, R resamples.
 """
@@ -13,12 +12,13 @@ Legend: S runs, B runs of the baseline, N items, K kinds of items, R resamples.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 RESAMPLES = 5_000
-"""Draws of a bootstrap: no p below 2 in so many can be told from 0."""
+"""Draws of a bootstrap; no p is below 2 in so many."""
 
 CONFIDENCE = 95
 """Percent of an interval."""
@@ -30,14 +30,12 @@ _MOST_CELLS = 2**23
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 Measure = Callable[[Floats], Floats]
+"""From the mean over targets to a measure, element by element."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What two groups made of the same items: `ours` is `[S, N]`, `theirs`, the baseline, `[B, N]`.
-
-    What counts of each item is 1 for an error, or its loss; for how much, `targets`, `[N]`.
-    """
+    """Errors or losses of two groups on the same items, `[S, N]` and `[B, N]`; targets, `[N]`."""
 
     ours: Floats
     theirs: Floats
@@ -46,7 +44,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A difference, its interval, and how likely one of that size is by chance."""
+    """A difference, its interval, and the probability of one of that size by chance."""
 
     difference: float
     low: float
@@ -57,22 +55,18 @@ class Estimate:
 def mcnemar(ours: int, theirs: int) -> float:
     """Return the two-sided p of McNemar's exact test; each run alone got so many items right."""
     both = ours + theirs
-    ways = term = 1
-    for place in range(min(ours, theirs)):
-        term = term * (both - place) // (place + 1)
-        ways += term
+    places = range(min(ours, theirs))
+    ways = accumulate(places, lambda ways, at: ways * (both - at) // (at + 1), initial=1)
     # Whole numbers, however large: Python divides them rightly rounded.
-    return min(1.0, 2 * ways / 2**both) if both else 1.0
+    return min(1.0, 2 * sum(ways) / (1 << both))
 
 
 def holm(values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number (Holm 1979), in the same order."""
-    corrected = [0.0] * len(values)
-    largest = 0.0
-    for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
-        corrected[place] = largest
-    return corrected
+    order = np.argsort(values, kind="stable")
+    scaled = np.arange(len(values), 0, -1) * np.take(values, order)
+    corrected = np.minimum(1.0, np.maximum.accumulate(scaled))
+    return [float(p) for p in corrected[np.argsort(order)]]
 
 
 def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -> Estimate:
@@ -81,7 +75,7 @@ def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -
     Args:
         scored: All runs on the same items; or, where each seed has items of its own, one run of
             each group a part.
-        measure: From sums over targets to the measure, element by element.
+        measure: What is made of a mean.
         same_seeds: Whether run number n of both groups had the same seed.
     """
     rng = np.random.default_rng(_SEED)
@@ -102,10 +96,7 @@ def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -
 
 
 def _over_seeds(found_S: Floats, found_RS: Floats, rng: np.random.Generator) -> Floats | float:
-    """Return draws of what other seeds would add to the mean, `[R]`.
-
-    Of each seed there is what it reached, and what it would have reached on other items.
-    """
+    """Return draws of what other seeds would add to the mean, `[R]`. `_RS` is on other items."""
     runs = len(found_S)
     if runs == 1:
         return 0.0

@@ -1,4 +1,4 @@
-"""Where a sweep stands: what is done, at work and left, and how long it will take."""
+"""The progress of a sweep: how much is done, at work and left, and how long that will take."""
 
 import shlex
 import time
@@ -11,18 +11,17 @@ from transfer_cli.report.untrusted import is_number
 from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob, SweepRequest
 
 _LARGEST = 1e9
-"""Of trials and of seconds: what is more is none of ours."""
+"""A larger number of trials or seconds is not believed."""
 
 
 def sweep_progress(
     sweep: SweepDirectory, request: SweepRequest, jobs: Sequence[SweepJob]
 ) -> SweepProgress:
-    """Return where a sweep stands, by what is known of its jobs."""
+    """Return the progress of a sweep, from what is known of its jobs."""
     counts = Counter(job.outcome for job in jobs)
     # The trials of a search become known as they begin.
-    total = max(len(jobs), int(_plausible(request.trials) or 0))
-    over = (JobState.DONE, JobState.FAILED, JobState.PRUNED, JobState.RUNNING)
-    left = total - sum(counts[outcome] for outcome in over)
+    unknown = max(0, int(_plausible(request.trials) or 0) - len(jobs))
+    left = unknown + counts[JobState.LEFT] + counts[JobState.STOPPED]
     return SweepProgress(
         path=sweep.path,
         command=f"transfer {request.command} -m {shlex.join(request.words)}",
@@ -41,7 +40,7 @@ def sweep_progress(
 
 def _seconds_left(sweep: SweepDirectory, jobs: Sequence[SweepJob], left: int) -> float | None:
     """Guess when all is done, if as many jobs run side by side as now (or one), and as long."""
-    took = [_plausible(job.seconds) for job in jobs if job.outcome == JobState.DONE]
+    took = (_plausible(job.seconds) for job in jobs if job.outcome == JobState.DONE)
     known = [seconds for seconds in took if seconds is not None]
     running = [job for job in jobs if job.outcome == JobState.RUNNING]
     if not known or not (left or running):

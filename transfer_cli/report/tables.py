@@ -20,55 +20,46 @@ _LEAST_IMPORTANT = (results_table.MEMORY, results_table.TRAINED, results_table.S
 def as_page(report: Report, width: int | None) -> Page:
     """Return what `transfer report` prints.
 
-    Args:
-        report: The report.
-        width: Columns of the terminal, for which the least important numbers are left out; None:
-            there is room for everything.
+    If a terminal has only `width` columns, the least important numbers are left out.
     """
-    why = results_table.apart(report)
     in_tables = {(run.sweep, run.number) for task in report.tasks for run in task.runs}
     parts: list[list[Renderable]] = [
         *(list(_standing(each, in_tables)) for each in report.standings),
-        [] if why is None else [Line(why)],
+        [Line(why) for why in results_table.apart(report)],
         *(list(_task(each, width)) for each in report.tasks),
         [Line(Piece("not shown:", "warning"), f" {line}") for line in report.problems],
     ]
-    blocks: list[Renderable] = []
-    for part in filter(None, parts):
-        blocks += [BLANK, *part] if blocks else part
-    return Page(*blocks)
+    return Page(*[block for part in parts if part for block in (BLANK, *part)][1:])
 
 
 def _standing(
     found: SweepProgress, in_tables: Set[tuple[Path | None, int | None]]
 ) -> Iterator[Renderable]:
-    """Yield where a sweep stands, and what failed without a place in a table."""
-    counts = [
-        Piece(f"{found.done} done", "good"),
-        Piece(f"{found.running} running", "mark" if found.running else ""),
+    """Yield the progress of a sweep, and its failed jobs that are in no table."""
+    pieces: list[Piece | str] = [
+        Piece(f"{found.done} done", "good"), ", ",
+        Piece(f"{found.running} running", "mark" if found.running else ""), ", ",
         Piece(f"{found.left} left"),
-    ]
+    ]  # fmt: skip
     if found.failed:
-        counts.append(Piece(f"{len(found.failed)} failed", "bad"))
+        pieces += [", ", Piece(f"{len(found.failed)} failed", "bad")]
     if found.pruned:
-        counts.append(Piece(f"{found.pruned} pruned"))
-    pieces = [piece for count in counts for piece in (", ", count)][1:]
+        pieces += [", ", Piece(f"{found.pruned} pruned")]
     yield Line(Piece(f"sweep {found.path}", "heading"), ": ", *pieces, _to_go(found))
-    yield Line("  ", Piece(found.command, "note"))
+    yield Line("  ", Piece(printable(found.command), "note"))
     for number, overrides, reason in found.failed:
-        if (found.path.resolve(), number) in in_tables:
-            continue
-        yield Entry([f"  job {number}  "], [Piece(f"{overrides}  failed: {reason}", "bad")], 10)
+        if (found.path.resolve(), number) not in in_tables:
+            what = f"{printable(overrides)}  failed: {printable(reason)}"
+            yield Entry([f"  job {number}  "], [Piece(what, "bad")], 10)
 
 
 def _to_go(found: SweepProgress) -> str:
-    if not found.running and not found.left:
-        return ""
-    time = ""
+    is_idle = found.left > 0 and not found.running
+    said = ", and nobody is at work on it" if is_idle else ""
     if found.seconds_left is not None:
         about = formats.duration(float(round(found.seconds_left)))
-        time = f"; about {about} {'to go' if found.running else 'if taken up again'}"
-    return time if found.running else f", and nobody is at work on it{time}"
+        said += f"; about {about} {'if taken up again' if is_idle else 'to go'}"
+    return said
 
 
 def _task(task: TaskRuns, width: int | None) -> Iterator[Renderable]:
@@ -115,7 +106,7 @@ def _fitting(
 
 
 def _unfinished(task: TaskRuns) -> Iterator[Renderable]:
-    found = results_table.came_to_nothing(task)
+    found = [(run, run.shortfall) for run in task.runs if run.shortfall is not None]
     if found:
         yield Line("  came to nothing, or not to an end:")
     for run, what in found:
@@ -132,8 +123,5 @@ def _errors(task: TaskRuns) -> Iterator[Renderable]:
         text = " ".join(each.text.split())
         if len(text) > _MOST_CHARACTERS:
             text = f"{text[:_MOST_CHARACTERS]} ..."
-        yield Entry(
-            [f"    {each.wrong} of {each.runs}  "],
-            [f"{text}  ", Piece(f"is {each.label}, said {said}", "note")],
-            14,
-        )
+        answer = Piece(printable(f"is {each.label}, said {said}"), "note")
+        yield Entry([f"    {each.wrong} of {each.runs}  "], [f"{text}  ", answer], 14)

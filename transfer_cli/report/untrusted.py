@@ -1,18 +1,18 @@
-"""Values that stand in files which anybody may have written: any can be of any kind."""
+"""Values from files that anybody may have written: each may be of any kind."""
 
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 
 def nested(value: Any, *keys: str) -> Any:
-    """Return what lies below some keys of mappings in mappings; None where there is no such."""
+    """Return the value below some keys of nested mappings; None where there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return the mapping that lies below some keys; an empty one where there is something else."""
+    """Return the mapping below some keys; an empty one where there is none."""
     found = nested(value, *keys)
     return found if isinstance(found, dict) else {}
 

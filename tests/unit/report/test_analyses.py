@@ -33,7 +33,7 @@ CONTENT = {
 
 @pytest.fixture(autouse=True)
 def none_registered(monkeypatch):
-    monkeypatch.setattr(sections, "_sections", {})
+    monkeypatch.setattr(sections, "SECTIONS", {})
 
 
 def report_of(folder):

@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 import re
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import reports
-from transfer_cli.errors import ConfigError
 from transfer_cli.report.contents import (
     Comparison,
     Group,
@@ -275,13 +273,6 @@ def test_a_damaged_confusion_table_is_passed_over(tmp_path):
         made = page(replace(report, tasks=(replace(task, groups=(group,)),)))
 
         assert "Confusion" not in Outline(made).text
-
-
-def test_without_plotly_the_message_names_the_extra(sweep, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-
-    with pytest.raises(ConfigError, match=re.escape("pip install 'transfer-cli[report]'")):
-        page(sweep)
 
 
 def test_the_same_report_is_the_same_page(sweep):

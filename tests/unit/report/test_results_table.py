@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests import reports
-from transfer_cli.report.contents import Comparison, Group, Run, Spread, TaskRuns
+from transfer_cli.report.contents import (
+    Comparison,
+    Group,
+    Report,
+    Run,
+    Spread,
+    SweepProgress,
+    TaskRuns,
+)
 from transfer_cli.report.file_formats import as_markdown
 from transfer_cli.report.page import page
 from transfer_cli.report.results_table import (
@@ -14,10 +22,8 @@ from transfer_cli.report.results_table import (
     MEMORY,
     RUNS,
     P,
-    came_to,
     explanations,
     results_table,
-    unfinished,
 )
 from transfer_cli.report.tables import as_page
 from transfer_cli.runs.results import UNDECLARED
@@ -96,13 +102,23 @@ def test_what_learnt_nothing_is_marked_and_explained():
 
     assert cell.text.endswith(" †")
     assert "† counts runs that learnt next to nothing" in explanations(found)
-    assert [came_to(run) for run in unfinished(found)] == ["† no better than guessing"]
+    assert weak.shortfall == "† no better than guessing"
+
+
+def test_a_reason_of_several_lines_is_shown_in_one():
+    failed = replace(RUN, status="failed", reason="no\n\tjob 7  done")
+    jobs = ((1, "a=1", "no\n  job 2  done"),)
+    sweep = SweepProgress(Path("sweep"), "transfer\nnot shown:", 0, 0, 1, jobs)
+
+    shown = str(as_page(Report((task(replace(group(), runs=(failed,))),), (sweep,)), None))
+
+    assert "failed: no job 7 done" in shown
+    assert "a=1  failed: no job 2 done" in shown
+    assert "transfer not shown:" in shown
 
 
 def test_a_run_at_work_came_to_nothing_yet():
-    found = task(replace(group(), runs=(replace(RUN, status="running"),)))
-
-    assert [came_to(run) for run in unfinished(found)] == [None]
+    assert replace(RUN, status="running").shortfall is None
 
 
 def test_memory_that_is_not_finite_is_shown_and_not_sorted_by():

@@ -1,15 +1,15 @@
-"""The sections of analyses: by what a plugin registered for them, or plainly."""
+"""The sections of analyses: drawn by a plugin, or plainly."""
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.report import formats
+from transfer_cli.report import formats, sections
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.html.markup import Html, PageColumn, details, joined, note, table
-from transfer_cli.report.sections import RunAnalysis, section_for
+from transfer_cli.report.sections import RunAnalysis
 from transfer_cli.report.untrusted import is_number, reason
 from transfer_cli.runs.analyses import MOST_ANALYSES, read_picture
 from transfer_cli.safe_files import UnreadableError
@@ -60,7 +60,10 @@ def analysis_sections(
     known = {each.name for run in task.runs for each in run.analyses}
     for name in sorted(known)[:MOST_ANALYSES]:
         found = list(islice(_of_runs(task, names, name, pictures), MOST_RUNS))
-        yield f"analysis-{name}", _title(name, found[0].content), _section(name, found)
+        given = found[0].content.get("title")
+        title = _cut(given) if isinstance(given, str) else ""
+        title = title or name.replace("_", " ").capitalize()
+        yield f"analysis-{name}", title, _section(name, found)
 
 
 def _of_runs(
@@ -73,37 +76,30 @@ def _of_runs(
             yield RunAnalysis(run.name, called, each.content, shown)
 
 
-def _title(name: str, content: Mapping[str, Any]) -> str:
-    given = content.get("title")
-    return _cut(given) if isinstance(given, str) and given else name.replace("_", " ").capitalize()
-
-
 def _section(name: str, found: Sequence[RunAnalysis]) -> Html:
-    render = section_for(name)
     failed = None
-    if render is not None:
+    if name in sections.SECTIONS:
         try:
-            return joined([render(found)])
+            return joined([sections.SECTIONS[name](found)])
         except Exception as error:  # others' code, on files that anybody may have written
             why = f"{type(error).__name__}: {error}"
             failed = note(f"Shown plainly: its own section ends in {why}")
     if len(found) == 1:
         return joined([failed, *_plain(found[0])])
-    shown = (
-        details(f"{each.group}: {each.run}", joined(_plain(each)), is_open=len(found) <= _OPEN)
-        for each in found
-    )
+    is_open = len(found) <= _OPEN
+    shown = (details(f"{each.group}: {each.run}", joined(_plain(each)), is_open=is_open)
+             for each in found)  # fmt: skip
     return joined([failed, *shown])
 
 
 def _plain(found: RunAnalysis) -> Iterator[Html]:
-    """Yield what can be shown of an analysis of which nothing is known."""
+    """Yield the keys and pictures that every analysis may have."""
     summary, values, rows = (found.content.get(key) for key in ("summary", "values", "table"))
     if isinstance(summary, str):
         yield Html("<p>{}</p>").format(summary)
     if isinstance(values, dict) and values:
         pairs = ((_cut(name), _cell(value)) for name, value in islice(values.items(), MOST_ROWS))
-        yield table("Values", [PageColumn("what"), PageColumn("value")], pairs)
+        yield table("Values", ["what", "value"], pairs)
     if isinstance(rows, dict):
         yield from _table(rows.get("columns"), rows.get("rows"))
     yield from found.pictures.values()
@@ -112,12 +108,11 @@ def _plain(found: RunAnalysis) -> Iterator[Html]:
 def _table(titles: Any, rows: Any) -> Iterable[Html]:
     if not isinstance(titles, list) or not isinstance(rows, list) or not titles:
         return
+    titles = titles[:MOST_COLUMNS]
     shown = [row[:MOST_COLUMNS] for row in rows[:MOST_ROWS] if isinstance(row, list)]
-    shown = [row for row in shown if len(row) == len(titles[:MOST_COLUMNS])]
-    columns = [
-        PageColumn(_cell(title), is_number=bool(shown) and all(is_number(row[at]) for row in shown))
-        for at, title in enumerate(titles[:MOST_COLUMNS])
-    ]
+    shown = [row for row in shown if len(row) == len(titles)]
+    columns = [PageColumn(_cell(title), bool(shown) and all(is_number(row[at]) for row in shown))
+               for at, title in enumerate(titles)]  # fmt: skip
     yield table("Table", columns, ([_cell(value) for value in row] for row in shown))
     if len(shown) < len(rows):
         yield note(f"{len(rows) - len(shown):,} rows are left out.")

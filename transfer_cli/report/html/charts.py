@@ -1,7 +1,7 @@
 """What a chart of a report is: a figure that Plotly draws, and its words and numbers.
 
-Colours are not in here: a trace says which group it shows (`meta.slot`), and the page's script
-gives it a colour that can be told from the others on a light and on a dark ground.
+A trace says which group it shows (`meta.slot`); the page's script gives it a colour that differs
+from the others on a light and on a dark ground.
 """
 
 import math
@@ -22,12 +22,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class View:
-    """One of the figures that a chart can show: what Plotly draws, and how it is laid out.
-
-    Args:
-        name: For the choice between them.
-        layout: Where this differs from the style of the page.
-    """
+    """One of the figures of a chart: what Plotly draws, and what differs from the page's layout."""
 
     name: str
     traces: Sequence[Trace]
@@ -36,16 +31,15 @@ class View:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart and what stands around it.
+    """A chart, its words and its numbers.
 
     Args:
         name: Part of its address on the page.
         caption: What it shows and how to read it.
-        description: The same for those who cannot see it, with what comes out.
+        description: The same with the outcome, for those who cannot see it.
         views: One at least.
-        columns: Of the table of its numbers; none where the script makes the table from what is
-            visible.
-        narrowest: Pixels that it needs to be read; on a smaller screen it scrolls.
+        columns: Of the table of numbers; without them the script lists what is visible.
+        narrowest: Width in pixels below which it scrolls.
     """
 
     name: str
@@ -53,7 +47,7 @@ class Chart:
     caption: str
     description: str
     views: Sequence[View]
-    columns: Sequence[PageColumn] = ()
+    columns: Sequence[PageColumn | str] = ()
     rows: Sequence[Sequence[PageCell | object]] = ()
     narrowest: int = 0
 
@@ -89,10 +83,10 @@ def rounded(value: float) -> float:
 def means(spreads: Iterable[Spread]) -> Trace:
     """Return the part of a trace that places means, with a bar of one deviation each."""
     found = list(spreads)
-    bars = {"type": "data", "array": [each.deviation or 0 for each in found]}
+    bars = [each.deviation or 0 for each in found]
     return {
         "y": [rounded(each.mean) for each in found],
-        "error_y": {**bars, "thickness": 1.25, "width": 4},
+        "error_y": {"type": "data", "array": bars, "thickness": 1.25, "width": 4},
     }
 
 
@@ -101,19 +95,27 @@ def is_wide(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
 
 
-def log_axis(title: str, ticks: Sequence[float], words: Iterable[str]) -> dict[str, Any]:
-    """Return a logarithmic axis with words at its ticks."""
-    return {
+def against(task: TaskRuns, x_axis: Trace, traces: Sequence[Trace], **more: Any) -> View:
+    """Return the task's measure against something else."""
+    y_axis = {"title": {"text": formats.axis_words(task, task.measure)}}
+    return View(
+        formats.measure_words(task.measure), traces, {"xaxis": x_axis, "yaxis": y_axis, **more}
+    )
+
+
+def log_axis(
+    title: str, ticks: Sequence[float], words: Iterable[str], around: Sequence[float] = ()
+) -> dict[str, Any]:
+    """Return a logarithmic axis with words at its ticks, and some space around some values."""
+    axis: dict[str, Any] = {
         "type": "log", "title": {"text": title},
         "tickmode": "array", "tickvals": ticks, "ticktext": list(words),
     }  # fmt: skip
-
-
-def padded_log(values: Sequence[float]) -> list[float]:
-    """Return the range of a logarithmic axis on which the outermost values have some space."""
-    low, high = math.log10(min(values)), math.log10(max(values))
-    edge = max(0.12 * (high - low), 0.2)
-    return [round(low - edge, 4), round(high + edge, 4)]
+    if around:
+        low, high = math.log10(min(around)), math.log10(max(around))
+        edge = max(0.12 * (high - low), 0.2)
+        axis["range"] = [round(low - edge, 4), round(high + edge, 4)]
+    return axis
 
 
 def log_ticks(values: Sequence[float]) -> list[float]:

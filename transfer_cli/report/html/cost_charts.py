@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, Spread, TaskRuns
 from transfer_cli.report.html import charts
-from transfer_cli.report.html.charts import Chart, Trace, View, badness, safe
+from transfer_cli.report.html.charts import Chart, Trace, badness, safe
 from transfer_cli.report.html.line_styles import dash, symbol
 from transfer_cli.report.html.markup import PageColumn
 
@@ -16,22 +16,24 @@ Point = tuple[int, Spread, int]
 
 def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
     """Return the main measure against trained parameters; none where all train as many."""
-    points = [
-        (group.trained, found, place)
-        for place, group, found in charts.measured(task)
-        if group.trained is not None and group.trained > 0
-    ]
-    if len({trained for trained, _, _ in points}) < 2:
-        return None
+    points = [(group.trained, found, place) for place, group, found in charts.measured(task)
+              if group.trained is not None and group.trained > 0]  # fmt: skip
     points.sort(key=lambda point: (point[0], badness(task, point[1].mean)))
     sizes = [trained for trained, _, _ in points]
-    front = _front(task, points)
+    if len(set(sizes)) < 2:
+        return None
+    front: list[Point] = []
+    for point in points:
+        if not front or badness(task, point[1].mean) < badness(task, front[-1][1].mean):
+            front.append(point)
     ticks = charts.log_ticks(sizes)
-    parameters = charts.log_axis("parameters trained", ticks, map(formats.count, ticks))
-    layout = {
-        "xaxis": {**parameters, "range": charts.padded_log(sizes)},
-        "yaxis": {"title": {"text": formats.axis_words(task, task.measure)}},
-    }
+    line = {
+        "type": "scatter", "mode": "lines", "hoverinfo": "skip",
+        "x": [trained for trained, _, _ in front],
+        "y": [charts.rounded(found.mean) for _, found, _ in front],
+        "line": {"dash": "dot", "width": 1.5, "shape": "hv"}, "meta": {"role": "quiet"},
+    }  # fmt: skip
+    axis = charts.log_axis("parameters trained", ticks, map(formats.count, ticks), sizes)
     words = formats.measure_words(task.measure)
     better = "less" if task.lower_is_better else "more"
     best = ", ".join(
@@ -44,9 +46,8 @@ def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
         f"Each point is a group, its bar one standard deviation over seeds; {better} is better. "
         "On the dotted line: nothing that trains as few parameters does better.",
         f"Scatter chart of {len(points)} groups. On the line of the best for their size: {best}.",
-        [View(words, [_front_trace(front), _markers(task, points, names)], layout)],
-        [PageColumn("group"), PageColumn("parameters trained", is_number=True),
-         charts.measure_column(task)],
+        [charts.against(task, axis, [line, _markers(task, points, names)])],
+        ["group", PageColumn("parameters trained", is_number=True), charts.measure_column(task)],
         [(names[place], f"{trained:,}", formats.spread(found)) for trained, found, place in points],
     )  # fmt: skip
 
@@ -54,7 +55,9 @@ def size_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
 def _markers(task: TaskRuns, points: Sequence[Point], names: Sequence[str]) -> Trace:
     sizes, spreads, places = zip(*points, strict=True)
     middle = math.sqrt(sizes[0] * sizes[-1])
-    labelled = _best_of_each_size(task, points)
+    # The best of each size has its name. Sizes a few percent apart lie on top of each other.
+    worst_first = sorted(points, key=lambda point: (-badness(task, point[1].mean), -point[2]))
+    labelled = {round(math.log10(size), 1): place for size, _, place in worst_first}.values()
     return {
         "type": "scatter", "mode": "markers+text", "x": sizes, **charts.means(spreads),
         "marker": {"size": 11, "symbol": [symbol(place) for place in places]},
@@ -68,33 +71,6 @@ def _markers(task: TaskRuns, points: Sequence[Point], names: Sequence[str]) -> T
         "meta": {"slots": places, "role": "points",
                  "short": [f"#{place + 1}" if place in labelled else "" for place in places]},
     }  # fmt: skip
-
-
-def _front(task: TaskRuns, points: Sequence[Point]) -> list[Point]:
-    """Return the points that no smaller one beats; `points` are by size, then by measure."""
-    front: list[Point] = []
-    for point in points:
-        if not front or badness(task, point[1].mean) < badness(task, front[-1][1].mean):
-            front.append(point)
-    return front
-
-
-def _front_trace(front: Sequence[Point]) -> Trace:
-    return {
-        "type": "scatter", "mode": "lines", "hoverinfo": "skip",
-        "x": [trained for trained, _, _ in front],
-        "y": [charts.rounded(found.mean) for _, found, _ in front],
-        "line": {"dash": "dot", "width": 1.5, "shape": "hv"}, "meta": {"role": "quiet"},
-    }  # fmt: skip
-
-
-def _best_of_each_size(task: TaskRuns, points: Sequence[Point]) -> set[int]:
-    first: dict[float, tuple[float, int]] = {}
-    for trained, found, place in points:
-        # Sizes that differ by a few percent lie on top of each other.
-        size = round(math.log10(trained), 1)
-        first[size] = min(first.get(size, (math.inf, -1)), (badness(task, found.mean), place))
-    return {place for _, place in first.values()}
 
 
 def label_chart(task: TaskRuns) -> Chart | None:
@@ -115,15 +91,11 @@ def label_chart(task: TaskRuns) -> Chart | None:
     # By how much they are more is not known here.
     all_at = 2 * max(amount for amount in amounts if amount < math.inf)
     ticks = [min(amount, all_at) for amount in amounts]
-    axis = charts.log_axis("labelled examples", ticks, map(_amount, amounts))
+    axis = charts.log_axis("labelled examples", ticks, map(_amount, amounts), ticks)
     words = formats.measure_words(task.measure)
-    layout = {
-        "xaxis": {**axis, "range": charts.padded_log(ticks)},
-        "yaxis": {"title": {"text": formats.axis_words(task, task.measure)}},
-        "showlegend": len(series) > 1,
-    }
-    lines = {label: sorted(points, key=lambda point: point[0]) for label, points in series.items()}
-    traces = [_line(place, label, lines[label], all_at) for place, label in enumerate(lines)]
+    for points in series.values():
+        points.sort(key=lambda point: point[0])
+    traces = [_line(place, *each, all_at) for place, each in enumerate(series.items())]
     return Chart(
         "labels",
         "With few labels",
@@ -132,11 +104,10 @@ def label_chart(task: TaskRuns) -> Chart | None:
         f"Line chart of the {words} for {formats.several(len(series), 'line')} and "
         f"{formats.several(len(ticks), 'number')} of labelled examples; the numbers are in the "
         "table.",
-        [View(words, traces, layout)],
-        [PageColumn("settings"), PageColumn("labelled examples", is_number=True),
-         charts.measure_column(task)],
+        [charts.against(task, axis, traces, showlegend=len(series) > 1)],
+        ["settings", PageColumn("labelled examples", is_number=True), charts.measure_column(task)],
         [(label, _amount(amount), formats.spread(found))
-         for label, points in lines.items() for amount, found in points],
+         for label, points in series.items() for amount, found in points],
     )  # fmt: skip
 
 
@@ -160,10 +131,9 @@ def _amount(amount: float) -> str:
 def _rest(group: Group, task: TaskRuns, key: str) -> str:
     """Return a group's settings but for the number of labelled examples."""
     short = formats.short_keys(task.varying)
-    rest = ((other, value) for other, value in group.settings.items() if other != key)
-    return ", ".join(
-        formats.setting(value)
-        if isinstance(value, str)
-        else f"{short.get(other, other)}={formats.setting(value)}"
-        for other, value in rest
-    ) or formats.measure_words(task.measure)
+    words = [
+        value if isinstance(value, str) else f"{short.get(other, other)}={formats.setting(value)}"
+        for other, value in group.settings.items()
+        if other != key
+    ]
+    return ", ".join(words) or formats.measure_words(task.measure)

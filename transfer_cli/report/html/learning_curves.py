@@ -1,58 +1,55 @@
-"""Learning curves, read from `metrics.jsonl` in bounded time and memory."""
+"""Learning curves: read from `metrics.jsonl` in bounded time and memory, and drawn."""
 
 import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.report.contents import FINISHED, TaskRuns
+from transfer_cli.report.formats import axis_words, measure_words, number
+from transfer_cli.report.html import charts
+from transfer_cli.report.html.charts import Chart, Trace, View, rounded, safe
+from transfer_cli.report.html.line_styles import dash, symbol
 from transfer_cli.report.untrusted import is_number
 from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError, read_text
 
 MOST_BYTES = 64 * 2**20
 """More than this of a file is not read: ten million steps take less."""
 
-_TRAIN = re.compile(r'^\{"kind": "train"')
+_TRAIN = '{"kind": "train"'
 """How our own records of training begin; they are thinned before they are parsed."""
 
 Curve = tuple[tuple[int, float], ...]
 """Pairs of step and value, the steps rising."""
 
+_MARKED_POINTS = 40
+_TRAINING = "train/loss"
 
-@dataclass(frozen=True)
-class RunCurves:
-    """What a run measured over time: its training loss, and validation but for single classes."""
-
-    train: Curve = ()
-    validation: Mapping[str, Curve] = field(default_factory=dict)
+Curves = Mapping[str, Mapping[str, Curve]]
+"""The curves of each run."""
 
 
-def read_curves(path: Path, most_points: int) -> RunCurves:
+def read_curves(path: Path, most_points: int) -> Mapping[str, Curve]:
     """Return the curves in a `metrics.jsonl`, each thinned to at most `most_points`.
 
-    A run may be writing to it: what is no record, such as half a line at the end, is passed over.
-    Without a file there are no curves.
+    They are `train/loss` and `validation/NAME`, but for single classes. A run may be writing to the
+    file: what is no record, such as half a line at the end, is skipped. Without a file there are no
+    curves.
     """
     try:
         lines = read_text(path, MOST_BYTES).splitlines()
     except (OSError, UnreadableError):
-        return RunCurves()
-    train: dict[int, float] = {}
-    validation: dict[str, dict[int, float]] = {}
+        return {}
+    found: dict[str, dict[int, float]] = defaultdict(dict)
     for kind, step, values in _records(_thinned(lines, most_points)):
-        if kind == "train" and (loss := _finite(values.get("loss"))) is not None:
-            train[step] = loss
-        if kind == "validation":
-            for name, given in values.items():
-                value = _finite(given)
-                if value is not None and "/" not in name and name != "step":
-                    validation.setdefault(name, {})[step] = value
-    return RunCurves(
-        thin(sorted(train.items()), most_points),
-        {name: thin(sorted(found.items()), most_points) for name, found in validation.items()},
-    )
+        for name in {"train": ["loss"], "validation": values.keys() - {"step"}}.get(kind, ()):
+            value = values.get(name)
+            if "/" not in name and is_number(value) and abs(value) <= sys.float_info.max:
+                found[f"{kind}/{name}"][step] = float(value)
+    return {name: thin(sorted(points.items()), most_points) for name, points in found.items()}
 
 
 def thin(points: Iterable[tuple[int, float]], most_points: int) -> Curve:
@@ -63,33 +60,29 @@ def thin(points: Iterable[tuple[int, float]], most_points: int) -> Curve:
     curve = tuple(points)
     stride = _stride(len(curve), most_points)
     kept = curve[::stride]
-    return kept if not curve or kept[-1] == curve[-1] else (*kept, curve[-1])
+    return kept if kept[-1:] == curve[-1:] else (*kept, curve[-1])
 
 
-def mean_curve(curves: list[Curve]) -> Curve:
+def mean_curve(curves: Iterable[Curve]) -> Curve:
     """Return the mean over several curves, at the steps that all of them have."""
     found = [dict(curve) for curve in curves if curve]
-    if not found:
-        return ()
-    common = set(found[0]).intersection(*found[1:])
+    common = set.intersection(*map(set, found)) if found else set()
     return tuple(
         (step, math.fsum(each[step] for each in found) / len(found)) for step in sorted(common)
     )
 
 
 def _stride(points: int, most_points: int) -> int:
-    stride = 1
-    while math.ceil(points / stride) > max(1, most_points - 1):
-        stride *= 2
-    return stride
+    """Return the smallest power of two that leaves fewer than `most_points`, or one."""
+    needed = math.ceil(points / max(1, most_points - 1))
+    return 1 << max(0, needed - 1).bit_length()
 
 
 def _thinned(lines: list[str], most_points: int) -> Iterator[str]:
     """Yield the lines but for most of those about training, when these are many."""
-    train = [place for place, line in enumerate(lines) if _TRAIN.match(line)]
-    kept = set(train[:: _stride(len(train), most_points)]) | set(train[-2:])
-    passed = set(train) - kept
-    return (line for place, line in enumerate(lines) if place not in passed)
+    train = [place for place, line in enumerate(lines) if line.startswith(_TRAIN)]
+    left_out = {*train} - {*train[:: _stride(len(train), most_points)], *train[-2:]}
+    return (line for place, line in enumerate(lines) if place not in left_out)
 
 
 def _records(lines: Iterator[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -103,8 +96,89 @@ def _records(lines: Iterator[str]) -> Iterator[tuple[str, int, dict[str, Any]]]:
             yield str(found.get("kind")), step, found
 
 
-def _finite(value: object) -> float | None:
-    try:
-        return float(value) if is_number(value) and math.isfinite(value) else None
-    except OverflowError:
+def validation_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Chart | None:
+    """Return the measures of validation over time, by the curves of each run; none without them."""
+    found = {key for each in curves.values() for key in each if key.startswith("validation/")}
+    first = [f"validation/{task.measure.rpartition('/')[2]}", "validation/loss"]
+    keys = sorted(found, key=lambda key: (*(key != each for each in first), key))
+    if not keys:
         return None
+    views = [_over_time(task, names, curves, key, axis_words(task, key)) for key in keys]
+    caption = "Measured on the validation split."
+    if len(task.runs) > 1:
+        caption = (
+            "A line for each group: the mean over its seeds, at the steps that all of its finished "
+            "runs have measured. Thin lines are single runs."
+        )
+    said = _said(views[0], names)
+    return Chart("validation", "Validation while training", caption, said, views)
+
+
+def training_chart(task: TaskRuns, names: Sequence[str], curves: Curves) -> Chart | None:
+    """Return the training loss over time; none where there is no record of it."""
+    if not any(_TRAINING in each for each in curves.values()):
+        return None
+    view = _over_time(task, names, curves, _TRAINING, "training loss")
+    caption = (
+        "The loss of the batches themselves, in nats for each target. Long curves are thinned."
+    )
+    return Chart("training", "Training loss", caption, _said(view, names), [view])
+
+
+def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, title: str) -> View:
+    faint: list[Trace] = []
+    means: list[Trace] = []
+    for place, (label, group) in enumerate(zip(names, task.groups, strict=True)):
+        found = [(run, curve) for run in group.runs if (curve := curves[run.name].get(key))]
+        finished = [curve for run, curve in found if run.status == FINISHED]
+        if len(found) > 1:
+            faint.append(_seeds(place, [curve for _, curve in found]))
+        if mean := mean_curve(finished or [curve for _, curve in found]):
+            means.append(_mean(place, label, mean))
+    values = [y for trace in (*faint, *means) for y in trace["y"] if y is not None]
+    y_axis: dict[str, Any] = {"title": {"text": title}}
+    if charts.is_wide(values):
+        ticks = charts.log_ticks(values)
+        y_axis = charts.log_axis(title, ticks, [f"{each:,.6g}" for each in ticks])
+    layout = {"xaxis": {"title": {"text": "step"}, "rangemode": "tozero"}, "yaxis": y_axis}
+    return View(
+        "training loss" if key == _TRAINING else measure_words(key), [*faint, *means], layout
+    )
+
+
+def _mean(place: int, label: str, curve: Curve) -> Trace:
+    is_marked = len(curve) <= _MARKED_POINTS
+    return {
+        "type": "scatter", "mode": "lines+markers" if is_marked else "lines", "name": safe(label),
+        "x": [step for step, _ in curve], "y": [rounded(value) for _, value in curve],
+        "line": {"dash": dash(place), "width": 2.25},
+        "marker": {"symbol": symbol(place), "size": 6},
+        "hovertemplate": "%{y:.4~g} at step %{x:,}<extra>%{fullData.name}</extra>",
+        "meta": {"slot": place, "group": place, "role": "mean"},
+    }  # fmt: skip
+
+
+def _seeds(place: int, curves: Iterable[Curve]) -> Trace:
+    """Return the curves of a group's runs as one trace, with gaps between them."""
+    x: list[int | None] = []
+    y: list[float | None] = []
+    for curve in curves:
+        x += [*(step for step, _ in curve), None]
+        y += [*(rounded(value) for _, value in curve), None]
+    return {
+        "type": "scatter", "mode": "lines", "x": x, "y": y, "hoverinfo": "skip", "opacity": 0.35,
+        "line": {"width": 1}, "meta": {"slot": place, "group": place, "role": "seed"},
+    }  # fmt: skip
+
+
+def _said(view: View, names: Sequence[str]) -> str:
+    begins = f"Line chart of {len(names)} groups over training steps. "
+    last = [(trace["y"][-1], trace["meta"]["group"]) for trace in view.traces
+            if trace["meta"]["role"] == "mean"]  # fmt: skip
+    if not last:
+        return begins
+    (low, lowest), (high, highest) = min(last), max(last)
+    if lowest == highest:
+        return f"{begins}{view.name} ends at {number(low)}."
+    ends = f"{number(low)} ({names[lowest]}) and {number(high)} ({names[highest]})"
+    return f"{begins}{view.name} ends between {ends}."

@@ -1,4 +1,4 @@
-"""How groups are told apart in charts: colour, dashes, marker."""
+"""Colour, dashes and marker of each group in charts."""
 
 COLOURS = 8
 """How many the page's style has."""

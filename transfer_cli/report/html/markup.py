@@ -1,15 +1,16 @@
 """HTML from templates: all that is put into one is escaped, unless it is markup already."""
 
 import json
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from transfer_cli.report import formats
+from transfer_cli.report.file_formats import plain_values
 from transfer_cli.report.html.line_styles import line_style
 from transfer_cli.safe_files import escaped
 
@@ -19,13 +20,7 @@ Html = Markup
 
 @dataclass(frozen=True)
 class PageColumn:
-    """A column of a table.
-
-    Args:
-        title: Its heading.
-        is_number: Whether it holds numbers: those stand to the right.
-        note: What the heading means, where that is not plain.
-    """
+    """A column of a table; numbers are right-aligned, and a note explains the heading."""
 
     title: object
     is_number: bool = False
@@ -34,10 +29,11 @@ class PageColumn:
 
 @dataclass(frozen=True)
 class PageCell:
-    """A cell of a table, and what it is sorted by; cells without that come last."""
+    """A cell of a table, the value by which it is sorted (cells without one are last), a note."""
 
     content: object
     value: float | str | None = None
+    note: str | None = None
 
 
 def render(template: str, **values: object) -> Html:
@@ -45,32 +41,27 @@ def render(template: str, **values: object) -> Html:
     return Html(_TEMPLATES.get_template(template).render(values))
 
 
-def macro(template: str, name: str, *given: object, **more: object) -> Html:
+def macro(template: str, name: str, *given: object) -> Html:
     """Return what a macro of a template makes."""
-    return Html(getattr(_TEMPLATES.get_template(template).module, name)(*given, **more))
+    return Html(getattr(_TEMPLATES.get_template(template).module, name)(*given))
 
 
 def table(
-    caption: str, columns: Sequence[PageColumn], rows: Iterable[Sequence[PageCell | object]]
+    caption: str,
+    columns: Sequence[PageColumn | str],
+    rows: Iterable[Sequence[PageCell | object]],
+    marked: Sequence[bool] = (),
 ) -> Html:
     """Return a table in a container that scrolls by itself, also by keyboard.
 
-    The first cell of a row is its heading.
+    The first cell of a row is its heading. Where it is said which rows are `marked`, the headings
+    of the columns are buttons that sort the table.
     """
+    heads = [PageColumn(each) if isinstance(each, str) else each for each in columns]
     cells = [
         [each if isinstance(each, PageCell) else PageCell(each) for each in row] for row in rows
     ]
-    return macro("macros.html", "table", caption, columns, cells)
-
-
-def sortable_table(
-    caption: str,
-    columns: Sequence[PageColumn],
-    rows: Iterable[Sequence[PageCell]],
-    marked: Sequence[bool],
-) -> Html:
-    """Return a `table` whose headings are buttons that sort it; some rows are marked."""
-    return macro("macros.html", "table", caption, columns, rows, marked, sortable=True)
+    return macro("macros.html", "table", caption, heads, cells, marked)
 
 
 def note(text: str) -> Html:
@@ -92,15 +83,12 @@ def joined(parts: Iterable[object]) -> Html:
 def shown(value: object) -> str:
     """Return `value` as a text without characters that steer what is around them."""
     # Spaces of every width are not printable for Python, and harmless here.
-    plain = "".join(" " if unicodedata.category(each) == "Zs" else each for each in str(value))
-    return escaped(plain)
+    return escaped("".join(" " if category(each) == "Zs" else each for each in str(value)))
 
 
 def json_block(value: Any) -> Html:
     """Return plain values for a script to read. No text in them can end the element early."""
-    # Null in place of what is no finite number.
-    plain = json.loads(json.dumps(value, default=vars), parse_constant=lambda _: None)
-    content = json.dumps(plain, separators=(",", ":"), allow_nan=False)
+    content = json.dumps(plain_values(value), separators=(",", ":"))
     for each in "<>&":
         content = content.replace(each, f"\\u{ord(each):04x}")
     return Html(content)
@@ -111,4 +99,4 @@ _TEMPLATES = Environment(
     trim_blocks=True, lstrip_blocks=True,
 )  # fmt: skip
 _TEMPLATES.filters |= {"json_block": json_block, "line_style": line_style}
-_TEMPLATES.globals["formats"] = formats
+_TEMPLATES.globals |= {"formats": formats, "table": table}

@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, SharedError, TaskRuns
-from transfer_cli.report.html.markup import Html, PageColumn, joined, macro, note, table
+from transfer_cli.report.html.markup import Html, joined, macro, note, table
 from transfer_cli.report.untrusted import nested
 
 MOST_LABELS = 60
@@ -22,8 +22,8 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
     if len(task.labels) > MOST_LABELS:
         return note(f"Not shown for as many as {len(task.labels):,} labels.")
     split = task.measure.partition("/")[0]
-    found = {at: _confusion(group, split, task.labels) for at, group in enumerate(task.groups)}
-    groups = {at: each for at, each in found.items() if each is not None}
+    found = (_confusion(group, split, task.labels) for group in task.groups)
+    groups = {at: each for at, each in enumerate(found) if each is not None}
     if not groups:
         return None
     first = next(iter(groups.values()))
@@ -48,7 +48,13 @@ def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any
         for label, row in enumerate(rows):
             counts.update({(label, said): count for said, count in enumerate(row) if count})
     cells = [(*pair, counts[pair]) for pair in sorted(counts)]
-    return {"cells": cells, "split": split, "runs": len(tables), "words": _worst(cells, labels)}
+    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
+    pairs = "; ".join(
+        f"{labels[label]} taken for {labels[said]}, {n:,} times"
+        for label, said, n in wrong[:_MOST_PAIRS]
+    )
+    words = f"Most often confused: {pairs}." if pairs else "Nothing was confused."
+    return {"cells": cells, "split": split, "runs": len(tables), "words": words}
 
 
 def _table(results: Any, split: str, labels: int) -> list[list[int]] | None:
@@ -57,33 +63,19 @@ def _table(results: Any, split: str, labels: int) -> list[list[int]] | None:
     lines = [rows, *rows] if isinstance(rows, list) else [None]
     if not all(isinstance(line, list) and len(line) == labels for line in lines):
         return None
-    is_whole = all(type(count) is int and count >= 0 for row in rows for count in row)
-    return rows if is_whole else None
-
-
-def _worst(cells: Sequence[tuple[int, int, int]], labels: Sequence[str]) -> str:
-    """Return the commonest mistakes, in words."""
-    wrong = sorted((cell for cell in cells if cell[0] != cell[1]), key=lambda cell: -cell[2])
-    pairs = "; ".join(
-        f"{labels[label]} taken for {labels[said]}, {n:,} times"
-        for label, said, n in wrong[:_MOST_PAIRS]
-    )
-    return f"Most often confused: {pairs}." if pairs else "Nothing was confused."
+    return rows if all(type(n) is int and n >= 0 for row in rows for n in row) else None
 
 
 def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:
     """Return what most runs get wrong: the text, what is right, and what was said."""
     if not errors:
         return None
-    rows = []
-    for each in errors[:MOST_ERRORS]:
-        said = sorted(each.predicted.items(), key=lambda pair: -pair[1])
-        wrong = [(label, runs) for label, runs in said if label != each.label]
-        right = Html('<span class="chip is-right">{}</span>').format(each.label)
-        text = macro("mistakes.html", "text", each.text)
-        chips = macro("mistakes.html", "chips", wrong)
-        rows.append((text, right, chips, f"{each.wrong} of {each.runs}"))
-    columns = [*map(PageColumn, ("text", expected, "said instead", "wrong runs"))]
+    rows = [
+        (*(macro("mistakes.html", name, each) for name in ("text", "label", "said")),
+         f"{each.wrong} of {each.runs}")
+        for each in errors[:MOST_ERRORS]
+    ]  # fmt: skip
+    columns = ["text", expected, "said instead", "wrong runs"]
     listed = table("Errors that most runs share", columns, rows)
     more = len(errors) - len(rows)
     made = Html('<div class="texts">{}</div>').format(listed)

@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transfer_cli.report import formats, results_table
-from transfer_cli.report.contents import FINISHED, Group, TaskRuns
+from transfer_cli.report.contents import FINISHED, TaskRuns
 from transfer_cli.report.html import markup
-from transfer_cli.report.html.markup import Html, PageCell, PageColumn, details, joined, macro
+from transfer_cli.report.html.markup import Html, PageCell, PageColumn, joined, macro
 from transfer_cli.report.untrusted import is_number
 
 _MOST_OPEN = 8
 """Runs that did not finish which are listed from the start; more of them on demand."""
 
 _UNFINISHED = "Runs that are not finished, or learnt next to nothing"
-_TITLED = Html('<span title="{}">{}</span>')
 _NOTES = {
     results_table.DIFFERENCE: "To the baseline, with its 95 % interval",
     results_table.P: "How likely such a difference is where there is none",
@@ -31,43 +30,45 @@ def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
     for group, name in zip(task.groups, names, strict=True):
         if group.is_best:
             value = formats.spread(group.measures[task.measure]) + formats.unit(task, task.measure)
-            against = _against_words(task, names, group)
+            against = ""
+            if (found := group.against) is not None:
+                size, interval, p = results_table.compared(task, group, found)
+                side = "above" if found.difference > 0 else "below"
+                baseline = _name_of(task, names, found.baseline or task.baseline)
+                p = p if p.startswith("<") else f"= {p}"
+                against = f"{size} {side} {baseline} (95 % interval {interval}, p {p})"
             return macro("results.html", "lead", task, group, name, value, against)
-    states = Counter(run.status for run in task.runs)
+    states = dict(sorted(Counter(run.status for run in task.runs).items()))
     why = f"No run has measured the {formats.measure_words(task.measure)}."
     if states and states.keys() != {FINISHED}:
-        why = f"No run has a result yet ({formats.counts(states)})."
+        why = f"No run has a result yet ({formats.amounts(states)})."
     return Html('<p class="lead">{}</p>').format(why)
 
 
-def _against_words(task: TaskRuns, names: Sequence[str], group: Group) -> str:
-    found = group.against
-    if found is None:
-        return ""
-    size, interval, p = results_table.compared(task, group, found)
-    side = "above" if found.difference > 0 else "below"
-    baseline = _name_of(task, names, found.baseline or task.baseline or "")
-    p = p if p.startswith("<") else f"= {p}"
-    return f"{size} {side} {baseline} (95 % interval {interval}, p {p})"
-
-
-def _name_of(task: TaskRuns, names: Sequence[str], label: str) -> str:
-    """Return what the group of a label is called on the page."""
-    return dict(zip((each.label for each in task.groups), names, strict=True)).get(label, label)
+def _name_of(task: TaskRuns, names: Sequence[str], label: str | None) -> str:
+    """Return the name on the page for the group of a label."""
+    found = zip(task.groups, names, strict=True)
+    return next((name for group, name in found if group.label == label), label or "")
 
 
 def results(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return the table of the groups, how to read it, and which runs did not finish."""
     columns, cells = zip(*_columns(task, names), strict=True)
     best = [group.is_best for group in task.groups]
-    rows = [*zip(*cells, strict=True)]
-    made = markup.sortable_table(f"Results of {task.name}", columns, rows, best)
+    made = markup.table(f"Results of {task.name}", columns, zip(*cells, strict=True), best)
     lines = []
     if len(task.groups) > 1 and task.sort not in ("", task.measure):
         lines.append(f"sorted by {formats.measure_words(task.sort)}")
-    baseline = _name_of(task, names, task.baseline or "")
+    baseline = _name_of(task, names, task.baseline)
     lines += results_table.explanations(task, best="★", baseline=baseline)
-    return joined([made, *map(markup.note, lines), _unfinished(task)])
+    made = joined([made, *map(markup.note, lines)])
+    unfinished = [(run.name, run.status, run.reason or formats.NOTHING) for run in task.runs
+                  if run.status != FINISHED or run.reason is not None]  # fmt: skip
+    if not unfinished:
+        return made
+    title, is_open = f"{_UNFINISHED}: {len(unfinished)}", len(unfinished) <= _MOST_OPEN
+    listed = markup.table(_UNFINISHED, ["run", "state", "reason"], unfinished)
+    return made + markup.details(title, listed, is_open=is_open)
 
 
 def _columns(
@@ -79,48 +80,27 @@ def _columns(
         for at, group in enumerate(task.groups)
     ]
     yield PageColumn("#"), places
-    yield from _setting_columns(task, names)
-    measures = results_table.measures_beside(task)
-    for column in results_table.results_table(task, measures)[1:]:
-        title = formats.axis_words(task, column.title) if column.is_measure else column.title
-        head = PageColumn(title, is_number=True, note=_NOTES.get(column.title))
-        yield head, [_painted(cell) for cell in column.cells]
-
-
-def _painted(cell: results_table.ResultCell) -> PageCell:
-    content: str = cell.text or formats.NOTHING
-    if cell.note is not None:
-        content = _TITLED.format(cell.note, content)
-    return PageCell(content, cell.value)
-
-
-def _setting_columns(
-    task: TaskRuns, names: Sequence[str]
-) -> Iterator[tuple[PageColumn, Sequence[PageCell]]]:
     if 0 < len(task.varying) <= formats.MOST_NAMED:
         for key, short in formats.short_keys(task.varying).items():
             cells = [_setting_cell(group.settings, key) for group in task.groups]
             yield PageColumn(short, note=key), cells
     else:
         named = zip(task.groups, names, strict=True)
-        cells = [PageCell(_TITLED.format(group.label, name), name) for group, name in named]
-        yield PageColumn("settings"), cells
+        yield PageColumn("settings"), [PageCell(name, name, group.label) for group, name in named]
+    measures = results_table.measures_beside(task)
+    for column in results_table.results_table(task, measures)[1:]:
+        title = formats.axis_words(task, column.title) if column.is_measure else column.title
+        yield (
+            PageColumn(title, is_number=True, note=_NOTES.get(column.title)),
+            [
+                PageCell(cell.text or formats.NOTHING, cell.value, cell.note)
+                for cell in column.cells
+            ],
+        )
 
 
 def _setting_cell(settings: Mapping[str, Any], key: str) -> PageCell:
     if key not in settings:
         return PageCell(formats.NOTHING)
-    value = settings[key]
-    if is_number(value):
-        return PageCell(formats.setting(value), value)
-    shown = formats.setting_of(key, value)
-    return PageCell(shown, math.inf if shown == "all" else shown)
-
-
-def _unfinished(task: TaskRuns) -> Html | None:
-    runs = results_table.unfinished(task)
-    if not runs:
-        return None
-    rows = [(run.name, run.status, run.reason or formats.NOTHING) for run in runs]
-    listed = markup.table(_UNFINISHED, [*map(PageColumn, ("run", "state", "reason"))], rows)
-    return details(f"{_UNFINISHED}: {len(runs)}", listed, is_open=len(runs) <= _MOST_OPEN)
+    value, shown = settings[key], formats.setting_of(key, settings[key])
+    return PageCell(shown, value if is_number(value) else math.inf if shown == "all" else shown)

@@ -1,7 +1,7 @@
 """Parallel coordinates of a search: each trial a line through its settings.
 
-Plotly has a chart of that name, which needs WebGL and `eval`. Lines across axes of our own need
-neither, can be printed, and are drawn with as strict a policy as the rest of the page.
+Plotly's own chart of that kind needs WebGL and `eval`. Lines across axes of our own need neither,
+can be printed, and are drawn under the strict policy of the page.
 """
 
 import math
@@ -13,7 +13,6 @@ from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, TaskRuns
 from transfer_cli.report.html import charts
 from transfer_cli.report.html.charts import Chart, Trace, View, badness, safe
-from transfer_cli.report.html.markup import PageColumn
 from transfer_cli.report.untrusted import is_number
 
 FEWEST_TRIALS = 8
@@ -27,7 +26,7 @@ _LARGE = 1000
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: each trial's place, from 0 at the bottom to 1; places and what is written there."""
+    """The place of each trial, from 0 at the bottom to 1; the ticks, each a place and its words."""
 
     title: str
     places: Sequence[float]
@@ -35,20 +34,17 @@ class Axis:
 
 
 def search_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
-    """Return each group as a line across its settings; none where few of them vary."""
+    """Return each group as a line across its settings; None where few of them vary."""
     trials = [(group, names[at], found.mean) for at, group, found in charts.measured(task)]
-    keys = [
-        key for key in task.varying if len({repr(g.settings.get(key)) for g, _, _ in trials}) > 1
-    ]
+    keys = [key for key in task.varying
+            if len({repr(group.settings.get(key)) for group, _, _ in trials}) > 1]  # fmt: skip
     if len(keys) < 2 or len(trials) < FEWEST_TRIALS:
         return None
     trials.sort(key=lambda trial: badness(task, trial[2]))
     shown_keys = keys[: MOST_AXES - 1]
     short = formats.short_keys(keys)
-    axes = [
-        axis_of(key, short[key], [group.settings.get(key) for group, _, _ in trials])
-        for key in shown_keys
-    ]
+    axes = [axis_of(key, short[key], [g.settings.get(key) for g, _, _ in trials])
+            for key in shown_keys]  # fmt: skip
     result = charts.measure_column(task)
     axes.append(number_axis(str(result.title), [value for _, _, value in trials]))
     words = formats.measure_words(task.measure)
@@ -61,7 +57,7 @@ def search_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
         f"Parallel coordinates of {len(trials)} trials over {', '.join(shown_keys)}. The best is "
         f"{trials[0][1]} with a {words} of {formats.number(trials[0][2])}.",
         [View(words, [*_binned(axes, trials)], _parallel_layout(axes))],
-        [PageColumn("trial"), *map(PageColumn, keys), result],
+        ["trial", *keys, result],
         [(place, *(formats.setting_of(key, group.settings.get(key)) for key in keys),
           formats.number(value)) for place, (group, _, value) in enumerate(trials, start=1)],
         narrowest=_AXIS_PIXELS * len(axes),
@@ -70,19 +66,14 @@ def search_chart(task: TaskRuns, names: Sequence[str]) -> Chart | None:
 
 def axis_of(key: str, title: str, values: Sequence[Any]) -> Axis:
     """Return the axis of a key: of numbers where all values are, with a step a value otherwise."""
-    if all(_is_number(each) for each in values):
+    numbers = sorted(each for each in values if is_number(each) and math.isfinite(each))
+    if len(numbers) == len(values):
         return number_axis(title, [float(each) for each in values])
-    # Numbers first, by size; then words.
-    ordered = sorted(values, key=lambda each: (0, each, "") if _is_number(each)
-                     else (1, 0, formats.setting(each)))  # fmt: skip
-    kinds = list(dict.fromkeys(formats.setting_of(key, each) for each in ordered))
+    words = sorted({formats.setting_of(key, each) for each in values})
+    kinds = list(dict.fromkeys((*(formats.setting_of(key, each) for each in numbers), *words)))
     places = {kind: (at + 0.5) / len(kinds) for at, kind in enumerate(kinds)}
     ticks = [(place, formats.cut(kind, 16)) for kind, place in places.items()]
     return Axis(title, [places[formats.setting_of(key, each)] for each in values], ticks)
-
-
-def _is_number(value: object) -> bool:
-    return is_number(value) and math.isfinite(value)
 
 
 def number_axis(title: str, values: Sequence[float]) -> Axis:
@@ -105,17 +96,14 @@ def _binned(axes: Sequence[Axis], trials: Sequence[tuple[Group, str, float]]) ->
     """Yield the trials as a few traces, the worst first so that the best lie on top."""
     size = math.ceil(len(trials) / _BINS)
     for begin in reversed(range(0, len(trials), size)):
-        part = range(begin, min(begin + size, len(trials)))
         x: list[int | None] = []
         y: list[float | None] = []
         labels: list[str] = []
-        for trial in part:
-            _, name, value = trials[trial]
+        for trial, (_, name, value) in enumerate(trials[begin : begin + size], start=begin):
             x += [*range(len(axes)), None]
             y += [*(round(axis.places[trial], 4) for axis in axes), None]
-            labels += [f"{safe(name)}<br>{safe(axes[-1].title)}: {formats.number(value)}"] * (
-                len(axes) + 1
-            )
+            label = f"{safe(name)}<br>{safe(axes[-1].title)}: {formats.number(value)}"
+            labels += [label] * (len(axes) + 1)
         yield {
             "type": "scatter", "mode": "lines", "x": x, "y": y, "text": labels,
             "hovertemplate": "%{text}<extra></extra>",

@@ -7,8 +7,7 @@ import pytest
 from tests import reports
 from transfer_cli.report import formats
 from transfer_cli.report.html.cost_charts import label_chart, size_chart
-from transfer_cli.report.html.learning_charts import training_chart, validation_chart
-from transfer_cli.report.html.learning_curves import read_curves
+from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.line_styles import COLOURS, dash, symbol
 from transfer_cli.report.html.search_chart import axis_of, search_chart
 
@@ -40,7 +39,7 @@ def test_each_group_has_a_mean_and_its_seeds(tmp_path):
     means = traces(chart, "mean")
     assert [each["name"] for each in means] == list(names)
     assert len(traces(chart, "seed")) == 9
-    first = [curves[run.name].validation["error_rate"] for run in task.groups[0].runs]
+    first = [curves[run.name]["validation/error_rate"] for run in task.groups[0].runs]
     end = sum(curve[-1][1] for curve in first) / 3
     assert means[0]["y"][-1] == pytest.approx(end, rel=1e-4)
 

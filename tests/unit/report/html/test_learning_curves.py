@@ -18,14 +18,11 @@ def test_a_half_written_last_line_is_passed_over(tmp_path):
     records = [{"kind": "train", "step": step, "loss": 1.0 / step} for step in (1, 2)]
     path = write(tmp_path / "metrics.jsonl", records, '{"kind": "train", "step": 3, "lo')
 
-    assert read_curves(path, 100).train == ((1, 1.0), (2, 0.5))
+    assert read_curves(path, 100)["train/loss"] == ((1, 1.0), (2, 0.5))
 
 
 def test_a_missing_file_has_no_curves(tmp_path):
-    found = read_curves(tmp_path / "metrics.jsonl", 100)
-
-    assert found.train == ()
-    assert "loss" not in found.validation
+    assert read_curves(tmp_path / "metrics.jsonl", 100) == {}
 
 
 def test_measures_of_single_classes_and_what_is_no_finite_number_are_left_out(tmp_path):
@@ -42,14 +39,14 @@ def test_measures_of_single_classes_and_what_is_no_finite_number_are_left_out(tm
         f'{{"kind": "validation", "step": {"9" * 40}, "loss": 1}}\n{"[" * 5000}\n',
     )
 
-    assert read_curves(path, 100).validation == {"loss": ((5, 2.0),)}
+    assert read_curves(path, 100) == {"validation/loss": ((5, 2.0),)}
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_ends(tmp_path):
     records = [{"kind": "train", "step": step, "loss": 0.5} for step in range(1, 10_001)]
     path = write(tmp_path / "metrics.jsonl", records)
 
-    found = read_curves(path, 300).train
+    found = read_curves(path, 300)["train/loss"]
 
     assert 100 < len(found) <= 300
     assert (found[0][0], found[-1][0]) == (1, 10_000)
