@@ -75,7 +75,7 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
     """
     key = {
         "text": split.fingerprint,
-        "end_of_line": split.end_of_line,
+        "end_of_line": True,  # counts as a word, as in published perplexities
         "tokenizer": tokenizer.hash,
         "format": _FORMAT,
     }
@@ -228,7 +228,7 @@ def _write_tokens(
     )
     return {
         "num_tokens": written,
-        "num_words": words + (lines if split.end_of_line else 0),
+        "num_words": words + lines,
         "num_bytes": size_bytes,
         "num_lines": lines,
         "num_unknown": unknown,

@@ -1,8 +1,6 @@
 """Unlabelled text: where the lines of a corpus come from.
 
-A corpus is described by what `conf/data` builds; `splits` finds or fetches its files and returns
-what reads them. Lines are read anew each time, one after the other, so a text may be larger than
-memory.
+Lines are read anew each time, one after the other, so a text may be larger than memory.
 """
 
 import glob
@@ -14,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.data.tasks import TaskData, check_length
-from transfer_cli.errors import DataError, listed, nearest
+from transfer_cli.data.tasks import TaskData
+from transfer_cli.errors import DataError, at_least, listed
 
 _HOLD_OUT_LINES = 64
 """Longest block of lines that is held out for validation in one piece."""
@@ -38,37 +36,39 @@ class TextSplit:
         name: `train`, `validation` or `test`.
         lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
         fingerprint: Hex digest that changes when the lines do.
-        end_of_line: Whether every line, empty ones too, ends with one `sep` token and counts one
-            word for that.
     """
 
     name: str
     lines: Callable[[], Iterator[str]]
     fingerprint: str
-    end_of_line: bool
 
 
+Only = Sequence[str] | None
+"""Names of the splits to return, since a test set can be scored without the training set."""
+
+
+@dataclass(kw_only=True)
 class TextData(ABC):
     """A corpus.
 
-    `length` is the number of tokens in a block; None means as many as the model has positions.
+    Args:
+        length: Tokens in a block; None: as many as the model has positions.
     """
 
-    length: int | None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.length is not None:
+            at_least("length", self.length, 2)
 
     @abstractmethod
-    def splits(
-        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
-    ) -> dict[str, TextSplit]:
-        """Find the text, fetching it if need be, and return its parts.
-
-        `train` is always among them, `validation` and `test` where there are such.
+    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
+        """Find the text, or fetch it, and return its splits: `train`, and those that there are.
 
         Args:
-            data_dir: Where data sets lie.
+            data_dir: The folder of data sets.
             seed: The run's seed.
-            only: The names of the parts that are needed: a test set is of use where the training
-                set cannot be had. None for all.
+            only: See `Only`.
 
         Raises:
             DataError: A file is missing, empty or not readable.
@@ -83,23 +83,12 @@ class WikiText(TextData):
         name: `wikitext-103` or `wikitext-2`.
         raw: Take the form that has every word; otherwise rare words are `<unk>`, as in published
             word perplexities.
-        length: See `TextData`.
     """
 
-    name: str
+    name: Literal["wikitext-103", "wikitext-2"]
     raw: bool = False
-    length: int | None = None
 
-    def __post_init__(self) -> None:
-        names = ("wikitext-103", "wikitext-2")
-        if self.name not in names:
-            known = " or ".join(names)
-            raise ValueError(f"name is {self.name!r}, expected {known}.{nearest(self.name, names)}")
-        check_length(self.length)
-
-    def splits(
-        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
-    ) -> dict[str, TextSplit]:
+    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; `seed` changes nothing."""
         named = catalog.WIKITEXT[self.name + ("-raw" if self.raw else "")]
         parts = {}
@@ -109,16 +98,6 @@ class WikiText(TextData):
             lines = partial(_wikitext_lines, path)
             parts[part] = _split(part, lines, _digest(["wikitext"], [path]), path.name)
         return parts
-
-
-def whole_text(paths: str | list[str], name: str) -> TextSplit:
-    """Return all of some files as one split, to score and not to train on.
-
-    Raises:
-        DataError: There is no such file, or it cannot be read.
-    """
-    source = TextFiles(train=paths)
-    return source._whole(name, _expand(paths))
 
 
 @dataclass(kw_only=True)
@@ -132,7 +111,6 @@ class TextFiles(TextData):
         test: The same; without it there is no test set.
         field: What holds the text in JSON lines.
         validation_share: How much of the training text is held out, in (0, 0.5].
-        length: See `TextData`.
     """
 
     train: str | list[str]
@@ -140,7 +118,6 @@ class TextFiles(TextData):
     test: str | list[str] | None = None
     field: str = "text"
     validation_share: float = 0.01
-    length: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.validation_share <= 0.5:
@@ -149,27 +126,19 @@ class TextFiles(TextData):
             )
         if not self.train:
             raise ValueError("train is empty, expected a path or glob.")
-        check_length(self.length)
+        super().__post_init__()
 
-    def splits(
-        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
-    ) -> dict[str, TextSplit]:
+    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; neither `data_dir` nor `seed` changes anything."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         files = {name: _expand(paths) for name, paths in given.items() if paths}
         _check_disjoint(files)
         if "validation" not in files:
             return self._held_out_splits(files, only)
-        return {name: self._whole(name, files[name]) for name in _wanted(files, only)}
+        return {name: _text_of(files[name], name, self.field) for name in _wanted(files, only)}
 
-    def _whole(self, name: str, paths: list[Path]) -> TextSplit:
-        lines = partial(_file_lines, paths, self.field)
-        return _split(name, lines, _digest(["text", self.field], paths), listed(paths, 1))
-
-    def _held_out_splits(
-        self, files: dict[str, list[Path]], only: Sequence[str] | None
-    ) -> dict[str, TextSplit]:
-        whole = self._whole("train", files["train"])
+    def _held_out_splits(self, files: dict[str, list[Path]], only: Only) -> dict[str, TextSplit]:
+        whole = _text_of(files["train"], "train", self.field)
         block = _hold_out_block(whole.lines(), self.validation_share)
         if block == 0:
             raise DataError(
@@ -179,16 +148,26 @@ class TextFiles(TextData):
         parts = {}
         for name in _wanted(("train", "validation", *files), only):
             if name == "test":
-                parts[name] = self._whole(name, files[name])
+                parts[name] = _text_of(files[name], name, self.field)
                 continue
             hold_out = _HoldOut(self.validation_share, block, name == "validation")
-            parts[name] = TextSplit(
-                name=name,
-                lines=partial(_hold_out_lines, whole.lines, hold_out),
-                fingerprint=_digest([whole.fingerprint, repr(hold_out)], []),
-                end_of_line=True,
-            )
+            lines = partial(_hold_out_lines, whole.lines, hold_out)
+            parts[name] = TextSplit(name, lines, _digest([whole.fingerprint, repr(hold_out)]))
         return parts
+
+
+def whole_text(paths: str | list[str], name: str) -> TextSplit:
+    """Return all of some files as one split, to score and not to train on.
+
+    Raises:
+        DataError: There is no such file, or it cannot be read.
+    """
+    return _text_of(_expand(paths), name)
+
+
+def _text_of(paths: list[Path], name: str, field: str = "text") -> TextSplit:
+    lines = partial(_file_lines, paths, field)
+    return _split(name, lines, _digest(["text", field], paths), listed(paths, 1))
 
 
 @dataclass(kw_only=True)
@@ -196,24 +175,17 @@ class SampleText(TextData):
     """The embedded, made-up encyclopedia.
 
     Args:
-        world: Which made-up world it describes. It is no matter of the run's seed, so that runs of
-            several seeds, and questions about the world, agree on what is true.
-        length: See `TextData`.
+        world: Which made-up world it describes. The run's seed does not decide it, so that runs of
+            several seeds, and questions about the world, agree on its facts.
     """
 
     world: int = 0
-    length: int | None = None
 
-    def __post_init__(self) -> None:
-        check_length(self.length)
-
-    def splits(
-        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
-    ) -> dict[str, TextSplit]:
+    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; neither `data_dir` nor `seed` changes anything."""
         text = sample.encyclopedia(self.world)
         return {
-            name: _split(name, partial(iter, text[name]), _digest(text[name], []), "sample_text")
+            name: _split(name, partial(iter, text[name]), _digest(text[name]), "sample_text")
             for name in _wanted(text, only)
         }
 
@@ -231,26 +203,16 @@ class TaskText(TextData):
 
     Args:
         task: The labelled data set.
-        length: See `TextData`.
     """
 
     task: TaskData
-    length: int | None = None
 
-    def __post_init__(self) -> None:
-        if not hasattr(self.task, "load"):
-            kind = type(self.task).__name__
-            raise ValueError(f"task is a {kind}, expected labelled data (transfer_cli.data.tasks).")
-        check_length(self.length)
-
-    def splits(
-        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
-    ) -> dict[str, TextSplit]:
+    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; the seed decides what is held out where the task brings no split."""
         examples = self.task.load(data_dir, seed).splits
         texts = {name: _task_lines(examples[name]) for name in _wanted(examples, only)}
         return {
-            name: _split(name, partial(iter, lines), _digest(["task", *lines], []), "the task")
+            name: _split(name, partial(iter, lines), _digest(["task", *lines]), "the task")
             for name, lines in texts.items()
         }
 
@@ -260,14 +222,14 @@ def _split(
 ) -> TextSplit:
     if not any(line and not line.isspace() for line in lines()):
         raise DataError(f"{where}: nothing but empty lines in the {name} text.")
-    return TextSplit(name, lines, fingerprint, end_of_line=True)
+    return TextSplit(name, lines, fingerprint)
 
 
-def _wanted(names: Iterable[str], only: Sequence[str] | None) -> list[str]:
+def _wanted(names: Iterable[str], only: Only) -> list[str]:
     return [name for name in dict.fromkeys(names) if only is None or name in only]
 
 
-def _digest(settings: Iterable[str], paths: Iterable[Path]) -> str:
+def _digest(settings: Iterable[str], paths: Iterable[Path] = ()) -> str:
     """Return a digest of settings and the content (not the names or dates) of files."""
     total = hashlib.sha256()
     for setting in settings:
