@@ -1,7 +1,7 @@
 r"""Read text and tables line by line, strictly, in bounded memory.
 
-Everything that can be wrong with a file ends as a `DataError` that names the file and the line. Of
-what is wrong with one row alone, whoever reads may be told (`on_error`), and the rest is read on.
+Every fault of a file becomes a `DataError` that names the file and the line. A fault of one row
+alone may be given to a function instead (`on_error`), which lets the reader go on.
 Only `\n` and `\r\n` end a line; other characters that Unicode calls line ends belong to the text.
 """
 
@@ -25,7 +25,7 @@ from transfer_cli.errors import DataError, listed, nearest
 from transfer_cli.safe_files import STRICT_JSON
 
 MAX_LINE_BYTES = 8 * 2**20
-"""Longer lines are refused, and longer rows of a table, however many lines they stand on.
+"""Longer lines are refused, and longer rows of a table, however many lines they have.
 
 A line is encoded in one piece, for which the tokenizers library takes up to 400 bytes of memory for
 each byte of text. War and Peace on one line has 3 MB.
@@ -47,7 +47,7 @@ _REREAD = 8
 """How often lines may be read again on average, while rows are looked for after broken ones."""
 
 OnError = Callable[[DataError], None]
-"""Told what is wrong with a row; returns to have the rest read, or raises."""
+"""Receives the fault of a row; returns to have the rest read, or raises."""
 
 
 def refuse(error: DataError) -> None:
@@ -152,9 +152,8 @@ def _suffix(path: Path) -> str:
 
 
 def _missing(path: Path) -> DataError:
-    folder, name = path.parent, path.name
-    while not folder.is_dir() and folder != folder.parent:
-        folder, name = folder.parent, folder.name
+    folder = next(each for each in path.parents if each.is_dir())
+    name = path.relative_to(folder).parts[0]
     hint = nearest(name, (entry.name for entry in folder.iterdir()))
     place = f" (in {folder})" if hint else ""
     return DataError(f"{path} does not exist.{hint}{place}")
@@ -183,7 +182,7 @@ def numbered_lines(
 
 
 def sound_lines(lines: Iterable[tuple[int, str]], on_error: OnError) -> Iterator[tuple[int, str]]:
-    """Yield the lines that can be read; `on_error` is told of the others."""
+    """Yield the lines that can be read; `on_error` receives the faults of the others."""
     for number, line in lines:
         if isinstance(line, BrokenLine):
             on_error(line.error)
@@ -257,19 +256,19 @@ def table_records(
     header: bool = True,
     on_error: OnError = refuse,
 ) -> Iterator[Record]:
-    """Yield the rows of a table, whose lines are given, one by one.
+    """Yield the rows of a table, given its lines.
 
     Empty lines are left out. CSV has quotes as RFC 4180 says, so that a value may hold commas and
     line ends; TSV has none: a quote there is a quote.
 
     Args:
-        lines: Numbered lines; of `all_lines`, where broken ones are to be told of.
+        lines: Numbered lines, from `all_lines` if `on_error` is to receive broken ones.
         name: What to call the table in messages.
         table_format: One of `TABLE_FORMATS`.
         header: Whether the first row names the columns; without it they are called "1", "2" and so
             on. JSON lines name their values themselves.
-        on_error: Told of each row that is ragged or broken, which is left out. After a broken row
-            of several lines, rows are looked for from its second line on.
+        on_error: Receives the fault of each ragged or broken row, which is left out. After a broken
+            row of several lines, the next row may begin in its second line.
 
     Raises:
         DataError: As `on_error` does; the first row is broken or names a column twice; no rows.
@@ -284,7 +283,7 @@ def table_records(
     if table_format == "jsonl":
         records = json_records(lines, name, note)
     else:
-        records = _delimited_records(_Rows(lines, name, table_format), note, header=header)
+        records = _delimited_records(lines, name, table_format, note, header=header)
     for record in records:
         empty = False
         yield record
@@ -346,14 +345,11 @@ def _value(record: Record, column: str, name: str) -> object:
     if column in record.fields:
         return record.fields[column]
     columns = list(record.fields)
+    shown = listed((repr(each[:80]) for each in columns), _MOST_LISTED)
     raise DataError(
         f"{name}, line {record.line}: no column {column!r}; there are "
-        f"{_listed(columns)}.{nearest(column, columns)}"
+        f"{shown or 'none'}.{nearest(column, columns)}"
     )
-
-
-def _listed(columns: list[str]) -> str:
-    return listed((repr(column[:80]) for column in columns), _MOST_LISTED) or "none"
 
 
 def _json_object(line: str, where: str) -> dict[str, object]:
@@ -379,37 +375,42 @@ def _json_kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _delimited_records(rows: "_Rows", on_error: OnError, *, header: bool) -> Iterator[Record]:
+def _delimited_records(
+    lines: Iterable[tuple[int, str]],
+    name: str,
+    table_format: str,
+    on_error: OnError,
+    *,
+    header: bool,
+) -> Iterator[Record]:
     columns: list[str] | None = None
-    expected = "the first row"
-    for number, row in rows:
+    expected = ""
+
+    def note(error: DataError) -> None:
+        # Without the names of the columns nothing can be read.
+        (refuse if columns is None else on_error)(error)
+
+    for number, row in _Rows(lines, name, table_format, note):
         if columns is None:
             columns = row if header else [str(place + 1) for place in range(len(row))]
-            _check_columns(columns, f"{rows.name}, line {number}")
+            _check_columns(columns, f"{name}, line {number}")
             expected = f"the {'header' if header else 'row'} in line {number}"
-            # Without the names of the columns nothing can be read; from here on it can.
-            rows.on_error = on_error
             if header:
                 continue
         if len(row) == len(columns):
             yield Record(number, dict(zip(columns, row, strict=True)))
-        else:
-            on_error(
-                DataError(
-                    f"{rows.name}, line {number}: {_columns(len(row))}, but {expected} has "
-                    f"{len(columns)}. {_RAGGED_CURE[rows.table_format]}"
-                )
-            )
+            continue
+        found = "1 column" if len(row) == 1 else f"{len(row)} columns"
+        cure = _RAGGED_CURE[table_format]
+        note(
+            DataError(f"{name}, line {number}: {found}, but {expected} has {len(columns)}. {cure}")
+        )
 
 
 _RAGGED_CURE = {
     "csv": 'Put values that hold a comma in quotes: "like, this".',
     "tsv": "Separate columns by one tab each.",
 }
-
-
-def _columns(count: int) -> str:
-    return "1 column" if count == 1 else f"{count} columns"
 
 
 def _check_columns(columns: list[str], where: str) -> None:
@@ -420,26 +421,27 @@ def _check_columns(columns: list[str], where: str) -> None:
         raise DataError(f"{where}: the column {twice[0][:80]!r} is there twice. Rename one.")
 
 
-class _LongRowError(DataError):
-    """A row that is too long, after which there may be others: the file itself can be read."""
-
-
 class _Rows:
-    """Rows of values with the number of their first line; empty ones are left out."""
+    """Yields the values of each row with the number of its first line; empty rows are left out.
 
-    def __init__(self, lines: Iterable[tuple[int, str]], name: str, table_format: str) -> None:
-        # The limit is the process's, not the reader's; its default of 128 KiB is less than a long
-        # text.
+    A missing quote makes one row of all that follows, so the lines of a broken row are read again,
+    without the first one. How many are read again is limited, or a hostile file could take a time
+    that is the square of its size.
+    """
+
+    def __init__(
+        self, lines: Iterable[tuple[int, str]], name: str, table_format: str, on_error: OnError
+    ) -> None:
+        # The limit is the process's; its default of 128 KiB is less than a long text.
         csv.field_size_limit(2 * MAX_LINE_BYTES)
-        self.name = name
-        self.table_format = table_format
-        self.on_error: OnError = refuse
         self._lines = iter(lines)
         self._again: deque[tuple[int, str]] = deque()
         self._spare = _REREAD * MAX_LINE_BYTES
         self._row: list[tuple[int, str]] = []  # the lines of the row that is being read
         self._size = 0
-        read = iter(self._next_line, None)  # a reader takes as many lines as a row goes on for
+        self._name = name
+        self._on_error = on_error
+        read = iter(self._next_line, None)  # a reader takes all lines of a row
         if table_format == "csv":
             self._reader = csv.reader(read, strict=True)
         else:
@@ -450,50 +452,40 @@ class _Rows:
             self._row, self._size = [], 0
             try:
                 row = next(self._reader, None)
-            except (csv.Error, _LongRowError) as error:
+            except csv.Error as error:
                 self._give_up_row(error)
                 continue
             if row is None:
                 return
             broken = [line for _, line in self._row if isinstance(line, BrokenLine)]
             if broken:
-                self.on_error(broken[0].error)
+                self._on_error(broken[0].error)
             elif row:
                 yield self._row[0][0], row
 
     def _next_line(self) -> str | None:
-        found = self._again.popleft() if self._again else self._new_line()
-        if found is None:
+        if self._again:
+            found = self._again.popleft()
+        elif (new := next(self._lines, None)) is not None:
+            found = new
+            self._spare += _REREAD * len(found[1])
+        else:
             return None
         self._row.append(found)
         self._size += len(found[1]) + 1
         if self._size > MAX_LINE_BYTES:
-            raise _LongRowError(
-                f"{self.name}, line {self._row[0][0]}: a row that is longer than "
-                f"{MAX_LINE_BYTES // 2**20} MiB. Is a quote missing?"
-            )
+            raise csv.Error(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
         return f"{found[1]}\n"
 
-    def _new_line(self) -> tuple[int, str] | None:
-        found = next(self._lines, None)
-        if found is not None:
-            self._spare += _REREAD * len(found[1])
-        return found
-
-    def _give_up_row(self, error: Exception) -> None:
-        """Tell of a broken row, and have its lines read again, without the first one.
-
-        A quote that is missing makes one row of all that follows. What is read again has a limit,
-        or a hostile file could take a time that is the square of its size.
-        """
-        first, line = self._row[0]
+    def _give_up_row(self, error: csv.Error) -> None:
+        (number, line), *rest = self._row
         size = self._size - len(line)
         if size <= self._spare:
             self._spare -= size
-            self._again.extendleft(reversed(self._row[1:]))
-        if not isinstance(error, _LongRowError):
-            error = DataError(
-                f"{self.name}, line {first}: a broken row ({error}). Is a quote missing or too "
+            self._again.extendleft(reversed(rest))
+        self._on_error(
+            DataError(
+                f"{self._name}, line {number}: a broken row ({error}). Is a quote missing or too "
                 "many?"
             )
-        self.on_error(error)
+        )

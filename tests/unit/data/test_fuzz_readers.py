@@ -150,7 +150,9 @@ def test_a_quote_that_is_never_closed_is_refused_before_the_file_is_in_memory(st
     with memory_up_to(8 * MAX_LINE_BYTES):
         message = refusal(lambda: list(readers.table_records(lines(), "a.csv", "csv")))
 
-    assert message == "a.csv, line 3: a row that is longer than 8 MiB. Is a quote missing?"
+    assert message == (
+        "a.csv, line 3: a broken row (longer than 8 MiB). Is a quote missing or too many?"
+    )
 
 
 def test_a_row_of_many_fields_over_many_lines_is_refused():
