@@ -1,7 +1,7 @@
-"""One interface over the tokenizer library: text to token numbers and back.
+"""One interface over the tokenizer library: text to tokens and back.
 
 A tokenizer is trained on the training text or loaded from a file, and saved with every model. Two
-promises hold for each of them, wherever it comes from:
+promises hold for every tokenizer:
 
 - `<unk>` in a text (rare words of WikiText) is exactly one token, the unknown token, wherever a
   tokenizer has one (GPT-2's has not: its one special token ends a text);
@@ -89,7 +89,7 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, source: str = "this tokenizer") -> None:
         names = _special_names(backend, source)
-        data = _with_our_rules(json.loads(backend.to_str()), names)
+        data = _with_our_rules(backend, names)
         self._source = source
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(data))
         # Not part of the file format, so it has to be set each time.
@@ -125,11 +125,10 @@ class Tokenizer:
         Raises:
             DataError: The tokenizer has no token for something, not even an unknown one.
         """
-        if self._unknown != UNKNOWN:
-            texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
+        texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
             try:
-                encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+                encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
             except TypeError:
                 texts = [text.encode("utf-8", "replace").decode() for text in texts]
                 encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -141,30 +140,28 @@ class Tokenizer:
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return the tokens of every text, and where in it the characters of each token lie.
+        """Return the tokens of every text as `encode_batch`, and the span of each in characters.
 
-        The tokens are those of `encode_batch`. Spaces at either end of a token are not counted to
-        it. The tokens that share one character, as the bytes of an emoji, all lie where it is.
+        Spaces at either end of a token are not part of its span. Tokens that share one character,
+        as the bytes of an emoji, all have the span of that character.
         """
-        given = [text.encode("utf-8", "replace").decode() for text in texts]
-        named = given
-        if self._unknown != UNKNOWN:
-            named = [text.replace(UNKNOWN, self._unknown) for text in given]
+        texts = [text.encode("utf-8", "replace").decode() for text in texts]
+        named = [text.replace(UNKNOWN, self._unknown) for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
             encodings = self._backend.encode_batch(named, add_special_tokens=False)
         found = []
-        for text, other, encoding in zip(given, named, encodings, strict=True):
+        for text, other, encoding in zip(texts, named, encodings, strict=True):
             ids = [self.unk if t in self._leaking else t for t in encoding.ids]
-            places = _places(text, self._unknown) if other != text else None
-            found.append((ids, [_trimmed(text, place, places) for place in encoding.offsets]))
+            at = range(len(text) + 1) if other == text else _places(text, self._unknown)
+            spans = [_trimmed(text, at[start], at[end]) for start, end in encoding.offsets]
+            found.append((ids, spans))
         return found
 
     def units(self, line: str) -> list[str]:
-        """Cut a line into parts that can be encoded one by one.
+        """Cut a line into units: their tokens, one after the other, are the tokens of the line.
 
-        The tokens of the line are the tokens of its units, one after the other. Words repeat, so
-        whoever encodes much text can encode each distinct unit once. Where a tokenizer looks
-        across spaces, the only unit is the line itself.
+        Words repeat, so in much text each distinct unit can be encoded once. Where a tokenizer
+        looks across spaces, the only unit is the line itself.
         """
         if self._splits_at_spaces:
             return line.split(" ")
@@ -396,16 +393,14 @@ def _train(
 
 @contextmanager
 def library_errors(problem: str) -> Iterator[None]:
-    """Turn whatever the library raises into a DataError; it has no errors of its own."""
+    """Turn any error of the library into a DataError; it has no classes of its own."""
     try:
         yield
     except (DataError, MemoryError):
         raise
-    except Exception as error:
-        raise DataError(f"{problem}: {error}.") from error
     except BaseException as error:
-        # What its Rust code raises where it did not expect an error; it cannot be imported.
-        if type(error).__name__ != "PanicException":
+        # A panic of its Rust code is no Exception, and its class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise DataError(f"{problem}: {error}.") from error
 
@@ -443,23 +438,18 @@ def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]
     return names
 
 
-def _with_our_rules(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Return the file's content with our rules on how special tokens are found in text.
+def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dict[str, Any]:
+    """Return the content of its file with our rules on how special tokens are found in text.
 
     The unknown token is found in the text and becomes one token; the other four are not found, nor
     is one that stands for all five.
     """
-    model = data["model"]
+    data: dict[str, Any] = json.loads(backend.to_str())
     unknown = names["unk"] if names["unk"] != _END_OF_TEXT else None
-    others = [a for a in data["added_tokens"] if a["content"] not in names.values()]
-    # A tokenizer without vocabulary entry for a special token has it among the added tokens.
-    tokens = {a["content"]: a["id"] for a in data["added_tokens"]}
-    numbers = {
-        name: tokens[name] if name in tokens else _number(model, name) for name in names.values()
-    }
-    ours = [
+    added = [each for each in data["added_tokens"] if each["content"] not in names.values()]
+    added += [
         {
-            "id": number,
+            "id": backend.token_to_id(name),
             "content": name,
             "single_word": False,
             # The space before `<unk>` is not a token of its own.
@@ -468,18 +458,10 @@ def _with_our_rules(data: dict[str, Any], names: dict[str, str]) -> dict[str, An
             "normalized": False,
             "special": name != unknown,
         }
-        for name, number in numbers.items()
+        for name in dict.fromkeys(names.values())
     ]
-    added = sorted(others + ours, key=lambda entry: int(entry["id"]))
+    added.sort(key=lambda each: int(each["id"]))
     return data | {"added_tokens": added, "truncation": None, "padding": None}
-
-
-def _number(model: dict[str, Any], name: str) -> int:
-    """Return a token's number in the model's vocabulary: a table, or a list of (name, score)."""
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, dict):
-        return int(vocabulary[name])
-    return [entry[0] for entry in vocabulary].index(name)
 
 
 def _digest(data: dict[str, Any]) -> str:
@@ -505,25 +487,21 @@ def _starts_word(
 
 
 def _places(text: str, unknown: str) -> list[int]:
-    """Return where each character was, and the end, before `UNKNOWN` was called by another name."""
+    """Return the index that each character, and the end, had before `UNKNOWN` was replaced."""
     places: list[int] = []
     at = 0
     for part in text.split(UNKNOWN):
         places += range(at, at + len(part))
         at += len(part)
-        # Its last character ends where the name that it replaces ends.
+        # All its characters begin where the replaced name begins, and the next one where it ends.
         places += [at] * len(unknown)
         at += len(UNKNOWN)
     return [*places[: len(places) - len(unknown)], len(text)]
 
 
-def _trimmed(text: str, place: tuple[int, int], places: list[int] | None) -> tuple[int, int]:
-    start, end = place if places is None else (places[place[0]], places[place[1]])
-    while start < end and text[start].isspace():
-        start += 1
-    while end > start and text[end - 1].isspace():
-        end -= 1
-    return start, end
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    part = text[start:end].lstrip()
+    return end - len(part), end - len(part) + len(part.rstrip())
 
 
 def _splits_at_spaces(data: dict[str, Any]) -> bool:
