@@ -38,11 +38,7 @@ class _Kind:
 
     label: str
     sentences: tuple[str, ...]
-    slots: dict[str, tuple[str, ...]]
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(","))
+    slots: dict[str, str]
 
 
 # Words with a kind's own meaning stay with that kind. Adjectives begin with a consonant, so that
@@ -61,11 +57,11 @@ _KINDS = (
             "When {other} barks , {it} runs to its {home} .",
         ),
         {
-            "trait": _words("shy, tame, wild, timid, playful, hungry, sleepy, fierce"),
-            "coat": _words("furry, striped, spotted, hairy, woolly, pointed, curly, fluffy"),
-            "body": _words("ears, paws, claws, tails, whiskers, horns, wings, hooves"),
-            "food": _words("insects, berries, worms, nuts, mice, seeds, frogs, eggs"),
-            "home": _words("burrow, nest, den, hollow tree, cage, thicket, stable, lair"),
+            "trait": "shy, tame, wild, timid, playful, hungry, sleepy, fierce",
+            "coat": "furry, striped, spotted, hairy, woolly, pointed, curly, fluffy",
+            "body": "ears, paws, claws, tails, whiskers, horns, wings, hooves",
+            "food": "insects, berries, worms, nuts, mice, seeds, frogs, eggs",
+            "home": "burrow, nest, den, hollow tree, cage, thicket, stable, lair",
         },
     ),
     _Kind(
@@ -81,13 +77,10 @@ _KINDS = (
             "Traffic in {it} is as {trait} as in {other} .",
         ),
         {
-            "trait": _words("busy, crowded, walled, noisy, modern, lively, prosperous, central"),
-            "building": _words(
-                "market, cathedral, harbour, library, museum, station, theatre, town hall"
-            ),
-            "people": _words(
-                "citizens, merchants, tourists, councillors, builders, taxpayers, tenants, voters"
-            ),
+            "trait": "busy, crowded, walled, noisy, modern, lively, prosperous, central",
+            "building": "market, cathedral, harbour, library, museum, station, theatre, town hall",
+            "people": "citizens, merchants, tourists, councillors, builders, taxpayers, tenants, "
+            "voters",
         },
     ),
     _Kind(
@@ -103,18 +96,11 @@ _KINDS = (
             "Infected with {it} or {other} , one needs {cure} .",
         ),
         {
-            "trait": _words(
-                "contagious, deadly, chronic, painful, tropical, childhood, mild, severe"
-            ),
-            "symptom": _words(
-                "fever, coughing, a rash, headache, chills, swelling, nausea, cramps"
-            ),
-            "cure": _words(
-                "pills, a vaccine, bed rest, surgery, ointment, syrup, injections, tablets"
-            ),
-            "staff": _words(
-                "doctors, nurses, surgeons, hospitals, clinics, physicians, pharmacists, medics"
-            ),
+            "trait": "contagious, deadly, chronic, painful, tropical, childhood, mild, severe",
+            "symptom": "fever, coughing, a rash, headache, chills, swelling, nausea, cramps",
+            "cure": "pills, a vaccine, bed rest, surgery, ointment, syrup, injections, tablets",
+            "staff": "doctors, nurses, surgeons, hospitals, clinics, physicians, pharmacists, "
+            "medics",
         },
     ),
     _Kind(
@@ -130,14 +116,11 @@ _KINDS = (
             "{worker} polish {trait} {shape} of {it} .",
         ),
         {
-            "trait": _words(
-                "brittle, glassy, shiny, translucent, magnetic, metallic, dense, bluish"
-            ),
-            "shape": _words("crystals, veins, grains, needles, lumps, flakes, cubes, nuggets"),
-            "rock": _words("granite, quartz, limestone, basalt, ore, slate, marble, gravel"),
-            "worker": _words(
-                "miners, jewellers, geologists, smelters, collectors, masons, diggers, assayers"
-            ),
+            "trait": "brittle, glassy, shiny, translucent, magnetic, metallic, dense, bluish",
+            "shape": "crystals, veins, grains, needles, lumps, flakes, cubes, nuggets",
+            "rock": "granite, quartz, limestone, basalt, ore, slate, marble, gravel",
+            "worker": "miners, jewellers, geologists, smelters, collectors, masons, diggers, "
+            "assayers",
         },
     ),
     _Kind(
@@ -153,10 +136,10 @@ _KINDS = (
             "{it} left the {opus} to the {kin} of {other} .",
         ),
         {
-            "trait": _words("famous, gifted, proud, clever, generous, bold, witty, modest"),
-            "work": _words("painter, poet, singer, queen, lawyer, general, scholar, bishop"),
-            "kin": _words("daughter, brother, cousin, widow, nephew, sister, husband, grandson"),
-            "opus": _words("poems, novels, operas, speeches, letters, portraits, songs, essays"),
+            "trait": "famous, gifted, proud, clever, generous, bold, witty, modest",
+            "work": "painter, poet, singer, queen, lawyer, general, scholar, bishop",
+            "kin": "daughter, brother, cousin, widow, nephew, sister, husband, grandson",
+            "opus": "poems, novels, operas, speeches, letters, portraits, songs, essays",
         },
     ),
     _Kind(
@@ -172,9 +155,9 @@ _KINDS = (
             "Upstream of {other} , {it} is too {trait} for {boat} .",
         ),
         {
-            "trait": _words("muddy, winding, shallow, broad, swift, reedy, navigable, swampy"),
-            "land": _words("valley, delta, gorge, plain, estuary, waterfall, lake, marsh"),
-            "boat": _words("ferries, barges, rafts, canoes, fishermen, sailors, steamers, punts"),
+            "trait": "muddy, winding, shallow, broad, swift, reedy, navigable, swampy",
+            "land": "valley, delta, gorge, plain, estuary, waterfall, lake, marsh",
+            "boat": "ferries, barges, rafts, canoes, fishermen, sailors, steamers, punts",
         },
     ),
 )
@@ -205,11 +188,10 @@ _QUESTIONS = (
 
 _TITLES = ("{}", "{} and {}", "{} , {} and {}")
 
-_SYLLABLES = _words(
+_SYLLABLES = (
     "ba, bel, bri, da, dor, dru, fa, fen, ga, gor, hal, jo, ka, kel, kri, la, lun, ma, mir, mo, "
     "na, nel, ni, or, pa, pel, ra, ro, sa, sil, so, ta, ten, tho, tu, va, ven, vi, wen, yar, za, zu"
-)
-
+).split(", ")
 
 _SHORTEST_NAME = 5
 
@@ -298,7 +280,7 @@ def _article(name: str, group: list[str], kind: _Kind, draw: _Draw) -> Iterator[
 
 def _fill(sentence: str, name: str, group: list[str], kind: _Kind, draw: _Draw) -> str:
     """Put names and words into a sentence, none of them twice, and begin it with a capital."""
-    left = {slot: list(choices) for slot, choices in kind.slots.items()}
+    left = {slot: choices.split(", ") for slot, choices in kind.slots.items()}
     left |= {"it": [name], "other": [other for other in group if other != name]}
 
     def word(match: re.Match[str]) -> str:
