@@ -6,12 +6,11 @@ Legend: B blocks, T positions.
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from transfer_cli.data.text import TextSplit
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Part of every key. Raise it when the same text and tokenizer give another entry.
 _FORMAT = 1
@@ -87,13 +88,9 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
             counts = _write_tokens(partial / "tokens.bin", dtype, split, tokenizer)
             meta = {"split": split.name, "key": key, "dtype": dtype.name, "counts": counts}
             write_json(partial / "meta.json", meta)
-        found = _open_entry(entry)
-        if found is None:
-            raise RunError(f"The cache entry {entry} is damaged right after it was built.")
-        return found
+        return _open_entry(entry)
 
-    with _writing(entry.parent):
-        return kept(entry, _open_entry, make)
+    return _cached(entry, _open_entry, make)
 
 
 def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Path) -> Tokenizer:
@@ -107,15 +104,25 @@ def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Pat
         tokenizer.save(entry)
         return tokenizer
 
-    with _writing(entry.parent):
-        return kept(entry, _read_tokenizer, make)
+    return _cached(entry, Tokenizer.load, make)
 
 
-def _read_tokenizer(entry: Path) -> Tokenizer | None:
+def _cached(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:
+    """Return an entry of the cache, made now if it does not exist or cannot be read."""
+
+    def read_or_none(entry: Path) -> T | None:
+        try:
+            return read(entry)
+        except (DataError, OSError, ValueError, KeyError, TypeError):
+            return None
+
     try:
-        return Tokenizer.load(entry)
-    except DataError:
-        return None
+        return kept(entry, read_or_none, make)
+    except OSError as error:
+        raise RunError(
+            f"Cannot write the cache in {entry.parent}: {error.strerror or error}. Free some space "
+            "there, or set `data_dir` to a folder that you can write to."
+        ) from error
 
 
 class TextBlocks:
@@ -176,20 +183,15 @@ def gather(
     return rows_BT, mask_BT
 
 
-def _open_entry(entry: Path) -> EncodedText | None:
-    """Return an entry of the cache, or None when it is not there or not whole."""
-    try:
-        meta = read_json(entry / "meta.json")
-        counts = dict(meta["counts"])
-        if not all(isinstance(count, int) and count >= 0 for count in counts.values()):
-            return None
-        dtype = _DTYPES[meta["dtype"]]
-        path = entry / "tokens.bin"
-        if path.stat().st_size != counts.pop("num_tokens") * dtype.itemsize:
-            return None
-        return EncodedText(np.memmap(path, dtype=dtype, mode="r"), **counts, path=entry)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _open_entry(entry: Path) -> EncodedText:
+    meta = read_json(entry / "meta.json")
+    counts = dict(meta["counts"])
+    dtype = _DTYPES[meta["dtype"]]
+    path = entry / "tokens.bin"
+    is_sound = all(isinstance(count, int) and count >= 0 for count in counts.values())
+    if not is_sound or path.stat().st_size != counts.pop("num_tokens") * dtype.itemsize:
+        raise ValueError("its tokens are not as many as it says")
+    return EncodedText(np.memmap(path, dtype=dtype, mode="r"), **counts, path=entry)
 
 
 def _write_tokens(
@@ -318,15 +320,3 @@ class _Encoder:
         self._starts = np.concatenate((self._starts, starts))
         self._lengths = np.concatenate((self._lengths, lengths))
         self._tokens = np.concatenate((self._tokens, tokens))
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn what the disk says into what the user can do about it."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"Cannot write the cache in {folder}: {error.strerror or error}. Free some space "
-            "there, or set `data_dir` to a folder that you can write to."
-        ) from error

@@ -51,7 +51,7 @@ class Mixture:
         target_only: int = 0,
     ) -> None:
         _check_sizes(sizes)
-        check_power(power)
+        at_least("power", power, 0)
         if total < 1 or steps_per_epoch < 1:
             raise ValueError(f"a mixture needs steps, got {total} and {steps_per_epoch} an epoch")
         if not 0 <= target_only <= total:
@@ -131,14 +131,9 @@ def mixed_epoch(
         ValueError: There is no main stream, a stream is empty, or the power is below 0.
     """
     _check_sizes(sizes)
-    check_power(power)
+    at_least("power", power, 0)
     share = probabilities(sizes, FIRST_POWER - FALL / 2 if anneal else power)[MAIN]
     return max(1, round(main_steps / share))
-
-
-def check_power(power: float) -> None:
-    """Raise `ValueError` unless `power` is a finite number from 0 up."""
-    at_least("power", power, 0)
 
 
 def _check_sizes(sizes: Mapping[str, int]) -> None:

@@ -191,7 +191,7 @@ _TITLES = ("{}", "{} and {}", "{} , {} and {}")
 _SYLLABLES = (
     "ba, bel, bri, da, dor, dru, fa, fen, ga, gor, hal, jo, ka, kel, kri, la, lun, ma, mir, mo, "
     "na, nel, ni, or, pa, pel, ra, ro, sa, sil, so, ta, ten, tho, tu, va, ven, vi, wen, yar, za, zu"
-).split(", ")
+)
 
 _SHORTEST_NAME = 5
 
@@ -247,7 +247,7 @@ def _names(seed: int) -> list[list[str]]:
     each = sum(NAMES_ASKED.values())
     names: dict[str, None] = {}
     while len(names) < each * len(_KINDS):
-        syllables = draw.shuffled(_SYLLABLES)
+        syllables = draw.shuffled(_SYLLABLES.split(", "))
         name = "".join(syllables[: 2 + draw.number(2)])
         if len(name) >= _SHORTEST_NAME:
             names[name.capitalize()] = None
