@@ -65,7 +65,15 @@ class Unpacked(io.RawIOBase):
                     raise EOFError("the file ends too early")
                 return 0
             self._ready = memoryview(self._unpack(packed))
-            self._check_ratio(len(packed), len(self._ready))
+            self._num_packed += len(packed)
+            self._num_unpacked += len(self._ready)
+            most = max(UNPACKED_FREELY_BYTES, MAX_UNPACKED_RATIO * self._num_packed)
+            if self._num_unpacked > most:
+                raise DataError(
+                    f"{self._path}: unpacks to more than {MAX_UNPACKED_RATIO} times its size, "
+                    "which no text does. If it is right, unpack it yourself and name the unpacked "
+                    "file."
+                )
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
@@ -90,13 +98,3 @@ class Unpacked(io.RawIOBase):
                 packed = self._piece.unused_data
                 self._piece = None
         return b"".join(unpacked)
-
-    def _check_ratio(self, num_packed: int, num_unpacked: int) -> None:
-        self._num_packed += num_packed
-        self._num_unpacked += num_unpacked
-        free = self._num_unpacked <= UNPACKED_FREELY_BYTES
-        if not free and self._num_unpacked > MAX_UNPACKED_RATIO * self._num_packed:
-            raise DataError(
-                f"{self._path}: unpacks to more than {MAX_UNPACKED_RATIO} times its size, which no "
-                "text does. If it is right, unpack it yourself and name the unpacked file."
-            )

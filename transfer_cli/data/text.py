@@ -269,22 +269,17 @@ def _expand(patterns: str | list[str]) -> list[Path]:
     """Return the files that paths and globs name, each once."""
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found = _matches(pattern)
+        path = Path(pattern).expanduser()
+        found = [path]
+        if glob.has_magic(pattern) and not path.exists():
+            names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
+            found = [Path(name) for name in names if Path(name).is_file()]
+            if not found:
+                raise DataError(f"No file matches {pattern} (in {Path.cwd()}).")
         for path in found:
             readers.check_readable(path)
         paths += found
     return list(dict.fromkeys(paths))
-
-
-def _matches(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
-    if not glob.has_magic(pattern) or path.exists():
-        return [path]
-    found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
-    files = [path for path in found if path.is_file()]
-    if not files:
-        raise DataError(f"No file matches {pattern} (in {Path.cwd()}).")
-    return files
 
 
 def _check_disjoint(files: dict[str, list[Path]]) -> None:

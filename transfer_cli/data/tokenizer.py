@@ -110,8 +110,10 @@ class Tokenizer:
 
         self._splits_at_spaces = _splits_at_spaces(data)
         self._marks_spaces = _marks_spaces(data)
+        # The special tokens that a text can still produce by writing their names.
         self._leaking: frozenset[int] = frozenset()
-        self._leaking = self._find_leaking(names)
+        rows = self.encode_batch([f"{name} a{name}" for name in names.values()])
+        self._leaking = (self.special - {self.unk}) & set().union(*rows)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, without special tokens around them."""
@@ -205,12 +207,6 @@ class Tokenizer:
             check_numbers(parse_json(text))
             return cls(tokenizers.Tokenizer.from_str(text), str(path))
 
-    def _find_leaking(self, names: dict[str, str]) -> frozenset[int]:
-        """Return the special tokens that a text can still produce by writing their names."""
-        forbidden = self.special - {self.unk}
-        rows = self.encode_batch([f"{name} a{name}" for name in names.values()])
-        return forbidden & {token for row in rows for token in row}
-
 
 class TokenizerRecipe(ABC):
     """How a run comes by its tokenizer."""
@@ -248,8 +244,8 @@ class WordPiece(TokenizerRecipe):
     def make(self, lines: Lines) -> Tokenizer:
         """Train on `lines`."""
         normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
-        splitter = _wordpiece_splitter()
-
+        symbols = pre_tokenizers.Split(tokenizers.Regex(_WIKITEXT_OR_SYMBOL), behavior="isolated")
+        splitter = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), symbols])
         counts = _count_pieces(lines(), splitter, normalizer)
         letters = _letters(counts, min(_MAX_LETTERS, (self.size - len(SPECIALS)) // 2))
         later = {letter for piece in counts for letter in piece[1:]}
@@ -334,11 +330,6 @@ class FromFile(TokenizerRecipe):
 def _check_size(size: int, smallest: int, holds: str) -> None:
     if size < smallest:
         raise ValueError(f"size is {size}, but {holds} alone are {smallest} tokens")
-
-
-def _wordpiece_splitter() -> pre_tokenizers.Sequence:
-    symbols = pre_tokenizers.Split(tokenizers.Regex(_WIKITEXT_OR_SYMBOL), behavior="isolated")
-    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), symbols])
 
 
 def _count_pieces(
