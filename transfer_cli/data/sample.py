@@ -1,14 +1,13 @@
 """A made-up encyclopedia and questions about it: needs no network, and pretraining decides.
 
-The world has six kinds of things and some names for each. A name says nothing about its kind: all
-names are built from one list of syllables and dealt out at random. The encyclopedia is where the
-kind shows: an article keeps to one kind, so a city's name keeps company with other cities' names
-and with mayors, streets and harbours.
+The world has six kinds of things with some names each. A name does not show its kind: all names
+are built from one list of syllables and dealt out at random. The encyclopedia shows it: an article
+has one kind, so a city's name occurs with other cities' names, mayors, streets and harbours.
 
-A question's label is the kind of the one name in it. The wording gives nothing away, as every kind
-is asked about with the same wordings equally often, and no name is asked about in two splits.
-Whoever has not read the encyclopedia can only guess (one in six); whoever has read it needs the few
-training questions only to learn what the six labels are called.
+A question's label is the kind of the one name in it. The wording gives nothing away: every kind has
+the same wordings equally often, and no name occurs in two splits. A model that has not read the
+encyclopedia can only guess (one in six); one that has needs the few training questions only to
+learn the names of the six labels.
 """
 
 import random
@@ -19,13 +18,13 @@ from dataclasses import dataclass
 from transfer_cli.seeds import derive
 
 NAMES_ASKED = {"train": 8, "validation": 4, "test": 8}
-"""How many names of each kind the questions of a split ask about."""
+"""Names of each kind in the questions of a split."""
 
 QUESTIONS_PER_NAME = {"train": 3, "validation": 4, "test": 6}
-"""In how many wordings each of them is asked about."""
+"""Wordings of the question about each of them."""
 
 ROUNDS = {"train": 16, "validation": 1, "test": 1}
-"""How many articles of a split have each name as their first subject."""
+"""Articles of a split with each name as their first subject."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,8 @@ class _Kind:
     slots: dict[str, str]
 
 
-# Words with a kind's own meaning stay with that kind. Adjectives begin with a consonant, so that
-# "a" is right in front of them.
+# Words with a kind's own meaning occur with that kind alone. Adjectives begin with a consonant, so
+# that "a" is right in front of them.
 _KINDS = (
     _Kind(
         "animal",
@@ -162,7 +161,7 @@ _KINDS = (
     ),
 )
 
-# Said of every kind alike. They hold all the words of the questions, though not the questions.
+# For every kind alike. They contain all words of the questions, but not the questions.
 _COMMON_SENTENCES = (
     "What we know about {it} is told here .",
     "Why is {it} so important ? Read on , as many people do .",
@@ -205,9 +204,6 @@ class _Draw:
     def number(self, below: int) -> int:
         return int(self._random.random() * below)
 
-    def one(self, choices: Sequence[str]) -> str:
-        return choices[self.number(len(choices))]
-
     def shuffled(self, items: Sequence[str]) -> list[str]:
         keys = [self._random.random() for _ in items]
         return [items[place] for place in sorted(range(len(items)), key=keys.__getitem__)]
@@ -216,8 +212,8 @@ class _Draw:
 def encyclopedia(seed: int = 0) -> dict[str, list[str]]:
     """Return the lines of each split (train, validation, test), in the form of tokenised WikiText.
 
-    Headings are `= Title =`, a paragraph is one line, and empty lines stand between. The splits are
-    different articles about the same names. The same seed gives the same world to `questions`.
+    Headings are `= Title =`, a paragraph is one line, with empty lines between. The splits are
+    different articles about the same names. `questions` of the same seed are about the same world.
     """
     names = _names(seed)
     return {
@@ -242,7 +238,7 @@ def questions(seed: int = 0) -> tuple[tuple[str, ...], dict[str, list[tuple[str,
 
 
 def _names(seed: int) -> list[list[str]]:
-    """Return each kind's names, dealt out from one list of names that are all made alike."""
+    """Return each kind's names, dealt out from one list."""
     draw = _Draw(derive(seed, "names"))
     each = sum(NAMES_ASKED.values())
     names: dict[str, None] = {}
@@ -272,14 +268,14 @@ def _article(name: str, group: list[str], kind: _Kind, draw: _Draw) -> Iterator[
     for number in range(2 + draw.number(3)):
         sentences = draw.shuffled(kind.sentences)[: 2 + draw.number(2)]
         if draw.number(2):
-            sentences.insert(0, draw.one(_COMMON_SENTENCES))
+            sentences.insert(0, _COMMON_SENTENCES[draw.number(len(_COMMON_SENTENCES))])
         subject = subjects[number % len(subjects)]
         yield " ".join(_fill(sentence, subject, group, kind, draw) for sentence in sentences)
         yield ""
 
 
 def _fill(sentence: str, name: str, group: list[str], kind: _Kind, draw: _Draw) -> str:
-    """Put names and words into a sentence, none of them twice, and begin it with a capital."""
+    """Put names and words into a sentence, none of them twice, and capitalise it."""
     left = {slot: choices.split(", ") for slot, choices in kind.slots.items()}
     left |= {"it": [name], "other": [other for other in group if other != name]}
 
@@ -292,9 +288,9 @@ def _fill(sentence: str, name: str, group: list[str], kind: _Kind, draw: _Draw) 
 
 
 def _ask(asked: list[list[str]], wordings: int, draw: _Draw) -> list[tuple[str, int]]:
-    """Ask about each name in so many wordings, moving on through the wordings name by name.
+    """Ask about each name in so many wordings, in turn.
 
-    The turn of the wordings is the same for each kind, so that none belongs to a kind.
+    The order of the wordings is the same for each kind, so that none belongs to a kind.
     """
     turn = draw.shuffled(_QUESTIONS)
     made = {}
