@@ -1,7 +1,7 @@
-"""Fetch a file once, whole and unaltered.
+"""Fetch a file once, complete and unaltered.
 
-A name in its final place always stands for a checked file. A download is `NAME.part`, which a later
-start continues, and which is renamed only when its size and SHA-256 are right.
+A file with its final name is always a checked one. A download is `NAME.part`, which a later start
+continues, and which is renamed only when its size and SHA-256 are right.
 """
 
 import hashlib
@@ -107,7 +107,7 @@ def _locked(remote: RemoteFile, folder: Path) -> Iterator[None]:
 
 
 def _fault(path: Path, remote: RemoteFile) -> str:
-    """Return what is wrong with the file's size or content, or "" when it is the right file."""
+    """Return the fault of the file's size or content, or "" if it is the right file."""
     size = path.stat().st_size
     if size != remote.size_bytes:
         return f"it has {size:,} bytes, expected {remote.size_bytes:,}"
@@ -158,17 +158,15 @@ def _fetch_from(address: str, remote: RemoteFile, part: Path) -> None:
 
 def _complete(address: str, remote: RemoteFile, part: Path) -> None:
     """Request until `part` has the full size, as long as a further request adds to it."""
-    furthest, tries_left = _size(part), _TRIES_WITHOUT_PROGRESS
+    furthest, failures = _size(part), 0
     while _size(part) < remote.size_bytes:
         try:
             _receive(address, remote, part)
         except _BrokenOffError:
-            if _size(part) > furthest:
-                furthest, tries_left = _size(part), _TRIES_WITHOUT_PROGRESS
-                continue
-            tries_left -= 1
-            if not tries_left:
+            failures = 0 if _size(part) > furthest else failures + 1
+            if failures == _TRIES_WITHOUT_PROGRESS:
                 raise
+            furthest = max(furthest, _size(part))
             time.sleep(0.5)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import zstandard
 
@@ -32,7 +32,7 @@ each byte of text. War and Peace on one line has 3 MB.
 """
 
 MAX_COLUMNS = 10_000
-"""Wider tables are refused: nobody names a column in one, and each row is a mapping of all."""
+"""Wider tables are refused: no column can be found in one, and each row is a mapping of all."""
 
 MAX_LABEL_CHARACTERS = 1000
 """A longer label is a text in the wrong column. Results and messages repeat labels."""
@@ -44,7 +44,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 2**20
 _MOST_LISTED = 20
 _REREAD = 8
-"""How often lines may be read again on average, while rows are looked for after broken ones."""
+"""How often lines may be read again on average, in search of a row after a broken one."""
 
 OnError = Callable[[DataError], None]
 """Receives the fault of a row; returns to have the rest read, or raises."""
@@ -56,7 +56,7 @@ def refuse(error: DataError) -> None:
 
 
 class BrokenLine(str):
-    """A line that cannot be read: its text as far as there is one, so that its quotes count."""
+    """A line that cannot be read, with the readable part of its text: its quotes count."""
 
     error: DataError
 
@@ -105,7 +105,7 @@ def read_table(path: Path, table_format: str, *, header: bool = True) -> Iterato
 
 
 def format_of(path: Path) -> str | None:
-    """Return the table format that a file's name tells, or None."""
+    """Return the table format of a file's name, or None."""
     suffix = _suffix(path)
     if suffix in _JSON_SUFFIXES:
         return "jsonl"
@@ -113,12 +113,12 @@ def format_of(path: Path) -> str | None:
 
 
 def is_packed(path: Path) -> bool:
-    """Return whether a file's name says that its content is packed."""
+    """Return whether a file has the name of a packed one."""
     return path.suffix in PACKINGS
 
 
 def check_readable(path: Path) -> None:
-    """Raise `DataError` unless there is a file with something in it at `path`."""
+    """Raise `DataError` unless `path` is a file that is not empty."""
     try:
         if not path.exists():
             raise _missing(path)
@@ -163,7 +163,7 @@ def _missing(path: Path) -> DataError:
 
 
 class LineStream(Protocol):
-    """What lines are read from."""
+    """A source of lines."""
 
     def readline(self, size: int, /) -> bytes:
         """Return the bytes up to the end of the line, at most `size`; none at the end."""
@@ -207,7 +207,7 @@ def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterato
             size = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
             error = DataError(f"{name}, line {number}: {size}. Is this text?")
             yield number, BrokenLine.of("", error)
-            # Only now: who stops here does not wait for the end of the line, if it has one.
+            # Only now: a caller that stops here does not wait for the end of the line.
             while raw and not raw.endswith(b"\n"):
                 raw = _read_line(stream, name, number)
             continue
@@ -218,7 +218,7 @@ def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterato
 
 
 def _read_line(stream: LineStream, name: str, number: int) -> bytes:
-    """Return the next line, cut after one byte more than it may have."""
+    """Return the next line, cut after one byte more than the limit."""
     try:
         return stream.readline(MAX_LINE_BYTES + 1)
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
@@ -390,7 +390,7 @@ def _delimited_records(
         # Without the names of the columns nothing can be read.
         (refuse if columns is None else on_error)(error)
 
-    for number, row in _Rows(lines, name, table_format, note):
+    for number, row in _rows(lines, name, table_format, note):
         if columns is None:
             columns = row if header else [str(place + 1) for place in range(len(row))]
             _check_columns(columns, f"{name}, line {number}")
@@ -407,6 +407,10 @@ def _delimited_records(
         )
 
 
+_RULES: Mapping[str, Mapping[str, Any]] = {
+    "csv": {"strict": True},
+    "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
+}
 _RAGGED_CURE = {
     "csv": 'Put values that hold a comma in quotes: "like, this".',
     "tsv": "Separate columns by one tab each.",
@@ -421,71 +425,52 @@ def _check_columns(columns: list[str], where: str) -> None:
         raise DataError(f"{where}: the column {twice[0][:80]!r} is there twice. Rename one.")
 
 
-class _Rows:
-    """Yields the values of each row with the number of its first line; empty rows are left out.
+def _rows(
+    lines: Iterable[tuple[int, str]], name: str, table_format: str, on_error: OnError
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the values of each row with the number of its first line; empty rows are left out.
 
     A missing quote makes one row of all that follows, so the lines of a broken row are read again,
     without the first one. How many are read again is limited, or a hostile file could take a time
     that is the square of its size.
     """
+    # The limit is the process's; its default of 128 KiB is less than a long text.
+    csv.field_size_limit(2 * MAX_LINE_BYTES)
+    new, again = iter(lines), deque[tuple[int, str]]()
+    row: list[tuple[int, str]] = []  # the lines of the row that is being read
+    size, spare = 0, _REREAD * MAX_LINE_BYTES
 
-    def __init__(
-        self, lines: Iterable[tuple[int, str]], name: str, table_format: str, on_error: OnError
-    ) -> None:
-        # The limit is the process's; its default of 128 KiB is less than a long text.
-        csv.field_size_limit(2 * MAX_LINE_BYTES)
-        self._lines = iter(lines)
-        self._again: deque[tuple[int, str]] = deque()
-        self._spare = _REREAD * MAX_LINE_BYTES
-        self._row: list[tuple[int, str]] = []  # the lines of the row that is being read
-        self._size = 0
-        self._name = name
-        self._on_error = on_error
-        read = iter(self._next_line, None)  # a reader takes all lines of a row
-        if table_format == "csv":
-            self._reader = csv.reader(read, strict=True)
-        else:
-            self._reader = csv.reader(read, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-    def __iter__(self) -> Iterator[tuple[int, list[str]]]:
-        while True:
-            self._row, self._size = [], 0
-            try:
-                row = next(self._reader, None)
-            except csv.Error as error:
-                self._give_up_row(error)
-                continue
-            if row is None:
-                return
-            broken = [line for _, line in self._row if isinstance(line, BrokenLine)]
-            if broken:
-                self._on_error(broken[0].error)
-            elif row:
-                yield self._row[0][0], row
-
-    def _next_line(self) -> str | None:
-        if self._again:
-            found = self._again.popleft()
-        elif (new := next(self._lines, None)) is not None:
-            found = new
-            self._spare += _REREAD * len(found[1])
-        else:
+    def next_line() -> str | None:
+        nonlocal size
+        found = again.popleft() if again else next(new, None)
+        if found is None:
             return None
-        self._row.append(found)
-        self._size += len(found[1]) + 1
-        if self._size > MAX_LINE_BYTES:
+        row.append(found)
+        size += len(found[1]) + 1
+        if size > MAX_LINE_BYTES:
             raise csv.Error(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
         return f"{found[1]}\n"
 
-    def _give_up_row(self, error: csv.Error) -> None:
-        (number, line), *rest = self._row
-        size = self._size - len(line)
-        if size <= self._spare:
-            self._spare -= size
-            self._again.extendleft(reversed(rest))
-        self._on_error(
-            DataError(
-                f"{self._name}, line {number}: a broken row ({error}). Is a quote missing or too "
-                "many?"
-            )
-        )
+    reader = csv.reader(iter(next_line, None), **_RULES[table_format])
+    while True:
+        spare += _REREAD * size
+        row.clear()
+        size = 0
+        try:
+            values = next(reader, None)  # takes all lines of a row
+        except csv.Error as error:
+            (number, line), *rest = row
+            if size - len(line) <= spare:
+                spare -= size - len(line)
+                size = len(line)
+                again.extendleft(reversed(rest))
+            cure = "Is a quote missing or too many?"
+            on_error(DataError(f"{name}, line {number}: a broken row ({error}). {cure}"))
+            continue
+        if values is None:
+            return
+        broken = [line for _, line in row if isinstance(line, BrokenLine)]
+        if broken:
+            on_error(broken[0].error)
+        elif values:
+            yield row[0][0], values

@@ -60,11 +60,11 @@ _MAX_TRAINING_WORDS = 20_000_000
 _MAX_DISTINCT_WORDS = 4_000_000
 
 MAX_FILE_BYTES = 64 * 2**20
-"""The largest `tokenizer.json` in use, of 256,000 tokens, has half of that."""
+"""Twice the largest `tokenizer.json` in use, of 256,000 tokens."""
 
 MAX_VOCABULARY = 2**22
-"""Sixteen times the largest vocabulary in use. The library takes memory for each number up to a
-token's own, so that one token of number 4,294,967,295 would end the process."""
+"""Sixteen times the largest vocabulary in use. The library takes memory for all numbers up to the
+largest, so that one token of number 4,294,967,295 would end the process."""
 
 Lines = Callable[[], Iterator[str]]
 
@@ -74,13 +74,13 @@ class Tokenizer:
 
     Args:
         backend: A tokenizer of the `tokenizers` library that has the five special tokens.
-        source: What messages call it, for example its path.
+        source: Its name in messages, for example its path.
 
     Attributes:
         size: Size of the vocabulary.
-        hash: Hexadecimal digest of everything that changes the output, whatever the file's format.
-        special: The five special tokens, which may be one and the same (GPT-2).
-        has_mask: Whether the mask token is one of its own.
+        hash: Hexadecimal digest of everything that changes the output.
+        special: The five special tokens, which may be the same one (GPT-2).
+        has_mask: Whether there is a separate mask token.
         starts_word: `[size]`, True where a token begins a word.
 
     Raises:
@@ -94,7 +94,7 @@ class Tokenizer:
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(data))
         # Not part of the file format, so it has to be set each time.
         self._backend.encode_special_tokens = True
-        # Where no token of its own stands for what is unknown, nothing is.
+        # A tokenizer without an unknown token of its own knows all text.
         self._unknown = names["unk"] if names["unk"] != _END_OF_TEXT else UNKNOWN
         self.has_mask = names["mask"] != _END_OF_TEXT
         self.hash = _digest(data)
@@ -122,10 +122,10 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of every text, computed by many threads.
 
-        Half a surrogate pair, which no UTF-8 text can hold, counts as `?`.
+        Half a surrogate pair, which UTF-8 cannot encode, counts as `?`.
 
         Raises:
-            DataError: The tokenizer has no token for something, not even an unknown one.
+            DataError: The tokenizer has no token for a character, not even an unknown one.
         """
         texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
@@ -183,11 +183,11 @@ class Tokenizer:
         return text.removeprefix(" ") if self._marks_spaces else text
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return what each token looks like in the vocabulary."""
+        """Return each token's entry in the vocabulary."""
         return [self._pieces[token] for token in tokens]
 
     def save(self, path: Path) -> None:
-        """Write the `tokenizer.json` of the tokenizers library, all of it or nothing."""
+        """Write the `tokenizer.json` of the tokenizers library, complete or not at all."""
         with replaced_file(path) as temporary:
             temporary.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
 
@@ -196,8 +196,7 @@ class Tokenizer:
         """Read a `tokenizer.json`, ours or another's.
 
         Raises:
-            DataError: The file is missing or damaged, or has no token for one of the five special
-                ones.
+            DataError: The file is missing or damaged, or lacks one of the five special tokens.
         """
         with library_errors(f"{path} is damaged, or no `tokenizer.json` of the library"):
             try:
@@ -209,7 +208,7 @@ class Tokenizer:
 
 
 class TokenizerRecipe(ABC):
-    """How a run comes by its tokenizer."""
+    """A way to get a run's tokenizer."""
 
     @abstractmethod
     def key(self) -> str:
@@ -217,14 +216,14 @@ class TokenizerRecipe(ABC):
 
     @abstractmethod
     def make(self, lines: Lines) -> Tokenizer:
-        """Return the tokenizer, trained on `lines` where there is something to train."""
+        """Return the tokenizer, trained on `lines` if there is something to train."""
 
 
 @dataclass(frozen=True)
 class WordPiece(TokenizerRecipe):
-    """Pieces of words, `##` in front of all but a word's first (Devlin et al. 2019).
+    """Pieces of words, with `##` before all but a word's first (Devlin et al. 2019).
 
-    Punctuation and symbols stand alone, apart from WikiText's `@-@`, `@,@` and `@.@`.
+    Punctuation marks and symbols are single pieces, except for WikiText's `@-@`, `@,@` and `@.@`.
 
     Args:
         size: Size of the vocabulary; smaller when the text does not hold as many pieces.
@@ -257,7 +256,7 @@ class WordPiece(TokenizerRecipe):
             show_progress=False,
         )
         trained = _train(tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN)), trainer, counts)
-        # A new tokenizer: to the trained one, the letters given first are special.
+        # A new tokenizer: in the trained one, the letters given first are special.
         model = models.WordPiece(trained.get_vocab(), unk_token=UNKNOWN)
         backend = tokenizers.Tokenizer(model)
         backend.normalizer = normalizer
@@ -269,10 +268,10 @@ class WordPiece(TokenizerRecipe):
 
 @dataclass(frozen=True)
 class BytePairs(TokenizerRecipe):
-    """Byte-level byte-pair encoding (Radford et al. 2019): no text is unknown to it.
+    """Byte-level byte-pair encoding (Radford et al. 2019), which knows every text.
 
-    Every word carries the space before it, the first of a text too, so that a word is the same
-    token everywhere. `<unk>` counts as a word with a space on each side.
+    Every word includes the space before it, also the first word of a text, so that a word is the
+    same token everywhere. `<unk>` counts as a word with a space on each side.
 
     Args:
         size: Size of the vocabulary; smaller when the text does not hold as many pieces.
@@ -316,7 +315,7 @@ class FromFile(TokenizerRecipe):
     path: str
 
     def key(self) -> str:
-        """Describe the file by what it does, so that an edited file is another tokenizer."""
+        """Describe the file by its content, so that an edited file is another tokenizer."""
         return f"file {self._load().hash}"
 
     def make(self, lines: Lines) -> Tokenizer:
@@ -335,7 +334,7 @@ def _check_size(size: int, smallest: int, holds: str) -> None:
 def _count_pieces(
     lines: Iterable[str], splitter: Any, normalizer: normalizers.Normalizer | None = None
 ) -> Counter[str]:
-    """Count the pieces inside which tokens are learnt; `<unk>` is not among them."""
+    """Count the pieces in which tokens are learnt, without `<unk>`."""
     words: Counter[str] = Counter()
     for line in lines:
         words.update(line.split())
@@ -366,7 +365,7 @@ def _letters(pieces: Counter[str], limit: int) -> list[str]:
 def _train(
     backend: tokenizers.Tokenizer, trainer: trainers.Trainer, pieces: Counter[str]
 ) -> tokenizers.Tokenizer:
-    """Learn merges from counted pieces. The library takes text only, so each is written out."""
+    """Learn merges from counted pieces, written out as text, since the library takes no counts."""
     scale = max(1.0, pieces.total() / _MAX_TRAINING_WORDS)
     at_once = 2000
 
@@ -397,7 +396,7 @@ def library_errors(problem: str) -> Iterator[None]:
 
 
 def check_numbers(data: dict[str, Any]) -> None:
-    """Refuse tokens whose numbers the library would take too much memory for."""
+    """Raise for numbers of tokens for which the library would take too much memory."""
     model, added = data.get("model"), data.get("added_tokens") or []
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, dict | list) or not isinstance(added, list):
@@ -412,7 +411,7 @@ def check_numbers(data: dict[str, Any]) -> None:
 
 
 def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]:
-    """Return what the vocabulary calls each special token."""
+    """Return the name of each special token in the vocabulary."""
     vocabulary = backend.get_vocab()
     names = {
         key: next((name for name in names if name in vocabulary), "")
@@ -430,10 +429,10 @@ def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]
 
 
 def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dict[str, Any]:
-    """Return the content of its file with our rules on how special tokens are found in text.
+    """Return the content of its file with our rules for special tokens in text.
 
     The unknown token is found in the text and becomes one token; the other four are not found, nor
-    is one that stands for all five.
+    is a token that serves as all five.
     """
     data: dict[str, Any] = json.loads(backend.to_str())
     unknown = names["unk"] if names["unk"] != _END_OF_TEXT else None
@@ -456,7 +455,7 @@ def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dic
 
 
 def _digest(data: dict[str, Any]) -> str:
-    """Return the hash of what changes the output; the template of special tokens is unused."""
+    """Return the hash of all that changes the output; the template of special tokens is unused."""
     kept = {k: v for k, v in data.items() if k not in ("version", "post_processor")}
     text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
@@ -484,7 +483,7 @@ def _places(text: str, unknown: str) -> list[int]:
     for part in text.split(UNKNOWN):
         places += range(at, at + len(part))
         at += len(part)
-        # All its characters begin where the replaced name begins, and the next one where it ends.
+        # The characters of the other name all begin where `UNKNOWN` began.
         places += [at] * len(unknown)
         at += len(UNKNOWN)
     return [*places[: len(places) - len(unknown)], len(text)]
@@ -496,7 +495,7 @@ def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def _splits_at_spaces(data: dict[str, Any]) -> bool:
-    """Return whether no token depends on what stands beyond a space."""
+    """Return whether no token depends on text beyond a space."""
     splitter = data["pre_tokenizer"] or {}
     parts = splitter.get("pretokenizers", [splitter])
     return (
@@ -508,7 +507,7 @@ def _splits_at_spaces(data: dict[str, Any]) -> bool:
 
 
 def _marks_spaces(data: dict[str, Any]) -> bool:
-    """Return whether a word's tokens carry the space before it, the first word of a text too."""
+    """Return whether tokens include the space before a word, also before the first one."""
     splitter = data["pre_tokenizer"] or {}
     return (
         data["model"]["type"] == "BPE"

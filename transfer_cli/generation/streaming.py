@@ -142,11 +142,9 @@ class GeneratedText:
         if self.finish_reason:
             return ""
         shown = self._show(self._detokenizer.flush())
-        if not self.finish_reason:
-            held = self._stop_strings.flush()
-            self.text += held
-            shown += held
-        return shown
+        held = self._stop_strings.flush()
+        self.text += held
+        return shown + held
 
     def _show(self, decoded: str) -> str:
         if decoded and self._has_space:
