@@ -134,8 +134,6 @@ class TextBlocks:
     """
 
     def __init__(self, text: EncodedText, length: int, tokenizer_pad: int) -> None:
-        if length < 1:
-            raise ValueError(f"a block needs at least one token, got length {length}")
         self.text = text
         self.length = length
         self._pad = tokenizer_pad

@@ -13,7 +13,6 @@ import math
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -84,9 +83,20 @@ class Record:
 # ---------------------------------------------------------------------------------- files
 
 
+def numbered_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, line without its end) of a text file, plain or packed.
+
+    Raises:
+        DataError: The file is empty, cannot be unpacked, or a line is too long, holds a NUL byte or
+            a byte that the encoding does not have.
+    """
+    with open_file(path) as stream:
+        yield from sound_lines(all_lines(stream, str(path), encoding))
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file, plain or packed, without their ends."""
-    for _, line in _numbered_lines_of(path):
+    for _, line in numbered_lines(path):
         yield line
 
 
@@ -95,13 +105,13 @@ def read_text(path: Path, field: str) -> Iterator[str]:
     if _suffix(path) not in _JSON_SUFFIXES:
         yield from read_lines(path)
         return
-    for record in json_records(_numbered_lines_of(path), str(path)):
+    for record in json_records(numbered_lines(path), str(path)):
         yield from text_of(record, field, str(path)).replace("\r\n", "\n").split("\n")
 
 
 def read_table(path: Path, table_format: str, *, header: bool = True) -> Iterator[Record]:
     """Yield the rows of a table file, plain or packed; see `table_records`."""
-    return table_records(_numbered_lines_of(path), str(path), table_format, header=header)
+    return table_records(numbered_lines(path), str(path), table_format, header=header)
 
 
 def format_of(path: Path) -> str | None:
@@ -141,11 +151,6 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
-def _numbered_lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    with closing(open_file(path)) as stream:
-        yield from numbered_lines(stream, str(path))
-
-
 def _suffix(path: Path) -> str:
     name = path.with_suffix("") if path.suffix in PACKINGS else path
     return name.suffix.lower()
@@ -169,19 +174,9 @@ class LineStream(Protocol):
         """Return the bytes up to the end of the line, at most `size`; none at the end."""
 
 
-def numbered_lines(
-    stream: LineStream, name: str, encoding: str = "utf-8"
+def sound_lines(
+    lines: Iterable[tuple[int, str]], on_error: OnError = refuse
 ) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its end).
-
-    Raises:
-        DataError: The stream is empty, cannot be unpacked, or a line is too long, holds a NUL byte
-            or a byte that the encoding does not have.
-    """
-    return sound_lines(all_lines(stream, name, encoding), refuse)
-
-
-def sound_lines(lines: Iterable[tuple[int, str]], on_error: OnError) -> Iterator[tuple[int, str]]:
     """Yield the lines that can be read; `on_error` receives the faults of the others."""
     for number, line in lines:
         if isinstance(line, BrokenLine):
@@ -191,7 +186,7 @@ def sound_lines(lines: Iterable[tuple[int, str]], on_error: OnError) -> Iterator
 
 
 def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """Yield as `numbered_lines`, with a `BrokenLine` in place of each that cannot be read.
+    """Yield numbered lines, with a `BrokenLine` in place of each that cannot be read.
 
     Raises:
         DataError: The stream is empty, cannot be unpacked, or is UTF-16.

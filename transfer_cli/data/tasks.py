@@ -265,15 +265,14 @@ class _Row:
 
 def _read_trec(path: Path) -> Iterator[tuple[str, str]]:
     """Yield each question with its fine label."""
-    with readers.open_file(path) as stream:
-        for number, line in readers.numbered_lines(stream, str(path), encoding="latin-1"):
-            label, space, text = line.partition(" ")
-            if not space or label not in FINE_LABELS:
-                raise DataError(
-                    f"{path}, line {number}: begins with {label[:40]!r}, expected a label such as "
-                    f"NUM:date and a space.{nearest(label, FINE_LABELS)}"
-                )
-            yield text.strip(" "), label
+    for number, line in readers.numbered_lines(path, encoding="latin-1"):
+        label, space, text = line.partition(" ")
+        if not space or label not in FINE_LABELS:
+            raise DataError(
+                f"{path}, line {number}: begins with {label[:40]!r}, expected a label such as "
+                f"NUM:date and a space.{nearest(label, FINE_LABELS)}"
+            )
+        yield text.strip(" "), label
 
 
 def _numbered(

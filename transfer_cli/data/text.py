@@ -19,13 +19,13 @@ from transfer_cli.data.tasks import TaskData
 from transfer_cli.errors import DataError, at_least, listed
 
 _HOLD_OUT_LINES = 64
-"""Longest block of lines that is held out for validation in one piece."""
+"""Maximum number of lines of a held-out block."""
 
 _HOLD_OUT_BLOCKS = 8
-"""Into how many blocks the held-out lines of a short text are cut, if there are enough."""
+"""Number of held-out blocks of a short text, if it has enough lines."""
 
 _HOLD_OUT_OFFSET = 0.5
-"""Which block of the first 1 / share is held out: one in the middle."""
+"""The held-out block of the first 1 / share: one in the middle."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class WikiText(TextData):
 
     Args:
         name: `wikitext-103` or `wikitext-2`.
-        raw: Take the form that has every word; otherwise rare words are `<unk>`, as in published
-            word perplexities.
+        raw: Read the form with every word; in the other one rare words are `<unk>`, as in
+            published word perplexities.
     """
 
     name: Literal["wikitext-103", "wikitext-2"]
@@ -105,12 +105,12 @@ class TextFiles(TextData):
     """Own files: `.txt` or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
     Args:
-        train: Paths or globs; what a glob matches is taken in the order of the names.
+        train: Paths or globs; the matches of a glob are sorted by name.
         validation: The same. Without it, blocks of consecutive lines all over the training text
             are held out, the same ones for every seed.
         test: The same; without it there is no test set.
-        field: What holds the text in JSON lines.
-        validation_share: How much of the training text is held out, in (0, 0.5].
+        field: The key of the text in JSON lines.
+        validation_share: The held-out share of the training text, in (0, 0.5].
     """
 
     train: str | list[str]
@@ -151,13 +151,13 @@ class TextFiles(TextData):
                 parts[name] = _text_of(files[name], name, self.field)
                 continue
             hold_out = _HoldOut(self.validation_share, block, name == "validation")
-            lines = partial(_hold_out_lines, whole.lines, hold_out)
+            lines = partial(hold_out.of, whole.lines)
             parts[name] = TextSplit(name, lines, _digest([whole.fingerprint, repr(hold_out)]))
         return parts
 
 
 def whole_text(paths: str | list[str], name: str) -> TextSplit:
-    """Return all of some files as one split, to score and not to train on.
+    """Return some files as one split, to score and not to train on.
 
     Raises:
         DataError: There is no such file, or it cannot be read.
@@ -194,12 +194,11 @@ class SampleText(TextData):
 class TaskText(TextData):
     """The texts of a labelled data set without their labels, each on a line of its own.
 
-    Going on with pretraining on them, before the labels are learnt, is what Howard and Ruder (2018,
-    section 3.2) call target task language-model fine-tuning. Of a pair, the second text follows
-    the first as another line. A label costs money and a text does not, so all texts are there: the
-    task's `labelled` should stay unset.
+    Howard and Ruder (2018, section 3.2) continue pretraining on them before the labels are learnt:
+    target task language-model fine-tuning. The second text of a pair is the line after the first.
+    A label costs money and a text does not, so leave the task's `labelled` unset to use all texts.
 
-    The splits are those of `finetune` with the same seed, so validation questions are not read.
+    The splits are those of `finetune` with the same seed, so validation texts stay unread.
 
     Args:
         task: The labelled data set.
@@ -208,7 +207,7 @@ class TaskText(TextData):
     task: TaskData
 
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
-        """See `TextData`; the seed decides what is held out where the task brings no split."""
+        """See `TextData`; the seed decides the splits that the task draws."""
         examples = self.task.load(data_dir, seed).splits
         texts = {name: _task_lines(examples[name]) for name in _wanted(examples, only)}
         return {
@@ -240,7 +239,7 @@ def _digest(settings: Iterable[str], paths: Iterable[Path] = ()) -> str:
                 total.update(hashlib.file_digest(file, "sha256").digest())
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
-        # How a file is read depends on what its name ends with.
+        # The suffix decides how a file is read.
         total.update("".join(path.suffixes[-2:]).encode())
     return total.hexdigest()
 
@@ -266,7 +265,7 @@ def _task_lines(examples: Sequence[Any]) -> list[str]:
 
 
 def _expand(patterns: str | list[str]) -> list[Path]:
-    """Return the files that paths and globs name, each once."""
+    """Return the files of paths and globs, each once."""
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         path = Path(pattern).expanduser()
@@ -296,32 +295,27 @@ def _check_disjoint(files: dict[str, list[Path]]) -> None:
 
 @dataclass(frozen=True)
 class _HoldOut:
-    """Which lines are held out: every (1 / share)-th block of `block` lines that are not empty."""
+    """Holds out lines: every (1 / share)-th block of `block` lines that are not empty."""
 
     share: float
     block: int
     keep_held_out: bool
 
-    def keeps(self, line: int) -> bool:
-        """Return whether the line with this number, not counting empty ones, is kept."""
-        block = line // self.block
-        before = floor(block * self.share + _HOLD_OUT_OFFSET)
-        held_out = floor((block + 1) * self.share + _HOLD_OUT_OFFSET) > before
-        return held_out == self.keep_held_out
+    def of(self, lines: Callable[[], Iterator[str]]) -> Iterator[str]:
+        number = -1
+        for line in lines():
+            # An empty line goes with the line before it.
+            number += bool(line.strip())
+            block = max(number, 0) // self.block
+            before = floor(block * self.share + _HOLD_OUT_OFFSET)
+            is_held_out = floor((block + 1) * self.share + _HOLD_OUT_OFFSET) > before
+            if is_held_out == self.keep_held_out:
+                yield line
 
 
 def _hold_out_block(lines: Iterator[str], share: float) -> int:
-    """Return how many lines make a block: fewer in a short text, 0 if the share is no line."""
+    """Return the number of lines of a block: fewer in a short text, 0 if the share is no line."""
     enough = ceil(_HOLD_OUT_BLOCKS * _HOLD_OUT_LINES / share)
     count = sum(1 for _ in itertools.islice(filter(str.strip, lines), enough))
     held_out = int(count * share)
     return min(held_out, _HOLD_OUT_LINES, max(1, held_out // _HOLD_OUT_BLOCKS))
-
-
-def _hold_out_lines(lines: Callable[[], Iterator[str]], hold_out: _HoldOut) -> Iterator[str]:
-    number = -1
-    for line in lines():
-        # An empty line stays with the line before it.
-        number += bool(line.strip())
-        if hold_out.keeps(max(number, 0)):
-            yield line

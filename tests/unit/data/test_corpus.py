@@ -296,8 +296,3 @@ def test_full_blocks_are_all_real_in_any_order():
 def test_a_block_that_is_not_there_is_refused(index):
     with pytest.raises(IndexError):
         TextBlocks(stream(13), 4, tokenizer_pad=999).batch(np.array([index]))
-
-
-def test_a_block_without_tokens_is_refused():
-    with pytest.raises(ValueError, match="length 0"):
-        TextBlocks(stream(13), 0, tokenizer_pad=999)
