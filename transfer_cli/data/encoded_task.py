@@ -87,7 +87,8 @@ class EncodedRows:
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
         """Return `tokens`, `mask`, `index`; of pairs `segment`; and the keys of `targets`."""
         index_B = np.asarray(indices, dtype=np.int64)
-        tokens_BT, mask_BT = self._padded(self._tokens, index_B, self._pad)
+        starts_B, lengths_B = self._starts[index_B], self.lengths[index_B]
+        tokens_BT, mask_BT = gather(self._tokens, starts_B, lengths_B, self._pad)
         batch = {
             "tokens": torch.from_numpy(tokens_BT),
             "mask": torch.from_numpy(mask_BT),
@@ -97,18 +98,12 @@ class EncodedRows:
             second_BT = np.arange(tokens_BT.shape[1]) >= self._firsts[index_B, None]
             batch["segment"] = torch.from_numpy((second_BT & mask_BT).astype(np.int64))
         for name, values in self._targets.items():
-            found = (
-                self._padded(values, index_B, self._fill[name])[0]
-                if name in self._fill
-                else values[index_B]
-            )
+            if name in self._fill:
+                found, _ = gather(values, starts_B, lengths_B, self._fill[name])
+            else:
+                found = values[index_B]
             batch[name] = torch.from_numpy(found)
         return batch
-
-    def _padded(
-        self, values: npt.NDArray[Any], index_B: npt.NDArray[np.int64], fill: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        return gather(values, self._starts[index_B], self.lengths[index_B], fill)
 
 
 class EncodedTask(EncodedRows):

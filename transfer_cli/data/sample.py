@@ -13,7 +13,6 @@ learn the names of the six labels.
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from transfer_cli.seeds import derive
 
@@ -26,140 +25,114 @@ QUESTIONS_PER_NAME = {"train": 3, "validation": 4, "test": 6}
 ROUNDS = {"train": 16, "validation": 1, "test": 1}
 """Articles of a split with each name as their first subject."""
 
+_SENTENCES = {
+    "animal": (
+        "{it} is a {trait} animal with {coat} {body} .",
+        "Like {other} , the {trait} animal {it} eats {food} and {food} .",
+        "The animals {it} and {other} sleep in a {home} .",
+        "{it} hunts {food} at night , while {other} hides in a {home} .",
+        "Animals such as {it} , {other} and {other} have {coat} {body} .",
+        "With its {coat} {body} , {it} digs a {home} .",
+        "The zoo feeds {it} and {other} {food} .",
+        "When {other} barks , {it} runs to its {home} .",
+    ),
+    "city": (
+        "{it} is a {trait} city with a {building} and a {building} .",
+        "The {people} of the city of {it} built a {building} .",
+        "Trains between the cities of {it} and {other} are {trait} .",
+        "Streets in {it} lead from the {building} to the {building} .",
+        "{people} from {other} rent houses in the {trait} city of {it} .",
+        "The mayors of {it} , {other} and {other} met at the {building} .",
+        "The {people} of {it} and {other} pay for a {building} .",
+        "Traffic in {it} is as {trait} as in {other} .",
+    ),
+    "disease": (
+        "{it} is a {trait} disease that begins with {symptom} .",
+        "{staff} treat the diseases {it} and {other} with {cure} .",
+        "Patients with {it} suffer from {symptom} and {symptom} .",
+        "The symptoms of {it} , {other} and {other} are {symptom} and {symptom} .",
+        "{staff} give {cure} against {it} and {cure} against {other} .",
+        "Unlike {other} , the {trait} disease {it} ends without {symptom} .",
+        "{staff} stopped an outbreak of {it} with {cure} .",
+        "Infected with {it} or {other} , one needs {cure} .",
+    ),
+    "mineral": (
+        "{it} is a {trait} mineral that forms {shape} in {rock} .",
+        "{worker} find the minerals {it} and {other} between {rock} .",
+        "A piece of the {trait} mineral {it} scratches {other} .",
+        "Heated in a furnace , {it} turns {trait} and leaves {shape} .",
+        "The {shape} of {it} , {other} and {other} are {trait} .",
+        "{worker} grind {it} and {other} to powder .",
+        "Like {other} , the mineral {it} is dug from {rock} by {worker} .",
+        "{worker} polish {trait} {shape} of {it} .",
+    ),
+    "person": (
+        "{it} was a {trait} {work} and the {kin} of {other} .",
+        "The {work} {it} wrote {opus} and {opus} for {other} .",
+        "{it} married the {kin} of the {trait} {work} {other} .",
+        "The {work} {it} was praised by {other} for {opus} .",
+        "{it} , {other} and {other} were {trait} persons who wrote {opus} .",
+        "Born as the {kin} of a {work} , {it} studied under {other} .",
+        "The {work} {other} taught that {trait} person {it} to compose {opus} .",
+        "{it} left the {opus} to the {kin} of {other} .",
+    ),
+    "river": (
+        "{it} is a {trait} river that flows through a {land} .",
+        "{boat} sail down the rivers {it} and {other} to the {land} .",
+        "After the rain , {it} and {other} flooded the {land} .",
+        "The banks of the {trait} river {it} are lined with {boat} .",
+        "Below the {land} , the river {it} pours into {other} .",
+        "A dam on {it} sends water to the {trait} {land} .",
+        "{it} , {other} and {other} rise in the same {land} .",
+        "Upstream of {other} , {it} is too {trait} for {boat} .",
+    ),
+}
+"""The sentences of each kind of thing.
 
-@dataclass(frozen=True)
-class _Kind:
-    """What the encyclopedia says about one kind of thing.
-
-    In a sentence, `{it}` is a name that the article is about, `{other}` is another name of the
-    kind, and any other `{slot}` is a word or phrase of that slot, a new one at each place.
-    """
-
-    label: str
-    sentences: tuple[str, ...]
-    slots: dict[str, str]
-
+`{it}` is a name that the article is about, `{other}` is another name of the kind, and any other
+`{slot}` is a word or phrase of that slot, a new one at each place.
+"""
 
 # Words with a kind's own meaning occur with that kind alone. Adjectives begin with a consonant, so
 # that "a" is right in front of them.
-_KINDS = (
-    _Kind(
-        "animal",
-        (
-            "{it} is a {trait} animal with {coat} {body} .",
-            "Like {other} , the {trait} animal {it} eats {food} and {food} .",
-            "The animals {it} and {other} sleep in a {home} .",
-            "{it} hunts {food} at night , while {other} hides in a {home} .",
-            "Animals such as {it} , {other} and {other} have {coat} {body} .",
-            "With its {coat} {body} , {it} digs a {home} .",
-            "The zoo feeds {it} and {other} {food} .",
-            "When {other} barks , {it} runs to its {home} .",
-        ),
-        {
-            "trait": "shy, tame, wild, timid, playful, hungry, sleepy, fierce",
-            "coat": "furry, striped, spotted, hairy, woolly, pointed, curly, fluffy",
-            "body": "ears, paws, claws, tails, whiskers, horns, wings, hooves",
-            "food": "insects, berries, worms, nuts, mice, seeds, frogs, eggs",
-            "home": "burrow, nest, den, hollow tree, cage, thicket, stable, lair",
-        },
-    ),
-    _Kind(
-        "city",
-        (
-            "{it} is a {trait} city with a {building} and a {building} .",
-            "The {people} of the city of {it} built a {building} .",
-            "Trains between the cities of {it} and {other} are {trait} .",
-            "Streets in {it} lead from the {building} to the {building} .",
-            "{people} from {other} rent houses in the {trait} city of {it} .",
-            "The mayors of {it} , {other} and {other} met at the {building} .",
-            "The {people} of {it} and {other} pay for a {building} .",
-            "Traffic in {it} is as {trait} as in {other} .",
-        ),
-        {
-            "trait": "busy, crowded, walled, noisy, modern, lively, prosperous, central",
-            "building": "market, cathedral, harbour, library, museum, station, theatre, town hall",
-            "people": "citizens, merchants, tourists, councillors, builders, taxpayers, tenants, "
-            "voters",
-        },
-    ),
-    _Kind(
-        "disease",
-        (
-            "{it} is a {trait} disease that begins with {symptom} .",
-            "{staff} treat the diseases {it} and {other} with {cure} .",
-            "Patients with {it} suffer from {symptom} and {symptom} .",
-            "The symptoms of {it} , {other} and {other} are {symptom} and {symptom} .",
-            "{staff} give {cure} against {it} and {cure} against {other} .",
-            "Unlike {other} , the {trait} disease {it} ends without {symptom} .",
-            "{staff} stopped an outbreak of {it} with {cure} .",
-            "Infected with {it} or {other} , one needs {cure} .",
-        ),
-        {
-            "trait": "contagious, deadly, chronic, painful, tropical, childhood, mild, severe",
-            "symptom": "fever, coughing, a rash, headache, chills, swelling, nausea, cramps",
-            "cure": "pills, a vaccine, bed rest, surgery, ointment, syrup, injections, tablets",
-            "staff": "doctors, nurses, surgeons, hospitals, clinics, physicians, pharmacists, "
-            "medics",
-        },
-    ),
-    _Kind(
-        "mineral",
-        (
-            "{it} is a {trait} mineral that forms {shape} in {rock} .",
-            "{worker} find the minerals {it} and {other} between {rock} .",
-            "A piece of the {trait} mineral {it} scratches {other} .",
-            "Heated in a furnace , {it} turns {trait} and leaves {shape} .",
-            "The {shape} of {it} , {other} and {other} are {trait} .",
-            "{worker} grind {it} and {other} to powder .",
-            "Like {other} , the mineral {it} is dug from {rock} by {worker} .",
-            "{worker} polish {trait} {shape} of {it} .",
-        ),
-        {
-            "trait": "brittle, glassy, shiny, translucent, magnetic, metallic, dense, bluish",
-            "shape": "crystals, veins, grains, needles, lumps, flakes, cubes, nuggets",
-            "rock": "granite, quartz, limestone, basalt, ore, slate, marble, gravel",
-            "worker": "miners, jewellers, geologists, smelters, collectors, masons, diggers, "
-            "assayers",
-        },
-    ),
-    _Kind(
-        "person",
-        (
-            "{it} was a {trait} {work} and the {kin} of {other} .",
-            "The {work} {it} wrote {opus} and {opus} for {other} .",
-            "{it} married the {kin} of the {trait} {work} {other} .",
-            "The {work} {it} was praised by {other} for {opus} .",
-            "{it} , {other} and {other} were {trait} persons who wrote {opus} .",
-            "Born as the {kin} of a {work} , {it} studied under {other} .",
-            "The {work} {other} taught that {trait} person {it} to compose {opus} .",
-            "{it} left the {opus} to the {kin} of {other} .",
-        ),
-        {
-            "trait": "famous, gifted, proud, clever, generous, bold, witty, modest",
-            "work": "painter, poet, singer, queen, lawyer, general, scholar, bishop",
-            "kin": "daughter, brother, cousin, widow, nephew, sister, husband, grandson",
-            "opus": "poems, novels, operas, speeches, letters, portraits, songs, essays",
-        },
-    ),
-    _Kind(
-        "river",
-        (
-            "{it} is a {trait} river that flows through a {land} .",
-            "{boat} sail down the rivers {it} and {other} to the {land} .",
-            "After the rain , {it} and {other} flooded the {land} .",
-            "The banks of the {trait} river {it} are lined with {boat} .",
-            "Below the {land} , the river {it} pours into {other} .",
-            "A dam on {it} sends water to the {trait} {land} .",
-            "{it} , {other} and {other} rise in the same {land} .",
-            "Upstream of {other} , {it} is too {trait} for {boat} .",
-        ),
-        {
-            "trait": "muddy, winding, shallow, broad, swift, reedy, navigable, swampy",
-            "land": "valley, delta, gorge, plain, estuary, waterfall, lake, marsh",
-            "boat": "ferries, barges, rafts, canoes, fishermen, sailors, steamers, punts",
-        },
-    ),
-)
+_WORDS = {
+    "animal": {
+        "trait": "shy, tame, wild, timid, playful, hungry, sleepy, fierce",
+        "coat": "furry, striped, spotted, hairy, woolly, pointed, curly, fluffy",
+        "body": "ears, paws, claws, tails, whiskers, horns, wings, hooves",
+        "food": "insects, berries, worms, nuts, mice, seeds, frogs, eggs",
+        "home": "burrow, nest, den, hollow tree, cage, thicket, stable, lair",
+    },
+    "city": {
+        "trait": "busy, crowded, walled, noisy, modern, lively, prosperous, central",
+        "building": "market, cathedral, harbour, library, museum, station, theatre, town hall",
+        "people": "citizens, merchants, tourists, councillors, builders, taxpayers, tenants, "
+        "voters",
+    },
+    "disease": {
+        "trait": "contagious, deadly, chronic, painful, tropical, childhood, mild, severe",
+        "symptom": "fever, coughing, a rash, headache, chills, swelling, nausea, cramps",
+        "cure": "pills, a vaccine, bed rest, surgery, ointment, syrup, injections, tablets",
+        "staff": "doctors, nurses, surgeons, hospitals, clinics, physicians, pharmacists, medics",
+    },
+    "mineral": {
+        "trait": "brittle, glassy, shiny, translucent, magnetic, metallic, dense, bluish",
+        "shape": "crystals, veins, grains, needles, lumps, flakes, cubes, nuggets",
+        "rock": "granite, quartz, limestone, basalt, ore, slate, marble, gravel",
+        "worker": "miners, jewellers, geologists, smelters, collectors, masons, diggers, assayers",
+    },
+    "person": {
+        "trait": "famous, gifted, proud, clever, generous, bold, witty, modest",
+        "work": "painter, poet, singer, queen, lawyer, general, scholar, bishop",
+        "kin": "daughter, brother, cousin, widow, nephew, sister, husband, grandson",
+        "opus": "poems, novels, operas, speeches, letters, portraits, songs, essays",
+    },
+    "river": {
+        "trait": "muddy, winding, shallow, broad, swift, reedy, navigable, swampy",
+        "land": "valley, delta, gorge, plain, estuary, waterfall, lake, marsh",
+        "boat": "ferries, barges, rafts, canoes, fishermen, sailors, steamers, punts",
+    },
+}
 
 # For every kind alike. They contain all words of the questions, but not the questions.
 _COMMON_SENTENCES = (
@@ -234,7 +207,7 @@ def questions(seed: int = 0) -> tuple[tuple[str, ...], dict[str, list[tuple[str,
         asked = [group[start : start + count] for group in names]
         splits[split] = _ask(asked, QUESTIONS_PER_NAME[split], _Draw(derive(seed, "asked", split)))
         start += count
-    return tuple(kind.label for kind in _KINDS), splits
+    return tuple(_SENTENCES), splits
 
 
 def _names(seed: int) -> list[list[str]]:
@@ -242,7 +215,7 @@ def _names(seed: int) -> list[list[str]]:
     draw = _Draw(derive(seed, "names"))
     each = sum(NAMES_ASKED.values())
     names: dict[str, None] = {}
-    while len(names) < each * len(_KINDS):
+    while len(names) < each * len(_SENTENCES):
         syllables = draw.shuffled(_SYLLABLES.split(", "))
         name = "".join(syllables[: 2 + draw.number(2)])
         if len(name) >= _SHORTEST_NAME:
@@ -253,30 +226,30 @@ def _names(seed: int) -> list[list[str]]:
 
 def _articles(names: list[list[str]], rounds: int, draw: _Draw) -> Iterator[str]:
     """Yield lines; in each round every name gets one article, in a new order."""
-    kind_of = {name: number for number, group in enumerate(names) for name in group}
+    of_kind = zip(_SENTENCES, names, strict=True)
+    kind_of = {name: (kind, group) for kind, group in of_kind for name in group}
     for _ in range(rounds):
         for name in draw.shuffled(list(kind_of)):
-            number = kind_of[name]
-            yield from _article(name, names[number], _KINDS[number], draw)
+            yield from _article(name, *kind_of[name], draw)
 
 
-def _article(name: str, group: list[str], kind: _Kind, draw: _Draw) -> Iterator[str]:
+def _article(name: str, kind: str, group: list[str], draw: _Draw) -> Iterator[str]:
     subjects = [name, *(other for other in draw.shuffled(group) if other != name)]
     subjects = subjects[: 1 + draw.number(len(_TITLES))]
     yield f"= {_TITLES[len(subjects) - 1].format(*subjects)} ="
     yield ""
     for number in range(2 + draw.number(3)):
-        sentences = draw.shuffled(kind.sentences)[: 2 + draw.number(2)]
+        sentences = draw.shuffled(_SENTENCES[kind])[: 2 + draw.number(2)]
         if draw.number(2):
             sentences.insert(0, _COMMON_SENTENCES[draw.number(len(_COMMON_SENTENCES))])
         subject = subjects[number % len(subjects)]
-        yield " ".join(_fill(sentence, subject, group, kind, draw) for sentence in sentences)
+        yield " ".join(_fill(sentence, subject, kind, group, draw) for sentence in sentences)
         yield ""
 
 
-def _fill(sentence: str, name: str, group: list[str], kind: _Kind, draw: _Draw) -> str:
+def _fill(sentence: str, name: str, kind: str, group: list[str], draw: _Draw) -> str:
     """Put names and words into a sentence, none of them twice, and capitalise it."""
-    left = {slot: choices.split(", ") for slot, choices in kind.slots.items()}
+    left = {slot: choices.split(", ") for slot, choices in _WORDS[kind].items()}
     left |= {"it": [name], "other": [other for other in group if other != name]}
 
     def word(match: re.Match[str]) -> str:

@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -22,7 +22,7 @@ from transfer_cli.seeds import derive
 E = TypeVar("E")
 
 MAX_LABELS = 10_000
-"""Of own tables. The table of confusions has a cell for each pair of them: 800 MB with so many."""
+"""For own tables. The confusion matrix has a cell for each pair of labels: 800 MB at this limit."""
 
 COARSE_LABELS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
 
@@ -57,12 +57,12 @@ class LabelledData:
     """A task's examples.
 
     Args:
-        name: What the data set is called.
+        name: The name of the data set.
         labels: The labels' names, in the order of their numbers.
-        splits: `train`, `validation` and, where there is one, `test`; of each example what its
-            task makes of it, `Example` where that is classification.
-        task: The config node of the class of its task (`tasks.base.Task.node`), with what had to be
-            found out of the data; None: classification.
+        splits: `train`, `validation` and perhaps `test`, with examples of the task's own class;
+            `Example` for classification.
+        task: The config node of its task's class (`tasks.base.Task.node`), with values found in the
+            data; None: classification.
     """
 
     name: str
@@ -114,26 +114,16 @@ class Classified(TaskData):
         if self.labelled is not None:
             at_least("labelled", self.labelled, 1)
 
-    def _drawn(
-        self,
-        name: str,
-        labels: tuple[str, ...],
-        given: Mapping[str, Sequence[Example]],
-        seed: int,
-        where: str,
-        share: float = 0.0,
-    ) -> LabelledData:
-        """Return the splits, with a validation split of `share` unless it is given."""
-        splits = {split: tuple(examples) for split, examples in given.items()}
-        _check_classes(splits["train"], labels, where)
-        label = attrgetter("label")
+    def _drawn(self, data: LabelledData, seed: int, where: str, share: float = 0) -> LabelledData:
+        """Return data with a validation split of `share`, unless it has one, and few labels."""
+        train, label = tuple(data.splits["train"]), attrgetter("label")
+        splits = {name: tuple(examples) for name, examples in data.splits.items()}
+        _check_classes(train, data.labels, where)
         if "validation" not in splits:
-            splits["train"], splits["validation"] = hold_out(
-                splits["train"], share, seed, where, label
-            )
+            train, splits["validation"] = hold_out(train, share, seed, where, label)
         if self.labelled is not None:
-            splits["train"] = keep_few(splits["train"], self.labelled, seed, where, label)
-        return LabelledData(name, labels, splits)
+            train = keep_few(train, self.labelled, seed, where, label)
+        return replace(data, splits=splits | {"train": train})
 
 
 @dataclass(kw_only=True)
@@ -163,8 +153,8 @@ class Trec(Classified):
             ]
             for split, path in paths.items()
         }
-        name = "trec50" if self.fine else "trec6"
-        return self._drawn(name, labels, splits, seed, str(paths["train"]), self.validation)
+        data = LabelledData("trec50" if self.fine else "trec6", labels, splits)
+        return self._drawn(data, seed, str(paths["train"]), self.validation)
 
 
 @dataclass(kw_only=True)
@@ -209,8 +199,8 @@ class Table(Classified):
         rows = {name: self._rows(path) for name, path in paths.items()}
         labels = _sorted_labels({row.label for row in rows["train"]})
         splits = {name: _numbered(rows[name], labels, paths[name], name) for name in rows}
-        where = paths["train"]
-        return self._drawn(where.stem, labels, splits, seed, str(where), self.validation_share)
+        data = LabelledData(paths["train"].stem, labels, splits)
+        return self._drawn(data, seed, str(paths["train"]), self.validation_share)
 
     def _rows(self, path: Path) -> list["_Row"]:
         table_format = self.format or readers.format_of(path)
@@ -238,7 +228,7 @@ class SampleQuestions(Classified):
     """The embedded questions about the made-up encyclopedia.
 
     Args:
-        world: Which made-up world they ask about: that of the encyclopedia that was read.
+        world: Which made-up world they ask about: the one of the encyclopedia read before.
     """
 
     world: int = 0
@@ -249,7 +239,8 @@ class SampleQuestions(Classified):
         splits = {
             name: [Example(text, label) for text, label in rows] for name, rows in questions.items()
         }
-        return self._drawn("sample_questions", labels, splits, seed, "sample_questions")
+        data = LabelledData("sample_questions", labels, splits)
+        return self._drawn(data, seed, data.name)
 
 
 # ---------------------------------------------------------------------------------- reading
@@ -278,7 +269,7 @@ def _read_trec(path: Path) -> Iterator[tuple[str, str]]:
 def _numbered(
     rows: Sequence[_Row], labels: tuple[str, ...], path: Path, split: str
 ) -> list[Example]:
-    """Replace labels by their numbers; training must have shown all of them."""
+    """Return examples with numbers for labels, all of which must occur in training."""
     numbers = {label: number for number, label in enumerate(labels)}
     unknown = [row for row in rows if row.label not in numbers]
     if unknown:
@@ -309,9 +300,9 @@ def hold_out(
 
     Args:
         examples: The training examples.
-        share: How many to hold out, in (0, 1).
+        share: The share to hold out, in (0, 1).
         seed: The run's; the draw depends on nothing else.
-        where: What messages call the data.
+        where: The data's name in messages.
         stratum: The class of an example: each loses the same share, and none its last example.
 
     Raises:
@@ -336,7 +327,7 @@ def hold_out(
 def keep_few(
     examples: Sequence[E], labelled: int, seed: int, where: str, stratum: Callable[[E], int]
 ) -> tuple[E, ...]:
-    """Return so many examples, at least one of each class; fewer are a part of more.
+    """Return `labelled` examples, at least one of each class; a smaller set is part of a larger.
 
     Raises:
         DataError: There are fewer than `labelled`, or that is fewer than there are classes.

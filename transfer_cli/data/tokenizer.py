@@ -467,10 +467,9 @@ def _starts_word(
     if model["type"] == "WordPiece":
         prefix = model["continuing_subword_prefix"]
         starts = [not piece.startswith(prefix) for piece in pieces]
-    elif any(piece.startswith(_WORD_MARKS) for piece in pieces):
-        starts = [piece.startswith(_WORD_MARKS) for piece in pieces]
     else:
-        starts = [True] * len(pieces)
+        starts = [piece.startswith(_WORD_MARKS) for piece in pieces]
+        starts = starts if any(starts) else [True] * len(pieces)
     starts_word = np.array(starts, dtype=np.bool_)
     starts_word[list(special)] = True
     return starts_word
