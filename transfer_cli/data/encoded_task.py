@@ -135,7 +135,6 @@ class EncodedTask(EncodedRows):
                 f"data.length is {length}: with the special tokens an input needs at least "
                 f"{_SHORTEST} positions."
             )
-        labels = _labels(examples)
         rows, firsts, num_cut = _rows(examples, tokenizer, length, direction)
         pairs = any(example.pair is not None for example in examples)
         super().__init__(
@@ -143,7 +142,7 @@ class EncodedTask(EncodedRows):
             rows,
             tokenizer.pad,
             firsts=firsts if pairs else None,
-            targets={} if labels is None else {"label": labels},
+            targets=_labels(examples),
             num_cut=num_cut,
         )
 
@@ -167,16 +166,16 @@ def warn_of_cuts(num_cut: int, num_examples: int, length: int) -> None:
         )
 
 
-def _labels(examples: "Sequence[Example]") -> npt.NDArray[np.int64] | None:
+def _labels(examples: "Sequence[Example]") -> dict[str, list[int | None]]:
     labels = [example.label for example in examples]
     if all(label is None for label in labels):
-        return None
+        return {}
     if None in labels:
         raise DataError(
             f"Example {labels.index(None) + 1} of {len(labels)} has no label, others have one. "
             "Give each a label, or none."
         )
-    return np.array(labels, dtype=np.int64)
+    return {"label": labels}
 
 
 def _rows(

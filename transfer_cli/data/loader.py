@@ -4,6 +4,7 @@ It has no state: step n draws a stream, whose sampler gives the examples. So a r
 same batches as one that was never interrupted.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -56,10 +57,7 @@ class StepDataLoader:
 
     def __iter__(self) -> Iterator[list[dict[str, Batch]]]:
         """Yield each step's micro-batches, as `at` returns them."""
-        step = self._first()
-        while True:
-            yield self.at(step)
-            step += 1
+        yield from map(self.at, itertools.count(self._first()))
 
     def at(self, step: int) -> list[dict[str, Batch]]:
         """Return one step's micro-batches, each under the name of its stream.

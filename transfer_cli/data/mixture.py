@@ -50,8 +50,7 @@ class Mixture:
         anneal: bool = False,
         target_only: int = 0,
     ) -> None:
-        _check_sizes(sizes)
-        at_least("power", power, 0)
+        _check(sizes, power)
         if total < 1 or steps_per_epoch < 1:
             raise ValueError(f"a mixture needs steps, got {total} and {steps_per_epoch} an epoch")
         if not 0 <= target_only <= total:
@@ -120,13 +119,13 @@ def mixed_epoch(
         power: See `Mixture`.
         anneal: See `Mixture`.
     """
-    _check_sizes(sizes)
-    at_least("power", power, 0)
+    _check(sizes, power)
     share = probabilities(sizes, FIRST_POWER - FALL / 2 if anneal else power)[MAIN]
     return max(1, round(main_steps / share))
 
 
-def _check_sizes(sizes: Mapping[str, int]) -> None:
+def _check(sizes: Mapping[str, int], power: float) -> None:
+    at_least("power", power, 0)
     if MAIN not in sizes:
         raise ValueError(f"a mixture needs the stream {MAIN!r}, got {', '.join(sizes) or 'none'}")
     empty = [name for name, size in sizes.items() if size < 1]

@@ -22,9 +22,6 @@ class TextStats:
     size_bytes: int = 0
 
 
-NO_TEXT = TextStats()
-
-
 class Dataset(Protocol):
     """Examples by number."""
 
@@ -49,7 +46,7 @@ class Split:
 
     name: str
     data: Dataset
-    text: TextStats = NO_TEXT
+    text: TextStats = TextStats()
     order: np.ndarray | None = None
     example_of: np.ndarray | None = None
     scorer: Callable[[Mapping[int, Mapping[str, Any]]], dict[str, float]] | None = None
@@ -66,4 +63,4 @@ def some_of(split: Split, count: int) -> Split:
         return split
     spread = np.linspace(0, total - 1, count).astype(np.int64)
     rows = spread if of is None else np.flatnonzero(np.isin(of, spread))
-    return replace(split, text=NO_TEXT, order=rows)
+    return replace(split, text=TextStats(), order=rows)

@@ -9,7 +9,7 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -197,9 +197,12 @@ class Table(Classified):
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         paths = {name: Path(path).expanduser() for name, path in given.items() if path}
         rows = {name: self._rows(path) for name, path in paths.items()}
-        labels = _sorted_labels({row.label for row in rows["train"]})
+        labels = sorted({row.label for row in rows["train"]})
+        # 18 digits always fit; a longer "number" is an identifier.
+        if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
+            labels.sort(key=int)
         splits = {name: _numbered(rows[name], labels, paths[name], name) for name in rows}
-        data = LabelledData(paths["train"].stem, labels, splits)
+        data = LabelledData(paths["train"].stem, tuple(labels), splits)
         return self._drawn(data, seed, str(paths["train"]), self.validation_share)
 
     def _rows(self, path: Path) -> list["_Row"]:
@@ -266,9 +269,7 @@ def _read_trec(path: Path) -> Iterator[tuple[str, str]]:
         yield text.strip(" "), label
 
 
-def _numbered(
-    rows: Sequence[_Row], labels: tuple[str, ...], path: Path, split: str
-) -> list[Example]:
+def _numbered(rows: Sequence[_Row], labels: Sequence[str], path: Path, split: str) -> list[Example]:
     """Return examples with numbers for labels, all of which must occur in training."""
     numbers = {label: number for number, label in enumerate(labels)}
     unknown = [row for row in rows if row.label not in numbers]
@@ -280,14 +281,6 @@ def _numbered(
             f"the {len(labels)} labels of train.{nearest(first.label, labels)}"
         )
     return [Example(row.text, numbers[row.label], row.pair) for row in rows]
-
-
-def _sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    names = sorted(labels)
-    # 18 digits always fit; a longer "number" is an identifier.
-    if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names):
-        names.sort(key=int)
-    return tuple(names)
 
 
 # ---------------------------------------------------------------------------------- drawing

@@ -90,7 +90,10 @@ def fill(
     ranked_NV = probabilities_NV.masked_fill(~allowed_V, -1)
     best = ranked_NV.topk(min(top, int(allowed_V.sum())), dim=1)
     return [
-        [_candidate(tokenizer, *pair) for pair in zip(found, shares, strict=True)]
+        [
+            Candidate(tokenizer.pieces([token])[0], tokenizer.decode([token]).strip(), share)
+            for token, share in zip(found, shares, strict=True)
+        ]
         for found, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 
@@ -102,10 +105,6 @@ def fill_in(text: str, tokenizer: Tokenizer, words: Sequence[Candidate]) -> str:
         shown = word.text.removeprefix(_CONTINUES) or word.text
         before += shown + piece
     return before
-
-
-def _candidate(tokenizer: Tokenizer, token: int, probability: float) -> Candidate:
-    return Candidate(tokenizer.pieces([token])[0], tokenizer.decode([token]).strip(), probability)
 
 
 def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:

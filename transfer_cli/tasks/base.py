@@ -116,8 +116,8 @@ class Task(ABC):
 
     def as_node(self) -> dict[str, Any]:
         """Return the config node that this task is built from, with its labels beside it."""
-        own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return self.node(**{name: value for name, value in own.items() if name != "labels"})
+        names = [each.name for each in dataclasses.fields(self) if each.name != "labels"]
+        return self.node(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def shown(cls) -> dict[str, str]:
