@@ -70,8 +70,8 @@ def fetch_member(remote: RemoteFile, member: str, folder: Path, local: Path | No
     Args:
         remote: The zip file.
         member: The name of a file in it.
-        folder: Where the file goes, below its name in the archive.
-        local: The zip file, where it is there already and stays where it is.
+        folder: The folder to unpack into.
+        local: A copy of the zip file, which is not moved; None: the one in `folder`.
 
     Raises:
         DataError: As `fetch`; the archive has another size or SHA-256.

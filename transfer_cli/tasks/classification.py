@@ -19,8 +19,6 @@ DECIMALS = 6
 MARGIN = 0.02
 """How far above the majority's share an accuracy still counts as the majority's."""
 
-_MOST_NAMED = 5
-
 
 @dataclass(frozen=True)
 class ClassificationTask(Task):
@@ -82,7 +80,7 @@ class ClassificationTask(Task):
         beyond = [label for label in other.labels if label not in self.labels]
         if lacks or beyond:
             parts = [
-                f"{listed((repr(label[:80]) for label in labels), _MOST_NAMED)} only in {where}"
+                f"{listed((repr(label[:80]) for label in labels), 5)} only in {where}"
                 for labels, where in ((lacks, first), (beyond, path))
                 if labels
             ]
