@@ -189,7 +189,7 @@ def _open_entry(entry: Path) -> EncodedText:
     path = entry / "tokens.bin"
     is_sound = all(isinstance(count, int) and count >= 0 for count in counts.values())
     if not is_sound or path.stat().st_size != counts.pop("num_tokens") * dtype.itemsize:
-        raise ValueError("its tokens are not as many as it says")
+        raise ValueError("its size contradicts its counts")
     return EncodedText(np.memmap(path, dtype=dtype, mode="r"), **counts, path=entry)
 
 

@@ -145,7 +145,7 @@ def _fetch(remote: RemoteFile, folder: Path) -> Path:
 
 
 def _fetch_from(address: str, remote: RemoteFile, part: Path) -> None:
-    """Make `part` the complete, checked file; what is there already is continued."""
+    """Make `part` the complete, checked file, continuing an earlier download."""
     for _ in range(1 + part.exists()):
         _complete(address, remote, part)
         wrong = _fault(part, remote)

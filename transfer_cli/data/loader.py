@@ -15,7 +15,7 @@ from transfer_cli.data.split import Dataset
 
 
 class PaddingBatch(dict[str, Batch]):
-    """A micro-batch that counts nothing and only keeps a process in step with the others."""
+    """A micro-batch of weight 0, which keeps a process in step with the others."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ E = TypeVar("E")
 MAX_LABELS = 10_000
 """For own tables. The confusion matrix has a cell for each pair of labels: 800 MB at this limit."""
 
-COARSE_LABELS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
-
 _FINE_NAMES = {
     "ABBR": "abb exp",
     "DESC": "def desc manner reason",
@@ -37,8 +35,9 @@ _FINE_NAMES = {
     "LOC": "city country mount other state",
     "NUM": "code count date dist money ord other perc period speed temp volsize weight",
 }
+COARSE_LABELS = tuple(_FINE_NAMES)
 FINE_LABELS = tuple(
-    f"{coarse}:{fine}" for coarse in COARSE_LABELS for fine in _FINE_NAMES[coarse].split()
+    f"{coarse}:{fine}" for coarse, names in _FINE_NAMES.items() for fine in names.split()
 )
 """The 50 labels of TREC; the coarse label is part of each, since fine names repeat."""
 

@@ -259,7 +259,11 @@ def _file_lines(paths: list[Path], field: str) -> Iterator[str]:
 
 
 def _task_lines(examples: Sequence[Any]) -> list[str]:
-    texts = (text for example in examples for text in (example.text, example.pair))
+    if not all(hasattr(example, "text") for example in examples):
+        raise DataError(
+            "data.task: its examples have no text; put their texts into a file, data=text."
+        )
+    texts = (text for each in examples for text in (each.text, getattr(each, "pair", None)))
     # A text of several lines becomes one line, which ends with one `sep`.
     return [" ".join(text.splitlines()) for text in texts if text is not None]
 

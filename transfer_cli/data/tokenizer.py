@@ -3,8 +3,8 @@
 A tokenizer is trained on the training text or loaded from a file, and saved with every model. Two
 promises hold for every tokenizer:
 
-- `<unk>` in a text (rare words of WikiText) is exactly one token, the unknown token, wherever a
-  tokenizer has one (GPT-2's has not: its one special token ends a text);
+- `<unk>` in a text (rare words of WikiText) is exactly one token, the unknown token, if there is
+  one (GPT-2's tokenizer has none: its one special token ends a text);
 - `[CLS]`, `[MASK]` and so on in a text are ordinary text: only we put in special tokens.
 
 Training is deterministic. The library's own is not: it numbers letters in the order of a hash table
@@ -417,9 +417,7 @@ def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]
         key: next((name for name in names if name in vocabulary), "")
         for key, names in _NAMES.items()
     }
-    missing = [
-        " or ".join(f"`{n}`" for n in _NAMES[key]) for key, name in names.items() if not name
-    ]
+    missing = [" or ".join(f"`{n}`" for n in _NAMES[key]) for key in names if not names[key]]
     if missing:
         raise DataError(
             f"{source} has no token {', no token '.join(missing)}. Add what is missing to its "

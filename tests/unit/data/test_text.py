@@ -1,14 +1,17 @@
 import gzip
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transfer_cli.config.build import build
-from transfer_cli.data.tasks import SampleQuestions, Table
+from transfer_cli.data.tasks import LabelledData, SampleQuestions, Table, TaskData
 from transfer_cli.data.text import SampleText, TaskText, TextData, TextFiles, WikiText
 from transfer_cli.errors import ConfigError, DataError
 
@@ -287,6 +290,24 @@ def test_the_fingerprint_of_a_task_goes_with_its_texts_alone(table):
 
 def test_only_the_parts_of_a_task_that_are_wanted_come():
     assert list(TaskText(task=SampleQuestions()).splits(Path(), 0, only=["test"])) == ["test"]
+
+
+@dataclass
+class Words(TaskData):
+    """A task of our own."""
+
+    example: Any = None
+
+    def load(self, data_dir, seed):
+        return LabelledData("words", (), {"train": [self.example]})
+
+
+def test_the_examples_of_an_own_task_need_a_text():
+    whole, parts = (SimpleNamespace(**each) for each in ({"text": "a"}, {"words": ["a"]}))
+
+    assert lines_of(TaskText(task=Words(example=whole))) == ["a"]
+    with pytest.raises(DataError, match=r"data\.task: its examples have no text"):
+        lines_of(TaskText(task=Words(example=parts)))
 
 
 def test_a_task_that_is_none_is_refused():
