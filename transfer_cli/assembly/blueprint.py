@@ -181,7 +181,10 @@ def draw(
         sharded=sharded,
         metrics=metrics,
         monitor=monitor,
-        warnings=_warmup_problem(lr_scheduler, stage_plans),
+        warnings=(
+            *_warmup_problem(lr_scheduler, stage_plans),
+            *_unread_labels(losses, data.info["main"]),
+        ),
     )
 
 
@@ -277,6 +280,16 @@ def _of_these_labels(
     refused = tuple(f"heads.{task.head}_" for task in tasks)
     refused += () if same else tuple(f"heads.{task.head}." for task in tasks)
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(refused)}
+
+
+def _unread_labels(losses: Sequence[Loss], info: TaskInfo) -> tuple[str, ...]:
+    """Warn about labelled data without a loss that reads the labels."""
+    if info.task is None or any(loss.objective.task == info.task.name for loss in losses):
+        return ()
+    return (
+        "objective: no loss reads the labels of data, only its texts; to learn the labels take "
+        f"objective={info.task.objective}",
+    )
 
 
 def _warmup_problem(

@@ -1,4 +1,4 @@
-"""Unlabelled text as blocks of tokens: encoded once, kept in a cache, mapped into memory.
+"""Unlabelled text as blocks of tokens: encoded once, cached, mapped into memory.
 
 Legend: B blocks, T positions.
 """
@@ -6,12 +6,12 @@ Legend: B blocks, T positions.
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,15 +30,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # Part of every key. Raise it when the same text and tokenizer give another entry.
 _FORMAT = 1
 
 _BATCH_CHARACTERS = 1_000_000
 _MAX_TABLE_TOKENS = 500_000
-"""Tokens of the words that are known by heart, which take some 40 MiB with the words themselves.
+"""Tokens in the table of words, which takes some 40 MiB.
 
-Twenty megabytes of text have so many. To know more words saves little time: most new ones are
-rare, and the frequent ones are soon learnt again.
+Twenty megabytes of text fill it. A larger one saves little time: most new words are rare, and the
+frequent ones soon come back.
 """
 _LINE_END = "\n"
 _DTYPES = {name: np.dtype(name) for name in ("uint16", "uint32")}
@@ -49,13 +51,13 @@ class EncodedText:
     """A text as one stream of tokens.
 
     Attributes:
-        tokens: Memory-mapped. A `sep` stands in front, so that every token of the text is a target;
-            every line ends with one.
-        num_words: Space-separated words, and one for every line where the end of a line counts.
-        num_bytes: UTF-8 bytes, one for every line's end included.
-        num_lines: Lines, empty ones too.
+        tokens: Memory-mapped. `sep` comes first, so that every token of the text is a target, and
+            ends each line.
+        num_words: Space-separated words, and one for the end of every line.
+        num_bytes: UTF-8 bytes, with one for the end of every line.
+        num_lines: Lines, with the empty ones.
         num_unknown: Unknown tokens.
-        path: The folder of the cache that holds it.
+        path: Its folder in the cache.
     """
 
     tokens: npt.NDArray[Any]
@@ -67,7 +69,7 @@ class EncodedText:
 
 
 def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
-    """Return the tokens of a text, from the cache where they are known.
+    """Return the tokens of a text, from the cache if they are there.
 
     Raises:
         DataError: The text has no lines.
@@ -75,7 +77,7 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
     """
     key = {
         "text": split.fingerprint,
-        "end_of_line": split.end_of_line,
+        "end_of_line": True,  # counts as a word, as in published perplexities
         "tokenizer": tokenizer.hash,
         "format": _FORMAT,
     }
@@ -87,13 +89,9 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
             counts = _write_tokens(partial / "tokens.bin", dtype, split, tokenizer)
             meta = {"split": split.name, "key": key, "dtype": dtype.name, "counts": counts}
             write_json(partial / "meta.json", meta)
-        found = _open_entry(entry)
-        if found is None:
-            raise RunError(f"The cache entry {entry} is damaged right after it was built.")
-        return found
+        return _open_entry(entry)
 
-    with _writing(entry.parent):
-        return kept(entry, _open_entry, make)
+    return _cached(entry, _open_entry, make)
 
 
 def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Path) -> Tokenizer:
@@ -107,15 +105,25 @@ def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Pat
         tokenizer.save(entry)
         return tokenizer
 
-    with _writing(entry.parent):
-        return kept(entry, _read_tokenizer, make)
+    return _cached(entry, Tokenizer.load, make)
 
 
-def _read_tokenizer(entry: Path) -> Tokenizer | None:
+def _cached(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:
+    """Return an entry of the cache, made now if it does not exist or cannot be read."""
+
+    def read_or_none(entry: Path) -> T | None:
+        try:
+            return read(entry)
+        except (DataError, OSError, ValueError, KeyError, TypeError):
+            return None
+
     try:
-        return Tokenizer.load(entry)
-    except DataError:
-        return None
+        return kept(entry, read_or_none, make)
+    except OSError as error:
+        raise RunError(
+            f"Cannot write the cache in {entry.parent}: {error.strerror or error}. Free some space "
+            "there, or set `data_dir` to a folder that you can write to."
+        ) from error
 
 
 class TextBlocks:
@@ -126,8 +134,6 @@ class TextBlocks:
     """
 
     def __init__(self, text: EncodedText, length: int, tokenizer_pad: int) -> None:
-        if length < 1:
-            raise ValueError(f"a block needs at least one token, got length {length}")
         self.text = text
         self.length = length
         self._pad = tokenizer_pad
@@ -164,10 +170,10 @@ def gather(
     lengths_B: npt.NDArray[np.int64],
     filler: int,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the pieces of `tokens` that start at `starts_B` as rows, filled up on the right.
+    """Return the pieces of `tokens` that start at `starts_B` as rows, padded on the right.
 
     Returns:
-        The rows, `[B, T]` with T the longest length, and a mask that is True on what is real.
+        The rows, `[B, T]` with T the longest length, and a mask that is False at padding.
     """
     offsets_T = np.arange(lengths_B.max(initial=0))
     mask_BT = offsets_T < lengths_B[:, None]
@@ -176,26 +182,21 @@ def gather(
     return rows_BT, mask_BT
 
 
-def _open_entry(entry: Path) -> EncodedText | None:
-    """Return an entry of the cache, or None when it is not there or not whole."""
-    try:
-        meta = read_json(entry / "meta.json")
-        counts = dict(meta["counts"])
-        if not all(isinstance(count, int) and count >= 0 for count in counts.values()):
-            return None
-        dtype = _DTYPES[meta["dtype"]]
-        path = entry / "tokens.bin"
-        if path.stat().st_size != counts.pop("num_tokens") * dtype.itemsize:
-            return None
-        return EncodedText(np.memmap(path, dtype=dtype, mode="r"), **counts, path=entry)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def _open_entry(entry: Path) -> EncodedText:
+    meta = read_json(entry / "meta.json")
+    counts = dict(meta["counts"])
+    dtype = _DTYPES[meta["dtype"]]
+    path = entry / "tokens.bin"
+    is_sound = all(isinstance(count, int) and count >= 0 for count in counts.values())
+    if not is_sound or path.stat().st_size != counts.pop("num_tokens") * dtype.itemsize:
+        raise ValueError("its size contradicts its counts")
+    return EncodedText(np.memmap(path, dtype=dtype, mode="r"), **counts, path=entry)
 
 
 def _write_tokens(
     path: Path, dtype: np.dtype[Any], split: "TextSplit", tokenizer: Tokenizer
 ) -> dict[str, int]:
-    """Write the tokens of a text to `path`, a batch of lines at a time, and count."""
+    """Write the tokens of a text to `path`, a batch of lines at a time, and return counts."""
     log.info("Encoding the %s text", split.name)
     begin = time.perf_counter()
     words = size_bytes = lines = unknown = 0
@@ -228,7 +229,7 @@ def _write_tokens(
     )
     return {
         "num_tokens": written,
-        "num_words": words + (lines if split.end_of_line else 0),
+        "num_words": words + lines,
         "num_bytes": size_bytes,
         "num_lines": lines,
         "num_unknown": unknown,
@@ -251,11 +252,11 @@ def _batches(lines: Iterable[str]) -> Iterator[list[str]]:
 
 def _encoded(
     batches: Iterator[list[str]], tokenizer: Tokenizer
-) -> Iterator[tuple[list[str], npt.NDArray[np.int64]]]:
+) -> Iterator[tuple[list[str], npt.NDArray[Any]]]:
     """Yield batches of lines with their tokens, `sep` after each line.
 
-    While the library's own threads encode one batch, Python looks up the words of the next ones:
-    neither alone keeps all cores busy.
+    The library's threads encode one batch while Python looks up the words of the next ones: neither
+    alone keeps all cores busy.
     """
     encoder = _Encoder(tokenizer)
     with ThreadPoolExecutor(1) as beside:
@@ -275,58 +276,27 @@ def _whole_lines(lines: Sequence[str], tokenizer: Tokenizer) -> npt.NDArray[np.i
 
 
 class _Encoder:
-    """Lines to tokens, `sep` after each. Encodes a word when it comes for the first time.
+    """Lines to tokens, `sep` after each; each word is encoded when it first occurs.
 
-    Looking a word up is many times faster than encoding it. The table is emptied when it gets
+    To look a word up is many times faster than to encode it. The table is emptied when it gets
     large, so that memory stays bounded.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._forget()
+        self._line_end = {_LINE_END: array("I", [tokenizer.sep]).tobytes()}
+        self._table = dict(self._line_end)
+        self._num_tokens = 0
 
-    def __call__(self, lines: Sequence[str]) -> npt.NDArray[np.int64]:
-        if len(self._tokens) > _MAX_TABLE_TOKENS:
-            self._forget()
+    def __call__(self, lines: Sequence[str]) -> npt.NDArray[np.uint32]:
+        if self._num_tokens > _MAX_TABLE_TOKENS:
+            self._table, self._num_tokens = dict(self._line_end), 0
         units: list[str] = []
         for line in lines:
             units += self._tokenizer.units(line)
             units.append(_LINE_END)
-        self._learn(list(set(units) - self._numbers.keys()))
-        which = np.fromiter(map(self._numbers.__getitem__, units), np.int64, len(units))
-        lengths = self._lengths[which]
-        ends = np.cumsum(lengths)
-        # For each unit, the way from its place in the result to its place in the table.
-        shift = self._starts[which] - (ends - lengths)
-        found: npt.NDArray[np.int64] = self._tokens[np.arange(ends[-1]) + np.repeat(shift, lengths)]
-        return found
-
-    def _forget(self) -> None:
-        self._numbers = {_LINE_END: 0}
-        self._starts = np.zeros(1, dtype=np.int64)
-        self._lengths = np.ones(1, dtype=np.int64)
-        self._tokens = np.array([self._tokenizer.sep], dtype=np.int64)
-
-    def _learn(self, units: list[str]) -> None:
-        rows = self._tokenizer.encode_batch(units)
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        flat = itertools.chain.from_iterable(rows)
-        tokens = np.fromiter(flat, np.int64, int(lengths.sum()))
-        first = len(self._numbers)
-        self._numbers.update(zip(units, range(first, first + len(units)), strict=True))
-        starts = len(self._tokens) + np.cumsum(lengths) - lengths
-        self._starts = np.concatenate((self._starts, starts))
-        self._lengths = np.concatenate((self._lengths, lengths))
-        self._tokens = np.concatenate((self._tokens, tokens))
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Turn what the disk says into what the user can do about it."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"Cannot write the cache in {folder}: {error.strerror or error}. Free some space "
-            "there, or set `data_dir` to a folder that you can write to."
-        ) from error
+        new = list(set(units) - self._table.keys())
+        rows = self._tokenizer.encode_batch(new)
+        self._num_tokens += sum(map(len, rows))
+        self._table.update(zip(new, (array("I", row).tobytes() for row in rows), strict=True))
+        return np.frombuffer(b"".join(map(self._table.__getitem__, units)), np.uint32)

@@ -35,18 +35,18 @@ _SHORTEST = 5
 
 
 class EncodedRows:
-    """Examples as rows of tokens, with what else is known of each row.
+    """Examples as rows of tokens, with further values for each row.
 
     Args:
         examples: The examples.
         rows: The tokens of each row, special tokens included.
-        pad: The token that fills a batch up.
-        firsts: How many tokens of each row are of its first text; None: there is no second.
-        targets: Further keys of a batch: for each row a number or an array, or (where `fill` says
-            what stands at padding) a value for each of its tokens.
-        fill: Key of `targets` -> what stands at padding.
+        pad: The padding token.
+        firsts: The length of each row's first segment; None: there is no second.
+        targets: Further keys of a batch: for each row a number or an array, or (for the keys of
+            `fill`) a value for each of its tokens.
+        fill: Key of `targets` -> its value at padding.
         example_of: The number of the example that each row is a window of; None: rows are examples.
-        num_cut: How many examples did not fit and were cut.
+        num_cut: Number of examples that were too long and were cut.
 
     Attributes:
         lengths: Every row's length in tokens.
@@ -85,9 +85,10 @@ class EncodedRows:
         return len(self.lengths)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
-        """Return `tokens`, `mask`, `index`; of pairs `segment`; and what `targets` holds."""
+        """Return `tokens`, `mask`, `index`; of pairs `segment`; and the keys of `targets`."""
         index_B = np.asarray(indices, dtype=np.int64)
-        tokens_BT, mask_BT = self._padded(self._tokens, index_B, self._pad)
+        starts_B, lengths_B = self._starts[index_B], self.lengths[index_B]
+        tokens_BT, mask_BT = gather(self._tokens, starts_B, lengths_B, self._pad)
         batch = {
             "tokens": torch.from_numpy(tokens_BT),
             "mask": torch.from_numpy(mask_BT),
@@ -97,25 +98,19 @@ class EncodedRows:
             second_BT = np.arange(tokens_BT.shape[1]) >= self._firsts[index_B, None]
             batch["segment"] = torch.from_numpy((second_BT & mask_BT).astype(np.int64))
         for name, values in self._targets.items():
-            found = (
-                self._padded(values, index_B, self._fill[name])[0]
-                if name in self._fill
-                else values[index_B]
-            )
+            if name in self._fill:
+                found, _ = gather(values, starts_B, lengths_B, self._fill[name])
+            else:
+                found = values[index_B]
             batch[name] = torch.from_numpy(found)
         return batch
-
-    def _padded(
-        self, values: npt.NDArray[Any], index_B: npt.NDArray[np.int64], fill: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        return gather(values, self._starts[index_B], self.lengths[index_B], fill)
 
 
 class EncodedTask(EncodedRows):
     """One split of texts, or pairs of texts, with a label each, encoded once.
 
-    A text that is too long is cut at its end; of two texts the longer is cut first. The special
-    tokens are always kept. One warning says how many examples were cut.
+    A text that is too long loses tokens at its end; of two texts the longer one first. Special
+    tokens are never cut.
 
     Args:
         examples: The examples; all of them have a label, or none.
@@ -140,7 +135,6 @@ class EncodedTask(EncodedRows):
                 f"data.length is {length}: with the special tokens an input needs at least "
                 f"{_SHORTEST} positions."
             )
-        labels = _labels(examples)
         rows, firsts, num_cut = _rows(examples, tokenizer, length, direction)
         pairs = any(example.pair is not None for example in examples)
         super().__init__(
@@ -148,7 +142,7 @@ class EncodedTask(EncodedRows):
             rows,
             tokenizer.pad,
             firsts=firsts if pairs else None,
-            targets={} if labels is None else {"label": labels},
+            targets=_labels(examples),
             num_cut=num_cut,
         )
 
@@ -161,7 +155,7 @@ def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], li
 
 
 def warn_of_cuts(num_cut: int, num_examples: int, length: int) -> None:
-    """Say once, for all of them, how many examples were cut; nothing when none was."""
+    """Log how many examples were cut, if any were."""
     if num_cut:
         log.warning(
             "Cut %d of %d examples to %d tokens; `data.length` sets how many are kept, up to "
@@ -172,49 +166,33 @@ def warn_of_cuts(num_cut: int, num_examples: int, length: int) -> None:
         )
 
 
-def _labels(examples: "Sequence[Example]") -> npt.NDArray[np.int64] | None:
+def _labels(examples: "Sequence[Example]") -> dict[str, list[int | None]]:
     labels = [example.label for example in examples]
-    known = [label for label in labels if label is not None]
-    if not known:
-        return None
-    if len(known) < len(labels):
+    if all(label is None for label in labels):
+        return {}
+    if None in labels:
         raise DataError(
             f"Example {labels.index(None) + 1} of {len(labels)} has no label, others have one. "
             "Give each a label, or none."
         )
-    return np.array(known, dtype=np.int64)
+    return {"label": labels}
 
 
 def _rows(
     examples: "Sequence[Example]", tokenizer: Tokenizer, length: int, direction: str
 ) -> tuple[list[list[int]], list[int], int]:
-    """Return every example's tokens, how many are of its first text, and how many were cut."""
-    encoded = tokenizer.encode_batch([example.text for example in examples])
+    """Return every example's tokens, the length of its first segment, and how many were cut."""
+    texts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.pair for example in examples]
-    encoded_pairs = iter(tokenizer.encode_batch([pair for pair in pairs if pair is not None]))
+    others = iter(tokenizer.encode_batch([pair for pair in pairs if pair is not None]))
     start, end = specials_around(tokenizer, direction)
-    num_special = len(start) + len(end)
+    room = length - len(start) - len(end)
     rows, firsts, num_cut = [], [], 0
-    for first, pair in zip(encoded, pairs, strict=True):
-        if pair is None:
-            room = length - num_special
-            rows.append(start + first[:room] + end)
-            firsts.append(len(rows[-1]))
-            num_cut += len(first) > room
-        else:
-            second = next(encoded_pairs)
-            room = length - num_special - 1
-            keep = _keep(len(first), len(second), room)
-            firsts.append(len(start) + keep + 1)
-            rows.append(start + first[:keep] + [tokenizer.sep] + second[: room - keep] + end)
-            num_cut += len(first) + len(second) > room
+    for text, pair in zip(texts, pairs, strict=True):
+        rest = [] if pair is None else [tokenizer.sep, *next(others)]
+        # The longer text is cut; the shorter one only if both are longer than half the room.
+        cut = min(len(text), max(room // 2, room - len(rest)))
+        rows.append(start + text[:cut] + rest[: room - cut] + end)
+        firsts.append(len(start) + cut + 1)
+        num_cut += len(text) + len(rest) > room
     return rows, firsts, num_cut
-
-
-def _keep(first: int, second: int, room: int) -> int:
-    """Return how much of the first text stays when the longer of two is cut until both fit."""
-    if first + second <= room:
-        return first
-    # The shorter is only cut when both are longer than half the room.
-    half = (room + 1) // 2
-    return min(first, max(half, room - second))

@@ -1,4 +1,4 @@
-"""Where data sets and what is made of them lie."""
+"""The folders of data sets and of files made from them."""
 
 import os
 import stat
@@ -11,10 +11,10 @@ def data_folder(data_dir: str) -> Path:
 
 
 def cache_folder(data_dir: str) -> Path:
-    """Return where tokenizers and encoded text are kept.
+    """Return the folder of tokenizers and encoded text.
 
-    That is `TRANSFER_CACHE`, else `cache/` in `data_dir`, else (where that cannot be written, as on
-    a shared read-only disk) a folder in the home.
+    That is `TRANSFER_CACHE`, else `cache/` in `data_dir`, else (if that cannot be written, as on a
+    shared read-only disk) a folder in the home.
     """
     folder = data_folder(data_dir)
     usable = not os.environ.get("TRANSFER_CACHE") and writable_folder(folder) == folder
@@ -22,12 +22,11 @@ def cache_folder(data_dir: str) -> Path:
 
 
 def writable_folder(data_dir: Path) -> Path:
-    """Return where files made for `data_dir` go: itself, or the home's cache if it is read-only."""
+    """Return the folder of files made for `data_dir`: itself, or the cache if it is read-only."""
     existing = data_dir
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
-    # The administrator's account may write anywhere; a folder without any write bit is still
-    # meant to stay as it is.
+    # The administrator may write anywhere, but a folder without any write bit should not change.
     marked_writable = bool(stat.S_IMODE(existing.stat().st_mode) & 0o222)
     if existing.is_dir() and marked_writable and os.access(existing, os.W_OK):
         return data_dir
@@ -35,6 +34,6 @@ def writable_folder(data_dir: Path) -> Path:
 
 
 def home_cache() -> Path:
-    """Return the folder in the home that stands in for a read-only `data_dir`."""
+    """Return the folder in the home that replaces a read-only `data_dir`."""
     named = os.environ.get("TRANSFER_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "transfer" / "cache"

@@ -1,9 +1,10 @@
 """The data loader of training: each optimizer step's micro-batches, from any step on.
 
-It has no state of its own: what is in step n follows from the sampler of the stream that step n
-draws. So a resumed run sees the batches that it would have seen.
+It has no state: step n draws a stream, whose sampler gives the examples. So a resumed run sees the
+same batches as one that was never interrupted.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,12 +15,12 @@ from transfer_cli.data.split import Dataset
 
 
 class PaddingBatch(dict[str, Batch]):
-    """A micro-batch that only keeps a process in step with the others: nothing of it counts."""
+    """A micro-batch of weight 0, which keeps a process in step with the others."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A source of training batches: a data set, and the sampler that says what is in each step."""
+    """A source of training batches: a data set, and the sampler of each step's examples."""
 
     data: Dataset
     sampler: StepSampler
@@ -30,11 +31,11 @@ class StepDataLoader:
 
     Args:
         streams: Sources by name.
-        micro_batch: Examples that pass through the model of a process at once.
-        first: Returns the step to start with, each time an iteration begins.
-        mixture: Which stream each step draws; None: always "main".
+        micro_batch: Examples in one forward pass of a process.
+        first: Returns the first step; called when an iteration begins.
+        mixture: Decides which stream each step draws; None: always "main".
         rank: The number of this process, from 0.
-        world_size: How many processes share each step's examples.
+        world_size: Number of processes that share each step's examples.
     """
 
     def __init__(
@@ -56,16 +57,13 @@ class StepDataLoader:
 
     def __iter__(self) -> Iterator[list[dict[str, Batch]]]:
         """Yield each step's micro-batches, as `at` returns them."""
-        step = self._first()
-        while True:
-            yield self.at(step)
-            step += 1
+        yield from map(self.at, itertools.count(self._first()))
 
     def at(self, step: int) -> list[dict[str, Batch]]:
-        """Return one step's micro-batches, each under the name of the one stream it comes from.
+        """Return one step's micro-batches, each under the name of its stream.
 
-        Each process has its shard of the step's examples, and as many micro-batches as any other:
-        all of them take part in every exchange. What a process lacks is a `PaddingBatch`.
+        Each process has its shard of the step's examples, and as many micro-batches as any other,
+        since all take part in every exchange. `PaddingBatch`es make up for missing ones.
         """
         name, visit = MAIN, step
         if self._mixture is not None:

@@ -1,8 +1,8 @@
 """Which of several streams each optimizer step draws: a pure function of (seed, step).
 
-A step takes a batch of one stream alone, drawn with probability proportional to size^power, so that
-a small data set is not drowned by a large one. Nothing is remembered: whoever asks about a step, in
-whatever process and after whatever resume, gets the same answer.
+A step takes a batch of one stream, drawn with probability proportional to size^power, so that a
+large data set does not drown a small one. There is no state: every process, resumed or not, draws
+the same.
 """
 
 from collections.abc import Mapping
@@ -22,21 +22,21 @@ FIRST_POWER, FALL = 1.0, 0.8
 class Mixture:
     """Draws a stream for each step of a run.
 
-    A longer run begins with the draws of the shorter one, as long as the power is constant and but
-    for the shorter one's last `target_only` steps.
+    With a constant power, a longer run begins with the draws of a shorter one, except for the last
+    `target_only` steps of the shorter one.
 
     Args:
         sizes: Examples of each stream, by name; "main" is among them.
         total: Steps of the run.
-        steps_per_epoch: Steps of an epoch of the mixture; only annealing looks at it.
+        steps_per_epoch: Steps of an epoch of the mixture, for annealing.
         seed: Decides every draw.
         power: 1 draws in proportion to the sizes, 0 all streams equally often, 0.5 in between.
-        anneal: Instead of `power`, let it fall from 1 in the first epoch to 0.2 in the last:
+        anneal: Ignore `power`; it falls from 1 in the first epoch to 0.2 in the last:
             1 - 0.8 (e - 1) / (E - 1) in epoch e of E (Stickland and Murray 2019).
-        target_only: How many steps at the end draw "main" alone.
+        target_only: Number of steps at the end that draw "main" alone.
 
     Raises:
-        ValueError: There is no main stream, a stream is empty, or a number cannot be.
+        ValueError: There is no main stream, a stream is empty, or a number is out of range.
     """
 
     def __init__(
@@ -50,8 +50,7 @@ class Mixture:
         anneal: bool = False,
         target_only: int = 0,
     ) -> None:
-        _check_sizes(sizes)
-        check_power(power)
+        _check(sizes, power)
         if total < 1 or steps_per_epoch < 1:
             raise ValueError(f"a mixture needs steps, got {total} and {steps_per_epoch} an epoch")
         if not 0 <= target_only <= total:
@@ -59,7 +58,7 @@ class Mixture:
                 f"target_only must be from 0 to the run's {total} steps; got {target_only}"
             )
         self.total = total
-        # Sorted, so that the order in which a config names its streams does not matter.
+        # Sorted, so that the order of streams in a config does not matter.
         self._names = tuple(sorted(sizes))
         epochs = -(-total // steps_per_epoch)
         powers = annealed(epochs) if anneal else np.full(epochs, power)
@@ -75,19 +74,11 @@ class Mixture:
             self._visits[drawn] = np.arange(drawn.sum())
 
     def stream_of(self, step: int) -> str:
-        """Return the name of the stream that a step draws; steps are counted from 0.
-
-        Raises:
-            IndexError: The run has no such step.
-        """
+        """Return the name of the stream that a step draws; steps are counted from 0."""
         return self._names[int(self._streams[self._known(step)])]
 
     def visit_of(self, step: int) -> int:
-        """Return how many earlier steps drew the stream of this one: its place in that stream.
-
-        Raises:
-            IndexError: The run has no such step.
-        """
+        """Return how many earlier steps drew the same stream: the step's place in that stream."""
         return int(self._visits[self._known(step)])
 
     def _known(self, step: int) -> int:
@@ -96,13 +87,13 @@ class Mixture:
         return step
 
     def _limits(self, sizes: Mapping[str, int], power: float) -> np.ndarray:
-        """Return where in [0, 1) the part of each stream but the last ends."""
+        """Return the upper end in [0, 1) of the part of each stream but the last."""
         found = probabilities(sizes, power)
         return np.cumsum([found[name] for name in self._names])[:-1]
 
 
 def probabilities(sizes: Mapping[str, int], power: float) -> dict[str, float]:
-    """Return how likely a step draws each stream: size^power, as shares of their sum."""
+    """Return the probability of each stream: size^power, divided by the sum over streams."""
     largest = max(sizes.values())
     # Relative to the largest, or a high power would overflow.
     heights = {name: (size / largest) ** power for name, size in sizes.items()}
@@ -110,7 +101,7 @@ def probabilities(sizes: Mapping[str, int], power: float) -> dict[str, float]:
 
 
 def annealed(epochs: int) -> np.ndarray:
-    """Return the power in each epoch; a single epoch has the first."""
+    """Return the power in each epoch; a single epoch has the first power."""
     return FIRST_POWER - FALL * np.arange(epochs) / max(1, epochs - 1)
 
 
@@ -119,29 +110,22 @@ def mixed_epoch(
 ) -> int:
     """Return the steps in an epoch of a mixture: as many as pass once over the main data.
 
-    With annealing, that is so for the mean of the powers, hence roughly for the run as a whole.
+    Annealing is counted with the mean power, so the result is then approximate. For arguments and
+    errors see `Mixture`.
 
     Args:
         sizes: Examples of each stream, by name.
-        main_steps: Steps in which the main stream alone passes over its data.
+        main_steps: Steps of an epoch of the main stream alone.
         power: See `Mixture`.
         anneal: See `Mixture`.
-
-    Raises:
-        ValueError: There is no main stream, a stream is empty, or the power is below 0.
     """
-    _check_sizes(sizes)
-    check_power(power)
+    _check(sizes, power)
     share = probabilities(sizes, FIRST_POWER - FALL / 2 if anneal else power)[MAIN]
     return max(1, round(main_steps / share))
 
 
-def check_power(power: float) -> None:
-    """Raise `ValueError` unless `power` is a finite number from 0 up."""
+def _check(sizes: Mapping[str, int], power: float) -> None:
     at_least("power", power, 0)
-
-
-def _check_sizes(sizes: Mapping[str, int]) -> None:
     if MAIN not in sizes:
         raise ValueError(f"a mixture needs the stream {MAIN!r}, got {', '.join(sizes) or 'none'}")
     empty = [name for name, size in sizes.items() if size < 1]

@@ -1,4 +1,4 @@
-"""The content of files packed by gzip, xz or zstd, in bounded memory whatever they ask for."""
+"""The content of files packed by gzip, xz or zstd, in bounded memory for any file."""
 
 import io
 import lzma
@@ -12,13 +12,11 @@ import zstandard
 from transfer_cli.errors import DataError
 
 MAX_UNPACKED_RATIO = 200
-"""A packed file that grows more than this, beyond the first GiB, is no text.
-
-Text is packed to a third or a tenth, logs and tables to a fiftieth.
-"""
+"""A packed file that grows more than this, beyond the first GiB, is no text: texts grow three to
+ten times, logs and tables fifty times."""
 
 UNPACKED_FREELY_BYTES = 2**30
-"""How much may come out of any packed file: a small one can hold what a person wants repeated."""
+"""Any packed file may unpack to this size: a small one may repeat a line on purpose."""
 
 MAX_WINDOW_BYTES = 2**28
 """Memory that unpacking may take. Files of `xz -9` need 64 MiB, of `zstd --ultra -22` 128 MiB."""
@@ -34,14 +32,14 @@ PACKINGS: Mapping[str, tuple[Callable[[], Any], int]] = {
         lambda: zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj(), 2**12
     ),
 }  # fmt: skip
-"""What begins to unpack a piece, and of how many bytes at once: less than 128 MiB comes of it."""
+"""Suffix -> the unpacker of a piece, and how many bytes to give it: at most 128 MiB come out."""
 
 
 class Unpacked(io.RawIOBase):
     """Unpacked content of a file of any number of packed pieces.
 
-    The libraries' own readers take as much memory as the file asks for, or a file that was cut off
-    for a complete one.
+    The libraries' own readers use as much memory as the file demands, or take a file that was cut
+    off for a complete one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,11 +51,11 @@ class Unpacked(io.RawIOBase):
         self._num_packed = self._num_unpacked = 0
 
     def readable(self) -> bool:
-        """Return True: it is there to be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
-        """Fill a buffer as far as there is something unpacked; return how far, 0 at the end."""
+        """Fill a buffer with unpacked bytes; return how many, 0 at the end."""
         while not self._ready:
             packed = self._source.read(self._read_bytes)
             if not packed:
@@ -65,7 +63,15 @@ class Unpacked(io.RawIOBase):
                     raise EOFError("the file ends too early")
                 return 0
             self._ready = memoryview(self._unpack(packed))
-            self._check_ratio(len(packed), len(self._ready))
+            self._num_packed += len(packed)
+            self._num_unpacked += len(self._ready)
+            most = max(UNPACKED_FREELY_BYTES, MAX_UNPACKED_RATIO * self._num_packed)
+            if self._num_unpacked > most:
+                raise DataError(
+                    f"{self._path}: unpacks to more than {MAX_UNPACKED_RATIO} times its size, "
+                    "which no text does. If it is right, unpack it yourself and name the unpacked "
+                    "file."
+                )
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
@@ -90,13 +96,3 @@ class Unpacked(io.RawIOBase):
                 packed = self._piece.unused_data
                 self._piece = None
         return b"".join(unpacked)
-
-    def _check_ratio(self, num_packed: int, num_unpacked: int) -> None:
-        self._num_packed += num_packed
-        self._num_unpacked += num_unpacked
-        free = self._num_unpacked <= UNPACKED_FREELY_BYTES
-        if not free and self._num_unpacked > MAX_UNPACKED_RATIO * self._num_packed:
-            raise DataError(
-                f"{self._path}: unpacks to more than {MAX_UNPACKED_RATIO} times its size, which no "
-                "text does. If it is right, unpack it yourself and name the unpacked file."
-            )

@@ -1,7 +1,7 @@
 r"""Read text and tables line by line, strictly, in bounded memory.
 
-Everything that can be wrong with a file ends as a `DataError` that names the file and the line. Of
-what is wrong with one row alone, whoever reads may be told (`on_error`), and the rest is read on.
+Every fault of a file becomes a `DataError` that names the file and the line. A fault of one row
+alone may be given to a function instead (`on_error`), which lets the reader go on.
 Only `\n` and `\r\n` end a line; other characters that Unicode calls line ends belong to the text.
 """
 
@@ -13,10 +13,9 @@ import math
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import zstandard
 
@@ -25,14 +24,14 @@ from transfer_cli.errors import DataError, listed, nearest
 from transfer_cli.safe_files import STRICT_JSON
 
 MAX_LINE_BYTES = 8 * 2**20
-"""Longer lines are refused, and longer rows of a table, however many lines they stand on.
+"""Longer lines are refused, and longer rows of a table, however many lines they have.
 
 A line is encoded in one piece, for which the tokenizers library takes up to 400 bytes of memory for
 each byte of text. War and Peace on one line has 3 MB.
 """
 
 MAX_COLUMNS = 10_000
-"""Wider tables are refused: nobody names a column in one, and each row is a mapping of all."""
+"""Wider tables are refused: no column can be found in one, and each row is a mapping of all."""
 
 MAX_LABEL_CHARACTERS = 1000
 """A longer label is a text in the wrong column. Results and messages repeat labels."""
@@ -44,10 +43,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 2**20
 _MOST_LISTED = 20
 _REREAD = 8
-"""How often lines may be read again on average, while rows are looked for after broken ones."""
+"""How often lines may be read again on average, in search of a row after a broken one."""
 
 OnError = Callable[[DataError], None]
-"""Told what is wrong with a row; returns to have the rest read, or raises."""
+"""Receives the fault of a row; returns to have the rest read, or raises."""
 
 
 def refuse(error: DataError) -> None:
@@ -56,7 +55,7 @@ def refuse(error: DataError) -> None:
 
 
 class BrokenLine(str):
-    """A line that cannot be read: its text as far as there is one, so that its quotes count."""
+    """A line that cannot be read, with the readable part of its text: its quotes count."""
 
     error: DataError
 
@@ -84,9 +83,20 @@ class Record:
 # ---------------------------------------------------------------------------------- files
 
 
+def numbered_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, line without its end) of a text file, plain or packed.
+
+    Raises:
+        DataError: The file is empty, cannot be unpacked, or a line is too long, holds a NUL byte or
+            a byte that the encoding does not have.
+    """
+    with open_file(path) as stream:
+        yield from sound_lines(all_lines(stream, str(path), encoding))
+
+
 def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file, plain or packed, without their ends."""
-    for _, line in _numbered_lines_of(path):
+    for _, line in numbered_lines(path):
         yield line
 
 
@@ -95,17 +105,17 @@ def read_text(path: Path, field: str) -> Iterator[str]:
     if _suffix(path) not in _JSON_SUFFIXES:
         yield from read_lines(path)
         return
-    for record in json_records(_numbered_lines_of(path), str(path)):
+    for record in json_records(numbered_lines(path), str(path)):
         yield from text_of(record, field, str(path)).replace("\r\n", "\n").split("\n")
 
 
 def read_table(path: Path, table_format: str, *, header: bool = True) -> Iterator[Record]:
     """Yield the rows of a table file, plain or packed; see `table_records`."""
-    return table_records(_numbered_lines_of(path), str(path), table_format, header=header)
+    return table_records(numbered_lines(path), str(path), table_format, header=header)
 
 
 def format_of(path: Path) -> str | None:
-    """Return the table format that a file's name tells, or None."""
+    """Return the table format of a file's name, or None."""
     suffix = _suffix(path)
     if suffix in _JSON_SUFFIXES:
         return "jsonl"
@@ -113,12 +123,12 @@ def format_of(path: Path) -> str | None:
 
 
 def is_packed(path: Path) -> bool:
-    """Return whether a file's name says that its content is packed."""
+    """Return whether a file has the name of a packed one."""
     return path.suffix in PACKINGS
 
 
 def check_readable(path: Path) -> None:
-    """Raise `DataError` unless there is a file with something in it at `path`."""
+    """Raise `DataError` unless `path` is a file that is not empty."""
     try:
         if not path.exists():
             raise _missing(path)
@@ -141,20 +151,14 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
-def _numbered_lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    with closing(open_file(path)) as stream:
-        yield from numbered_lines(stream, str(path))
-
-
 def _suffix(path: Path) -> str:
     name = path.with_suffix("") if path.suffix in PACKINGS else path
     return name.suffix.lower()
 
 
 def _missing(path: Path) -> DataError:
-    folder, name = path.parent, path.name
-    while not folder.is_dir() and folder != folder.parent:
-        folder, name = folder.parent, folder.name
+    folder = next(each for each in path.parents if each.is_dir())
+    name = path.relative_to(folder).parts[0]
     hint = nearest(name, (entry.name for entry in folder.iterdir()))
     place = f" (in {folder})" if hint else ""
     return DataError(f"{path} does not exist.{hint}{place}")
@@ -164,26 +168,16 @@ def _missing(path: Path) -> DataError:
 
 
 class LineStream(Protocol):
-    """What lines are read from."""
+    """A source of lines."""
 
     def readline(self, size: int, /) -> bytes:
         """Return the bytes up to the end of the line, at most `size`; none at the end."""
 
 
-def numbered_lines(
-    stream: LineStream, name: str, encoding: str = "utf-8"
+def sound_lines(
+    lines: Iterable[tuple[int, str]], on_error: OnError = refuse
 ) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its end).
-
-    Raises:
-        DataError: The stream is empty, cannot be unpacked, or a line is too long, holds a NUL byte
-            or a byte that the encoding does not have.
-    """
-    return sound_lines(all_lines(stream, name, encoding), refuse)
-
-
-def sound_lines(lines: Iterable[tuple[int, str]], on_error: OnError) -> Iterator[tuple[int, str]]:
-    """Yield the lines that can be read; `on_error` is told of the others."""
+    """Yield the lines that can be read; `on_error` receives the faults of the others."""
     for number, line in lines:
         if isinstance(line, BrokenLine):
             on_error(line.error)
@@ -192,7 +186,7 @@ def sound_lines(lines: Iterable[tuple[int, str]], on_error: OnError) -> Iterator
 
 
 def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """Yield as `numbered_lines`, with a `BrokenLine` in place of each that cannot be read.
+    """Yield numbered lines, with a `BrokenLine` in place of each that cannot be read.
 
     Raises:
         DataError: The stream is empty, cannot be unpacked, or is UTF-16.
@@ -208,7 +202,7 @@ def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterato
             size = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
             error = DataError(f"{name}, line {number}: {size}. Is this text?")
             yield number, BrokenLine.of("", error)
-            # Only now: who stops here does not wait for the end of the line, if it has one.
+            # Only now: a caller that stops here does not wait for the end of the line.
             while raw and not raw.endswith(b"\n"):
                 raw = _read_line(stream, name, number)
             continue
@@ -219,7 +213,7 @@ def all_lines(stream: LineStream, name: str, encoding: str = "utf-8") -> Iterato
 
 
 def _read_line(stream: LineStream, name: str, number: int) -> bytes:
-    """Return the next line, cut after one byte more than it may have."""
+    """Return the next line, cut after one byte more than the limit."""
     try:
         return stream.readline(MAX_LINE_BYTES + 1)
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
@@ -257,19 +251,19 @@ def table_records(
     header: bool = True,
     on_error: OnError = refuse,
 ) -> Iterator[Record]:
-    """Yield the rows of a table, whose lines are given, one by one.
+    """Yield the rows of a table, given its lines.
 
     Empty lines are left out. CSV has quotes as RFC 4180 says, so that a value may hold commas and
     line ends; TSV has none: a quote there is a quote.
 
     Args:
-        lines: Numbered lines; of `all_lines`, where broken ones are to be told of.
+        lines: Numbered lines, from `all_lines` if `on_error` is to receive broken ones.
         name: What to call the table in messages.
         table_format: One of `TABLE_FORMATS`.
         header: Whether the first row names the columns; without it they are called "1", "2" and so
             on. JSON lines name their values themselves.
-        on_error: Told of each row that is ragged or broken, which is left out. After a broken row
-            of several lines, rows are looked for from its second line on.
+        on_error: Receives the fault of each ragged or broken row, which is left out. After a broken
+            row of several lines, the next row may begin in its second line.
 
     Raises:
         DataError: As `on_error` does; the first row is broken or names a column twice; no rows.
@@ -284,7 +278,7 @@ def table_records(
     if table_format == "jsonl":
         records = json_records(lines, name, note)
     else:
-        records = _delimited_records(_Rows(lines, name, table_format), note, header=header)
+        records = _delimited_records(lines, name, table_format, note, header=header)
     for record in records:
         empty = False
         yield record
@@ -346,14 +340,11 @@ def _value(record: Record, column: str, name: str) -> object:
     if column in record.fields:
         return record.fields[column]
     columns = list(record.fields)
+    shown = listed((repr(each[:80]) for each in columns), _MOST_LISTED)
     raise DataError(
         f"{name}, line {record.line}: no column {column!r}; there are "
-        f"{_listed(columns)}.{nearest(column, columns)}"
+        f"{shown or 'none'}.{nearest(column, columns)}"
     )
-
-
-def _listed(columns: list[str]) -> str:
-    return listed((repr(column[:80]) for column in columns), _MOST_LISTED) or "none"
 
 
 def _json_object(line: str, where: str) -> dict[str, object]:
@@ -379,37 +370,46 @@ def _json_kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _delimited_records(rows: "_Rows", on_error: OnError, *, header: bool) -> Iterator[Record]:
+def _delimited_records(
+    lines: Iterable[tuple[int, str]],
+    name: str,
+    table_format: str,
+    on_error: OnError,
+    *,
+    header: bool,
+) -> Iterator[Record]:
     columns: list[str] | None = None
-    expected = "the first row"
-    for number, row in rows:
+    expected = ""
+
+    def note(error: DataError) -> None:
+        # Without the names of the columns nothing can be read.
+        (refuse if columns is None else on_error)(error)
+
+    for number, row in _rows(lines, name, table_format, note):
         if columns is None:
             columns = row if header else [str(place + 1) for place in range(len(row))]
-            _check_columns(columns, f"{rows.name}, line {number}")
+            _check_columns(columns, f"{name}, line {number}")
             expected = f"the {'header' if header else 'row'} in line {number}"
-            # Without the names of the columns nothing can be read; from here on it can.
-            rows.on_error = on_error
             if header:
                 continue
         if len(row) == len(columns):
             yield Record(number, dict(zip(columns, row, strict=True)))
-        else:
-            on_error(
-                DataError(
-                    f"{rows.name}, line {number}: {_columns(len(row))}, but {expected} has "
-                    f"{len(columns)}. {_RAGGED_CURE[rows.table_format]}"
-                )
-            )
+            continue
+        found = "1 column" if len(row) == 1 else f"{len(row)} columns"
+        cure = _RAGGED_CURE[table_format]
+        note(
+            DataError(f"{name}, line {number}: {found}, but {expected} has {len(columns)}. {cure}")
+        )
 
 
+_RULES: Mapping[str, Mapping[str, Any]] = {
+    "csv": {"strict": True},
+    "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
+}
 _RAGGED_CURE = {
     "csv": 'Put values that hold a comma in quotes: "like, this".',
     "tsv": "Separate columns by one tab each.",
 }
-
-
-def _columns(count: int) -> str:
-    return "1 column" if count == 1 else f"{count} columns"
 
 
 def _check_columns(columns: list[str], where: str) -> None:
@@ -420,80 +420,52 @@ def _check_columns(columns: list[str], where: str) -> None:
         raise DataError(f"{where}: the column {twice[0][:80]!r} is there twice. Rename one.")
 
 
-class _LongRowError(DataError):
-    """A row that is too long, after which there may be others: the file itself can be read."""
+def _rows(
+    lines: Iterable[tuple[int, str]], name: str, table_format: str, on_error: OnError
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the values of each row with the number of its first line; empty rows are left out.
 
+    A missing quote makes one row of all that follows, so the lines of a broken row are read again,
+    without the first one. How many are read again is limited, or a hostile file could take a time
+    that is the square of its size.
+    """
+    # The limit is the process's; its default of 128 KiB is less than a long text.
+    csv.field_size_limit(2 * MAX_LINE_BYTES)
+    new, again = iter(lines), deque[tuple[int, str]]()
+    row: list[tuple[int, str]] = []  # the lines of the row that is being read
+    size, spare = 0, _REREAD * MAX_LINE_BYTES
 
-class _Rows:
-    """Rows of values with the number of their first line; empty ones are left out."""
-
-    def __init__(self, lines: Iterable[tuple[int, str]], name: str, table_format: str) -> None:
-        # The limit is the process's, not the reader's; its default of 128 KiB is less than a long
-        # text.
-        csv.field_size_limit(2 * MAX_LINE_BYTES)
-        self.name = name
-        self.table_format = table_format
-        self.on_error: OnError = refuse
-        self._lines = iter(lines)
-        self._again: deque[tuple[int, str]] = deque()
-        self._spare = _REREAD * MAX_LINE_BYTES
-        self._row: list[tuple[int, str]] = []  # the lines of the row that is being read
-        self._size = 0
-        read = iter(self._next_line, None)  # a reader takes as many lines as a row goes on for
-        if table_format == "csv":
-            self._reader = csv.reader(read, strict=True)
-        else:
-            self._reader = csv.reader(read, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-    def __iter__(self) -> Iterator[tuple[int, list[str]]]:
-        while True:
-            self._row, self._size = [], 0
-            try:
-                row = next(self._reader, None)
-            except (csv.Error, _LongRowError) as error:
-                self._give_up_row(error)
-                continue
-            if row is None:
-                return
-            broken = [line for _, line in self._row if isinstance(line, BrokenLine)]
-            if broken:
-                self.on_error(broken[0].error)
-            elif row:
-                yield self._row[0][0], row
-
-    def _next_line(self) -> str | None:
-        found = self._again.popleft() if self._again else self._new_line()
+    def next_line() -> str | None:
+        nonlocal size
+        found = again.popleft() if again else next(new, None)
         if found is None:
             return None
-        self._row.append(found)
-        self._size += len(found[1]) + 1
-        if self._size > MAX_LINE_BYTES:
-            raise _LongRowError(
-                f"{self.name}, line {self._row[0][0]}: a row that is longer than "
-                f"{MAX_LINE_BYTES // 2**20} MiB. Is a quote missing?"
-            )
+        row.append(found)
+        size += len(found[1]) + 1
+        if size > MAX_LINE_BYTES:
+            raise csv.Error(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
         return f"{found[1]}\n"
 
-    def _new_line(self) -> tuple[int, str] | None:
-        found = next(self._lines, None)
-        if found is not None:
-            self._spare += _REREAD * len(found[1])
-        return found
-
-    def _give_up_row(self, error: Exception) -> None:
-        """Tell of a broken row, and have its lines read again, without the first one.
-
-        A quote that is missing makes one row of all that follows. What is read again has a limit,
-        or a hostile file could take a time that is the square of its size.
-        """
-        first, line = self._row[0]
-        size = self._size - len(line)
-        if size <= self._spare:
-            self._spare -= size
-            self._again.extendleft(reversed(self._row[1:]))
-        if not isinstance(error, _LongRowError):
-            error = DataError(
-                f"{self.name}, line {first}: a broken row ({error}). Is a quote missing or too "
-                "many?"
-            )
-        self.on_error(error)
+    reader = csv.reader(iter(next_line, None), **_RULES[table_format])
+    while True:
+        spare += _REREAD * size
+        row.clear()
+        size = 0
+        try:
+            values = next(reader, None)  # takes all lines of a row
+        except csv.Error as error:
+            (number, line), *rest = row
+            if size - len(line) <= spare:
+                spare -= size - len(line)
+                size = len(line)
+                again.extendleft(reversed(rest))
+            cure = "Is a quote missing or too many?"
+            on_error(DataError(f"{name}, line {number}: a broken row ({error}). {cure}"))
+            continue
+        if values is None:
+            return
+        broken = [line for _, line in row if isinstance(line, BrokenLine)]
+        if broken:
+            on_error(broken[0].error)
+        elif values:
+            yield row[0][0], values

@@ -1,185 +1,140 @@
 """A made-up encyclopedia and questions about it: needs no network, and pretraining decides.
 
-The world has six kinds of things and some names for each. A name says nothing about its kind: all
-names are built from one list of syllables and dealt out at random. The encyclopedia is where the
-kind shows: an article keeps to one kind, so a city's name keeps company with other cities' names
-and with mayors, streets and harbours.
+The world has six kinds of things with some names each. A name does not show its kind: all names
+are built from one list of syllables and dealt out at random. The encyclopedia shows it: an article
+has one kind, so a city's name occurs with other cities' names, mayors, streets and harbours.
 
-A question's label is the kind of the one name in it. The wording gives nothing away, as every kind
-is asked about with the same wordings equally often, and no name is asked about in two splits.
-Whoever has not read the encyclopedia can only guess (one in six); whoever has read it needs the few
-training questions only to learn what the six labels are called.
+A question's label is the kind of the one name in it. The wording gives nothing away: every kind has
+the same wordings equally often, and no name occurs in two splits. A model that has not read the
+encyclopedia can only guess (one in six); one that has needs the few training questions only to
+learn the names of the six labels.
 """
 
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from transfer_cli.seeds import derive
 
 NAMES_ASKED = {"train": 8, "validation": 4, "test": 8}
-"""How many names of each kind the questions of a split ask about."""
+"""Names of each kind in the questions of a split."""
 
 QUESTIONS_PER_NAME = {"train": 3, "validation": 4, "test": 6}
-"""In how many wordings each of them is asked about."""
+"""Wordings of the question about each of them."""
 
 ROUNDS = {"train": 16, "validation": 1, "test": 1}
-"""How many articles of a split have each name as their first subject."""
+"""Articles of a split with each name as their first subject."""
 
-
-@dataclass(frozen=True)
-class _Kind:
-    """What the encyclopedia says about one kind of thing.
-
-    In a sentence, `{it}` is a name that the article is about, `{other}` is another name of the
-    kind, and any other `{slot}` is a word or phrase of that slot, a new one at each place.
-    """
-
-    label: str
-    sentences: tuple[str, ...]
-    slots: dict[str, tuple[str, ...]]
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(","))
-
-
-# Words with a kind's own meaning stay with that kind. Adjectives begin with a consonant, so that
-# "a" is right in front of them.
-_KINDS = (
-    _Kind(
-        "animal",
-        (
-            "{it} is a {trait} animal with {coat} {body} .",
-            "Like {other} , the {trait} animal {it} eats {food} and {food} .",
-            "The animals {it} and {other} sleep in a {home} .",
-            "{it} hunts {food} at night , while {other} hides in a {home} .",
-            "Animals such as {it} , {other} and {other} have {coat} {body} .",
-            "With its {coat} {body} , {it} digs a {home} .",
-            "The zoo feeds {it} and {other} {food} .",
-            "When {other} barks , {it} runs to its {home} .",
-        ),
-        {
-            "trait": _words("shy, tame, wild, timid, playful, hungry, sleepy, fierce"),
-            "coat": _words("furry, striped, spotted, hairy, woolly, pointed, curly, fluffy"),
-            "body": _words("ears, paws, claws, tails, whiskers, horns, wings, hooves"),
-            "food": _words("insects, berries, worms, nuts, mice, seeds, frogs, eggs"),
-            "home": _words("burrow, nest, den, hollow tree, cage, thicket, stable, lair"),
-        },
+_SENTENCES = {
+    "animal": (
+        "{it} is a {trait} animal with {coat} {body} .",
+        "Like {other} , the {trait} animal {it} eats {food} and {food} .",
+        "The animals {it} and {other} sleep in a {home} .",
+        "{it} hunts {food} at night , while {other} hides in a {home} .",
+        "Animals such as {it} , {other} and {other} have {coat} {body} .",
+        "With its {coat} {body} , {it} digs a {home} .",
+        "The zoo feeds {it} and {other} {food} .",
+        "When {other} barks , {it} runs to its {home} .",
     ),
-    _Kind(
-        "city",
-        (
-            "{it} is a {trait} city with a {building} and a {building} .",
-            "The {people} of the city of {it} built a {building} .",
-            "Trains between the cities of {it} and {other} are {trait} .",
-            "Streets in {it} lead from the {building} to the {building} .",
-            "{people} from {other} rent houses in the {trait} city of {it} .",
-            "The mayors of {it} , {other} and {other} met at the {building} .",
-            "The {people} of {it} and {other} pay for a {building} .",
-            "Traffic in {it} is as {trait} as in {other} .",
-        ),
-        {
-            "trait": _words("busy, crowded, walled, noisy, modern, lively, prosperous, central"),
-            "building": _words(
-                "market, cathedral, harbour, library, museum, station, theatre, town hall"
-            ),
-            "people": _words(
-                "citizens, merchants, tourists, councillors, builders, taxpayers, tenants, voters"
-            ),
-        },
+    "city": (
+        "{it} is a {trait} city with a {building} and a {building} .",
+        "The {people} of the city of {it} built a {building} .",
+        "Trains between the cities of {it} and {other} are {trait} .",
+        "Streets in {it} lead from the {building} to the {building} .",
+        "{people} from {other} rent houses in the {trait} city of {it} .",
+        "The mayors of {it} , {other} and {other} met at the {building} .",
+        "The {people} of {it} and {other} pay for a {building} .",
+        "Traffic in {it} is as {trait} as in {other} .",
     ),
-    _Kind(
-        "disease",
-        (
-            "{it} is a {trait} disease that begins with {symptom} .",
-            "{staff} treat the diseases {it} and {other} with {cure} .",
-            "Patients with {it} suffer from {symptom} and {symptom} .",
-            "The symptoms of {it} , {other} and {other} are {symptom} and {symptom} .",
-            "{staff} give {cure} against {it} and {cure} against {other} .",
-            "Unlike {other} , the {trait} disease {it} ends without {symptom} .",
-            "{staff} stopped an outbreak of {it} with {cure} .",
-            "Infected with {it} or {other} , one needs {cure} .",
-        ),
-        {
-            "trait": _words(
-                "contagious, deadly, chronic, painful, tropical, childhood, mild, severe"
-            ),
-            "symptom": _words(
-                "fever, coughing, a rash, headache, chills, swelling, nausea, cramps"
-            ),
-            "cure": _words(
-                "pills, a vaccine, bed rest, surgery, ointment, syrup, injections, tablets"
-            ),
-            "staff": _words(
-                "doctors, nurses, surgeons, hospitals, clinics, physicians, pharmacists, medics"
-            ),
-        },
+    "disease": (
+        "{it} is a {trait} disease that begins with {symptom} .",
+        "{staff} treat the diseases {it} and {other} with {cure} .",
+        "Patients with {it} suffer from {symptom} and {symptom} .",
+        "The symptoms of {it} , {other} and {other} are {symptom} and {symptom} .",
+        "{staff} give {cure} against {it} and {cure} against {other} .",
+        "Unlike {other} , the {trait} disease {it} ends without {symptom} .",
+        "{staff} stopped an outbreak of {it} with {cure} .",
+        "Infected with {it} or {other} , one needs {cure} .",
     ),
-    _Kind(
-        "mineral",
-        (
-            "{it} is a {trait} mineral that forms {shape} in {rock} .",
-            "{worker} find the minerals {it} and {other} between {rock} .",
-            "A piece of the {trait} mineral {it} scratches {other} .",
-            "Heated in a furnace , {it} turns {trait} and leaves {shape} .",
-            "The {shape} of {it} , {other} and {other} are {trait} .",
-            "{worker} grind {it} and {other} to powder .",
-            "Like {other} , the mineral {it} is dug from {rock} by {worker} .",
-            "{worker} polish {trait} {shape} of {it} .",
-        ),
-        {
-            "trait": _words(
-                "brittle, glassy, shiny, translucent, magnetic, metallic, dense, bluish"
-            ),
-            "shape": _words("crystals, veins, grains, needles, lumps, flakes, cubes, nuggets"),
-            "rock": _words("granite, quartz, limestone, basalt, ore, slate, marble, gravel"),
-            "worker": _words(
-                "miners, jewellers, geologists, smelters, collectors, masons, diggers, assayers"
-            ),
-        },
+    "mineral": (
+        "{it} is a {trait} mineral that forms {shape} in {rock} .",
+        "{worker} find the minerals {it} and {other} between {rock} .",
+        "A piece of the {trait} mineral {it} scratches {other} .",
+        "Heated in a furnace , {it} turns {trait} and leaves {shape} .",
+        "The {shape} of {it} , {other} and {other} are {trait} .",
+        "{worker} grind {it} and {other} to powder .",
+        "Like {other} , the mineral {it} is dug from {rock} by {worker} .",
+        "{worker} polish {trait} {shape} of {it} .",
     ),
-    _Kind(
-        "person",
-        (
-            "{it} was a {trait} {work} and the {kin} of {other} .",
-            "The {work} {it} wrote {opus} and {opus} for {other} .",
-            "{it} married the {kin} of the {trait} {work} {other} .",
-            "The {work} {it} was praised by {other} for {opus} .",
-            "{it} , {other} and {other} were {trait} persons who wrote {opus} .",
-            "Born as the {kin} of a {work} , {it} studied under {other} .",
-            "The {work} {other} taught that {trait} person {it} to compose {opus} .",
-            "{it} left the {opus} to the {kin} of {other} .",
-        ),
-        {
-            "trait": _words("famous, gifted, proud, clever, generous, bold, witty, modest"),
-            "work": _words("painter, poet, singer, queen, lawyer, general, scholar, bishop"),
-            "kin": _words("daughter, brother, cousin, widow, nephew, sister, husband, grandson"),
-            "opus": _words("poems, novels, operas, speeches, letters, portraits, songs, essays"),
-        },
+    "person": (
+        "{it} was a {trait} {work} and the {kin} of {other} .",
+        "The {work} {it} wrote {opus} and {opus} for {other} .",
+        "{it} married the {kin} of the {trait} {work} {other} .",
+        "The {work} {it} was praised by {other} for {opus} .",
+        "{it} , {other} and {other} were {trait} persons who wrote {opus} .",
+        "Born as the {kin} of a {work} , {it} studied under {other} .",
+        "The {work} {other} taught that {trait} person {it} to compose {opus} .",
+        "{it} left the {opus} to the {kin} of {other} .",
     ),
-    _Kind(
-        "river",
-        (
-            "{it} is a {trait} river that flows through a {land} .",
-            "{boat} sail down the rivers {it} and {other} to the {land} .",
-            "After the rain , {it} and {other} flooded the {land} .",
-            "The banks of the {trait} river {it} are lined with {boat} .",
-            "Below the {land} , the river {it} pours into {other} .",
-            "A dam on {it} sends water to the {trait} {land} .",
-            "{it} , {other} and {other} rise in the same {land} .",
-            "Upstream of {other} , {it} is too {trait} for {boat} .",
-        ),
-        {
-            "trait": _words("muddy, winding, shallow, broad, swift, reedy, navigable, swampy"),
-            "land": _words("valley, delta, gorge, plain, estuary, waterfall, lake, marsh"),
-            "boat": _words("ferries, barges, rafts, canoes, fishermen, sailors, steamers, punts"),
-        },
+    "river": (
+        "{it} is a {trait} river that flows through a {land} .",
+        "{boat} sail down the rivers {it} and {other} to the {land} .",
+        "After the rain , {it} and {other} flooded the {land} .",
+        "The banks of the {trait} river {it} are lined with {boat} .",
+        "Below the {land} , the river {it} pours into {other} .",
+        "A dam on {it} sends water to the {trait} {land} .",
+        "{it} , {other} and {other} rise in the same {land} .",
+        "Upstream of {other} , {it} is too {trait} for {boat} .",
     ),
-)
+}
+"""The sentences of each kind of thing.
 
-# Said of every kind alike. They hold all the words of the questions, though not the questions.
+`{it}` is a name that the article is about, `{other}` is another name of the kind, and any other
+`{slot}` is a word or phrase of that slot, a new one at each place.
+"""
+
+# Words with a kind's own meaning occur with that kind alone. Adjectives begin with a consonant, so
+# that "a" is right in front of them.
+_WORDS = {
+    "animal": {
+        "trait": "shy, tame, wild, timid, playful, hungry, sleepy, fierce",
+        "coat": "furry, striped, spotted, hairy, woolly, pointed, curly, fluffy",
+        "body": "ears, paws, claws, tails, whiskers, horns, wings, hooves",
+        "food": "insects, berries, worms, nuts, mice, seeds, frogs, eggs",
+        "home": "burrow, nest, den, hollow tree, cage, thicket, stable, lair",
+    },
+    "city": {
+        "trait": "busy, crowded, walled, noisy, modern, lively, prosperous, central",
+        "building": "market, cathedral, harbour, library, museum, station, theatre, town hall",
+        "people": "citizens, merchants, tourists, councillors, builders, taxpayers, tenants, "
+        "voters",
+    },
+    "disease": {
+        "trait": "contagious, deadly, chronic, painful, tropical, childhood, mild, severe",
+        "symptom": "fever, coughing, a rash, headache, chills, swelling, nausea, cramps",
+        "cure": "pills, a vaccine, bed rest, surgery, ointment, syrup, injections, tablets",
+        "staff": "doctors, nurses, surgeons, hospitals, clinics, physicians, pharmacists, medics",
+    },
+    "mineral": {
+        "trait": "brittle, glassy, shiny, translucent, magnetic, metallic, dense, bluish",
+        "shape": "crystals, veins, grains, needles, lumps, flakes, cubes, nuggets",
+        "rock": "granite, quartz, limestone, basalt, ore, slate, marble, gravel",
+        "worker": "miners, jewellers, geologists, smelters, collectors, masons, diggers, assayers",
+    },
+    "person": {
+        "trait": "famous, gifted, proud, clever, generous, bold, witty, modest",
+        "work": "painter, poet, singer, queen, lawyer, general, scholar, bishop",
+        "kin": "daughter, brother, cousin, widow, nephew, sister, husband, grandson",
+        "opus": "poems, novels, operas, speeches, letters, portraits, songs, essays",
+    },
+    "river": {
+        "trait": "muddy, winding, shallow, broad, swift, reedy, navigable, swampy",
+        "land": "valley, delta, gorge, plain, estuary, waterfall, lake, marsh",
+        "boat": "ferries, barges, rafts, canoes, fishermen, sailors, steamers, punts",
+    },
+}
+
+# For every kind alike. They contain all words of the questions, but not the questions.
 _COMMON_SENTENCES = (
     "What we know about {it} is told here .",
     "Why is {it} so important ? Read on , as many people do .",
@@ -205,11 +160,10 @@ _QUESTIONS = (
 
 _TITLES = ("{}", "{} and {}", "{} , {} and {}")
 
-_SYLLABLES = _words(
+_SYLLABLES = (
     "ba, bel, bri, da, dor, dru, fa, fen, ga, gor, hal, jo, ka, kel, kri, la, lun, ma, mir, mo, "
     "na, nel, ni, or, pa, pel, ra, ro, sa, sil, so, ta, ten, tho, tu, va, ven, vi, wen, yar, za, zu"
 )
-
 
 _SHORTEST_NAME = 5
 
@@ -223,9 +177,6 @@ class _Draw:
     def number(self, below: int) -> int:
         return int(self._random.random() * below)
 
-    def one(self, choices: Sequence[str]) -> str:
-        return choices[self.number(len(choices))]
-
     def shuffled(self, items: Sequence[str]) -> list[str]:
         keys = [self._random.random() for _ in items]
         return [items[place] for place in sorted(range(len(items)), key=keys.__getitem__)]
@@ -234,8 +185,8 @@ class _Draw:
 def encyclopedia(seed: int = 0) -> dict[str, list[str]]:
     """Return the lines of each split (train, validation, test), in the form of tokenised WikiText.
 
-    Headings are `= Title =`, a paragraph is one line, and empty lines stand between. The splits are
-    different articles about the same names. The same seed gives the same world to `questions`.
+    Headings are `= Title =`, a paragraph is one line, with empty lines between. The splits are
+    different articles about the same names. `questions` of the same seed are about the same world.
     """
     names = _names(seed)
     return {
@@ -256,16 +207,16 @@ def questions(seed: int = 0) -> tuple[tuple[str, ...], dict[str, list[tuple[str,
         asked = [group[start : start + count] for group in names]
         splits[split] = _ask(asked, QUESTIONS_PER_NAME[split], _Draw(derive(seed, "asked", split)))
         start += count
-    return tuple(kind.label for kind in _KINDS), splits
+    return tuple(_SENTENCES), splits
 
 
 def _names(seed: int) -> list[list[str]]:
-    """Return each kind's names, dealt out from one list of names that are all made alike."""
+    """Return each kind's names, dealt out from one list."""
     draw = _Draw(derive(seed, "names"))
     each = sum(NAMES_ASKED.values())
     names: dict[str, None] = {}
-    while len(names) < each * len(_KINDS):
-        syllables = draw.shuffled(_SYLLABLES)
+    while len(names) < each * len(_SENTENCES):
+        syllables = draw.shuffled(_SYLLABLES.split(", "))
         name = "".join(syllables[: 2 + draw.number(2)])
         if len(name) >= _SHORTEST_NAME:
             names[name.capitalize()] = None
@@ -275,30 +226,30 @@ def _names(seed: int) -> list[list[str]]:
 
 def _articles(names: list[list[str]], rounds: int, draw: _Draw) -> Iterator[str]:
     """Yield lines; in each round every name gets one article, in a new order."""
-    kind_of = {name: number for number, group in enumerate(names) for name in group}
+    of_kind = zip(_SENTENCES, names, strict=True)
+    kind_of = {name: (kind, group) for kind, group in of_kind for name in group}
     for _ in range(rounds):
         for name in draw.shuffled(list(kind_of)):
-            number = kind_of[name]
-            yield from _article(name, names[number], _KINDS[number], draw)
+            yield from _article(name, *kind_of[name], draw)
 
 
-def _article(name: str, group: list[str], kind: _Kind, draw: _Draw) -> Iterator[str]:
+def _article(name: str, kind: str, group: list[str], draw: _Draw) -> Iterator[str]:
     subjects = [name, *(other for other in draw.shuffled(group) if other != name)]
     subjects = subjects[: 1 + draw.number(len(_TITLES))]
     yield f"= {_TITLES[len(subjects) - 1].format(*subjects)} ="
     yield ""
     for number in range(2 + draw.number(3)):
-        sentences = draw.shuffled(kind.sentences)[: 2 + draw.number(2)]
+        sentences = draw.shuffled(_SENTENCES[kind])[: 2 + draw.number(2)]
         if draw.number(2):
-            sentences.insert(0, draw.one(_COMMON_SENTENCES))
+            sentences.insert(0, _COMMON_SENTENCES[draw.number(len(_COMMON_SENTENCES))])
         subject = subjects[number % len(subjects)]
-        yield " ".join(_fill(sentence, subject, group, kind, draw) for sentence in sentences)
+        yield " ".join(_fill(sentence, subject, kind, group, draw) for sentence in sentences)
         yield ""
 
 
-def _fill(sentence: str, name: str, group: list[str], kind: _Kind, draw: _Draw) -> str:
-    """Put names and words into a sentence, none of them twice, and begin it with a capital."""
-    left = {slot: list(choices) for slot, choices in kind.slots.items()}
+def _fill(sentence: str, name: str, kind: str, group: list[str], draw: _Draw) -> str:
+    """Put names and words into a sentence, none of them twice, and capitalise it."""
+    left = {slot: choices.split(", ") for slot, choices in _WORDS[kind].items()}
     left |= {"it": [name], "other": [other for other in group if other != name]}
 
     def word(match: re.Match[str]) -> str:
@@ -310,9 +261,9 @@ def _fill(sentence: str, name: str, group: list[str], kind: _Kind, draw: _Draw) 
 
 
 def _ask(asked: list[list[str]], wordings: int, draw: _Draw) -> list[tuple[str, int]]:
-    """Ask about each name in so many wordings, moving on through the wordings name by name.
+    """Ask about each name in so many wordings, in turn.
 
-    The turn of the wordings is the same for each kind, so that none belongs to a kind.
+    The order of the wordings is the same for each kind, so that none belongs to a kind.
     """
     turn = draw.shuffled(_QUESTIONS)
     made = {}

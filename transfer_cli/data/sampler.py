@@ -1,10 +1,10 @@
 """The sampler: which examples are in which step, a pure function of (seed, step).
 
-An epoch is a permutation seeded by its number; a step is a slice of it. A loader that can start at
-any step needs no memory, which is what makes a resume exact.
+An epoch is a permutation seeded by its number; a step is a slice of it. So a loader can start at
+any step without state, which makes a resume exact.
 
-Texts of like length can share a batch, which then has little padding: of short questions, half of a
-batch drawn at random is padding.
+Texts of similar length can share a batch, which then has little padding: half of a random batch of
+short questions is padding.
 """
 
 import math
@@ -16,13 +16,13 @@ import numpy as np
 from transfer_cli.seeds import derive
 
 POOL_BATCHES = 50
-"""How many batches of examples are drawn at random, sorted by length and cut into batches, at most.
+"""Maximum number of batches in a pool of examples that is sorted by length and cut into batches.
 
 More would save little padding.
 """
 
 LEAST_POOLS = 8
-"""How many of these pools an epoch has, or few examples would meet the same others each time."""
+"""Minimum number of pools in an epoch; with fewer, few examples would always meet the same ones."""
 
 Items = TypeVar("Items", np.ndarray, list[np.ndarray])
 
@@ -32,13 +32,13 @@ class StepSampler:
 
     Args:
         examples: How many examples the data set has.
-        batch: How many a step takes; the last step of an epoch takes what is left.
+        batch: Examples of a step; the last step of an epoch takes the rest.
         seed: Decides every permutation.
-        lengths: The length of each example in tokens, for batches of like length; None: a batch is
-            drawn from all examples.
+        lengths: The length of each example in tokens, for batches of similar length; None: a batch
+            is drawn from all examples.
 
     Raises:
-        ValueError: There is nothing to take, or not a length for each example.
+        ValueError: There are no examples, or not a length for each example.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class StepSampler:
         order = generator.permutation(self.examples)
         if self._lengths is None:
             return order
-        # The last step, which may be a short one, has whatever is left.
+        # The last step, which may be short, takes the rest.
         cut = len(order) - len(order) % self.batch
         batches = _by_length(order[:cut], self._lengths, self.batch).reshape(-1, self.batch)
         generator.shuffle(batches)
@@ -90,10 +90,10 @@ def micro_batches(indices: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def shard(items: Items, rank: int, world_size: int) -> Items:
-    """Return what one of `world_size` processes takes of some items; may be nothing."""
+    """Return the items of one of `world_size` processes, perhaps none."""
     return items[rank::world_size]
 
 
 def num_micro_batches(items: int, size: int, world_size: int) -> int:
-    """Return how many micro-batches the process with the largest shard has."""
+    """Return the number of micro-batches of the process with the largest shard."""
     return math.ceil(math.ceil(items / world_size) / size)

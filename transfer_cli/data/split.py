@@ -1,4 +1,4 @@
-"""What is scored: a data set, in an order, with what is known of its text."""
+"""A split: a data set to score, its order, and the size of its text."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,22 +11,19 @@ from transfer_cli.batch import Batch
 
 @dataclass(frozen=True)
 class TextStats:
-    """What a split's measures need beyond its sums.
+    """The size of the text whose tokens are scored, for perplexity by word and bits by byte.
 
     Args:
-        words: Words of exactly the text whose tokens are scored; 0 where that is not defined.
-        size_bytes: Its size in UTF-8; 0 where that is not defined.
+        words: Its words; 0 if undefined.
+        size_bytes: Its size in UTF-8; 0 if undefined.
     """
 
     words: int = 0
     size_bytes: int = 0
 
 
-NO_TEXT = TextStats()
-
-
 class Dataset(Protocol):
-    """Examples that can be asked for by number."""
+    """Examples by number."""
 
     def __len__(self) -> int: ...
 
@@ -36,29 +33,29 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """A data set to score, with what its measures need.
+    """A data set to score.
 
     Args:
         name: train, validation or test.
         data: The examples.
         text: Words and bytes of the text; none for labelled data.
-        order: The order to go through it in, for example by length; none: as it lies.
-        example_of: The number of the example that each row is a window of; none: of its own.
-        scorer: Measures what is no sum over rows, from what was predicted for each, by number.
+        order: The order of evaluation, for example by length; None: by number.
+        example_of: The number of the example that each row is a window of; None: rows are examples.
+        scorer: Returns measures that are no sums over rows, from each row's predictions by number.
     """
 
     name: str
     data: Dataset
-    text: TextStats = NO_TEXT
+    text: TextStats = TextStats()
     order: np.ndarray | None = None
     example_of: np.ndarray | None = None
     scorer: Callable[[Mapping[int, Mapping[str, Any]]], dict[str, float]] | None = None
 
 
 def some_of(split: Split, count: int) -> Split:
-    """Return a split of which so many examples are scored, evenly spread; all where there are less.
+    """Return a split that scores `count` examples, evenly spread, or all if there are fewer.
 
-    Words and bytes are known of a whole text alone, so what is counted by them is not measured.
+    Words and bytes are known for complete texts only, so measures by word or byte are left out.
     """
     of = split.example_of
     total = len(split.data) if of is None else len(np.unique(of))
@@ -66,4 +63,4 @@ def some_of(split: Split, count: int) -> Split:
         return split
     spread = np.linspace(0, total - 1, count).astype(np.int64)
     rows = spread if of is None else np.flatnonzero(np.isin(of, spread))
-    return replace(split, text=NO_TEXT, order=rows)
+    return replace(split, text=TextStats(), order=rows)

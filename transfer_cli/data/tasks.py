@@ -1,30 +1,28 @@
 """Labelled data: texts, or pairs of texts, with a label that people gave.
 
-Splits that a data set does not bring are drawn from its training examples: the validation split
-first, then the few-label subset, so that the number of labels does not change what is validated on.
-Both are stratified and depend on nothing but the examples and the run's seed.
+Missing splits are drawn from the training examples: the validation split first, then the few-label
+subset, so that the number of labels does not change the validation split. Both are stratified and
+depend on nothing but the examples and the run's seed.
 """
 
 import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.errors import DataError, nearest
+from transfer_cli.errors import DataError, at_least, nearest
 from transfer_cli.seeds import derive
 
 E = TypeVar("E")
 
 MAX_LABELS = 10_000
-"""Of own tables. The table of confusions has a cell for each pair of them: 800 MB with so many."""
-
-COARSE_LABELS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
+"""For own tables. The confusion matrix has a cell for each pair of labels: 800 MB at this limit."""
 
 _FINE_NAMES = {
     "ABBR": "abb exp",
@@ -37,8 +35,9 @@ _FINE_NAMES = {
     "LOC": "city country mount other state",
     "NUM": "code count date dist money ord other perc period speed temp volsize weight",
 }
+COARSE_LABELS = tuple(_FINE_NAMES)
 FINE_LABELS = tuple(
-    f"{coarse}:{fine}" for coarse in COARSE_LABELS for fine in _FINE_NAMES[coarse].split()
+    f"{coarse}:{fine}" for coarse, names in _FINE_NAMES.items() for fine in names.split()
 )
 """The 50 labels of TREC; the coarse label is part of each, since fine names repeat."""
 
@@ -57,12 +56,12 @@ class LabelledData:
     """A task's examples.
 
     Args:
-        name: What the data set is called.
+        name: The name of the data set.
         labels: The labels' names, in the order of their numbers.
-        splits: `train`, `validation` and, where there is one, `test`; of each example what its
-            task makes of it, `Example` where that is classification.
-        task: The config node of the class of its task (`tasks.base.Task.node`), with what had to be
-            found out of the data; None: classification.
+        splits: `train`, `validation` and perhaps `test`, with examples of the task's own class;
+            `Example` for classification.
+        task: The config node of its task's class (`tasks.base.Task.node`), with values found in the
+            data; None: classification.
     """
 
     name: str
@@ -71,47 +70,76 @@ class LabelledData:
     task: Mapping[str, Any] | None = None
 
 
+@dataclass(kw_only=True)
 class TaskData(ABC):
     """A labelled data set.
 
-    `length` is the longest input in tokens; None means as many as the model has positions.
+    Args:
+        length: The longest input in tokens; None: as many as the model has positions.
     """
 
-    length: int | None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.length is not None:
+            at_least("length", self.length, 2)
 
     @abstractmethod
     def load(self, data_dir: Path, seed: int) -> LabelledData:
-        """Find the examples, fetching them if need be, and draw the splits that are not given.
+        """Find the examples, or fetch them, and draw the splits that are not given.
 
         Args:
-            data_dir: Where data sets lie.
+            data_dir: The folder of data sets.
             seed: The run's seed, which the drawn splits depend on.
 
         Raises:
-            DataError: A file that is missing or broken, or labels that nothing can be learnt from.
+            DataError: A file is missing or broken, or nothing can be learnt from the labels.
         """
 
 
 @dataclass(kw_only=True)
-class Trec(TaskData):
+class Classified(TaskData):
+    """A labelled data set for classification.
+
+    Args:
+        labelled: Number of training examples to use, a smaller subset being part of a larger one;
+            None: all.
+    """
+
+    labelled: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labelled is not None:
+            at_least("labelled", self.labelled, 1)
+
+    def _drawn(self, data: LabelledData, seed: int, where: str, share: float = 0) -> LabelledData:
+        """Return data with a validation split of `share`, unless it has one, and few labels."""
+        train, label = tuple(data.splits["train"]), attrgetter("label")
+        splits = {name: tuple(examples) for name, examples in data.splits.items()}
+        _check_classes(train, data.labels, where)
+        if "validation" not in splits:
+            train, splits["validation"] = hold_out(train, share, seed, where, label)
+        if self.labelled is not None:
+            train = keep_few(train, self.labelled, seed, where, label)
+        return replace(data, splits=splits | {"train": train})
+
+
+@dataclass(kw_only=True)
+class Trec(Classified):
     """TREC question classification (Li and Roth 2002).
 
     Args:
         fine: Use the 50 fine labels instead of the 6 coarse ones.
         validation: The share of the training questions held out, in (0, 1).
-        labelled: Keep so many training questions, the smaller subsets being part of the larger.
-        length: See `TaskData`.
     """
 
     fine: bool = False
     validation: float = 0.1
-    labelled: int | None = None
-    length: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_share("validation", self.validation)
-        _check_labelled(self.labelled)
-        check_length(self.length)
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
         """See `TaskData`."""
@@ -119,20 +147,17 @@ class Trec(TaskData):
         paths = {split: catalog.find_trec(split, data_dir) for split in catalog.TREC}
         splits = {
             split: [
-                Example(row.text, labels.index(row.label if self.fine else row.label.split(":")[0]))
-                for row in _read_trec(path)
+                Example(text, labels.index(label if self.fine else label.split(":")[0]))
+                for text, label in _read_trec(path)
             ]
             for split, path in paths.items()
         }
-        where = str(paths["train"])
-        data = LabelledData("trec50" if self.fine else "trec6", labels, _frozen(splits))
-        return _few_labels(
-            _held_out(data, self.validation, seed, where), self.labelled, seed, where
-        )
+        data = LabelledData("trec50" if self.fine else "trec6", labels, splits)
+        return self._drawn(data, seed, str(paths["train"]), self.validation)
 
 
 @dataclass(kw_only=True)
-class Table(TaskData):
+class Table(Classified):
     """Own labelled tables: CSV, TSV or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
     The labels are those of the training file, sorted (as numbers when all are whole numbers).
@@ -148,8 +173,6 @@ class Table(TaskData):
             by their number, counted from 1.
         format: `csv`, `tsv` or `jsonl`; None to go by the files' names.
         validation_share: The share of the training rows held out, in (0, 1).
-        labelled: Keep so many training rows, the smaller subsets being part of the larger.
-        length: See `TaskData`.
     """
 
     train: str
@@ -159,81 +182,58 @@ class Table(TaskData):
     pair: str | int | None = None
     label: str | int = "label"
     header: bool = True
-    format: str | None = None
+    format: Literal["csv", "tsv", "jsonl"] | None = None
     validation_share: float = 0.1
-    labelled: int | None = None
-    length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.format is not None and self.format not in readers.TABLE_FORMATS:
-            known = ", ".join(readers.TABLE_FORMATS)
-            raise ValueError(
-                f"format is {self.format!r}, expected one of {known}."
-                f"{nearest(self.format, readers.TABLE_FORMATS)}"
-            )
+        super().__post_init__()
         if self.label in (self.text, self.pair):
             raise ValueError(f"label is {self.label!r}, which is the column of a text.")
         _check_share("validation_share", self.validation_share)
-        _check_labelled(self.labelled)
-        check_length(self.length)
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
         """See `TaskData`; `data_dir` changes nothing."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         paths = {name: Path(path).expanduser() for name, path in given.items() if path}
-        rows = {name: self._all_rows(path) for name, path in paths.items()}
-        labels = _sorted_labels({row.label for row in rows["train"]})
+        rows = {name: self._rows(path) for name, path in paths.items()}
+        labels = sorted({row.label for row in rows["train"]})
+        # 18 digits always fit; a longer "number" is an identifier.
+        if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
+            labels.sort(key=int)
         splits = {name: _numbered(rows[name], labels, paths[name], name) for name in rows}
-        data = LabelledData(paths["train"].stem, labels, _frozen(splits))
-        where = str(paths["train"])
-        if "validation" not in splits:
-            data = _held_out(data, self.validation_share, seed, where)
-        return _few_labels(data, self.labelled, seed, where)
+        data = LabelledData(paths["train"].stem, tuple(labels), splits)
+        return self._drawn(data, seed, str(paths["train"]), self.validation_share)
 
-    def _all_rows(self, path: Path) -> list["_Row"]:
+    def _rows(self, path: Path) -> list["_Row"]:
+        table_format = self.format or readers.format_of(path)
+        if table_format is None:
+            raise DataError(f"{path}: its name does not tell the format. Set data.format=csv.")
         rows = []
         labels: set[str] = set()
-        for row in self._rows(path):
-            rows.append(row)
-            labels.add(row.label)
+        name, text, pair = str(path), str(self.text), None if self.pair is None else str(self.pair)
+        for record in readers.read_table(path, table_format, header=self.header):
+            first = readers.text_of(record, text, name)
+            second = None if pair is None else readers.text_of(record, pair, name)
+            label = readers.label_of(record, str(self.label), name)
+            rows.append(_Row(record.line, first, label, second))
+            labels.add(label)
             if len(labels) > MAX_LABELS:
                 raise DataError(
-                    f"{path}, line {row.line}: more than {MAX_LABELS:,} different labels. "
+                    f"{path}, line {record.line}: more than {MAX_LABELS:,} different labels. "
                     f"Is {self.label!r} the column of the label?"
                 )
         return rows
 
-    def _rows(self, path: Path) -> Iterator["_Row"]:
-        table_format = self.format or readers.format_of(path)
-        if table_format is None:
-            raise DataError(f"{path}: its name does not tell the format. Set data.format=csv.")
-        name = str(path)
-        for record in readers.read_table(path, table_format, header=self.header):
-            yield _Row(
-                line=record.line,
-                text=readers.text_of(record, str(self.text), name),
-                pair=None if self.pair is None else readers.text_of(record, str(self.pair), name),
-                label=readers.label_of(record, str(self.label), name),
-            )
-
 
 @dataclass(kw_only=True)
-class SampleQuestions(TaskData):
+class SampleQuestions(Classified):
     """The embedded questions about the made-up encyclopedia.
 
     Args:
-        world: Which made-up world they ask about: that of the encyclopedia that was read.
-        labelled: Keep so many training questions, the smaller subsets being part of the larger.
-        length: See `TaskData`.
+        world: Which made-up world they ask about: the one of the encyclopedia read before.
     """
 
     world: int = 0
-    labelled: int | None = None
-    length: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_labelled(self.labelled)
-        check_length(self.length)
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
         """See `TaskData`; `data_dir` changes nothing."""
@@ -241,8 +241,8 @@ class SampleQuestions(TaskData):
         splits = {
             name: [Example(text, label) for text, label in rows] for name, rows in questions.items()
         }
-        data = LabelledData("sample_questions", labels, _frozen(splits))
-        return _few_labels(data, self.labelled, seed, "sample_questions")
+        data = LabelledData("sample_questions", labels, splits)
+        return self._drawn(data, seed, data.name)
 
 
 # ---------------------------------------------------------------------------------- reading
@@ -256,60 +256,33 @@ class _Row:
     pair: str | None = None
 
 
-def _read_trec(path: Path) -> Iterator[_Row]:
-    with readers.open_file(path) as stream:
-        for number, line in readers.numbered_lines(stream, str(path), encoding="latin-1"):
-            label, space, text = line.partition(" ")
-            if not space or label not in FINE_LABELS:
-                raise DataError(
-                    f"{path}, line {number}: begins with {label[:40]!r}, expected a label such as "
-                    f"NUM:date and a space.{nearest(label, FINE_LABELS)}"
-                )
-            yield _Row(number, text.strip(" "), label)
+def _read_trec(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield each question with its fine label."""
+    for number, line in readers.numbered_lines(path, encoding="latin-1"):
+        label, space, text = line.partition(" ")
+        if not space or label not in FINE_LABELS:
+            raise DataError(
+                f"{path}, line {number}: begins with {label[:40]!r}, expected a label such as "
+                f"NUM:date and a space.{nearest(label, FINE_LABELS)}"
+            )
+        yield text.strip(" "), label
 
 
-def _numbered(
-    rows: Sequence[_Row], labels: tuple[str, ...], path: Path, split: str
-) -> list[Example]:
-    """Replace labels by their numbers; training must have shown all of them."""
+def _numbered(rows: Sequence[_Row], labels: Sequence[str], path: Path, split: str) -> list[Example]:
+    """Return examples with numbers for labels, all of which must occur in training."""
     numbers = {label: number for number, label in enumerate(labels)}
-    unknown = {row.label: row.line for row in reversed(rows) if row.label not in numbers}
+    unknown = [row for row in rows if row.label not in numbers]
     if unknown:
-        first = min(unknown, key=lambda label: unknown[label])
-        others = len(unknown) - 1
+        first, others = unknown[0], len({row.label for row in unknown}) - 1
         more = f" (and {others} other label{'s' * (others > 1)})" if others else ""
         raise DataError(
-            f"{path}, line {unknown[first]}: the label {first!r}{more} of {split} is not among the "
-            f"{len(labels)} labels of train.{nearest(first, labels)}"
+            f"{path}, line {first.line}: the label {first.label!r}{more} of {split} is not among "
+            f"the {len(labels)} labels of train.{nearest(first.label, labels)}"
         )
     return [Example(row.text, numbers[row.label], row.pair) for row in rows]
 
 
-def _sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    names = sorted(labels)
-    # 18 digits always fit; a longer "number" is an identifier.
-    if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in names):
-        names.sort(key=int)
-    return tuple(names)
-
-
 # ---------------------------------------------------------------------------------- drawing
-
-
-def _held_out(data: LabelledData, share: float, seed: int, where: str) -> LabelledData:
-    """Move a stratified share of `train` to `validation`; no class loses its last example."""
-    _check_classes(data, where)
-    train, validation = hold_out(data.splits["train"], share, seed, where, attrgetter("label"))
-    return replace(data, splits={**data.splits, "train": train, "validation": validation})
-
-
-def _few_labels(data: LabelledData, labelled: int | None, seed: int, where: str) -> LabelledData:
-    """Keep `labelled` training examples, at least one of each class; None keeps all."""
-    _check_classes(data, where)
-    if labelled is None:
-        return data
-    kept = keep_few(data.splits["train"], labelled, seed, where, attrgetter("label"))
-    return replace(data, splits={**data.splits, "train": kept})
 
 
 def hold_out(
@@ -319,15 +292,16 @@ def hold_out(
 
     Args:
         examples: The training examples.
-        share: How many to hold out, in (0, 1).
+        share: The share to hold out, in (0, 1).
         seed: The run's; the draw depends on nothing else.
-        where: What messages call the data.
+        where: The data's name in messages.
         stratum: The class of an example: each loses the same share, and none its last example.
 
     Raises:
         DataError: The share is less than an example.
     """
-    counts = _counts(examples, stratum)
+    strata = [stratum(example) for example in examples]
+    counts = _counts(strata)
     quotas = _proportional(counts, int(share * len(examples)))
     if not any(quotas.values()):
         raise DataError(
@@ -335,22 +309,23 @@ def hold_out(
             f"({len(examples)} examples of {len(counts)} classes). Raise it or name a validation "
             "file."
         )
-    chosen = _draw(examples, quotas, derive(seed, "validation split"), stratum)
+    chosen = _draw(strata, quotas, derive(seed, "validation split"))
     return (
         tuple(example for at, example in enumerate(examples) if at not in chosen),
-        tuple(example for at, example in enumerate(examples) if at in chosen),
+        tuple(examples[at] for at in sorted(chosen)),
     )
 
 
 def keep_few(
     examples: Sequence[E], labelled: int, seed: int, where: str, stratum: Callable[[E], int]
 ) -> tuple[E, ...]:
-    """Return so many examples, at least one of each class; fewer are a part of more.
+    """Return `labelled` examples, at least one of each class; a smaller set is part of a larger.
 
     Raises:
         DataError: There are fewer than `labelled`, or that is fewer than there are classes.
     """
-    counts = _counts(examples, stratum)
+    strata = [stratum(example) for example in examples]
+    counts = _counts(strata)
     if labelled < len(counts):
         raise DataError(
             f"{where}: labelled={labelled} is fewer examples than the {len(counts)} classes. "
@@ -361,33 +336,29 @@ def keep_few(
             f"{where}: labelled={labelled}, but there are only {len(examples)} training examples. "
             f"Set data.labelled to at most that."
         )
-    quotas = _nested_quotas(counts, labelled)
-    chosen = _draw(examples, quotas, derive(seed, "few labels"), stratum)
-    return tuple(example for at, example in enumerate(examples) if at in chosen)
+    chosen = _draw(strata, _nested_quotas(counts, labelled), derive(seed, "few labels"))
+    return tuple(examples[at] for at in sorted(chosen))
 
 
-def _check_classes(data: LabelledData, where: str) -> None:
-    found = Counter(example.label for example in data.splits["train"])
-    counts = [found[number] for number in range(len(data.labels))]
-    if len(data.labels) < 2:
+def _check_classes(train: Sequence[Example], labels: Sequence[str], where: str) -> None:
+    if len(labels) < 2:
         raise DataError(
-            f"{where}: all examples have the label {data.labels[0]!r}; there is nothing to learn. "
+            f"{where}: all examples have the label {labels[0]!r}; there is nothing to learn. "
             "Name another label column."
         )
-    if sum(counts) < len(counts):
+    if len(train) < len(labels):
         raise DataError(
-            f"{where}: {sum(counts)} training examples are fewer than the {len(counts)} classes."
+            f"{where}: {len(train)} training examples are fewer than the {len(labels)} classes."
         )
-    if 0 in counts:
-        missing = ", ".join(
-            repr(label) for label, count in zip(data.labels, counts, strict=True) if not count
-        )
-        raise DataError(f"{where}: no training example has the label {missing}.")
+    found = {example.label for example in train}
+    missing = [repr(label) for number, label in enumerate(labels) if number not in found]
+    if missing:
+        raise DataError(f"{where}: no training example has the label {', '.join(missing)}.")
 
 
-def _counts(examples: Sequence[E], stratum: Callable[[E], int]) -> dict[int, int]:
+def _counts(strata: Sequence[int]) -> dict[int, int]:
     """Return how many examples each class has, in the order of the classes."""
-    return dict(sorted(Counter(map(stratum, examples)).items()))
+    return dict(sorted(Counter(strata).items()))
 
 
 def _proportional(counts: Mapping[int, int], total: int) -> dict[int, int]:
@@ -420,38 +391,20 @@ def _nested_quotas(counts: Mapping[int, int], total: int) -> dict[int, int]:
     return quotas
 
 
-def _draw(
-    examples: Sequence[E], quotas: Mapping[int, int], seed: int, stratum: Callable[[E], int]
-) -> set[int]:
+def _draw(strata: Sequence[int], quotas: Mapping[int, int], seed: int) -> set[int]:
     """Return the places of `quotas[c]` examples of each class c; smaller quotas give subsets."""
     # Of Python's generator, only random() is promised to stay the same in later versions.
     generator = random.Random(seed)  # noqa: S311 - not for cryptography
-    order = sorted(range(len(examples)), key=[generator.random() for _ in examples].__getitem__)
+    order = sorted(range(len(strata)), key=[generator.random() for _ in strata].__getitem__)
     left = dict(quotas)
     chosen = set()
     for at in order:
-        number = stratum(examples[at])
-        if left[number]:
-            left[number] -= 1
+        if left[strata[at]]:
+            left[strata[at]] -= 1
             chosen.add(at)
     return chosen
-
-
-def _frozen(splits: dict[str, list[Example]]) -> dict[str, tuple[Example, ...]]:
-    return {name: tuple(examples) for name, examples in splits.items()}
-
-
-def check_length(length: int | None) -> None:
-    """Raise `ValueError` unless `length` is None or at least 2."""
-    if length is not None and length < 2:
-        raise ValueError(f"length is {length}, expected at least 2 tokens.")
 
 
 def _check_share(key: str, share: float) -> None:
     if not 0 < share < 1:
         raise ValueError(f"{key} is {share}, expected between 0 and 1.")
-
-
-def _check_labelled(labelled: int | None) -> None:
-    if labelled is not None and labelled < 1:
-        raise ValueError(f"labelled is {labelled}, expected at least 1.")

@@ -1,8 +1,6 @@
 """Unlabelled text: where the lines of a corpus come from.
 
-A corpus is described by what `conf/data` builds; `splits` finds or fetches its files and returns
-what reads them. Lines are read anew each time, one after the other, so a text may be larger than
-memory.
+Lines are read anew each time, one after the other, so a text may be larger than memory.
 """
 
 import glob
@@ -14,20 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.data.tasks import TaskData, check_length
-from transfer_cli.errors import DataError, listed, nearest
+from transfer_cli.data.tasks import TaskData
+from transfer_cli.errors import DataError, at_least, listed
 
 _HOLD_OUT_LINES = 64
-"""Longest block of lines that is held out for validation in one piece."""
+"""Maximum number of lines of a held-out block."""
 
 _HOLD_OUT_BLOCKS = 8
-"""Into how many blocks the held-out lines of a short text are cut, if there are enough."""
+"""Number of held-out blocks of a short text, if it has enough lines."""
 
 _HOLD_OUT_OFFSET = 0.5
-"""Which block of the first 1 / share is held out: one in the middle."""
+"""The held-out block of the first 1 / share: one in the middle."""
 
 
 @dataclass(frozen=True)
@@ -38,37 +36,39 @@ class TextSplit:
         name: `train`, `validation` or `test`.
         lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
         fingerprint: Hex digest that changes when the lines do.
-        end_of_line: Whether every line, empty ones too, ends with one `sep` token and counts one
-            word for that.
     """
 
     name: str
     lines: Callable[[], Iterator[str]]
     fingerprint: str
-    end_of_line: bool
 
 
+Only = Sequence[str] | None
+"""Names of the splits to return, since a test set can be scored without the training set."""
+
+
+@dataclass(kw_only=True)
 class TextData(ABC):
     """A corpus.
 
-    `length` is the number of tokens in a block; None means as many as the model has positions.
+    Args:
+        length: Tokens in a block; None: as many as the model has positions.
     """
 
-    length: int | None
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.length is not None:
+            at_least("length", self.length, 2)
 
     @abstractmethod
-    def splits(
-        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
-    ) -> dict[str, TextSplit]:
-        """Find the text, fetching it if need be, and return its parts.
-
-        `train` is always among them, `validation` and `test` where there are such.
+    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
+        """Find the text, or fetch it, and return its splits: `train`, and those that there are.
 
         Args:
-            data_dir: Where data sets lie.
+            data_dir: The folder of data sets.
             seed: The run's seed.
-            only: The names of the parts that are needed: a test set is of use where the training
-                set cannot be had. None for all.
+            only: See `Only`.
 
         Raises:
             DataError: A file is missing, empty or not readable.
@@ -81,25 +81,14 @@ class WikiText(TextData):
 
     Args:
         name: `wikitext-103` or `wikitext-2`.
-        raw: Take the form that has every word; otherwise rare words are `<unk>`, as in published
-            word perplexities.
-        length: See `TextData`.
+        raw: Read the form with every word; in the other one rare words are `<unk>`, as in
+            published word perplexities.
     """
 
-    name: str
+    name: Literal["wikitext-103", "wikitext-2"]
     raw: bool = False
-    length: int | None = None
 
-    def __post_init__(self) -> None:
-        names = ("wikitext-103", "wikitext-2")
-        if self.name not in names:
-            known = " or ".join(names)
-            raise ValueError(f"name is {self.name!r}, expected {known}.{nearest(self.name, names)}")
-        check_length(self.length)
-
-    def splits(
-        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
-    ) -> dict[str, TextSplit]:
+    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; `seed` changes nothing."""
         named = catalog.WIKITEXT[self.name + ("-raw" if self.raw else "")]
         parts = {}
@@ -111,28 +100,17 @@ class WikiText(TextData):
         return parts
 
 
-def whole_text(paths: str | list[str], name: str) -> TextSplit:
-    """Return all of some files as one split, to score and not to train on.
-
-    Raises:
-        DataError: There is no such file, or it cannot be read.
-    """
-    source = TextFiles(train=paths)
-    return source._whole(name, _expand(paths))
-
-
 @dataclass(kw_only=True)
 class TextFiles(TextData):
     """Own files: `.txt` or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
     Args:
-        train: Paths or globs; what a glob matches is taken in the order of the names.
+        train: Paths or globs; the matches of a glob are sorted by name.
         validation: The same. Without it, blocks of consecutive lines all over the training text
             are held out, the same ones for every seed.
         test: The same; without it there is no test set.
-        field: What holds the text in JSON lines.
-        validation_share: How much of the training text is held out, in (0, 0.5].
-        length: See `TextData`.
+        field: The key of the text in JSON lines.
+        validation_share: The held-out share of the training text, in (0, 0.5].
     """
 
     train: str | list[str]
@@ -140,7 +118,6 @@ class TextFiles(TextData):
     test: str | list[str] | None = None
     field: str = "text"
     validation_share: float = 0.01
-    length: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.validation_share <= 0.5:
@@ -149,27 +126,19 @@ class TextFiles(TextData):
             )
         if not self.train:
             raise ValueError("train is empty, expected a path or glob.")
-        check_length(self.length)
+        super().__post_init__()
 
-    def splits(
-        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
-    ) -> dict[str, TextSplit]:
+    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; neither `data_dir` nor `seed` changes anything."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         files = {name: _expand(paths) for name, paths in given.items() if paths}
         _check_disjoint(files)
         if "validation" not in files:
             return self._held_out_splits(files, only)
-        return {name: self._whole(name, files[name]) for name in _wanted(files, only)}
+        return {name: _text_of(files[name], name, self.field) for name in _wanted(files, only)}
 
-    def _whole(self, name: str, paths: list[Path]) -> TextSplit:
-        lines = partial(_file_lines, paths, self.field)
-        return _split(name, lines, _digest(["text", self.field], paths), listed(paths, 1))
-
-    def _held_out_splits(
-        self, files: dict[str, list[Path]], only: Sequence[str] | None
-    ) -> dict[str, TextSplit]:
-        whole = self._whole("train", files["train"])
+    def _held_out_splits(self, files: dict[str, list[Path]], only: Only) -> dict[str, TextSplit]:
+        whole = _text_of(files["train"], "train", self.field)
         block = _hold_out_block(whole.lines(), self.validation_share)
         if block == 0:
             raise DataError(
@@ -179,16 +148,26 @@ class TextFiles(TextData):
         parts = {}
         for name in _wanted(("train", "validation", *files), only):
             if name == "test":
-                parts[name] = self._whole(name, files[name])
+                parts[name] = _text_of(files[name], name, self.field)
                 continue
             hold_out = _HoldOut(self.validation_share, block, name == "validation")
-            parts[name] = TextSplit(
-                name=name,
-                lines=partial(_hold_out_lines, whole.lines, hold_out),
-                fingerprint=_digest([whole.fingerprint, repr(hold_out)], []),
-                end_of_line=True,
-            )
+            lines = partial(hold_out.of, whole.lines)
+            parts[name] = TextSplit(name, lines, _digest([whole.fingerprint, repr(hold_out)]))
         return parts
+
+
+def whole_text(paths: str | list[str], name: str) -> TextSplit:
+    """Return some files as one split, to score and not to train on.
+
+    Raises:
+        DataError: There is no such file, or it cannot be read.
+    """
+    return _text_of(_expand(paths), name)
+
+
+def _text_of(paths: list[Path], name: str, field: str = "text") -> TextSplit:
+    lines = partial(_file_lines, paths, field)
+    return _split(name, lines, _digest(["text", field], paths), listed(paths, 1))
 
 
 @dataclass(kw_only=True)
@@ -196,24 +175,17 @@ class SampleText(TextData):
     """The embedded, made-up encyclopedia.
 
     Args:
-        world: Which made-up world it describes. It is no matter of the run's seed, so that runs of
-            several seeds, and questions about the world, agree on what is true.
-        length: See `TextData`.
+        world: Which made-up world it describes. The run's seed does not decide it, so that runs of
+            several seeds, and questions about the world, agree on its facts.
     """
 
     world: int = 0
-    length: int | None = None
 
-    def __post_init__(self) -> None:
-        check_length(self.length)
-
-    def splits(
-        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
-    ) -> dict[str, TextSplit]:
+    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; neither `data_dir` nor `seed` changes anything."""
         text = sample.encyclopedia(self.world)
         return {
-            name: _split(name, partial(iter, text[name]), _digest(text[name], []), "sample_text")
+            name: _split(name, partial(iter, text[name]), _digest(text[name]), "sample_text")
             for name in _wanted(text, only)
         }
 
@@ -222,35 +194,24 @@ class SampleText(TextData):
 class TaskText(TextData):
     """The texts of a labelled data set without their labels, each on a line of its own.
 
-    Going on with pretraining on them, before the labels are learnt, is what Howard and Ruder (2018,
-    section 3.2) call target task language-model fine-tuning. Of a pair, the second text follows
-    the first as another line. A label costs money and a text does not, so all texts are there: the
-    task's `labelled` should stay unset.
+    Howard and Ruder (2018, section 3.2) continue pretraining on them before the labels are learnt:
+    target task language-model fine-tuning. The second text of a pair is the line after the first.
+    A label costs money and a text does not, so leave the task's `labelled` unset to use all texts.
 
-    The splits are those of `finetune` with the same seed, so validation questions are not read.
+    The splits are those of `finetune` with the same seed, so validation texts stay unread.
 
     Args:
         task: The labelled data set.
-        length: See `TextData`.
     """
 
     task: TaskData
-    length: int | None = None
 
-    def __post_init__(self) -> None:
-        if not hasattr(self.task, "load"):
-            kind = type(self.task).__name__
-            raise ValueError(f"task is a {kind}, expected labelled data (transfer_cli.data.tasks).")
-        check_length(self.length)
-
-    def splits(
-        self, data_dir: Path, seed: int, *, only: Sequence[str] | None = None
-    ) -> dict[str, TextSplit]:
-        """See `TextData`; the seed decides what is held out where the task brings no split."""
+    def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
+        """See `TextData`; the seed decides the splits that the task draws."""
         examples = self.task.load(data_dir, seed).splits
         texts = {name: _task_lines(examples[name]) for name in _wanted(examples, only)}
         return {
-            name: _split(name, partial(iter, lines), _digest(["task", *lines], []), "the task")
+            name: _split(name, partial(iter, lines), _digest(["task", *lines]), "the task")
             for name, lines in texts.items()
         }
 
@@ -260,14 +221,14 @@ def _split(
 ) -> TextSplit:
     if not any(line and not line.isspace() for line in lines()):
         raise DataError(f"{where}: nothing but empty lines in the {name} text.")
-    return TextSplit(name, lines, fingerprint, end_of_line=True)
+    return TextSplit(name, lines, fingerprint)
 
 
-def _wanted(names: Iterable[str], only: Sequence[str] | None) -> list[str]:
+def _wanted(names: Iterable[str], only: Only) -> list[str]:
     return [name for name in dict.fromkeys(names) if only is None or name in only]
 
 
-def _digest(settings: Iterable[str], paths: Iterable[Path]) -> str:
+def _digest(settings: Iterable[str], paths: Iterable[Path] = ()) -> str:
     """Return a digest of settings and the content (not the names or dates) of files."""
     total = hashlib.sha256()
     for setting in settings:
@@ -278,7 +239,7 @@ def _digest(settings: Iterable[str], paths: Iterable[Path]) -> str:
                 total.update(hashlib.file_digest(file, "sha256").digest())
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
-        # How a file is read depends on what its name ends with.
+        # The suffix decides how a file is read.
         total.update("".join(path.suffixes[-2:]).encode())
     return total.hexdigest()
 
@@ -298,31 +259,30 @@ def _file_lines(paths: list[Path], field: str) -> Iterator[str]:
 
 
 def _task_lines(examples: Sequence[Any]) -> list[str]:
-    texts = (text for example in examples for text in (example.text, example.pair))
+    if not all(hasattr(example, "text") for example in examples):
+        raise DataError(
+            "data.task: its examples have no text; put their texts into a file, data=text."
+        )
+    texts = (text for each in examples for text in (each.text, getattr(each, "pair", None)))
     # A text of several lines becomes one line, which ends with one `sep`.
     return [" ".join(text.splitlines()) for text in texts if text is not None]
 
 
 def _expand(patterns: str | list[str]) -> list[Path]:
-    """Return the files that paths and globs name, each once."""
+    """Return the files of paths and globs, each once."""
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        found = _matches(pattern)
+        path = Path(pattern).expanduser()
+        found = [path]
+        if glob.has_magic(pattern) and not path.exists():
+            names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
+            found = [Path(name) for name in names if Path(name).is_file()]
+            if not found:
+                raise DataError(f"No file matches {pattern} (in {Path.cwd()}).")
         for path in found:
             readers.check_readable(path)
         paths += found
     return list(dict.fromkeys(paths))
-
-
-def _matches(pattern: str) -> list[Path]:
-    path = Path(pattern).expanduser()
-    if not glob.has_magic(pattern) or path.exists():
-        return [path]
-    found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
-    files = [path for path in found if path.is_file()]
-    if not files:
-        raise DataError(f"No file matches {pattern} (in {Path.cwd()}).")
-    return files
 
 
 def _check_disjoint(files: dict[str, list[Path]]) -> None:
@@ -339,32 +299,27 @@ def _check_disjoint(files: dict[str, list[Path]]) -> None:
 
 @dataclass(frozen=True)
 class _HoldOut:
-    """Which lines are held out: every (1 / share)-th block of `block` lines that are not empty."""
+    """Holds out lines: every (1 / share)-th block of `block` lines that are not empty."""
 
     share: float
     block: int
     keep_held_out: bool
 
-    def keeps(self, line: int) -> bool:
-        """Return whether the line with this number, not counting empty ones, is kept."""
-        block = line // self.block
-        before = floor(block * self.share + _HOLD_OUT_OFFSET)
-        held_out = floor((block + 1) * self.share + _HOLD_OUT_OFFSET) > before
-        return held_out == self.keep_held_out
+    def of(self, lines: Callable[[], Iterator[str]]) -> Iterator[str]:
+        number = -1
+        for line in lines():
+            # An empty line goes with the line before it.
+            number += bool(line.strip())
+            block = max(number, 0) // self.block
+            before = floor(block * self.share + _HOLD_OUT_OFFSET)
+            is_held_out = floor((block + 1) * self.share + _HOLD_OUT_OFFSET) > before
+            if is_held_out == self.keep_held_out:
+                yield line
 
 
 def _hold_out_block(lines: Iterator[str], share: float) -> int:
-    """Return how many lines make a block: fewer in a short text, 0 if the share is no line."""
+    """Return the number of lines of a block: fewer in a short text, 0 if the share is no line."""
     enough = ceil(_HOLD_OUT_BLOCKS * _HOLD_OUT_LINES / share)
     count = sum(1 for _ in itertools.islice(filter(str.strip, lines), enough))
     held_out = int(count * share)
     return min(held_out, _HOLD_OUT_LINES, max(1, held_out // _HOLD_OUT_BLOCKS))
-
-
-def _hold_out_lines(lines: Callable[[], Iterator[str]], hold_out: _HoldOut) -> Iterator[str]:
-    number = -1
-    for line in lines():
-        # An empty line stays with the line before it.
-        number += bool(line.strip())
-        if hold_out.keeps(max(number, 0)):
-            yield line

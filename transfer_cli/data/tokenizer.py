@@ -1,10 +1,10 @@
-"""One interface over the tokenizer library: text to token numbers and back.
+"""One interface over the tokenizer library: text to tokens and back.
 
 A tokenizer is trained on the training text or loaded from a file, and saved with every model. Two
-promises hold for each of them, wherever it comes from:
+promises hold for every tokenizer:
 
-- `<unk>` in a text (rare words of WikiText) is exactly one token, the unknown token, wherever a
-  tokenizer has one (GPT-2's has not: its one special token ends a text);
+- `<unk>` in a text (rare words of WikiText) is exactly one token, the unknown token, if there is
+  one (GPT-2's tokenizer has none: its one special token ends a text);
 - `[CLS]`, `[MASK]` and so on in a text are ordinary text: only we put in special tokens.
 
 Training is deterministic. The library's own is not: it numbers letters in the order of a hash table
@@ -60,11 +60,11 @@ _MAX_TRAINING_WORDS = 20_000_000
 _MAX_DISTINCT_WORDS = 4_000_000
 
 MAX_FILE_BYTES = 64 * 2**20
-"""The largest `tokenizer.json` in use, of 256,000 tokens, has half of that."""
+"""Twice the largest `tokenizer.json` in use, of 256,000 tokens."""
 
 MAX_VOCABULARY = 2**22
-"""Sixteen times the largest vocabulary in use. The library takes memory for each number up to a
-token's own, so that one token of number 4,294,967,295 would end the process."""
+"""Sixteen times the largest vocabulary in use. The library takes memory for all numbers up to the
+largest, so that one token of number 4,294,967,295 would end the process."""
 
 Lines = Callable[[], Iterator[str]]
 
@@ -74,13 +74,13 @@ class Tokenizer:
 
     Args:
         backend: A tokenizer of the `tokenizers` library that has the five special tokens.
-        source: What messages call it, for example its path.
+        source: Its name in messages, for example its path.
 
     Attributes:
         size: Size of the vocabulary.
-        hash: Hexadecimal digest of everything that changes the output, whatever the file's format.
-        special: The five special tokens, which may be one and the same (GPT-2).
-        has_mask: Whether the mask token is one of its own.
+        hash: Hexadecimal digest of everything that changes the output.
+        special: The five special tokens, which may be the same one (GPT-2).
+        has_mask: Whether there is a separate mask token.
         starts_word: `[size]`, True where a token begins a word.
 
     Raises:
@@ -89,12 +89,12 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, source: str = "this tokenizer") -> None:
         names = _special_names(backend, source)
-        data = _with_our_rules(json.loads(backend.to_str()), names)
+        data = _with_our_rules(backend, names)
         self._source = source
         self._backend = tokenizers.Tokenizer.from_str(json.dumps(data))
         # Not part of the file format, so it has to be set each time.
         self._backend.encode_special_tokens = True
-        # Where no token of its own stands for what is unknown, nothing is.
+        # A tokenizer without an unknown token of its own knows all text.
         self._unknown = names["unk"] if names["unk"] != _END_OF_TEXT else UNKNOWN
         self.has_mask = names["mask"] != _END_OF_TEXT
         self.hash = _digest(data)
@@ -110,8 +110,10 @@ class Tokenizer:
 
         self._splits_at_spaces = _splits_at_spaces(data)
         self._marks_spaces = _marks_spaces(data)
+        # The special tokens that a text can still produce by writing their names.
         self._leaking: frozenset[int] = frozenset()
-        self._leaking = self._find_leaking(names)
+        rows = self.encode_batch([f"{name} a{name}" for name in names.values()])
+        self._leaking = (self.special - {self.unk}) & set().union(*rows)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, without special tokens around them."""
@@ -120,16 +122,15 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of every text, computed by many threads.
 
-        Half a surrogate pair, which no UTF-8 text can hold, counts as `?`.
+        Half a surrogate pair, which UTF-8 cannot encode, counts as `?`.
 
         Raises:
-            DataError: The tokenizer has no token for something, not even an unknown one.
+            DataError: The tokenizer has no token for a character, not even an unknown one.
         """
-        if self._unknown != UNKNOWN:
-            texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
+        texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
             try:
-                encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+                encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
             except TypeError:
                 texts = [text.encode("utf-8", "replace").decode() for text in texts]
                 encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -141,30 +142,28 @@ class Tokenizer:
     def encode_with_offsets(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """Return the tokens of every text, and where in it the characters of each token lie.
+        """Return the tokens of every text as `encode_batch`, and the span of each in characters.
 
-        The tokens are those of `encode_batch`. Spaces at either end of a token are not counted to
-        it. The tokens that share one character, as the bytes of an emoji, all lie where it is.
+        Spaces at either end of a token are not part of its span. Tokens that share one character,
+        as the bytes of an emoji, all have the span of that character.
         """
-        given = [text.encode("utf-8", "replace").decode() for text in texts]
-        named = given
-        if self._unknown != UNKNOWN:
-            named = [text.replace(UNKNOWN, self._unknown) for text in given]
+        texts = [text.encode("utf-8", "replace").decode() for text in texts]
+        named = [text.replace(UNKNOWN, self._unknown) for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
             encodings = self._backend.encode_batch(named, add_special_tokens=False)
         found = []
-        for text, other, encoding in zip(given, named, encodings, strict=True):
+        for text, other, encoding in zip(texts, named, encodings, strict=True):
             ids = [self.unk if t in self._leaking else t for t in encoding.ids]
-            places = _places(text, self._unknown) if other != text else None
-            found.append((ids, [_trimmed(text, place, places) for place in encoding.offsets]))
+            at = range(len(text) + 1) if other == text else _places(text, self._unknown)
+            spans = [_trimmed(text, at[start], at[end]) for start, end in encoding.offsets]
+            found.append((ids, spans))
         return found
 
     def units(self, line: str) -> list[str]:
-        """Cut a line into parts that can be encoded one by one.
+        """Cut a line into units: their tokens, one after the other, are the tokens of the line.
 
-        The tokens of the line are the tokens of its units, one after the other. Words repeat, so
-        whoever encodes much text can encode each distinct unit once. Where a tokenizer looks
-        across spaces, the only unit is the line itself.
+        Words repeat, so in much text each distinct unit can be encoded once. Where a tokenizer
+        looks across spaces, the only unit is the line itself.
         """
         if self._splits_at_spaces:
             return line.split(" ")
@@ -184,11 +183,11 @@ class Tokenizer:
         return text.removeprefix(" ") if self._marks_spaces else text
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return what each token looks like in the vocabulary."""
+        """Return each token's entry in the vocabulary."""
         return [self._pieces[token] for token in tokens]
 
     def save(self, path: Path) -> None:
-        """Write the `tokenizer.json` of the tokenizers library, all of it or nothing."""
+        """Write the `tokenizer.json` of the tokenizers library, complete or not at all."""
         with replaced_file(path) as temporary:
             temporary.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
 
@@ -197,8 +196,7 @@ class Tokenizer:
         """Read a `tokenizer.json`, ours or another's.
 
         Raises:
-            DataError: The file is missing or damaged, or has no token for one of the five special
-                ones.
+            DataError: The file is missing or damaged, or lacks one of the five special tokens.
         """
         with library_errors(f"{path} is damaged, or no `tokenizer.json` of the library"):
             try:
@@ -208,15 +206,9 @@ class Tokenizer:
             check_numbers(parse_json(text))
             return cls(tokenizers.Tokenizer.from_str(text), str(path))
 
-    def _find_leaking(self, names: dict[str, str]) -> frozenset[int]:
-        """Return the special tokens that a text can still produce by writing their names."""
-        forbidden = self.special - {self.unk}
-        rows = self.encode_batch([f"{name} a{name}" for name in names.values()])
-        return forbidden & {token for row in rows for token in row}
-
 
 class TokenizerRecipe(ABC):
-    """How a run comes by its tokenizer."""
+    """A way to get a run's tokenizer."""
 
     @abstractmethod
     def key(self) -> str:
@@ -224,14 +216,14 @@ class TokenizerRecipe(ABC):
 
     @abstractmethod
     def make(self, lines: Lines) -> Tokenizer:
-        """Return the tokenizer, trained on `lines` where there is something to train."""
+        """Return the tokenizer, trained on `lines` if there is something to train."""
 
 
 @dataclass(frozen=True)
 class WordPiece(TokenizerRecipe):
-    """Pieces of words, `##` in front of all but a word's first (Devlin et al. 2019).
+    """Pieces of words, with `##` before all but a word's first (Devlin et al. 2019).
 
-    Punctuation and symbols stand alone, apart from WikiText's `@-@`, `@,@` and `@.@`.
+    Punctuation marks and symbols are single pieces, except for WikiText's `@-@`, `@,@` and `@.@`.
 
     Args:
         size: Size of the vocabulary; smaller when the text does not hold as many pieces.
@@ -251,8 +243,8 @@ class WordPiece(TokenizerRecipe):
     def make(self, lines: Lines) -> Tokenizer:
         """Train on `lines`."""
         normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
-        splitter = _wordpiece_splitter()
-
+        symbols = pre_tokenizers.Split(tokenizers.Regex(_WIKITEXT_OR_SYMBOL), behavior="isolated")
+        splitter = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), symbols])
         counts = _count_pieces(lines(), splitter, normalizer)
         letters = _letters(counts, min(_MAX_LETTERS, (self.size - len(SPECIALS)) // 2))
         later = {letter for piece in counts for letter in piece[1:]}
@@ -264,7 +256,7 @@ class WordPiece(TokenizerRecipe):
             show_progress=False,
         )
         trained = _train(tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN)), trainer, counts)
-        # A new tokenizer: to the trained one, the letters given first are special.
+        # A new tokenizer: in the trained one, the letters given first are special.
         model = models.WordPiece(trained.get_vocab(), unk_token=UNKNOWN)
         backend = tokenizers.Tokenizer(model)
         backend.normalizer = normalizer
@@ -276,10 +268,10 @@ class WordPiece(TokenizerRecipe):
 
 @dataclass(frozen=True)
 class BytePairs(TokenizerRecipe):
-    """Byte-level byte-pair encoding (Radford et al. 2019): no text is unknown to it.
+    """Byte-level byte-pair encoding (Radford et al. 2019), which knows every text.
 
-    Every word carries the space before it, the first of a text too, so that a word is the same
-    token everywhere. `<unk>` counts as a word with a space on each side.
+    Every word includes the space before it, also the first word of a text, so that a word is the
+    same token everywhere. `<unk>` counts as a word with a space on each side.
 
     Args:
         size: Size of the vocabulary; smaller when the text does not hold as many pieces.
@@ -323,7 +315,7 @@ class FromFile(TokenizerRecipe):
     path: str
 
     def key(self) -> str:
-        """Describe the file by what it does, so that an edited file is another tokenizer."""
+        """Describe the file by its content, so that an edited file is another tokenizer."""
         return f"file {self._load().hash}"
 
     def make(self, lines: Lines) -> Tokenizer:
@@ -339,15 +331,10 @@ def _check_size(size: int, smallest: int, holds: str) -> None:
         raise ValueError(f"size is {size}, but {holds} alone are {smallest} tokens")
 
 
-def _wordpiece_splitter() -> pre_tokenizers.Sequence:
-    symbols = pre_tokenizers.Split(tokenizers.Regex(_WIKITEXT_OR_SYMBOL), behavior="isolated")
-    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), symbols])
-
-
 def _count_pieces(
     lines: Iterable[str], splitter: Any, normalizer: normalizers.Normalizer | None = None
 ) -> Counter[str]:
-    """Count the pieces inside which tokens are learnt; `<unk>` is not among them."""
+    """Count the pieces in which tokens are learnt, without `<unk>`."""
     words: Counter[str] = Counter()
     for line in lines:
         words.update(line.split())
@@ -378,7 +365,7 @@ def _letters(pieces: Counter[str], limit: int) -> list[str]:
 def _train(
     backend: tokenizers.Tokenizer, trainer: trainers.Trainer, pieces: Counter[str]
 ) -> tokenizers.Tokenizer:
-    """Learn merges from counted pieces. The library takes text only, so each is written out."""
+    """Learn merges from counted pieces, written out as text, since the library takes no counts."""
     scale = max(1.0, pieces.total() / _MAX_TRAINING_WORDS)
     at_once = 2000
 
@@ -396,22 +383,20 @@ def _train(
 
 @contextmanager
 def library_errors(problem: str) -> Iterator[None]:
-    """Turn whatever the library raises into a DataError; it has no errors of its own."""
+    """Turn any error of the library into a DataError; it has no classes of its own."""
     try:
         yield
     except (DataError, MemoryError):
         raise
-    except Exception as error:
-        raise DataError(f"{problem}: {error}.") from error
     except BaseException as error:
-        # What its Rust code raises where it did not expect an error; it cannot be imported.
-        if type(error).__name__ != "PanicException":
+        # A panic of its Rust code is no Exception, and its class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise DataError(f"{problem}: {error}.") from error
 
 
 def check_numbers(data: dict[str, Any]) -> None:
-    """Refuse tokens whose numbers the library would take too much memory for."""
+    """Raise for numbers of tokens for which the library would take too much memory."""
     model, added = data.get("model"), data.get("added_tokens") or []
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, dict | list) or not isinstance(added, list):
@@ -426,15 +411,13 @@ def check_numbers(data: dict[str, Any]) -> None:
 
 
 def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]:
-    """Return what the vocabulary calls each special token."""
+    """Return the name of each special token in the vocabulary."""
     vocabulary = backend.get_vocab()
     names = {
         key: next((name for name in names if name in vocabulary), "")
         for key, names in _NAMES.items()
     }
-    missing = [
-        " or ".join(f"`{n}`" for n in _NAMES[key]) for key, name in names.items() if not name
-    ]
+    missing = [" or ".join(f"`{n}`" for n in _NAMES[key]) for key in names if not names[key]]
     if missing:
         raise DataError(
             f"{source} has no token {', no token '.join(missing)}. Add what is missing to its "
@@ -443,23 +426,18 @@ def _special_names(backend: tokenizers.Tokenizer, source: str) -> dict[str, str]
     return names
 
 
-def _with_our_rules(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Return the file's content with our rules on how special tokens are found in text.
+def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dict[str, Any]:
+    """Return the content of its file with our rules for special tokens in text.
 
     The unknown token is found in the text and becomes one token; the other four are not found, nor
-    is one that stands for all five.
+    is a token that serves as all five.
     """
-    model = data["model"]
+    data: dict[str, Any] = json.loads(backend.to_str())
     unknown = names["unk"] if names["unk"] != _END_OF_TEXT else None
-    others = [a for a in data["added_tokens"] if a["content"] not in names.values()]
-    # A tokenizer without vocabulary entry for a special token has it among the added tokens.
-    tokens = {a["content"]: a["id"] for a in data["added_tokens"]}
-    numbers = {
-        name: tokens[name] if name in tokens else _number(model, name) for name in names.values()
-    }
-    ours = [
+    added = [each for each in data["added_tokens"] if each["content"] not in names.values()]
+    added += [
         {
-            "id": number,
+            "id": backend.token_to_id(name),
             "content": name,
             "single_word": False,
             # The space before `<unk>` is not a token of its own.
@@ -468,22 +446,14 @@ def _with_our_rules(data: dict[str, Any], names: dict[str, str]) -> dict[str, An
             "normalized": False,
             "special": name != unknown,
         }
-        for name, number in numbers.items()
+        for name in dict.fromkeys(names.values())
     ]
-    added = sorted(others + ours, key=lambda entry: int(entry["id"]))
+    added.sort(key=lambda each: int(each["id"]))
     return data | {"added_tokens": added, "truncation": None, "padding": None}
 
 
-def _number(model: dict[str, Any], name: str) -> int:
-    """Return a token's number in the model's vocabulary: a table, or a list of (name, score)."""
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, dict):
-        return int(vocabulary[name])
-    return [entry[0] for entry in vocabulary].index(name)
-
-
 def _digest(data: dict[str, Any]) -> str:
-    """Return the hash of what changes the output; the template of special tokens is unused."""
+    """Return the hash of all that changes the output; the template of special tokens is unused."""
     kept = {k: v for k, v in data.items() if k not in ("version", "post_processor")}
     text = json.dumps(kept, sort_keys=True, ensure_ascii=False)
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).hexdigest()
@@ -495,39 +465,34 @@ def _starts_word(
     if model["type"] == "WordPiece":
         prefix = model["continuing_subword_prefix"]
         starts = [not piece.startswith(prefix) for piece in pieces]
-    elif any(piece.startswith(_WORD_MARKS) for piece in pieces):
-        starts = [piece.startswith(_WORD_MARKS) for piece in pieces]
     else:
-        starts = [True] * len(pieces)
+        starts = [piece.startswith(_WORD_MARKS) for piece in pieces]
+        starts = starts if any(starts) else [True] * len(pieces)
     starts_word = np.array(starts, dtype=np.bool_)
     starts_word[list(special)] = True
     return starts_word
 
 
 def _places(text: str, unknown: str) -> list[int]:
-    """Return where each character was, and the end, before `UNKNOWN` was called by another name."""
+    """Return the index that each character, and the end, had before `UNKNOWN` was replaced."""
     places: list[int] = []
     at = 0
     for part in text.split(UNKNOWN):
         places += range(at, at + len(part))
         at += len(part)
-        # Its last character ends where the name that it replaces ends.
+        # The characters of the other name all begin where `UNKNOWN` began.
         places += [at] * len(unknown)
         at += len(UNKNOWN)
     return [*places[: len(places) - len(unknown)], len(text)]
 
 
-def _trimmed(text: str, place: tuple[int, int], places: list[int] | None) -> tuple[int, int]:
-    start, end = place if places is None else (places[place[0]], places[place[1]])
-    while start < end and text[start].isspace():
-        start += 1
-    while end > start and text[end - 1].isspace():
-        end -= 1
-    return start, end
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    part = text[start:end].lstrip()
+    return end - len(part), end - len(part) + len(part.rstrip())
 
 
 def _splits_at_spaces(data: dict[str, Any]) -> bool:
-    """Return whether no token depends on what stands beyond a space."""
+    """Return whether no token depends on text beyond a space."""
     splitter = data["pre_tokenizer"] or {}
     parts = splitter.get("pretokenizers", [splitter])
     return (
@@ -539,7 +504,7 @@ def _splits_at_spaces(data: dict[str, Any]) -> bool:
 
 
 def _marks_spaces(data: dict[str, Any]) -> bool:
-    """Return whether a word's tokens carry the space before it, the first word of a text too."""
+    """Return whether tokens include the space before a word, also before the first one."""
     splitter = data["pre_tokenizer"] or {}
     return (
         data["model"]["type"] == "BPE"

@@ -66,7 +66,7 @@ def fill(
 ) -> list[list[Candidate]]:
     """Return the most likely tokens for each gap, best first, without special tokens.
 
-    Each gap is filled with the others open: combinations over several gaps are not searched.
+    Each gap is filled with the others open: there is no search over combinations.
 
     Args:
         model: In evaluation mode.
@@ -90,7 +90,10 @@ def fill(
     ranked_NV = probabilities_NV.masked_fill(~allowed_V, -1)
     best = ranked_NV.topk(min(top, int(allowed_V.sum())), dim=1)
     return [
-        [_candidate(tokenizer, *pair) for pair in zip(found, shares, strict=True)]
+        [
+            Candidate(tokenizer.pieces([token])[0], tokenizer.decode([token]).strip(), share)
+            for token, share in zip(found, shares, strict=True)
+        ]
         for found, shares in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 
@@ -104,27 +107,18 @@ def fill_in(text: str, tokenizer: Tokenizer, words: Sequence[Candidate]) -> str:
     return before
 
 
-def _candidate(tokenizer: Tokenizer, token: int, probability: float) -> Candidate:
-    return Candidate(tokenizer.pieces([token])[0], tokenizer.decode([token]).strip(), probability)
-
-
 def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
-    before, *after = split_at_gaps(text, tokenizer)
-    tokens = tokenizer.encode(_before_gap(before) if after else before)
-    for number, piece in enumerate(after, 1):
-        is_last = number == len(after)
-        row = _encoded_after_gap(piece if is_last else _before_gap(piece), tokenizer)
-        tokens += [tokenizer.mask, *row]
+    *before, last = split_at_gaps(text, tokenizer)
+    # In vocabularies where spaces belong to words, the space before a gap belongs to its word.
+    first, *after = [*(piece.removesuffix(" ") for piece in before), last]
+    tokens = tokenizer.encode(first)
+    for piece in after:
+        tokens += [tokenizer.mask, *_encoded_after_gap(piece, tokenizer)]
     return tokens
 
 
-def _before_gap(piece: str) -> str:
-    # In vocabularies where spaces belong to words, this space belongs to the missing word.
-    return piece.removesuffix(" ")
-
-
 def _encoded_after_gap(piece: str, tokenizer: Tokenizer) -> list[int]:
-    """Encode the text after a gap: a comma right after it is one right after a word."""
+    """Encode the text after a gap as after a word, so that a comma has no space before it."""
     if not piece or piece[0].isspace() or piece[0].isalnum():
         return tokenizer.encode(piece)
     word = tokenizer.encode("a")

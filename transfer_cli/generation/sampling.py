@@ -35,7 +35,6 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a value is out of range."""
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature: must be 0 (greedy) or more, got {self.temperature}")
         if self.top_k is not None:

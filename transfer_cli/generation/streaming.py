@@ -87,15 +87,13 @@ class StopStrings:
 
     def _begun(self) -> int:
         """Return the length of the longest suffix that begins a stop string."""
-        longest = min(len(self._pending), max(map(len, self._stops), default=1) - 1)
-        return next(
-            (
-                length
-                for length in range(longest, 0, -1)
-                if any(each.startswith(self._pending[-length:]) for each in self._stops)
-            ),
-            0,
+        lengths = (
+            length
+            for stop in self._stops
+            for length in range(1, len(stop))
+            if self._pending.endswith(stop[:length])
         )
+        return max(lengths, default=0)
 
 
 @dataclass
@@ -144,11 +142,9 @@ class GeneratedText:
         if self.finish_reason:
             return ""
         shown = self._show(self._detokenizer.flush())
-        if not self.finish_reason:
-            held = self._stop_strings.flush()
-            self.text += held
-            shown += held
-        return shown
+        held = self._stop_strings.flush()
+        self.text += held
+        return shown + held
 
     def _show(self, decoded: str) -> str:
         if decoded and self._has_space:

@@ -1,12 +1,11 @@
-"""What is special to a kind of labelled data, in one record.
+"""Everything special to a kind of labelled data, in one record.
 
-A task says how an example is read, encoded and collated, what becomes of the model's outputs, and
-how an answer is written and shown. Its loss, head and measures are those of an objective that names
-the task (`Objective.task`). Its data (`data.tasks.TaskData`) names the class of the task, as a
-config names a class, and so does `model.json`.
+A task reads, encodes and collates examples, turns the model's outputs into answers, and writes
+them. Its loss, head and measures belong to an objective that names the task (`Objective.task`).
+Data sources (`data.tasks.TaskData`) and `model.json` name the class of the task, as a config does.
 
-A *row* is what passes through the model, an *example* what people label and what is answered. A
-long example may be several rows, its windows; of every other example there is one.
+A *row* passes through the model; an *example* is labelled by people and gets an answer. A long
+example may be several rows, its windows; any other is one row.
 """
 
 import dataclasses
@@ -27,32 +26,28 @@ from transfer_cli.errors import CheckpointError
 Direction = Literal["causal", "bidirectional"]
 
 Answer = Mapping[str, Any]
-"""What a model says of an example, before it is put into words."""
+"""A model's answer to an example, as plain numbers and texts."""
 
 Rows = Mapping[int, Mapping[str, Any]]
-"""Row number -> what an objective said of that row, by name, without the axis of the batch."""
+"""Row number -> an objective's predictions for that row, by name, without the batch dimension."""
 
 CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
 
 
 class Encoded(Protocol):
-    """Examples as tokens. `data.encoded_task.EncodedRows` does for a single sequence a row."""
+    """Examples as tokens. `data.encoded_task.EncodedRows` is one, with one sequence in a row.
 
-    @property
-    def examples(self) -> Sequence[Any]:
-        """The examples."""
+    Attributes:
+        examples: The examples.
+        lengths: Every row's length in tokens.
+        example_of: The number of the example that each row belongs to.
+        num_cut: How many examples lost tokens.
+    """
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """Every row's length in tokens."""
-
-    @property
-    def example_of(self) -> np.ndarray:
-        """The example that each row belongs to."""
-
-    @property
-    def num_cut(self) -> int:
-        """How many examples lost tokens."""
+    examples: Sequence[Any]
+    lengths: np.ndarray
+    example_of: np.ndarray
+    num_cut: int
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -63,13 +58,13 @@ class Encoded(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """What became of an example, as `items.jsonl` tells it.
+    """The result of an example in `items.jsonl`.
 
     Args:
-        expected: What would have been right.
-        predicted: What the model said.
-        probability: How sure it was of that, 0 where nothing says so.
-        score: How right that is, from 0 to 1; None: 1 where both are equal, else 0.
+        expected: The right answer.
+        predicted: The model's answer.
+        probability: The model's probability of it; 0 if it gives none.
+        score: How right the answer is, from 0 to 1; None: 1 if both are equal, else 0.
     """
 
     expected: str
@@ -83,32 +78,32 @@ class Task(ABC):
     """A kind of labelled data.
 
     Args:
-        labels: Names of its classes or tags, in the order of their numbers; of some tasks none.
+        labels: Names of its classes or tags, in the order of their numbers; some tasks have none.
 
-    What else must be known again after training (a mean to add, a threshold) is a further field;
-    its data gives the values by `node`, and they are stored with the model.
+    Other values that a trained model needs (a mean to add, a threshold) are further fields; the
+    data gives them by `node`, and they are stored with the model.
     """
 
     name: ClassVar[str]
-    """What objectives call it."""
+    """Its name in objectives."""
     objective: ClassVar[str]
     """The config of the objective to choose for it."""
     head: ClassVar[str]
-    """The head that depends on the labels; of a further loss `HEAD_LOSS`."""
+    """The head that depends on the labels; for a further loss `HEAD_LOSS`."""
     example: ClassVar[type]
-    """The dataclass of an example. Its values are plain; sequences may come as lists."""
+    """The dataclass of an example. Its values are plain; sequences may be lists."""
     fields: ClassVar[tuple[str, ...]]
-    """The keys of what `predict` writes for an example, beside its texts."""
+    """The keys that `predict` writes for an example, beside its texts."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Columns that `predict` reads beside those of the texts."""
     expected: ClassVar[str] = "label"
-    """What a report calls what would have been right."""
+    """The name of the right answer in a report."""
     export_head: ClassVar[str | None] = None
     """The kind of head of published models; None: there is none."""
     makes_windows: ClassVar[bool] = False
     """Whether a long example becomes several rows; else there are as many rows as examples."""
     scores_answers: ClassVar[bool] = False
-    """Whether `scores` measures what is no sum over rows."""
+    """Whether `scores` has measures that are no sums over rows."""
     can_fail: ClassVar[bool] = False
     """Whether `failure` can tell that a run learnt nothing."""
 
@@ -116,33 +111,33 @@ class Task(ABC):
 
     @classmethod
     def node(cls, **options: Any) -> dict[str, Any]:
-        """Return the config node that names this task, with what its data found out."""
+        """Return the config node that names this task, with values found in its data."""
         return {TARGET: f"{cls.__module__}.{cls.__qualname__}", **options}
 
     def as_node(self) -> dict[str, Any]:
         """Return the config node that this task is built from, with its labels beside it."""
-        own = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return self.node(**{name: value for name, value in own.items() if name != "labels"})
+        names = [each.name for each in dataclasses.fields(self) if each.name != "labels"]
+        return self.node(**{name: getattr(self, name) for name in names})
 
     @classmethod
     def shown(cls) -> dict[str, str]:
-        """Return what a report must know of it."""
+        """Return the entry of a run's summary that reports read."""
         return {"name": cls.name, "expected": cls.expected}
 
     # --- examples ---------------------------------------------------------------------------
 
     @abstractmethod
     def read(self, record: Record, text: str, pair: str | None, name: str) -> Any:
-        """Return the example of a record that `predict` was given, without what is to be predicted.
+        """Return the example in a record of `predict`'s input, without a label.
 
         Args:
             record: A row of a table; a line of plain text has the column `text` alone.
             text: The column of the text.
             pair: The column of the second text.
-            name: What messages call the input.
+            name: The input's name in messages.
 
         Raises:
-            DataError: It is no example.
+            DataError: The record holds no example.
         """
 
     @abstractmethod
@@ -150,18 +145,18 @@ class Task(ABC):
         """Return the texts of an example, the one to show first."""
 
     def labels_of(self, example: Any) -> Sequence[str]:
-        """Return the labels that people gave it, for those who count them."""
+        """Return the labels that people gave it, for statistics."""
         return ()
 
     @abstractmethod
     def encode(
         self, examples: Sequence[Any], tokenizer: Tokenizer, length: int, direction: Direction
     ) -> Encoded:
-        """Return examples as tokens, with their targets where they have any.
+        """Return examples as tokens, with targets if they have labels.
 
         Args:
             examples: The examples.
-            tokenizer: Turns texts into tokens.
+            tokenizer: The model's.
             length: The longest row in tokens, special tokens included.
             direction: The model's.
         """
@@ -180,29 +175,29 @@ class Task(ABC):
         Args:
             data: The examples, encoded.
             example: The number of the example.
-            rows: What `Objective.predictions` said of its rows, in order.
+            rows: `Objective.predictions` for its rows, in order.
         """
 
     @abstractmethod
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
-        """Return what became of an example; `rows` as above, of `Objective.example_results`."""
+        """Return the result of an example; `rows` as above, from `Objective.example_results`."""
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
-        """Return measures of whole answers: those that are no sums over rows.
+        """Return measures of complete answers, which are no sums over rows.
 
         Args:
             data: The examples, encoded.
-            rows: Of each example that was scored, by its number; see `result`.
+            rows: The rows of each scored example, by its number; see `result`.
         """
         return {}
 
     def check_combines(self, other: "Task", first: str, path: str) -> None:
-        """Refuse a run whose answers cannot be combined with those of this one.
+        """Raise unless the answers of another run can be combined with those of this one.
 
         Args:
-            other: The task of that run.
-            first: What this run is called.
-            path: What that run is called.
+            other: The task of the other run.
+            first: The name of this run.
+            path: The name of the other run.
 
         Raises:
             CheckpointError: Always, unless a task can combine answers.
@@ -210,12 +205,12 @@ class Task(ABC):
         raise CheckpointError(f"run: answers of several runs on {self.name} cannot be combined")
 
     def combine(self, answers: Sequence[tuple["Task", Answer]]) -> Answer:
-        """Return one answer from those of several runs, each with its task; of one, its own."""
+        """Return one answer from those of several runs, each with its task."""
         return answers[0][1]
 
     @abstractmethod
     def written(self, answer: Answer) -> dict[str, Any]:
-        """Return the JSON of an answer as `predict` writes it: a value for each of `fields`."""
+        """Return an answer as `predict` writes it in JSON: a value for each of `fields`."""
 
     @property
     def cell_names(self) -> tuple[str, ...]:
@@ -235,7 +230,7 @@ class Task(ABC):
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
-        """Return why a run learnt nothing, by its scores on training examples; None: it did."""
+        """Return why a run learnt nothing, from its scores on training examples, or None."""
         return None
 
 
@@ -245,7 +240,7 @@ def task_of(node: Mapping[str, Any] | None, labels: tuple[str, ...], key: str) -
     Args:
         node: The config node of its class. Older models, and published ones, have labels alone.
         labels: Names of its classes.
-        key: What to call the node in messages.
+        key: The node's name in messages.
 
     Raises:
         ConfigError: The node names no task.
@@ -257,7 +252,7 @@ def task_of(node: Mapping[str, Any] | None, labels: tuple[str, ...], key: str) -
 
 
 def by_example(data: Encoded, rows: Rows) -> dict[int, dict[int, Mapping[str, Any]]]:
-    """Return rows apart by the example that they belong to."""
+    """Return rows grouped by the example that they belong to."""
     found: dict[int, dict[int, Mapping[str, Any]]] = {}
     for row in sorted(rows):
         found.setdefault(int(data.example_of[row]), {})[row] = rows[row]

@@ -10,16 +10,14 @@ from transfer_cli.data.encoded_task import EncodedTask
 from transfer_cli.data.readers import Record, text_of
 from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 
 DECIMALS = 6
-"""Of a probability."""
+"""Decimals of a probability."""
 
 MARGIN = 0.02
 """How far above the majority's share an accuracy still counts as the majority's."""
-
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,11 @@ class ClassificationTask(Task):
         lacks = [label for label in self.labels if label not in other.labels]
         beyond = [label for label in other.labels if label not in self.labels]
         if lacks or beyond:
-            parts = [f"{_listed(lacks)} only in {first}"] if lacks else []
-            parts += [f"{_listed(beyond)} only in {path}"] if beyond else []
+            parts = [
+                f"{listed((repr(label[:80]) for label in labels), 5)} only in {where}"
+                for labels, where in ((lacks, first), (beyond, path))
+                if labels
+            ]
             raise CheckpointError(
                 f"run: the labels differ, {' and '.join(parts)}; give runs with the same labels"
             )
@@ -117,9 +118,8 @@ class ClassificationTask(Task):
     ) -> str | None:
         """Return why nothing was learnt.
 
-        Fine-tuning sometimes ends where every answer is the most frequent label (Devlin et al.
-        2019, section 4.1). Such a run is to be repeated with another seed, not averaged in
-        silently.
+        Fine-tuning sometimes ends with the most frequent label as every answer (Devlin et al. 2019,
+        section 4.1). Such a run should be repeated with another seed, not averaged in silently.
         """
         given = [sum(row) for row in tables.get("confusion", [])]
         if not given or "accuracy" not in measures:
@@ -132,9 +132,3 @@ class ClassificationTask(Task):
             f"{self.labels[given.index(max(given))]} ({100 * share:.1f} %); "
             "try another seed, another optimizer.lr or a longer run"
         )
-
-
-def _listed(labels: Sequence[str]) -> str:
-    shown = ", ".join(repr(label[:80]) for label in labels[:_MOST_NAMED])
-    left = len(labels) - _MOST_NAMED
-    return f"{shown} and {left:,} more" if left > 0 else shown

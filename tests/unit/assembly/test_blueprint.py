@@ -360,6 +360,15 @@ def test_a_schedule_of_each_stage_has_to_be_shorter_than_each(laid_out, pretrain
     )  # fmt: skip
 
 
+def test_labels_that_no_loss_reads_are_a_problem(laid_out, pretrained):
+    node = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
+
+    (found,) = laid_out(pretrained, objective=node).warnings
+
+    assert found.startswith("objective: no loss reads the labels of data")
+    assert found.endswith("take objective=classification")
+
+
 def assert_problem(laid_out, run, what, **changes):
     changes["loop__steps"] = 11
     found = laid_out(run, **changes).warnings

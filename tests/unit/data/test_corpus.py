@@ -26,10 +26,10 @@ both = pytest.mark.parametrize("tokenizer", [WORDPIECE, BYTES], ids=["wordpiece"
 class Text:
     """Lines that count how often they are read."""
 
-    def __init__(self, lines=TEXT, fingerprint="ab", end_of_line=True):
+    def __init__(self, lines=TEXT, fingerprint="ab"):
         self.lines = lines
         self.readings = 0
-        self.split = TextSplit("train", self.read, fingerprint, end_of_line)
+        self.split = TextSplit("train", self.read, fingerprint)
 
     def read(self):
         self.readings += 1
@@ -77,14 +77,6 @@ def test_counts_are_of_the_text(tmp_path):
     assert encoded.num_unknown == 1
 
 
-def test_the_end_of_a_line_counts_as_a_word_only_where_it_is_told_to(tmp_path):
-    with_ends = encode_text(Text(end_of_line=True).split, WORDPIECE, tmp_path)
-    without = encode_text(Text(end_of_line=False).split, WORDPIECE, tmp_path)
-
-    assert with_ends.num_words == without.num_words + 4
-    np.testing.assert_array_equal(with_ends.tokens, without.tokens)
-
-
 def test_a_second_start_reads_no_text(tmp_path):
     first, second = Text(), Text()
     encode_text(first.split, WORDPIECE, tmp_path)
@@ -95,11 +87,11 @@ def test_a_second_start_reads_no_text(tmp_path):
 
 
 def test_another_text_or_tokenizer_is_another_entry(tmp_path):
-    for split in (Text().split, Text(fingerprint="cd").split, Text(end_of_line=False).split):
+    for split in (Text().split, Text(fingerprint="cd").split):
         encode_text(split, WORDPIECE, tmp_path)
     encode_text(Text().split, BYTES, tmp_path)
 
-    assert len(entries(tmp_path)) == 4
+    assert len(entries(tmp_path)) == 3
 
 
 def test_an_entry_says_what_it_holds(tmp_path):
@@ -167,7 +159,7 @@ def test_a_text_that_cannot_be_read_to_its_end_leaves_nothing(tmp_path):
         raise DataError("line 2 is not UTF-8")
 
     with pytest.raises(DataError, match="line 2"):
-        encode_text(TextSplit("train", broken, "ab", True), WORDPIECE, tmp_path)
+        encode_text(TextSplit("train", broken, "ab"), WORDPIECE, tmp_path)
 
     assert entries(tmp_path) == []
 
@@ -199,7 +191,7 @@ lines = ["a b c d e f g h"] * 100_000
 tokenizer = BytePairs(300).make(lambda: iter(lines[:10]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
-    split = TextSplit("train", lambda: iter(lines), "ab", True)
+    split = TextSplit("train", lambda: iter(lines), "ab")
     encode_text(split, tokenizer, Path({str(tmp_path)!r}))
 except RunError as error:
     print(error)
@@ -229,7 +221,7 @@ def lines():
 (folder / f"ready{{__import__('os').getpid()}}").touch()
 while len(list(folder.glob("ready*"))) < 2:
     time.sleep(0.01)
-split = TextSplit("train", lines, "ab", True)
+split = TextSplit("train", lines, "ab")
 tokenizer = cached_tokenizer(BytePairs(300), split, folder / "cache")
 print(tokenizer.hash, encode_text(split, tokenizer, folder / "cache").tokens.sum())
 """
@@ -304,8 +296,3 @@ def test_full_blocks_are_all_real_in_any_order():
 def test_a_block_that_is_not_there_is_refused(index):
     with pytest.raises(IndexError):
         TextBlocks(stream(13), 4, tokenizer_pad=999).batch(np.array([index]))
-
-
-def test_a_block_without_tokens_is_refused():
-    with pytest.raises(ValueError, match="length 0"):
-        TextBlocks(stream(13), 0, tokenizer_pad=999)

@@ -59,7 +59,7 @@ def refusal(read) -> str:
 )
 def test_fuzz_tables(content, table_format, header):
     def read():
-        lines = readers.numbered_lines(io.BytesIO(content), "a")
+        lines = readers.sound_lines(readers.all_lines(io.BytesIO(content), "a"))
         for record in readers.table_records(lines, "a", table_format, header=header):
             readers.text_of(record, "text" if header else "1", "a")
             readers.label_of(record, "label" if header else "2", "a")
@@ -72,7 +72,7 @@ def test_fuzz_tables(content, table_format, header):
 def test_fuzz_tables_that_are_read_on_after_bad_rows(content, table_format):
     strict, errors = [], []
     with contextlib.suppress(DataError):
-        lines = readers.numbered_lines(io.BytesIO(content), "a")
+        lines = readers.sound_lines(readers.all_lines(io.BytesIO(content), "a"))
         strict += readers.table_records(lines, "a", table_format)
 
     def read():
@@ -131,7 +131,7 @@ def test_a_line_of_two_gigabytes_is_refused_without_being_read_whole(tmp_path):
 def test_a_field_of_a_hundred_megabytes_is_refused_in_csv_and_json_lines():
     for start, table_format in ((b"text,label\n", "csv"), (b'{"text": "', "jsonl")):
         stream = io.BytesIO(start + b"x" * (100 * MIB))
-        lines = readers.numbered_lines(stream, "a")
+        lines = readers.sound_lines(readers.all_lines(stream, "a"))
         records = readers.table_records(lines, "a", table_format)
 
         with memory_up_to(4 * MAX_LINE_BYTES):
@@ -150,7 +150,9 @@ def test_a_quote_that_is_never_closed_is_refused_before_the_file_is_in_memory(st
     with memory_up_to(8 * MAX_LINE_BYTES):
         message = refusal(lambda: list(readers.table_records(lines(), "a.csv", "csv")))
 
-    assert message == "a.csv, line 3: a row that is longer than 8 MiB. Is a quote missing?"
+    assert message == (
+        "a.csv, line 3: a broken row (longer than 8 MiB). Is a quote missing or too many?"
+    )
 
 
 def test_a_row_of_many_fields_over_many_lines_is_refused():

@@ -273,4 +273,4 @@ characters = st.characters(codec="utf-8", exclude_characters="\n\r\0\ufeff")
 def test_what_was_written_as_lines_is_read_as_lines(lines, end):
     stream = io.BytesIO("".join(line + end for line in lines).encode())
 
-    assert [line for _, line in readers.numbered_lines(stream, "a")] == lines
+    assert [line for _, line in readers.sound_lines(readers.all_lines(stream, "a"))] == lines

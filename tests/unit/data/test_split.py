@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from transfer_cli.data.split import NO_TEXT, Split, TextStats, some_of
+from transfer_cli.data.split import Split, TextStats, some_of
 
 
 @pytest.fixture
@@ -27,5 +27,5 @@ def test_all_windows_of_an_example_are_scored_or_none(split):
 
 
 def test_words_are_known_of_the_whole_text_alone(split):
-    assert some_of(split, 3).text == NO_TEXT
+    assert some_of(split, 3).text == TextStats()
     assert some_of(split, 11) is split

@@ -1,15 +1,27 @@
 import json
 import os
 from collections import Counter
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transfer_cli.config.build import build
 from transfer_cli.data import tasks
-from transfer_cli.data.tasks import Example, LabelledData, SampleQuestions, Table, Trec
-from transfer_cli.errors import DataError
+from transfer_cli.data.tasks import (
+    Example,
+    SampleQuestions,
+    Table,
+    TaskData,
+    Trec,
+    hold_out,
+    keep_few,
+)
+from transfer_cli.errors import ConfigError, DataError
+
+LABEL = attrgetter("label")
 
 needs_data = pytest.mark.skipif(
     "TRANSFER_DATA" not in os.environ, reason="TRANSFER_DATA names no folder with real data"
@@ -92,14 +104,13 @@ def test_real_trec_with_fine_labels_trains_every_label():
 # ----------------------------------------------------------------------------------- drawing
 
 
-def made(class_counts, seed=0):
+def made(class_counts):
     examples = [
         Example(f"{label} {number}", label)
         for label, count in enumerate(class_counts)
         for number in range(count)
     ]
-    labels = tuple(map(str, range(len(class_counts))))
-    return LabelledData("made", labels, {"train": tuple(examples)})
+    return tuple(examples)
 
 
 many_counts = st.lists(st.integers(2, 40), min_size=2, max_size=6)
@@ -107,23 +118,21 @@ many_counts = st.lists(st.integers(2, 40), min_size=2, max_size=6)
 
 @given(many_counts, st.floats(0.01, 0.99), st.integers(0, 5))
 def test_a_held_out_split_is_stratified_and_parts_the_examples(class_counts, share, seed):
-    data = made(class_counts)
+    examples = made(class_counts)
     total = sum(class_counts)
     if int(share * total) == 0:
         with pytest.raises(DataError, match="leaves nothing"):
-            tasks._held_out(data, share, seed, "here")
+            hold_out(examples, share, seed, "here", LABEL)
         return
 
-    splits = tasks._held_out(data, share, seed, "here").splits
+    train, validation = hold_out(examples, share, seed, "here", LABEL)
 
-    assert sorted(splits["train"] + splits["validation"], key=repr) == sorted(
-        data.splits["train"], key=repr
-    )
-    assert len(splits["validation"]) == min(int(share * total), total - len(class_counts))
-    assert len(counts(splits["train"])) == len(class_counts)
+    assert sorted(train + validation, key=repr) == sorted(examples, key=repr)
+    assert len(validation) == min(int(share * total), total - len(class_counts))
+    assert len(counts(train)) == len(class_counts)
     if share < 0.5:
         for label, count in enumerate(class_counts):
-            assert abs(counts(splits["validation"])[label] - share * count) <= 1.5
+            assert abs(counts(validation)[label] - share * count) <= 1.5
 
 
 @given(many_counts, st.integers(0, 5), st.data())
@@ -133,10 +142,7 @@ def test_few_label_subsets_are_nested_and_hold_every_class(class_counts, seed, d
     small = data.draw(st.integers(len(class_counts), total))
     large = data.draw(st.integers(small, total))
 
-    few, more = (
-        tasks._few_labels(whole, labelled, seed, "here").splits["train"]
-        for labelled in (small, large)
-    )
+    few, more = (keep_few(whole, labelled, seed, "here", LABEL) for labelled in (small, large))
 
     assert (len(few), len(more)) == (small, large)
     assert set(few) <= set(more)
@@ -144,7 +150,7 @@ def test_few_label_subsets_are_nested_and_hold_every_class(class_counts, seed, d
 
 
 def test_few_label_subsets_have_the_proportions_of_the_whole():
-    train = tasks._few_labels(made([80, 16, 4]), 50, 0, "here").splits["train"]
+    train = keep_few(made([80, 16, 4]), 50, 0, "here", LABEL)
 
     assert counts(train) == {0: 40, 1: 8, 2: 2}
 
@@ -284,7 +290,6 @@ def test_a_missing_column_is_named_with_those_that_there_are(write):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"format": "xls"}, "format"),
         ({"validation_share": 1.0}, "validation_share"),
         ({"labelled": 0}, "labelled"),
         ({"length": 0}, "length"),
@@ -294,6 +299,13 @@ def test_a_missing_column_is_named_with_those_that_there_are(write):
 def test_values_out_of_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Table(train="a.csv", **settings)
+
+
+def test_an_unknown_format_is_refused_with_the_nearest():
+    node = {"_target_": "transfer_cli.data.tasks.Table", "train": "a", "format": "cvs"}
+
+    with pytest.raises(ConfigError, match=r"data\.format: expected one of .* Did you mean 'csv'"):
+        build(node, "data", TaskData)
 
 
 # ------------------------------------------------------------------------------------- sample

@@ -1,15 +1,21 @@
 import gzip
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transfer_cli.data.tasks import SampleQuestions, Table
-from transfer_cli.data.text import SampleText, TaskText, TextFiles, WikiText
-from transfer_cli.errors import DataError
+from transfer_cli.config.build import build
+from transfer_cli.data.tasks import LabelledData, SampleQuestions, Table, TaskData
+from transfer_cli.data.text import SampleText, TaskText, TextData, TextFiles, WikiText
+from transfer_cli.errors import ConfigError, DataError
+
+SAMPLE_TEXT = "transfer_cli.data.text.SampleText"
 
 needs_data = pytest.mark.skipif(
     "TRANSFER_DATA" not in os.environ, reason="TRANSFER_DATA names no folder with real data"
@@ -48,7 +54,6 @@ def test_wikitext_lines_keep_empty_ones_and_lose_the_outer_spaces(tmp_path, raw,
 
     assert list(splits) == ["train", "validation", "test"]
     assert list(splits["validation"].lines()) == ["", "= valid =", "", "a <unk> @-@ b ."]
-    assert all(split.end_of_line for split in splits.values())
 
 
 def test_a_part_can_be_used_where_the_others_are_missing(tmp_path):
@@ -61,8 +66,10 @@ def test_a_part_can_be_used_where_the_others_are_missing(tmp_path):
 
 
 def test_an_unknown_wikitext_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match="Did you mean 'wikitext-2'"):
-        WikiText(name="wikitext2")
+    node = {"_target_": "transfer_cli.data.text.WikiText", "name": "wikitext2"}
+
+    with pytest.raises(ConfigError, match="Did you mean 'wikitext-2'"):
+        build(node, "data", TextData)
 
 
 @needs_data
@@ -246,7 +253,6 @@ def test_the_texts_of_a_task_are_all_there_without_labels_in_its_own_splits():
     assert list(splits) == ["train", "validation", "test"]
     for name, split in splits.items():
         assert list(split.lines()) == [example.text for example in examples[name]]
-        assert split.end_of_line
 
 
 def test_the_second_text_of_a_pair_and_a_text_of_two_lines_have_a_line_each(table):
@@ -286,13 +292,26 @@ def test_only_the_parts_of_a_task_that_are_wanted_come():
     assert list(TaskText(task=SampleQuestions()).splits(Path(), 0, only=["test"])) == ["test"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"task": SampleText()}, "task is a SampleText, expected labelled data"),
-        ({"task": SampleQuestions(), "length": 1}, "length is 1"),
-    ],
-)
-def test_a_task_that_is_none_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TaskText(**settings)
+@dataclass
+class Words(TaskData):
+    """A task of our own."""
+
+    example: Any = None
+
+    def load(self, data_dir, seed):
+        return LabelledData("words", (), {"train": [self.example]})
+
+
+def test_the_examples_of_an_own_task_need_a_text():
+    whole, parts = (SimpleNamespace(**each) for each in ({"text": "a"}, {"words": ["a"]}))
+
+    assert lines_of(TaskText(task=Words(example=whole))) == ["a"]
+    with pytest.raises(DataError, match=r"data\.task: its examples have no text"):
+        lines_of(TaskText(task=Words(example=parts)))
+
+
+def test_a_task_that_is_none_is_refused():
+    node = {"_target_": "transfer_cli.data.text.TaskText", "task": {"_target_": SAMPLE_TEXT}}
+
+    with pytest.raises(ConfigError, match=r"data\.task: expected a TaskData"):
+        build(node, "data", TextData)

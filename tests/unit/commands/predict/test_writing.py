@@ -27,7 +27,7 @@ def written(table_format, row, columns=KEPT):
     answers = FORMATS[table_format](out, columns)
     assert answers.problem_of(row) is None
     answers.write_window([row], ANSWERS)
-    lines = readers.numbered_lines(io.BytesIO(out.getvalue().encode()), "a")
+    lines = readers.all_lines(io.BytesIO(out.getvalue().encode()), "a")
     [record] = readers.table_records(lines, "a", table_format)
     return dict(record.fields)
 
