@@ -267,31 +267,30 @@ def _sweep(name: str, command: Command, request: "Request", task: "Task") -> Non
     """Run the jobs of a sweep, and say what became of each, also where somebody ended it."""
     from transfer_cli.config import launch
     from transfer_cli.sweep import plugins
-    from transfer_cli.sweep.folder import settings_of
+    from transfer_cli.sweep.folder import chosen_folder
     from transfer_cli.sweep.jobs import Jobs
 
     jobs = Jobs(name, task, request, _announce, _report, _metrics, makes_runs=command.makes_runs)
     plugins.register(jobs)
-    settings = settings_of(jobs)
-    try:
-        launch.launch(jobs.command, jobs.request, jobs.run, settings)
-    except (KeyboardInterrupt, StoppedError):
-        if jobs.done:
-            _end_sweep(jobs, settings)
-        raise
-    _end_sweep(jobs, settings)
+    with chosen_folder(jobs) as folder:
+        try:
+            launch.launch(name, request, jobs.run, folder)
+        except (KeyboardInterrupt, StoppedError):
+            if jobs.done:
+                _end_sweep(jobs, folder)
+            raise
+        _end_sweep(jobs, folder)
     if jobs.stopped is not None:
         raise jobs.stopped
     _raise_failures(jobs)
 
 
-def _end_sweep(jobs: "Jobs", settings: Mapping[str, str]) -> None:
+def _end_sweep(jobs: "Jobs", folder: Path) -> None:
     """Say what became of each job of a sweep, wherever it ran."""
-    from transfer_cli.sweep.folder import folder_of
     from transfer_cli.sweep.jobs import shared
 
     if jobs.makes_runs or not jobs.done:
-        jobs.read_copies(folder_of(jobs.request, settings))
+        jobs.read_copies(folder)
     common, lines = shared([job.words for job in jobs.done]), []
     for job in sorted(jobs.done, key=lambda job: job.number):
         ending = job.reason or job.outcome

@@ -7,10 +7,10 @@ directory is ours, and so are the error messages (`config.explain`).
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from functools import partial
+from pathlib import Path
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -21,6 +21,7 @@ from transfer_cli.config import schema
 from transfer_cli.config.explain import explain
 from transfer_cli.config.flags import Request
 from transfer_cli.config.foreign import check_config_dir
+from transfer_cli.config.literal import quoted
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, TransferError
 
@@ -28,22 +29,14 @@ VERSION_BASE = "1.3"
 Task = Callable[[DictConfig], None]
 
 
-def launch(
-    command: str, request: Request, task: Task, settings: Mapping[str, str] | None = None
-) -> None:
+def launch(command: str, request: Request, task: Task, sweep_dir: Path | None = None) -> None:
     """Compose what `request` asks for and call `task` with it; of a sweep, once for each job.
-
-    Args:
-        command: The command whose config is composed.
-        request: What was typed.
-        task: What is called with each composed config.
-        settings: Hydra's own keys and their values, in place of those of `hydra_settings`.
 
     Raises:
         ConfigError: The config cannot be composed.
     """
-    given = {**hydra_settings(command, request), **(settings or {})}
-    overrides = [f"{key}={value}" for key, value in given.items()]
+    settings = _hydra_settings(request, sweep_dir)
+    overrides = [f"{key}={value}" for key, value in settings.items()]
     with _hydra_errors(command, request):
         _refuse_half_overrides(request)
         _check_config_dir(request, command, [*overrides, *request.overrides])
@@ -146,11 +139,8 @@ def _hydra_errors(command: str, request: Request) -> Iterator[None]:
         raise ConfigError(explain(error, command, request, partial(compose, command))) from error
 
 
-def hydra_settings(command: str, request: Request) -> dict[str, str]:
+def _hydra_settings(request: Request, sweep_dir: Path | None) -> dict[str, str]:
     """Return overrides that keep Hydra from writing and logging, unless the user wants it."""
-    folder = request.value_of("run.dir") if request.multirun else None
-    root = request.value_of("run.root") or "runs"
-    now = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     settings = {
         "hydra.run.dir": ".",
         "hydra.output_subdir": "null",
@@ -159,20 +149,15 @@ def hydra_settings(command: str, request: Request) -> dict[str, str]:
         # Without a root no logging is set up, whatever a config says: handlers can be any code.
         "hydra.job_logging.root": "null",
         "hydra.hydra_logging.root": "null",
-        "hydra.sweep.dir": folder or _below(root, f"sweeps/{command}/{now}"),
         # Jobs make their own directory under the sweep's; Hydra must not make it first.
         "hydra.sweep.subdir": ".",
     }
+    if sweep_dir is not None:
+        settings["hydra.sweep.dir"] = quoted(str(sweep_dir))
     for name in ("job_logging", "hydra_logging"):
         if request.value_of(f"hydra/{name}") is not None:
             del settings[f"hydra.{name}.root"]
     return {key: value for key, value in settings.items() if request.value_of(key) is None}
-
-
-def _below(folder: str, path: str) -> str:
-    """Return a path in a folder that may have been typed in quotes."""
-    quote = folder[-1] if folder[0] in "'\"" and folder[-1] == folder[0] else ""
-    return f"{folder.removesuffix(quote)}/{path}{quote}"
 
 
 def _check_config_dir(request: Request, command: str, overrides: list[str]) -> None:

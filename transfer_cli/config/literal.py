@@ -75,12 +75,13 @@ def texts_of(value: Any, key: str) -> list[str]:
 def _literal(text: str) -> str:
     """Return a text as Hydra's grammar writes it: in quotes, or in parts that each mean nothing."""
     if "${" not in text and text != _MISSING:
-        return _quoted(text)
+        return quoted(text)
     pieces = ["?", "??"] if text == _MISSING else re.split(r"(?<=\$)(?=\{)", text)
-    return f"[{','.join(map(_quoted, pieces))}]"
+    return f"[{','.join(map(quoted, pieces))}]"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a text in quotes, as Hydra's grammar reads it; `${` is still an interpolation."""
     # Backslashes count where a quote follows, and nowhere else.
     escaped = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", text)
     escaped = re.sub(r"(\\+)\Z", lambda found: found[1] * 2, escaped)

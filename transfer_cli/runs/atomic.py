@@ -4,11 +4,13 @@ What is under way is called `.NAME.PID`. A kill leaves it behind, and the old on
 """
 
 import errno
+import itertools
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,27 @@ def new_folder(folder: Path) -> Iterator[Path]:
         yield temporary
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary.rename(folder)
+
+
+def make_stamped(root: Path, name: str) -> Path:
+    """Make a folder below `root`, called by the time and `name`, and return its path.
+
+    Raises:
+        RunError: `root` cannot be written.
+    """
+    stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    first = f"{stamp}-{name}" if name else stamp
+    for attempt in itertools.count(1):
+        path = root / (first if attempt == 1 else f"{first}-{attempt}")
+        try:
+            # Only one of two commands that start within a second makes it.
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"run.root: {root} cannot be written: {error.strerror}") from error
+        return path
+    raise AssertionError
 
 
 def write_text(path: Path, text: str) -> None:

@@ -21,19 +21,17 @@ stopped or killed and resumed has the same ones, to the last bit, as a run that 
 
 import errno
 import fcntl
-import itertools
 import logging
 import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import CheckpointError, RunError
-from transfer_cli.runs.atomic import write_json, write_text
+from transfer_cli.runs.atomic import make_stamped, write_json, write_text
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
@@ -140,18 +138,7 @@ class RunDirectory:
     @classmethod
     def create_new(cls, root: Path, name: str) -> "RunDirectory":
         """Make a new run directory under `root`, locked; its name is the time and `name`."""
-        stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-        for attempt in itertools.count(1):
-            path = root / (f"{stamp}-{name}" if attempt == 1 else f"{stamp}-{name}-{attempt}")
-            try:
-                # Two runs that start in the same second must not share a folder.
-                path.mkdir(parents=True)
-            except FileExistsError:
-                continue
-            except OSError as error:
-                raise RunError(f"run.root: {root} cannot be written: {error.strerror}") from error
-            return cls.create(path)
-        raise AssertionError
+        return cls.create(make_stamped(root, name))
 
     def lock(self, key: str) -> None:
         """Keep other commands from writing here, until `unlock` or the end of this process.

@@ -9,6 +9,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from transfer_cli.config.literal import quoted
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.processes import SideBySide, visible_gpus
@@ -100,9 +101,9 @@ class Local(Launcher):
             if word.lstrip("+~").startswith(("hydra.", "hydra/"))
             and not word.lstrip("+~").startswith(_OF_THE_SWEEP)
         ]
-        where = str(self.jobs.directory.run(job.number)).replace("\\", "\\\\").replace("'", "\\'")
+        where = quoted(str(self.jobs.directory.run(job.number)))
         resume = ["resume=auto"] if self.jobs.resumes else []
-        return [*self.jobs.request.flags, *job.words, *hydras, f"run.dir='{where}'", *resume]
+        return [*self.jobs.request.flags, *job.words, *hydras, f"run.dir={where}", *resume]
 
 
 def side_by_side(settings: Settings, config: DictConfig) -> int:
