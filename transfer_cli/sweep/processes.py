@@ -141,7 +141,9 @@ class SideBySide:
             self._slots.append(each.slot)
             code = each.process.returncode
             job = each.job
-            job.outcome = OUTCOMES.get(code, JobState.FAILED)
+            # One that has only just started has no handler yet, and dies of the signal itself.
+            stopped = self._told is not None and code == -self._told
+            job.outcome = JobState.STOPPED if stopped else OUTCOMES.get(code, JobState.FAILED)
             job.reason = None if job.outcome == JobState.DONE else _reason(each, code)
             each.stack.close()
             each.reason.unlink(missing_ok=True)

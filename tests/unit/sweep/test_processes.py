@@ -1,10 +1,18 @@
 import os
+import signal
+import sys
+import threading
+import time
 
 import pytest
 
+from tests.sweeping import Recorder
+from transfer_cli.config.flags import parse
 from transfer_cli.errors import DivergedError, PrunedError, StoppedError
-from transfer_cli.runs.sweep import JobState
-from transfer_cli.sweep.processes import OUTCOMES, environment_of, visible_gpus
+from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob
+from transfer_cli.sweep import processes
+from transfer_cli.sweep.jobs import Jobs
+from transfer_cli.sweep.processes import OUTCOMES, SideBySide, environment_of, visible_gpus
 
 
 @pytest.fixture
@@ -67,3 +75,32 @@ def test_an_exit_code_says_what_became_of_a_job():
 
     assert codes == OUTCOMES
     assert OUTCOMES.get(DivergedError.exit_code, JobState.FAILED) == JobState.FAILED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_that_is_told_to_stop_before_it_can_hear_was_stopped(tmp_path, monkeypatch, number):
+    """Until a job has set its handlers, a signal ends it without a word."""
+    start = processes.subprocess.Popen
+
+    def deaf(command, **named):
+        code = f"import signal, time; signal.signal({int(number)}, signal.SIG_DFL); time.sleep(60)"
+        return start([sys.executable, "-c", code], **named)
+
+    monkeypatch.setattr(processes.subprocess, "Popen", deaf)
+    jobs = Jobs(
+        "pretrain", Recorder(), parse([]), print, print, lambda config: (), makes_runs=True,
+        sweep_dir=tmp_path,
+    )  # fmt: skip
+    side = SideBySide(jobs, lambda job: [], workers=1, gpus=[], gpus_each=1, stops=False)
+
+    def tell():
+        while not side._running:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=tell, daemon=True).start()
+    with pytest.raises((KeyboardInterrupt, StoppedError), match="stopped with 0 jobs not begun"):
+        side.run([SweepJob(0, ("seed=1",), ("seed=1",))])
+
+    assert [job.outcome for job in SweepDirectory(tmp_path).jobs()] == [JobState.STOPPED]
