@@ -43,7 +43,6 @@ def run(words, command="pretrain", fails=lambda config: None, metrics=_metrics):
         command,
         recorder,
         request,
-        lambda job: None,
         report,
         metrics,
         makes_runs=command != "evaluate",

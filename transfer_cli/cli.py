@@ -36,6 +36,7 @@ from transfer_cli.errors import (
     nearest,
 )
 from transfer_cli.safe_files import escaped, printable
+from transfer_cli.terminal import Line, Page
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -90,13 +91,11 @@ def _dispatch(words: list[str]) -> int:
     if first in ("--help", "-h", "help"):
         terminal.print_out(commands.overview())
     elif first == "--version":
-        _print(f"transfer {transfer_cli.__version__}")
+        terminal.print_out(Line(f"transfer {transfer_cli.__version__}"))
     elif first in ("--shell-completion", "-sc"):
         _complete(rest)
-    elif first == "plan":
-        _run_about("plan", commands.PLAN, commands.PLANNED, rest)
-    elif first == "lr-find":
-        _run_about("lr-find", commands.LR_FIND, commands.LR_FOUND, rest)
+    elif first in commands.ABOUT:
+        _run_about(first, commands.ABOUT[first], rest)
     elif first in commands.ALL:
         _run(first, commands.ALL[first], rest)
     else:
@@ -105,11 +104,11 @@ def _dispatch(words: list[str]) -> int:
     return EXIT_DONE
 
 
-def _run_about(name: str, command: Command, known: Mapping[str, Command], words: list[str]) -> None:
-    """Run `plan COMMAND ...` and its like: another command's words, with something else done."""
+def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> None:
+    """Run `plan COMMAND ...` or `lr-find COMMAND ...`, which take the overrides of COMMAND."""
     first, rest = (words[0] if words else ""), words[1:]
     if first in ("--help", "-h"):
-        terminal.print_out(commands.about(command))
+        terminal.print_out(commands.about(commands.ALL[name]))
     elif first in known:
         from transfer_cli.config import flags
 
@@ -248,17 +247,12 @@ def _trust_plugins(request: "Request") -> None:
     trust(request.plugins)
 
 
-def _announce(job: "SweepJob") -> None:
-    log.info("job %d: %s", job.number, " ".join(job.overrides) or "(as it is)")
-
-
 def _report(job: "SweepJob", error: Exception | None) -> str:
     reason = job.reason or ""
     if error is not None:
-        line, _ = cause_and_cure(error)
-        if line is None:
+        if cause_and_cure(error)[0] is None:
             _say_traceback(error)
-        reason = line or _name(error)
+        reason = _one_line(error)
     terminal.print_err(terminal.error(f"job {job.number} failed", reason))
     return reason
 
@@ -270,7 +264,7 @@ def _sweep(name: str, command: Command, request: "Request", task: "Task") -> Non
     from transfer_cli.sweep.folder import chosen_folder
     from transfer_cli.sweep.jobs import Jobs
 
-    jobs = Jobs(name, task, request, _announce, _report, _metrics, makes_runs=command.makes_runs)
+    jobs = Jobs(name, task, request, _report, _metrics, makes_runs=command.makes_runs)
     plugins.register(jobs)
     with chosen_folder(jobs) as folder:
         try:
@@ -291,16 +285,16 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
 
     if jobs.makes_runs or not jobs.done:
         jobs.read_copies(folder)
-    common, lines = shared([job.words for job in jobs.done]), []
+    common, lines = shared([job.words for job in jobs.done]), [Line(f"sweep {jobs.sweep_dir}")]
     for job in sorted(jobs.done, key=lambda job: job.number):
         ending = job.reason or job.outcome
         if not ending.startswith(job.outcome):
             ending = f"{job.outcome}: {ending}"
         own = " ".join(word for word in job.words if word not in common) or "(as it is)"
-        lines.append(f"  {job.number}  {own}  {ending}")
-    _print("\n".join([f"sweep {jobs.sweep_dir}", *lines]))
+        lines.append(Line(f"  {job.number}  {own}  {ending}"))
     if jobs.makes_runs:
-        _print(f"compare: transfer report {jobs.sweep_dir}")
+        lines.append(Line(f"compare: transfer report {jobs.sweep_dir}"))
+    terminal.print_out(Page(*lines))
 
 
 def _raise_failures(jobs: "Jobs") -> None:
@@ -333,13 +327,13 @@ def _complete(words: list[str]) -> None:
     typed = line.split()
     if len(typed) < 2 or (len(typed) == 2 and not line.endswith(" ")):
         start = typed[1] if len(typed) == 2 else ""
-        _print("\n".join(name for name in commands.ALL if name.startswith(start)))
-        return
-    name = typed[1]
-    if name in commands.ALL and commands.ALL[name].composes:
+        names = [Line(name) for name in commands.ALL if name.startswith(start)]
+        terminal.print_out(Page(*names))
+    elif typed[1] in commands.ALL and commands.ALL[typed[1]].composes:
         from transfer_cli.config import launch
 
-        launch.complete(line.replace(f" {name}", "", 1), name, shell)
+        os.environ["COMP_LINE"] = line.replace(f" {typed[1]}", "", 1)
+        launch.shell_completion(f"query={shell}", typed[1])
 
 
 def _print_completion_script(words: list[str]) -> None:
@@ -348,7 +342,7 @@ def _print_completion_script(words: list[str]) -> None:
     from transfer_cli.config import launch
 
     # Zsh runs the script of bash.
-    launch.print_completion_script("bash" if words[0] == "zsh" else words[0])
+    launch.shell_completion(f"install={words[0].replace('zsh', 'bash')}")
 
 
 # --- what goes wrong ---------------------------------------------------------------------------
@@ -370,9 +364,7 @@ def _leave_word(words: list[str], error: BaseException) -> None:
     if "--job" not in words[:-1] or isinstance(error, PeerError):
         return
     with contextlib.suppress(OSError):
-        reason = str(error) or "interrupted"
-        if isinstance(error, Exception):
-            reason = cause_and_cure(error)[0] or _name(error)
+        reason = _one_line(error) if isinstance(error, Exception) else str(error) or "interrupted"
         Path(words[words.index("--job") + 1]).write_text(reason, encoding="utf-8")
 
 
@@ -400,8 +392,8 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _name(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _one_line(error: Exception) -> str:
+    return cause_and_cure(error)[0] or f"{type(error).__name__}: {error}"
 
 
 def _process_number() -> int | None:
@@ -411,11 +403,6 @@ def _process_number() -> int | None:
 
 
 # --- the terminal ------------------------------------------------------------------------------
-
-
-def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def _say_traceback(error: Exception) -> None:

@@ -63,15 +63,9 @@ def launch_once(command: str, request: Request, task: Task) -> None:
         raise failed[0]
 
 
-def complete(line: str, command: str, shell: str) -> None:
-    """Print the completions of `line`, a command line without the name of the command."""
-    os.environ["COMP_LINE"] = line
-    _call_hydra(["--shell-completion", f"query={shell}"], command, lambda config: None)
-
-
-def print_completion_script(shell: str) -> None:
-    """Print what a shell has to evaluate to complete `transfer`."""
-    _call_hydra(["--shell-completion", f"install={shell}"], "pretrain", lambda config: None)
+def shell_completion(action: str, command: str = "pretrain") -> None:
+    """Print a script (`install=SHELL`) or what can complete COMP_LINE (`query=SHELL`)."""
+    _call_hydra(["--shell-completion", action], command, lambda config: None)
 
 
 def compose(command: str, request: Request) -> DictConfig:

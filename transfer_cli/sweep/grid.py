@@ -18,7 +18,7 @@ from transfer_cli.config.check import check
 from transfer_cli.errors import ConfigError, TransferError
 from transfer_cli.sweep.jobs import Jobs, shared
 from transfer_cli.sweep.prepared import say_what_changes_the_data
-from transfer_cli.sweep.settings import Settings
+from transfer_cli.sweep.settings import settings_of
 
 _PARTS = ("model", "tokenizer", "data", "optimizer", "schedule", "adaptation")
 """Parts whose options are all their classes' own."""
@@ -118,7 +118,7 @@ class Grid(Planner):
         if not self.jobs.makes_runs:
             self.launch(all_jobs)
             return
-        Settings.of(configs[0].sweep)  # what is wrong there is said before anything is written
+        settings_of(configs[0].sweep)  # what is wrong there is said before anything is written
         say_what_changes_the_data(configs)
         self.launch([job.words for job in self.jobs.begin(self.folder, all_jobs)])
 

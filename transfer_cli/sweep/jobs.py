@@ -51,7 +51,6 @@ class Jobs:
         task: Its function.
         request: What was typed.
         makes_runs: Whether each job leaves a run directory, so that a sweep can be gone on with.
-        announce: Called before a job of a sweep starts.
         report: Called as soon as a job has failed, with the error where it ran in this process;
             returns the reason in one line.
         metrics: Returns what a run of a config measures, for a search that is to know whether it
@@ -61,7 +60,6 @@ class Jobs:
     command: str
     task: Task
     request: Request
-    announce: Callable[[SweepJob], None]
     report: Callable[[SweepJob, Exception | None], str]
     metrics: Callable[[DictConfig], Sequence[Metric]]
     makes_runs: bool = False
@@ -193,7 +191,7 @@ class Jobs:
         """
         if not (self.makes_runs or self.is_copy):
             self.done.append(job)
-            self.announce(job)
+            _announce(job)
             yield 0
             return
         directory = self.directory
@@ -209,7 +207,7 @@ class Jobs:
                 yield None
                 return
             self.done.append(job)
-            self.announce(job)
+            _announce(job)
             began, before = time.monotonic(), job.seconds or 0.0
             directory.write_job(replace(job, outcome=JobState.RUNNING, reason=None))
             try:
@@ -246,6 +244,10 @@ class Jobs:
         if not any(job.outcome != JobState.LEFT for job in found):
             raise SweepError(f"no job has left word in {folder}; see what its launcher wrote")
         self.done = found
+
+
+def _announce(job: SweepJob) -> None:
+    log.info("job %d: %s", job.number, " ".join(job.overrides) or "(as it is)")
 
 
 def typed_words(request: Request) -> tuple[str, ...]:

@@ -10,10 +10,11 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from transfer_cli.config.literal import quoted
+from transfer_cli.config.schema import SweepConfig
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.processes import SideBySide, visible_gpus
-from transfer_cli.sweep.settings import Settings
+from transfer_cli.sweep.settings import AUTO, settings_of
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Local(Launcher):
             )
             return []
         config = self._composed(job_overrides[0])
-        settings = Settings.of(config.sweep)
+        settings = settings_of(config.sweep)
         todo: list[SweepJob] = []
         for number, words in enumerate(job_overrides, start=initial_job_idx):
             todo.append(jobs.find(number, words, besides=[job.number for job in todo]))
@@ -67,7 +68,7 @@ class Local(Launcher):
         self,
         numbers: Sequence[int],
         all_words: Sequence[Sequence[str]],
-        settings: Settings | None = None,
+        settings: SweepConfig | None = None,
     ) -> None:
         for number, words in zip(numbers, all_words, strict=True):
             config = self._composed(words)
@@ -80,17 +81,23 @@ class Local(Launcher):
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",
             )
-            if settings and settings.stops and self.jobs.done[-1].outcome == JobState.FAILED:
+            if (
+                settings
+                and settings.on_error == "stop"
+                and self.jobs.done[-1].outcome == JobState.FAILED
+            ):
                 return
 
-    def _run_apart(self, todo: Sequence[SweepJob], config: DictConfig, settings: Settings) -> None:
+    def _run_apart(
+        self, todo: Sequence[SweepJob], config: DictConfig, settings: SweepConfig
+    ) -> None:
         SideBySide(
             self.jobs,
             self._words_of,
             workers=min(side_by_side(settings, config), max(1, len(todo))),
             gpus=_gpus(config),
             gpus_each=max(1, config.devices),
-            stops=settings.stops,
+            stops=settings.on_error == "stop",
         ).run(todo)
 
     def _words_of(self, job: SweepJob) -> list[str]:
@@ -106,11 +113,13 @@ class Local(Launcher):
         return [*self.jobs.request.flags, *job.words, *hydras, f"run.dir={where}", *resume]
 
 
-def side_by_side(settings: Settings, config: DictConfig) -> int:
+def side_by_side(settings: SweepConfig, config: DictConfig) -> int:
     """Return how many jobs of a sweep run at once on this machine."""
     if not settings.isolate:
         return 1
-    return settings.workers or max(1, len(_gpus(config)) // max(1, config.devices))
+    if settings.workers != AUTO:
+        return int(settings.workers)
+    return max(1, len(_gpus(config)) // max(1, config.devices))
 
 
 def _gpus(config: DictConfig) -> list[str]:

@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from transfer_cli.config.flat import flat
+from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.metrics import require
 from transfer_cli.runs.atomic import write_json
@@ -29,7 +30,7 @@ from transfer_cli.sweep.grid import Planner
 from transfer_cli.sweep.jobs import names_run
 from transfer_cli.sweep.local import side_by_side
 from transfer_cli.sweep.prepared import say_what_changes_the_data
-from transfer_cli.sweep.settings import AUTO, Settings
+from transfer_cli.sweep.settings import AUTO, settings_of
 from transfer_cli.sweep.trial import open_study, trial_file
 
 if TYPE_CHECKING:
@@ -69,14 +70,14 @@ class Search(Planner):
         space = {each.get_key_element(): _distribution(each) for each in swept}
         corners = [[*fixed, *_words(low)] for low in _corners(space)]
         configs = self.composed(corners)
-        self._settings = self._directed(Settings.of(configs[0].sweep), configs[0])
+        self._settings = self._directed(settings_of(configs[0].sweep), configs[0])
         self._workers = side_by_side(self._settings, configs[0])
         self._fixed, self._space = fixed, space
         say_what_changes_the_data(configs)
         self._say_what_is_unwise()
         self._search(seed=configs[0].seed)
 
-    def _directed(self, settings: Settings, config: DictConfig) -> Settings:
+    def _directed(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
         """Return the settings with the direction in which their measure is better.
 
         Raises:
@@ -115,7 +116,7 @@ class Search(Planner):
                 self.launch([job.words for job in batch])
             finally:
                 failed = [self._tell(study, job.number) for job in batch]
-            if settings.stops and any(failed):
+            if settings.on_error == "stop" and any(failed):
                 break
         self._say_best(study)
 
@@ -123,7 +124,8 @@ class Search(Planner):
 
     @property
     def _file(self) -> Path:
-        return self._settings.study or self.folder / STUDY
+        study = self._settings.study
+        return Path(study).expanduser() if study else self.folder / STUDY
 
     def _open(self, seed: int) -> "Study":
         """Return the study, new or as it was left.

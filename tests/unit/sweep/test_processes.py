@@ -88,7 +88,7 @@ def test_a_job_that_is_told_to_stop_before_it_can_hear_was_stopped(tmp_path, mon
 
     monkeypatch.setattr(processes.subprocess, "Popen", deaf)
     jobs = Jobs(
-        "pretrain", Recorder(), parse([]), print, print, lambda config: (), makes_runs=True,
+        "pretrain", Recorder(), parse([]), print, lambda config: (), makes_runs=True,
         sweep_dir=tmp_path,
     )  # fmt: skip
     side = SideBySide(jobs, lambda job: [], workers=1, gpus=[], gpus_each=1, stops=False)
