@@ -106,7 +106,7 @@ def test_a_config_that_is_not_utf8(capsys, tmp_path):
 
     err = refusal(capsys, "finetune", "--config-dir", "own", "model=own")
 
-    assert "own/model/own.yaml, line 2: not UTF-8 (byte 0xe9)" in err
+    assert "own/model/own.yaml: line 2 is not UTF-8 (byte 0xE9)" in err
 
 
 @pytest.mark.parametrize(

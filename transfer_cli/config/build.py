@@ -64,11 +64,6 @@ def import_plugins(packages: Iterable[str]) -> None:
         _import(package, f"--plugin {package}")
 
 
-def trusted_packages() -> tuple[str, ...]:
-    """Return the packages whose classes a config may name."""
-    return (*TRUSTED, *sorted(_plugins))
-
-
 def build(
     node: Mapping[str, Any] | DictConfig | None,
     key: str,
@@ -167,8 +162,7 @@ def _find(target: Any, key: str) -> type:
     """Import the class that `target` names, if it is trusted by name and by place of definition."""
     if not _is_dotted_name(target):
         raise ConfigError(f"{key}.{TARGET}: expected package.module.Class, got {_shown(target)}")
-    if not _is_trusted(target):
-        raise ConfigError(_not_trusted(target, key))
+    check_trusted(target, key)
     module_name, _, name = target.rpartition(".")
     module = _import(module_name, key)
     member = getattr(module, name, None)
@@ -178,8 +172,7 @@ def _find(target: Any, key: str) -> type:
     if not isinstance(member, type):
         raise ConfigError(f"{key}: {target} is not a class")
     # A trusted module may import untrusted things; what counts is where the class was written.
-    if not _is_trusted(_path(member)):
-        raise ConfigError(_not_trusted(_path(member), key))
+    check_trusted(_path(member), key)
     return member
 
 
@@ -213,16 +206,19 @@ def _is_dotted_name(target: Any) -> bool:
     return all(part.isidentifier() and not keyword.iskeyword(part) for part in target.split("."))
 
 
-def _is_trusted(path: str) -> bool:
-    return any(path.startswith(f"{package}.") for package in trusted_packages())
+def check_trusted(path: str, key: str) -> None:
+    """Refuse a class of a package that no config may name.
 
-
-def _not_trusted(path: str, key: str) -> str:
+    Raises:
+        ConfigError: The message begins with `key`.
+    """
+    if path.startswith(tuple(f"{package}." for package in (*TRUSTED, *_plugins))):
+        return
     package = path.partition(".")[0]
     if package == __name__.partition(".")[0]:
         known = ", ".join(name for name in TRUSTED if name.startswith(package))
-        return f"{key}: {path} is nothing that a config may build; that is in {known}"
-    return (
+        raise ConfigError(f"{key}: {path} is nothing that a config may build; that is in {known}")
+    raise ConfigError(
         f"{key}: {path} is not trusted. Name your package with --plugin to trust it"
         f" (--plugin {package})"
     )
@@ -301,8 +297,10 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         return _convert_literal(value, get_args(hint), key)
     if isinstance(value, Mapping) and TARGET in value:
         return _construct(value, key, origin or hint, {})
-    if hint in (Any, inspect.Parameter.empty, object) or isinstance(hint, TypeVar):
-        return _convert_untyped(value, key)
+    if hint in (Any, object) or isinstance(hint, TypeVar):
+        if not isinstance(value, Mapping | list):
+            return value
+        hint = type(value)  # nodes in it are built as well
     container = origin if isinstance(origin, type) else hint
     if _is_container(container):
         return _convert_container(value, container, get_args(hint), key)
@@ -318,14 +316,6 @@ def _is_container(kind: Any) -> bool:
     return kind.__module__ in ("builtins", "collections.abc") and issubclass(kind, Iterable)
 
 
-def _convert_untyped(value: Any, key: str) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _convert(item, Any, f"{key}.{name}") for name, item in value.items()}
-    if isinstance(value, list):
-        return [_convert(item, Any, f"{key}.{place}") for place, item in enumerate(value)]
-    return value
-
-
 def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
     if value is None and types.NoneType in choices:
         return None
@@ -335,8 +325,7 @@ def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
     if isinstance(value, Mapping) and TARGET in value:
         return _construct(value, key, Union[choices], {})  # noqa: UP007 - of a list
     # An int stays an int in `float | int`, whichever comes first.
-    exact = [choice for choice in choices if choice is type(value)]
-    for choice in (*exact, *choices):
+    for choice in sorted(choices, key=lambda choice: choice is not type(value)):
         try:
             return _convert(value, choice, key)
         except ConfigError:
@@ -388,9 +377,7 @@ def _convert_plain(value: Any, hint: Any, key: str) -> Any:
             raise ConfigError(f"{key}: is too large for a number") from error
     if hint is Path and isinstance(value, str):
         return Path(value)
-    if isinstance(value, bool) and hint is not bool and _is_class(hint):
-        raise ConfigError(f"{key}: expected {_a(hint)}, got {_shown(value)}")
-    if _fits(value, hint):
+    if _fits(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     cure = f". Write {int(value)}" if hint is int and is_number and value % 1 == 0 else ""
     if hint is str and is_number:
@@ -401,11 +388,8 @@ def _convert_plain(value: Any, hint: Any, key: str) -> Any:
 # --- kinds -------------------------------------------------------------------------------------
 
 
-def _is_class(kind: Any) -> bool:
-    """Return whether instances of `kind` can be recognised."""
-    if kind is Any or not isinstance(kind, type):
-        return False
-    return not getattr(kind, "_is_protocol", False)
+def _is_protocol(kind: Any) -> bool:
+    return getattr(kind, "_is_protocol", False)
 
 
 def _may_be(maker: type, kind: Any) -> bool:
@@ -415,22 +399,21 @@ def _may_be(maker: type, kind: Any) -> bool:
     """
     if get_origin(kind) in (Union, types.UnionType):
         return any(_may_be(maker, choice) for choice in get_args(kind))
-    if getattr(kind, "_is_protocol", False):
+    if _is_protocol(kind):
         methods = [name for name, member in vars(kind).items() if inspect.isfunction(member)]
         wanted = [name for name in methods if name == "__call__" or not name.startswith("_")]
         return all(any(name in vars(base) for base in maker.__mro__) for name in wanted)
     kind = get_origin(kind) or kind
-    return issubclass(maker, kind) if _is_class(kind) else True
+    return issubclass(maker, kind) if isinstance(kind, type) and kind is not Any else True
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    if kind is types.NoneType:
-        return value is None
-    if _is_class(kind):
-        return isinstance(value, kind)
-    if get_origin(kind) is Callable or getattr(kind, "_is_protocol", False):
+    if _is_protocol(kind) or get_origin(kind) is Callable:
         return callable(value)
-    return True
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a kind that has no instances, such as `type[Module]`
+        return True
 
 
 def _a(kind: Any) -> str:

@@ -1,13 +1,11 @@
-"""Says in one line what is wrong with a command line or a user's YAML file.
+"""Explains in one line what is wrong with a command line or a user's YAML file.
 
-Hydra and OmegaConf know what went wrong, but say it over several lines, in terms of their own, and
-leave out the cure.
+Hydra and OmegaConf report it over several lines, in their own terms, and without a cure.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -25,8 +23,8 @@ from omegaconf.errors import (
 
 from transfer_cli.config import describe
 from transfer_cli.config.flags import Request, quoted
-from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import nearest
+from transfer_cli.safe_files import UnreadableError, read_text
 
 Compose = Callable[[Request], DictConfig]
 
@@ -53,6 +51,7 @@ _OF_HYDRA = {
     r"Did you mean to override .+?\?\nTo append to your default list use \+(.+)": (
         r"\1: nothing is chosen there yet; write +\1"
     ),
+    r"Could not override '(.+?)'\. No match in the defaults list": r"\1: {command} takes none",
     r"Could not delete '(.+?)'\. No match in the defaults list": r"~\1: nothing is chosen there",
     r"Could not delete from config\. '(.+?)' does not exist": r"~\1: no such key",
     r"Additional config directory '(.+?)' not found": r"--config-dir: there is no folder \1",
@@ -61,7 +60,7 @@ _OF_HYDRA = {
         "in quotes"
     ),
 }
-"""What Hydra says, and what we say instead."""
+"""What Hydra says, and what we say instead; the first that matches."""
 
 
 def explain(error: Exception, command: str, request: Request, compose: Compose) -> str:
@@ -74,14 +73,12 @@ def explain(error: Exception, command: str, request: Request, compose: Compose) 
         compose: Composes the command's config for another request, for comparison.
     """
     cause = _cause(error)
-    if isinstance(cause, yaml.MarkedYAMLError):
+    if isinstance(cause, yaml.YAMLError):
         return _broken_yaml(cause)
-    if isinstance(cause, yaml.reader.ReaderError):
-        return f"{cause.name}: broken YAML: character #x{cause.character:04x} is not allowed"
     if isinstance(cause, UnicodeDecodeError):
-        return _not_utf8(cause, request)
+        return _not_utf8(request)
     if isinstance(error, OverrideParseException):
-        return _broken_override(error)
+        return _broken_override(error.override)
     if isinstance(error, MissingConfigException):
         return _missing_config(error, command, request)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
@@ -111,66 +108,57 @@ def _where(error: Exception) -> str:
 # --- files -------------------------------------------------------------------------------------
 
 
-def _broken_yaml(error: yaml.MarkedYAMLError) -> str:
-    mark = error.problem_mark or error.context_mark
+def _broken_yaml(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
+        return f"{getattr(error, 'name', 'a config')}: broken YAML: {_first_line(error)}"
     problem = str(error.problem or error.context).replace("\t", "a tab")
-    if mark is None:
-        return f"broken YAML: {problem}"
     return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: broken YAML: {problem}"
 
 
-def _not_utf8(error: UnicodeDecodeError, request: Request) -> str:
+def _not_utf8(request: Request) -> str:
     for file in sorted(request.config_dir.rglob("*.yaml")) if request.config_dir else []:
-        raw = file.read_bytes()
         try:
-            raw.decode()
-        except UnicodeDecodeError as found:
-            line = raw[: found.start].count(b"\n") + 1
-            return f"{file}, line {line}: not UTF-8 (byte 0x{raw[found.start]:02x})"
-    return f"a config is not UTF-8: {error.reason}"
+            read_text(file)
+        except UnreadableError as found:
+            return f"{file}: {found}"
+    return "a config is not UTF-8"
 
 
 def _missing_config(error: MissingConfigException, command: str, request: Request) -> str:
     text = str(error)
-    option = re.search(r"Could not find '(.+)'", text)
-    listed = text.partition("Available options in")[2].partition("Config search path")[0]
-    options = re.findall(r"^\t(.+)$", listed, re.MULTILINE)
-    group, _, name = option[1].rpartition("/") if option else ("", "", "")
-    if option and option[1].startswith("experiment/"):
-        # Experiments lie in folders, of which Hydra lists one at most.
-        group, _, name = option[1].partition("/")
-        options = _experiments(request)
-    if loaded := re.search(r"Could not load '(.+)/([^/]+)'", text):
-        group, name = loaded[1], loaded[2]
-        found = describe.options(request.config_dir)
-        options = [each.name for each in found if each.group == group]
-    if options:
-        close = nearest(name, options)
-        typed = loaded or any(word.rpartition("=")[2] == name for word in request.overrides)
-        where = "" if typed else _where(error)
-        return f"{group}={name}: no such option{where}.{close} There are {', '.join(options)}"
-    if "primary config" in text:
+    found = re.search(r"Could not (?:find|load) '(.+)'", text)
+    if found is None:
+        if "primary config" not in text:
+            return _first_line(error)
         name = error.missing_cfg_file or "?"
         return f"--config-name: there is no {name}.yaml in conf/ or in --config-dir"
-    if option:
-        return f"{option[1]}: there is no such config; see `transfer {command} --help`"
-    return _first_line(error)
-
-
-def _experiments(request: Request) -> list[str]:
-    """Return the names of all experiments, as people type them."""
-    roots = [conf_dir() / "experiment"]
-    if request.config_dir is not None:
-        roots.append(Path(request.config_dir) / "experiment")
-    files = [(root, file) for root in roots for file in sorted(root.rglob("*.yaml"))]
-    return [file.relative_to(root).with_suffix("").as_posix() for root, file in files]
+    known = [
+        each
+        for each in describe.options(request.config_dir)
+        if found[1].startswith(f"{each.group}/")
+    ]
+    hydras = found[1].rpartition("/")[0]
+    group = max((each.group for each in known), key=len, default=hydras)
+    name = found[1].removeprefix(f"{group}/")
+    options = dict.fromkeys(each.name for each in known if each.group == group)
+    if not options:
+        listed = text.partition("Available options in")[2].partition("Config search path")[0]
+        options = dict.fromkeys(re.findall(r"^\t(.+)$", listed, re.MULTILINE))
+    if not options:
+        return f"{found[1]}: there is no such config; see `transfer {command} --help`"
+    typed = any(word.rpartition("=")[2] == name for word in request.overrides)
+    where = "" if typed else _where(error)
+    return (
+        f"{group}={name}: no such option{where}.{nearest(name, options)} "
+        f"There are {', '.join(options)}"
+    )
 
 
 # --- overrides ---------------------------------------------------------------------------------
 
 
-def _broken_override(error: OverrideParseException) -> str:
-    override = error.override
+def _broken_override(override: str) -> str:
     if "=" not in override:
         return (
             f"{override}: expected KEY=VALUE or a flag; a value with a space is written in quotes, "
@@ -257,18 +245,13 @@ def _composition(error: Exception, command: str, request: Request, compose: Comp
     text = str(error)
     for pattern, said in _OF_HYDRA.items():
         if found := re.search(pattern, text):
-            return found.expand(said)
-    if found := re.search(r"Could not override '(.+?)'\. No match in the defaults list", text):
-        return f"{found[1]}: {command} takes none"
+            return found.expand(said.format(command=command))
     if found := re.search(r"but config group '(.+?)' does not exist", text):
-        return f"{found[1]}: no such group.{_close_group(found[1], compose)}"
+        close = nearest(found[1], map(str, compose(Request())))
+        return f"{found[1]}: no such group.{close}"
     if "Config group override must be a string or a list" in text:
         return _null_group(request)
     return _first_line(error)
-
-
-def _close_group(group: str, compose: Compose) -> str:
-    return nearest(group, [str(name) for name in _compose_without("", Request(), compose)])
 
 
 def _null_group(request: Request) -> str:

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.config.build import TARGET, trusted_packages
+from transfer_cli.config.build import TARGET, check_trusted
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError
 
@@ -81,14 +81,9 @@ def _plain(node: Any) -> dict[str, Any]:
 
 
 def _check(node: Any, key: str) -> None:
-    trusted = (_HYDRAS_OWN, *(f"{package}." for package in trusted_packages()))
     for name, target in _nodes(node):
-        if name == TARGET and not str(target).startswith(trusted):
-            package = str(target).partition(".")[0]
-            raise ConfigError(
-                f"{key}: {target} is not trusted. Name your package with --plugin to trust it "
-                f"(--plugin {package}), or leave it out"
-            )
+        if name == TARGET and not str(target).startswith(_HYDRAS_OWN):
+            check_trusted(str(target), key)
 
 
 def _refuse_interpolations(node: Any, key: str) -> None:
