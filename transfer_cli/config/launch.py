@@ -68,20 +68,19 @@ def shell_completion(action: str, command: str = "pretrain") -> None:
     _call_hydra(["--shell-completion", action], command, lambda config: None)
 
 
-def compose(command: str, request: Request) -> DictConfig:
+def compose(command: str, request: Request, *, return_hydra_config: bool = False) -> DictConfig:
     """Return the config of `command` that `request` asks for, to look at.
 
     Raises:
         Exception: Whatever Hydra raises when it does not compose.
     """
     schema.register()
-    searched = []
+    overrides = list(request.overrides)
     if request.config_dir is not None:
-        searched = [f"hydra.searchpath=[file://{request.config_dir.resolve()}]"]
+        overrides.append(f"hydra.searchpath=[file://{request.config_dir.resolve()}]")
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
-        overrides = [*request.overrides, *searched]
-        return hydra.compose(request.config_name or command, overrides=overrides)
+        return hydra.compose(request.config_name or command, overrides, return_hydra_config)
 
 
 def _call_hydra(arguments: list[str], command: str, task: Task) -> None:
