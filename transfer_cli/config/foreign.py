@@ -41,13 +41,12 @@ def check_config_dir(
     version.setbase(version_base)
     settings = _composed(folder, command, overrides).hydra
     for name, node in _plain(settings.callbacks).items():
-        _check(node, f"hydra.callbacks.{name}")
-        _refuse_interpolations(node, f"hydra.callbacks.{name}")
+        _check(node, f"hydra.callbacks.{name}", written_out=True)
     for part in ("launcher", "sweeper"):
         # Hydra looks at the class itself: it must be that of an installed plugin.
         for name, node in _plain(settings[part]).items():
             if name != TARGET:
-                _check(node, f"hydra.{part}.{name}")
+                _check(node, f"hydra.{part}.{name}", written_out=False)
 
 
 def check_environment() -> None:
@@ -80,17 +79,13 @@ def _plain(node: Any) -> dict[str, Any]:
     return {str(name): each for name, each in found.items()}
 
 
-def _check(node: Any, key: str) -> None:
-    for name, target in _nodes(node):
-        if name == TARGET and not str(target).startswith(_HYDRAS_OWN):
-            check_trusted(str(target), key)
-
-
-def _refuse_interpolations(node: Any, key: str) -> None:
-    # What one stands for may be another thing later.
-    for _, text in _nodes(node):
-        if isinstance(text, str) and "${" in text:
-            raise ConfigError(f"{key}: {text!r} must be written out")
+def _check(node: Any, key: str, *, written_out: bool) -> None:
+    for name, value in _nodes(node):
+        if name == TARGET and not str(value).startswith(_HYDRAS_OWN):
+            check_trusted(str(value), key)
+        # What an interpolation stands for may be another thing later.
+        if written_out and isinstance(value, str) and "${" in value:
+            raise ConfigError(f"{key}: {value!r} must be written out")
 
 
 def _nodes(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:

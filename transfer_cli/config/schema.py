@@ -370,14 +370,16 @@ SWEEPERS = "hydra_plugins.transfer"
 
 
 @dataclass
-class SearchConfig:
-    """The sweeper that searches ranges of values by Optuna; `sweep.*` has its settings.
+class SweeperConfig:
+    """One of our sweepers; `sweep.*` has its settings.
 
     Args:
+        max_batch_size: How many jobs are handed to the launcher at once; None: all.
         params: Overrides beyond those that are typed, which win.
     """
 
-    _target_: str = f"{SWEEPERS}.Search"
+    _target_: str
+    max_batch_size: int | None = None
     params: dict[str, str] | None = None
 
 
@@ -386,4 +388,4 @@ def register() -> None:
     store = ConfigStore.instance()
     for command, node in COMMANDS.items():
         store.store(group="schema", name=command, node=node)
-    store.store(group="hydra/sweeper", name="search", node=SearchConfig)
+    store.store(group="hydra/sweeper", name="search", node=SweeperConfig(f"{SWEEPERS}.Search"))

@@ -6,39 +6,19 @@ to Hydra: what it calls `basic` is then ours, which everybody gets who chooses n
 """
 
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
+from transfer_cli.config.build import TARGET
 from transfer_cli.config.schema import SWEEPERS as PACKAGE
+from transfer_cli.config.schema import SweeperConfig
 from transfer_cli.sweep.grid import Grid
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.local import Local
 from transfer_cli.sweep.search import Search
-
-
-@dataclass
-class LocalConfig:
-    """The launcher of jobs on this machine; `sweep.*` has its settings."""
-
-    _target_: str = f"{PACKAGE}.Local"
-
-
-@dataclass
-class GridConfig:
-    """The sweeper over every combination of values.
-
-    Args:
-        max_batch_size: How many jobs are handed to the launcher at once; None: all.
-        params: Overrides beyond those that are typed, which win.
-    """
-
-    _target_: str = f"{PACKAGE}.Grid"
-    max_batch_size: int | None = None
-    params: dict[str, str] | None = None
 
 
 def register(jobs: Jobs) -> None:
@@ -55,8 +35,8 @@ def register(jobs: Jobs) -> None:
         setattr(module, kind.__name__, kind)
         plugins.register(kind)
     store = ConfigStore.instance()
-    store.store(group="hydra/launcher", name="basic", node=LocalConfig)
-    store.store(group="hydra/sweeper", name="basic", node=GridConfig)
+    store.store(group="hydra/launcher", name="basic", node={TARGET: f"{PACKAGE}.Local"})
+    store.store(group="hydra/sweeper", name="basic", node=SweeperConfig(f"{PACKAGE}.Grid"))
 
 
 def _module() -> ModuleType:
