@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config.schema import COMMANDS
-from transfer_cli.errors import ConfigError, above_zero, at_least, nearest, one_of
+from transfer_cli.errors import ConfigError, at_least, nearest, one_of
 from transfer_cli.lengths import Length
 
 
@@ -61,8 +61,8 @@ def check_training(config: DictConfig) -> None:
         "loop.clip": loop.clip,
         "checkpoint.minutes": config.checkpoint.minutes,
     }.items():
-        if amount is not None:
-            above_zero(f"{key}:", amount, ConfigError)
+        if amount is not None and not amount > 0:
+            raise ConfigError(f"{key}: must be above 0, got {amount}")
     at_least("checkpoint.keep:", config.checkpoint.keep, 0, ConfigError)
     for key, text in {
         "loop.evaluate_every": loop.evaluate_every,

@@ -4,14 +4,11 @@ Hydra and OmegaConf report it over several lines, in their own terms, and withou
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -25,8 +22,6 @@ from transfer_cli.config import describe
 from transfer_cli.config.flags import Request, quoted
 from transfer_cli.errors import nearest
 from transfer_cli.safe_files import UnreadableError, read_text
-
-Compose = Callable[[Request], DictConfig]
 
 _TYPES = {
     "Integer": "a whole number",
@@ -63,14 +58,13 @@ _OF_HYDRA = {
 """What Hydra says, and what we say instead; the first that matches."""
 
 
-def explain(error: Exception, command: str, request: Request, compose: Compose) -> str:
+def explain(error: Exception, command: str, request: Request) -> str:
     """Return one line: the key or file, what was found there, what to do.
 
     Args:
-        error: What Hydra raised.
-        command: The command whose config was composed.
+        error: What Hydra raised while it composed the config of `command`.
+        command: The name of the command.
         request: What was typed.
-        compose: Composes the command's config for another request, for comparison.
     """
     cause = _cause(error)
     if isinstance(cause, yaml.YAMLError):
@@ -82,10 +76,10 @@ def explain(error: Exception, command: str, request: Request, compose: Compose) 
     if isinstance(error, MissingConfigException):
         return _missing_config(error, command, request)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        return _unknown_key(cause, error, request, compose)
+        return _unknown_key(cause, error, request)
     if isinstance(cause, OmegaConfBaseException):
         return _wrong_value(cause, error)
-    return _composition(error, command, request, compose)
+    return _composition(error, command, request)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -170,54 +164,22 @@ def _broken_override(override: str) -> str:
     )
 
 
-def _unknown_key(
-    cause: OmegaConfBaseException, error: Exception, request: Request, compose: Compose
-) -> str:
+def _unknown_key(cause: OmegaConfBaseException, error: Exception, request: Request) -> str:
     typed = re.search(r"Could not override '(.+?)'", str(error))
-    key = typed[1] if typed else str(cause.full_key)
-    config = _compose_without(key, request, compose)
-    parent, name, choices = _first_unknown(key, config)
-    where = _where(error)
-    if not name:  # it is there with what the command has by default
-        return f"{key}: no such key with every option that is swept; leave it out, or the option"
+    key, where = (typed[1] if typed else cause.full_key), _where(error)
+    parent = str(cause.full_key).rpartition(".")[0]
+    known = map(str, cause.parent_node) if OmegaConf.is_dict(cause.parent_node) else ()
+    choices = [name for name in known if not name.startswith("_") and name != "hydra"]
     inside = f" in {parent}" if parent else ""
-    close = nearest(name, choices)
+    close = nearest(str(cause.key), choices)
+    if not close and request.multirun and "," in str(request.value_of(parent)):
+        return f"{key}: no such key with every option that is swept; leave it out, or the option"
     if close or not parent or not choices:
         return f"{key}: no such key{inside}{where}.{close}"
     return (
         f"{key}: no such key{inside}{where}. There are {', '.join(choices)}; "
         f"an option that the preset leaves out is given as +{key}=VALUE"
     )
-
-
-def _first_unknown(key: str, config: DictConfig) -> tuple[str, str, list[str]]:
-    """Return the node that lacks the next part of `key`, that part, and what it has instead."""
-    parent = ""
-    node: Any = config
-    for name in re.split(r"[./]", key.partition("@")[0]):
-        if not OmegaConf.is_dict(node):
-            return parent, name, []
-        if name not in node:
-            return parent, name, [str(each) for each in node if not str(each).startswith("_")]
-        node = None if OmegaConf.is_missing(node, name) else node[name]
-        parent = f"{parent}.{name}" if parent else name
-    return parent, "", []
-
-
-def _compose_without(key: str, request: Request, compose: Compose) -> DictConfig:
-    """Compose without the overrides of `key`; with less where that fails too."""
-    others = [word for word in request.overrides if word.lstrip("+~").split("=")[0] != key]
-    groups = [word for word in others if "." not in word.split("=")[0]]
-    for fewer in (
-        replace(request, overrides=tuple(others)),
-        replace(request, overrides=tuple(groups)),
-        replace(request, overrides=()),
-    ):
-        try:
-            return compose(fewer)
-        except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError):
-            continue
-    return compose(Request())
 
 
 def _wrong_value(cause: OmegaConfBaseException, error: Exception) -> str:
@@ -241,14 +203,14 @@ def _wrong_value(cause: OmegaConfBaseException, error: Exception) -> str:
     return f"{key}{found}{where}"
 
 
-def _composition(error: Exception, command: str, request: Request, compose: Compose) -> str:
+def _composition(error: Exception, command: str, request: Request) -> str:
     text = str(error)
     for pattern, said in _OF_HYDRA.items():
         if found := re.search(pattern, text):
             return found.expand(said.format(command=command))
     if found := re.search(r"but config group '(.+?)' does not exist", text):
-        close = nearest(found[1], map(str, compose(Request())))
-        return f"{found[1]}: no such group.{close}"
+        groups = {each.group for each in describe.options(request.config_dir)}
+        return f"{found[1]}: no such group.{nearest(found[1], sorted(groups))}"
     if "Config group override must be a string or a list" in text:
         return _null_group(request)
     return _first_line(error)

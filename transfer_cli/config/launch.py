@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import hydra
@@ -129,7 +128,7 @@ def _hydra_errors(command: str, request: Request) -> Iterator[None]:
         if left.code:
             raise ConfigError("Hydra could not show that; see its line above") from left
     except Exception as error:
-        raise ConfigError(explain(error, command, request, partial(compose, command))) from error
+        raise ConfigError(explain(error, command, request)) from error
 
 
 def _hydra_settings(request: Request, sweep_dir: Path | None) -> dict[str, str]:

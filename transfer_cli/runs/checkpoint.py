@@ -172,7 +172,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def at(folder: Path, step: int) -> Checkpoint:
-    """Return the checkpoint of a step, which has been looked at."""
+    """Return the checkpoint of a step, which another process has verified."""
     return Checkpoint(folder / name(step), step)
 
 

@@ -44,36 +44,37 @@ class Local(Launcher):
         if not job_overrides:
             return []
         setup_globals()
-        jobs = self.jobs
-        if not jobs.makes_runs:
-            self._run_here(
-                range(initial_job_idx, initial_job_idx + len(job_overrides)), job_overrides
-            )
+        numbered = list(enumerate(job_overrides, start=initial_job_idx))
+        if not self.jobs.makes_runs:
+            self._run_here([SweepJob(number, (), tuple(words)) for number, words in numbered])
             return []
         config = self._composed(job_overrides[0])
         settings = settings_of(config.sweep)
         todo: list[SweepJob] = []
-        for number, words in enumerate(job_overrides, start=initial_job_idx):
-            todo.append(jobs.find(number, words, besides=[job.number for job in todo]))
-        if settings.isolate:
-            self._run_apart(todo, config, settings)
-        else:
-            self._run_here([job.number for job in todo], [job.words for job in todo], settings)
+        for number, words in numbered:
+            todo.append(self.jobs.find(number, words, besides=[job.number for job in todo]))
+        stops = settings.on_error == "stop"
+        if not settings.isolate:
+            self._run_here(todo, stops=stops)
+            return []
+        SideBySide(
+            self.jobs,
+            self._words_of,
+            workers=min(side_by_side(settings, config), max(1, len(todo))),
+            gpus=_gpus(config),
+            gpus_each=max(1, config.devices),
+            stops=stops,
+        ).run(todo)
         return []
 
     def _composed(self, words: Sequence[str]) -> DictConfig:
         return self._context.config_loader.load_sweep_config(self._config, list(words))
 
-    def _run_here(
-        self,
-        numbers: Sequence[int],
-        all_words: Sequence[Sequence[str]],
-        settings: SweepConfig | None = None,
-    ) -> None:
-        for number, words in zip(numbers, all_words, strict=True):
-            config = self._composed(words)
+    def _run_here(self, todo: Sequence[SweepJob], *, stops: bool = False) -> None:
+        for job in todo:
+            config = self._composed(job.words)
             with open_dict(config):
-                config.hydra.job.id = config.hydra.job.num = number
+                config.hydra.job.id = config.hydra.job.num = job.number
             run_job(
                 hydra_context=self._context,
                 task_function=self._task,
@@ -81,24 +82,8 @@ class Local(Launcher):
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",
             )
-            if (
-                settings
-                and settings.on_error == "stop"
-                and self.jobs.done[-1].outcome == JobState.FAILED
-            ):
+            if stops and self.jobs.done[-1].outcome == JobState.FAILED:
                 return
-
-    def _run_apart(
-        self, todo: Sequence[SweepJob], config: DictConfig, settings: SweepConfig
-    ) -> None:
-        SideBySide(
-            self.jobs,
-            self._words_of,
-            workers=min(side_by_side(settings, config), max(1, len(todo))),
-            gpus=_gpus(config),
-            gpus_each=max(1, config.devices),
-            stops=settings.on_error == "stop",
-        ).run(todo)
 
     def _words_of(self, job: SweepJob) -> list[str]:
         typed: Any = self.jobs.request.overrides
@@ -119,7 +104,8 @@ def side_by_side(settings: SweepConfig, config: DictConfig) -> int:
         return 1
     if settings.workers != AUTO:
         return int(settings.workers)
-    return max(1, len(_gpus(config)) // max(1, config.devices))
+    devices: int = max(1, config.devices)
+    return max(1, len(_gpus(config)) // devices)
 
 
 def _gpus(config: DictConfig) -> list[str]:

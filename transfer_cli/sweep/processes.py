@@ -10,10 +10,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 import transfer_cli
 from transfer_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PRUNED, EXIT_STOPPED, StoppedError
@@ -41,6 +40,7 @@ class _Running:
     stack: contextlib.ExitStack
 
 
+@dataclass
 class SideBySide:
     """Runs jobs of a sweep as commands of their own.
 
@@ -48,30 +48,22 @@ class SideBySide:
         jobs: The sweep.
         words_of: Returns the command line of a job, without the command itself.
         workers: How many run at once.
-        gpus: The GPUs of this machine, dealt out to the workers in turn; empty without any.
+        gpus: The GPUs of this machine, assigned to the workers in turn; empty without any.
         gpus_each: How many a job takes.
         stops: Whether a failed job ends the sweep.
     """
 
-    def __init__(
-        self,
-        jobs: Jobs,
-        words_of: Callable[[SweepJob], list[str]],
-        *,
-        workers: int,
-        gpus: Sequence[str],
-        gpus_each: int,
-        stops: bool,
-    ) -> None:
-        self._jobs = jobs
-        self._words_of = words_of
-        self._slots = deque(range(workers))
-        self._workers = workers
-        self._gpus = gpus
-        self._gpus_each = gpus_each
-        self._stops = stops
-        self._running: list[_Running] = []
-        self._told: int | None = None
+    jobs: Jobs
+    words_of: Callable[[SweepJob], list[str]]
+    workers: int
+    gpus: Sequence[str]
+    gpus_each: int
+    stops: bool
+    _running: list[_Running] = field(default_factory=list)
+    _told: int | None = None
+
+    def __post_init__(self) -> None:
+        self._slots = deque(range(self.workers))
 
     def run(self, todo: Sequence[SweepJob]) -> None:
         """Run jobs, and come back when all have ended.
@@ -99,40 +91,34 @@ class SideBySide:
             raise KeyboardInterrupt(text) if self._told == signal.SIGINT else StoppedError(text)
 
     def _is_over(self) -> bool:
-        failed = any(job.outcome == JobState.FAILED for job in self._jobs.done)
-        return self._told is not None or (self._stops and failed)
+        failed = any(job.outcome == JobState.FAILED for job in self.jobs.done)
+        return self._told is not None or (self.stops and failed)
 
     # --- one job -------------------------------------------------------------------------------
 
     def _start(self, job: SweepJob) -> None:
         stack = contextlib.ExitStack()
-        claim = stack.enter_context(self._jobs.at_work(job))
+        claim = stack.enter_context(self.jobs.at_work(job))
         if claim is None:
             stack.close()
             return
         slot = self._slots.popleft()
-        reason = self._jobs.directory.path / f".job-{job.number}.reason"
+        reason = self.jobs.directory.path / f".job-{job.number}.reason"
         reason.unlink(missing_ok=True)
-        command = [sys.executable, "-P", "-m", "transfer_cli", self._jobs.command]
+        command = [sys.executable, "-P", "-m", "transfer_cli", self.jobs.command]
+        output = None  # one job at a time has the terminal, several write to files
+        if self.workers > 1:
+            output = stack.enter_context(self.jobs.directory.log(job.number).open("ab"))
         process = subprocess.Popen(  # noqa: S603 - our own command, with what the user typed
-            [*command, "--job", str(reason), *self._words_of(job)],
-            env=environment_of(slot, self._workers, self._gpus, self._gpus_each),
+            [*command, "--job", str(reason), *self.words_of(job)],
+            env=environment_of(slot, self.workers, self.gpus, self.gpus_each),
             stdin=subprocess.DEVNULL,
-            stdout=stack.enter_context(self._output(job)),
-            stderr=subprocess.STDOUT if self._workers > 1 else None,
+            stdout=output,
+            stderr=subprocess.STDOUT if self.workers > 1 else None,
             # It holds the job as long as it lives, whatever becomes of this process.
             pass_fds=(claim,),
         )
         self._running.append(_Running(job, process, slot, reason, stack))
-
-    @contextlib.contextmanager
-    def _output(self, job: SweepJob) -> Iterator[IO[bytes] | None]:
-        """Give a single job the terminal; have several write to files, side by side."""
-        if self._workers == 1:
-            yield None
-            return
-        with self._jobs.directory.log(job.number).open("ab") as file:
-            yield file
 
     def _collect(self, left: int) -> None:
         """Take note of the jobs that have ended since the last look."""
@@ -148,21 +134,21 @@ class SideBySide:
             each.stack.close()
             each.reason.unlink(missing_ok=True)
             if job.outcome == JobState.FAILED:
-                self._jobs.report(job, None)
+                self.jobs.report(job, None)
             self._say_where_it_stands(job, left)
 
     def _say_where_it_stands(self, job: SweepJob, left: int) -> None:
-        seconds = [
-            each.seconds
-            for each in self._jobs.done
-            if each.seconds and each.outcome == JobState.DONE
-        ]
         todo = left + len(self._running)
         if not todo or self._told is not None:
             return
+        seconds = [
+            each.seconds
+            for each in self.jobs.done
+            if each.seconds and each.outcome == JobState.DONE
+        ]
         guess = ""
         if seconds:
-            rest = sum(seconds) / len(seconds) * todo / min(self._workers, todo)
+            rest = sum(seconds) / len(seconds) * todo / min(self.workers, todo)
             guess = f", about {_as_time(rest)} to go"
         ended = "" if job.outcome == JobState.FAILED else f"job {job.number} {job.outcome}; "
         log.info("%s%d left%s", ended, todo, guess)
