@@ -152,15 +152,15 @@ def _maker(node: Mapping[str, Any], key: str, kind: Any) -> type:
     if not _may_be(maker, kind):
         raise ConfigError(f"{key}: expected {_a(kind)}, but {_path(maker)} makes {_a(maker)}")
     if inspect.isabstract(maker):
-        raise ConfigError(
-            f"{key}: {_path(maker)} is abstract; name one of the classes made from it"
-        )
+        raise ConfigError(f"{key}: {_path(maker)} is abstract; name one of its subclasses")
     return maker
 
 
 def _find(target: Any, key: str) -> type:
     """Import the class that `target` names, if it is trusted by name and by place of definition."""
-    if not _is_dotted_name(target):
+    parts = target.split(".") if isinstance(target, str) else []
+    names = [part for part in parts if part.isidentifier() and not keyword.iskeyword(part)]
+    if len(parts) < 2 or names != parts:
         raise ConfigError(f"{key}.{TARGET}: expected package.module.Class, got {_shown(target)}")
     check_trusted(target, key)
     module_name, _, name = target.rpartition(".")
@@ -200,12 +200,6 @@ def _siblings(module_name: str) -> str:
     return f".{close}" if close else ""
 
 
-def _is_dotted_name(target: Any) -> bool:
-    if not isinstance(target, str) or "." not in target:
-        return False
-    return all(part.isidentifier() and not keyword.iskeyword(part) for part in target.split("."))
-
-
 def check_trusted(path: str, key: str) -> None:
     """Refuse a class of a package that no config may name.
 
@@ -231,14 +225,11 @@ def _path(maker: type) -> str:
 # --- its arguments -----------------------------------------------------------------------------
 
 
-def _parameters(maker: type) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(maker).parameters
-
-
-def _options(maker: type) -> set[str]:
-    """Return the names that the constructor takes."""
+def _options(maker: type) -> dict[str, inspect.Parameter]:
+    """Return the parameters of the constructor that can be given by name."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name for name, each in _parameters(maker).items() if each.kind in kinds}
+    parameters = inspect.signature(maker).parameters
+    return {name: each for name, each in parameters.items() if each.kind in kinds}
 
 
 def _check_names(
@@ -249,11 +240,10 @@ def _check_names(
         if name in extra:
             raise ConfigError(f"{key}.{name}: is filled in when the run starts; leave it out")
     _refuse_unknown(arguments, maker, key, hidden=extra)
-    parameters = _parameters(maker)
     missing = [
         name
-        for name in _options(maker) - set(arguments) - set(extra)
-        if parameters[name].default is inspect.Parameter.empty
+        for name, parameter in _options(maker).items()
+        if name not in {**arguments, **extra} and parameter.default is inspect.Parameter.empty
     ]
     missing += [name for name, value in arguments.items() if value == "???"]
     if missing:
@@ -267,10 +257,11 @@ def _refuse_unknown(
 ) -> None:
     """Refuse arguments that the constructor does not have; name the others, but for `hidden`."""
     known = _options(maker)
-    takes_any = any(each.kind == each.VAR_KEYWORD for each in _parameters(maker).values())
+    parameters = inspect.signature(maker).parameters.values()
+    takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters)
     for name in arguments:
         if name not in known and not (takes_any and str(name).isidentifier()):
-            shown = sorted(known - set(hidden))
+            shown = sorted(known.keys() - set(hidden))
             listed = f" It has {', '.join(shown)}." if shown else " It has none."
             hint = nearest(str(name), shown) or listed
             raise ConfigError(f"{key}.{name}: {maker.__name__} has no option {name!r}.{hint}")

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum, auto
 from pathlib import Path
-from typing import Any
 
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.safe_files import UnreadableError, read_json
@@ -70,13 +69,13 @@ class SweepJob:
     """What is known of one job, here and in its file.
 
     Args:
-        number: Its place in the sweep, from 0; its run directory is called so.
-        overrides: What tells it from the other jobs.
-        words: All overrides that make it what it is.
+        number: Its place in the sweep, from 0, which is also the name of its run directory.
+        overrides: Those that tell it from the other jobs.
+        words: All of its overrides.
         outcome: What became of it.
-        reason: Why it did not get done, in one line.
-        seconds: How long it has run, as far as it has ended.
-        value: Of a trial, what it reached.
+        reason: Why it was not done, in one line.
+        seconds: How long it has run, up to its last end.
+        value: Of a trial, the measure that it reached.
     """
 
     number: int
@@ -89,11 +88,7 @@ class SweepJob:
 
 
 class SweepDirectory:
-    """The files of a sweep.
-
-    Args:
-        path: Its folder.
-    """
+    """The files of a sweep."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -145,14 +140,13 @@ class SweepDirectory:
         if not _JOB.fullmatch(path.name):
             return None
         try:
-            found: dict[str, Any] = read_json(path)
+            found = read_json(path)
             known = {name: found[name] for name in SweepJob.__dataclass_fields__ if name in found}
             lists = {name: tuple(map(str, found.get(name, ()))) for name in ("overrides", "words")}
             job = SweepJob(**{**known, **lists})
             job.outcome = JobState(job.outcome)
+            _check_kinds(job)
         except (OSError, UnreadableError, TypeError, ValueError):
-            return None
-        if not _is_plain(job):
             return None
         if job.outcome == JobState.RUNNING and not self.is_claimed(job.number):
             job.outcome, job.reason = JobState.STOPPED, "ended without a word"
@@ -192,11 +186,10 @@ class SweepDirectory:
         return False
 
 
-def _is_plain(job: SweepJob) -> bool:
-    """Return whether the values of a job are of their kinds: a file may be anybody's."""
-    numbers = (job.seconds, job.value)
-    return (
-        type(job.number) is int
-        and isinstance(job.reason, str | None)
-        and all(number is None or type(number) in (int, float) for number in numbers)
-    )
+def _check_kinds(job: SweepJob) -> None:
+    """Raise TypeError where a value is of another kind: a file may be anybody's."""
+    numbers = [number for number in (job.seconds, job.value) if number is not None]
+    if type(job.number) is not int or not isinstance(job.reason, str | None):
+        raise TypeError
+    if any(type(number) not in (int, float) for number in numbers):
+        raise TypeError
