@@ -36,15 +36,11 @@ from transfer_cli.sweep.trial import open_study, trial_file
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial
 
 log = logging.getLogger(__name__)
 
 _MEASURE = re.compile(r"(measures\.)?(validation|test)[/.](?P<name>.+)")
 """A measure of a run, as `sweep.objective` may call it."""
-
-_FIRST_AT_RANDOM = 10
-"""Trials before TPE trusts what it has seen; Optuna's own default."""
 
 
 class Search(Planner):
@@ -57,7 +53,11 @@ class Search(Planner):
             ConfigError: There is nothing to search in, or the study is of another search.
         """
         overrides = self.overrides(arguments)
-        fixed = [_as_word(each) for each in overrides if not each.is_sweep_override()]
+        fixed = [
+            f"{each.get_key_element()}={each.get_value_element_as_str()}"
+            for each in overrides
+            if not each.is_sweep_override()
+        ]
         swept = [each for each in overrides if each.is_sweep_override()]
         if not swept:
             raise ConfigError(
@@ -71,6 +71,10 @@ class Search(Planner):
         corners = [[*fixed, *_words(low)] for low in _corners(space)]
         configs = self.composed(corners)
         self._settings = self._directed(settings_of(configs[0].sweep), configs[0])
+        self._aim = {
+            "objective": self._settings.objective,
+            "direction": self._settings.direction,
+        }
         self._workers = side_by_side(self._settings, configs[0])
         self._fixed, self._space = fixed, space
         say_what_changes_the_data(configs)
@@ -100,13 +104,7 @@ class Search(Planner):
 
     def _search(self, seed: int) -> None:
         settings, jobs = self._settings, self.jobs
-        jobs.begin(
-            self.folder,
-            [],
-            trials=settings.trials,
-            objective=settings.objective,
-            direction=settings.direction,
-        )
+        jobs.begin(self.folder, [], trials=settings.trials, **self._aim)
         study = self._open(seed)
         while jobs.stopped is None:
             batch = self._next(study)
@@ -133,14 +131,13 @@ class Search(Planner):
         Raises:
             ConfigError: It is of another search, or no study.
         """
+        from optuna.distributions import distribution_to_json
+
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._file):
             study = open_study(self._file, direction=self._settings.direction)
-            asked = {
-                "space": {key: _shown(each) for key, each in self._space.items()},
-                "objective": self._settings.objective,
-                "direction": self._settings.direction,
-            }
+            space = {key: distribution_to_json(each) for key, each in self._space.items()}
+            asked = {"space": space, **self._aim}
             found = study.user_attrs.get("search")
             if found is None:
                 study.set_user_attr("search", asked)
@@ -161,7 +158,7 @@ class Search(Planner):
         if self._settings.sampler == "random":
             return samplers.RandomSampler(seed=seed)
         # With several at work, a trial that runs counts as a bad one: the next looks elsewhere.
-        return samplers.TPESampler(seed=seed, n_startup_trials=_FIRST_AT_RANDOM, constant_liar=True)
+        return samplers.TPESampler(seed=seed, constant_liar=True)
 
     def _next(self, study: "Study") -> list[SweepJob]:
         """Return the trials to run now: first those that were stopped, then new ones."""
@@ -182,24 +179,15 @@ class Search(Planner):
             for _ in range(min(self._workers - len(found), self._settings.trials - len(trials))):
                 trial = study.ask(dict(self._space))
                 own = tuple(_words(trial.params))
-                job = SweepJob(trial.number, own, (*self._of_run(), *own))
+                fixed = [word for word in self._fixed if not names_run(word)]
+                job = SweepJob(trial.number, own, (*fixed, *own))
                 directory.write_job(job)
                 if self._settings.prune and self._settings.objective.startswith("validation/"):
                     # Found by the run itself, wherever it is started.
-                    write_json(
-                        trial_file(directory.run(job.number)),
-                        {
-                            "study": str(self._file.absolute()),
-                            "number": trial.number,
-                            "objective": self._settings.objective,
-                            "direction": self._settings.direction,
-                        },
-                    )
+                    study_file = {"study": str(self._file.absolute()), "number": trial.number}
+                    write_json(trial_file(directory.run(job.number)), {**study_file, **self._aim})
                 found.append(job)
         return found
-
-    def _of_run(self) -> tuple[str, ...]:
-        return tuple(word for word in self._fixed if not names_run(word))
 
     def _tell(self, study: "Study", number: int) -> bool:
         """Tell the study what became of a trial; return whether it failed."""
@@ -209,12 +197,10 @@ class Search(Planner):
         [job] = [each for each in directory.jobs() if each.number == number]
         if job.outcome not in (JobState.DONE, JobState.FAILED, JobState.PRUNED):
             return False
-        state, value = TrialState.FAIL, None
+        value = self._value(directory.run(number)) if job.outcome == JobState.DONE else None
+        state = TrialState.FAIL if value is None else TrialState.COMPLETE
         if job.outcome == JobState.PRUNED:
             state = TrialState.PRUNED
-        elif job.outcome == JobState.DONE:
-            value = self._value(directory.run(number))
-            state = TrialState.COMPLETE if value is not None else TrialState.FAIL
         study.tell(number, value, state=state, skip_if_finished=True)
         directory.write_job(replace(job, value=value))
         trial_file(directory.run(number)).unlink(missing_ok=True)
@@ -239,13 +225,10 @@ class Search(Planner):
         return value if math.isfinite(value) else None
 
     def _say_best(self, study: "Study") -> None:
-        from optuna.trial import TrialState
-
-        done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if not done:
+        try:
+            best = study.best_trial
+        except ValueError:  # none was completed
             return
-        sign = 1 if self._settings.direction == "minimize" else -1
-        best: FrozenTrial = min(done, key=lambda trial: sign * float(trial.value or 0.0))
         log.info(
             "best of %d trials: %d with %s %.6g: %s",
             len(study.get_trials(deepcopy=False)), best.number, self._settings.objective,
@@ -295,16 +278,15 @@ def _distribution(override: Override) -> "BaseDistribution":
 
     value: Any = override.value()
     try:
-        if override.is_interval_sweep():
-            whole = isinstance(value.start, int) and isinstance(value.end, int)
-            of_kind: Any = (
-                distributions.IntDistribution if whole else distributions.FloatDistribution
-            )
-            found: BaseDistribution = of_kind(value.start, value.end, log="log" in value.tags)
-            return found
-        return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
+        if not override.is_interval_sweep():
+            return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
+        kind: Any = distributions.FloatDistribution
+        if isinstance(value.start, int) and isinstance(value.end, int):
+            kind = distributions.IntDistribution
+        found: BaseDistribution = kind(value.start, value.end, log="log" in value.tags)
     except ValueError as error:
         raise ConfigError(f"{override.input_line}: {error}") from error
+    return found
 
 
 def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
@@ -326,16 +308,6 @@ def _words(params: Mapping[str, Any]) -> list[str]:
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in params.items()
     ]
-
-
-def _as_word(override: Override) -> str:
-    return f"{override.get_key_element()}={override.get_value_element_as_str()}"
-
-
-def _shown(distribution: "BaseDistribution") -> str:
-    from optuna.distributions import distribution_to_json
-
-    return str(distribution_to_json(distribution))
 
 
 def _difference(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
