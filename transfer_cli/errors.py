@@ -119,11 +119,7 @@ def one_of(
 def at_least(name: str, value: float, least: float, error: type[Exception] = ValueError) -> None:
     """Raise an error unless `value` is `least` or more, and finite.
 
-    Args:
-        name: What the message begins with, such as "size" or "loop.batch:".
-        value: A number.
-        least: The smallest that can be.
-        error: Its class.
+    `name` begins the message, such as "size" or "loop.batch:".
     """
     if not least <= value < math.inf:
         bound = "0 or more" if least == 0 else f"at least {least:g}"

@@ -1,7 +1,7 @@
-"""How large a YAML file really is, found out before anything is made of it.
+"""Measures a YAML file before any object is made of it.
 
-A few lines of aliases of aliases stand for billions of values, which OmegaConf writes out one by
-one. The parser's events tell that without building anything.
+A few lines of aliases of aliases can stand for billions of values, which OmegaConf writes out one
+by one. The parser's events show that without building anything.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def check_size(text: str) -> None:
 
     Raises:
         UnreadableError: It is; the message begins with the line.
-        YAMLError: It is no YAML.
+        YAMLError: It is not YAML.
     """
     sizes: dict[str, int] = {}
     begun = [_Node(None)]

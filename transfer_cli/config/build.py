@@ -55,7 +55,7 @@ def trust(packages: Iterable[str]) -> None:
 
 
 def import_plugins(packages: Iterable[str]) -> None:
-    """Import packages of the command line, which may register parts that no config names.
+    """Import the packages given with --plugin; importing one may register parts.
 
     Raises:
         ConfigError: One of them needs a package that is not installed.
@@ -89,9 +89,7 @@ def build(
 
 
 def check_options(node: Any, key: str = "") -> None:
-    """Refuse options that the classes named in a config, at any depth, do not have.
-
-    Nothing is built: what else is wrong shows when it is.
+    """Refuse options that the classes in a config, at any depth, do not have. Nothing is built.
 
     Raises:
         ConfigError: The message starts with the key at fault.
@@ -384,10 +382,7 @@ def _is_protocol(kind: Any) -> bool:
 
 
 def _may_be(maker: type, kind: Any) -> bool:
-    """Return whether what `maker` makes can be of a kind, as far as its class tells.
-
-    It is asked before anything is made: to be of the wrong kind must not have any effect.
-    """
+    """Return whether an instance of `maker` can be of a kind. Nothing is made to find that out."""
     if get_origin(kind) in (Union, types.UnionType):
         return any(_may_be(maker, choice) for choice in get_args(kind))
     if _is_protocol(kind):

@@ -1,4 +1,4 @@
-"""What must hold for any composed config, whatever its command."""
+"""Checks what must hold for any composed config."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from transfer_cli.lengths import Length
 
 
 def check(config: DictConfig, command: str) -> None:
-    """Fill in interpolations and refuse keys that do not exist and values that are missing.
+    """Resolve interpolations, and refuse keys that do not exist and values that are missing.
 
     Raises:
         ConfigError: Names the key.
@@ -42,7 +42,7 @@ def check(config: DictConfig, command: str) -> None:
 
 
 def check_training(config: DictConfig) -> None:
-    """Refuse plain values with which no training can work; needs no torch, so it is quick.
+    """Refuse plain values with which no training can work; needs no torch.
 
     Raises:
         ConfigError: Names the key.

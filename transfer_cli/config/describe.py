@@ -1,7 +1,7 @@
-"""What can be chosen and what it means, read from `conf/` itself.
+"""Shows what can be chosen and what it means, read from `conf/` itself.
 
-`conf/` is the registry: a group is a folder, an option is a file, whose first line says what it is.
-The meaning of a plain value is the text below its field in `config.schema`.
+A config group is a folder, an option is a file, whose first line says what it is. The meaning of a
+plain value is the text below its field in `config.schema`.
 """
 
 import ast
@@ -44,9 +44,9 @@ class Option:
 
     Args:
         group: The folder, for example `adaptation/plan`.
-        name: What follows the `=`.
-        line: What it is, in one line.
-        file: Where it lies.
+        name: The part after `=`.
+        line: Its description.
+        file: Its path.
         origin: `packaged`, or `yours` for a file of --config-dir.
         shadowed: Whether a packaged option of the same name is used instead.
     """
@@ -66,7 +66,7 @@ class Option:
 
 
 def description(file: Path) -> str:
-    """Return what the first line of a config says that it is; "" where it says nothing."""
+    """Return the description in the first line of a config; "" if there is none."""
     for line in file.read_text().splitlines():
         if not line.startswith("#"):
             return ""

@@ -14,12 +14,12 @@ from transfer_cli.errors import ConfigError, nearest
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody typed after the name of a command.
+    """The parsed command line of a command.
 
     Args:
         overrides: `key=value` words, in order.
-        hydra_flags: Hydra's own flags, as they are handed to Hydra.
-        asks_help: Whether our help text is wanted.
+        hydra_flags: Hydra's own flags, in the form that Hydra takes.
+        asks_help: Whether `--help` was given.
         multirun: Whether each comma-separated value is a run of its own.
         looks_only: Whether Hydra prints something instead of running the command.
         config_dir: A folder with the user's own configs.
@@ -39,7 +39,7 @@ class Request:
     flags: tuple[str, ...] = ()
 
     def value_of(self, key: str) -> str | None:
-        """Return what the last override of `key` says, None where there is none."""
+        """Return the value of the last override of `key`, None if there is none."""
         values = [word[len(key) + 1 :] for word in self.overrides if word.startswith(f"{key}=")]
         return values[-1] if values else None
 
@@ -76,7 +76,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
 
 
 def parse(arguments: list[str]) -> Request:
-    """Return what `arguments` ask for.
+    """Parse the words after the name of a command.
 
     Raises:
         ConfigError: A flag does not exist or lacks its value.
@@ -124,7 +124,7 @@ def _typed(found: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
 
 
 def check_plugins(packages: Iterable[str]) -> None:
-    """Let packages of the folder we stand in be imported, and refuse those that cannot be.
+    """Make packages of the working directory importable, and refuse those that do not exist.
 
     Raises:
         ConfigError: There is no such package.

@@ -1,8 +1,8 @@
-"""What a folder of configs (`--config-dir`) must not decide: what Hydra itself calls.
+"""Checks what a folder of configs (`--config-dir`) lets Hydra itself call.
 
-Before a command sees its config, Hydra makes what `hydra.callbacks` names, of any package, and so
-it does with what is nested in the settings of its launcher and sweeper. The folder may be a
-stranger's: what is named there must be trusted, as everything that `config.build` makes.
+Before a command sees its config, Hydra makes the objects that `hydra.callbacks` names, of any
+package, and those nested in the settings of its launcher and sweeper. The folder may come from a
+stranger, so these classes must be trusted, as everything that `config.build` makes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,16 +27,16 @@ _HYDRAS_OWN = "hydra.experimental.callbacks."
 def check_config_dir(
     folder: Path, command: str, overrides: list[str], *, version_base: str
 ) -> None:
-    """Refuse a folder of configs that has Hydra call what is not trusted.
+    """Refuse a folder of configs that lets Hydra call something untrusted.
 
     Args:
-        folder: What `--config-dir` names.
+        folder: The value of `--config-dir`.
         command: The name of the primary config.
-        overrides: All that Hydra is given, sweeps too.
-        version_base: Of which version Hydra keeps the habits.
+        overrides: All overrides that Hydra is given, sweeps too.
+        version_base: The version of Hydra whose defaults are used.
 
     Raises:
-        ConfigError: It has; the message names the key.
+        ConfigError: The message names the key.
     """
     version.setbase(version_base)
     settings = _composed(folder, command, overrides).hydra
@@ -50,7 +50,7 @@ def check_config_dir(
 
 
 def check_environment() -> None:
-    """Refuse a job at work for which a config sets environment variables.
+    """Refuse a job whose config sets environment variables.
 
     Raises:
         ConfigError: One does.
@@ -65,7 +65,7 @@ def check_environment() -> None:
 
 
 def _composed(folder: Path, command: str, overrides: list[str]) -> DictConfig:
-    """Return the config as Hydra is going to compose it, without anything being called."""
+    """Return the config that Hydra is going to compose, without calling anything."""
     search_path = create_config_search_path(str(conf_dir()))
     search_path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery("schema"))
     loader = ConfigLoaderImpl(search_path)

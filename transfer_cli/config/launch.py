@@ -29,7 +29,7 @@ Task = Callable[[DictConfig], None]
 
 
 def launch(command: str, request: Request, task: Task, sweep_dir: Path | None = None) -> None:
-    """Compose what `request` asks for and call `task` with it; of a sweep, once for each job.
+    """Compose what `request` asks for and call `task` with it; in a sweep, once for each job.
 
     Raises:
         ConfigError: The config cannot be composed.
@@ -43,11 +43,10 @@ def launch(command: str, request: Request, task: Task, sweep_dir: Path | None = 
 
 
 def launch_once(command: str, request: Request, task: Task) -> None:
-    """Compose what `request` asks for and call `task` with it, once.
+    """Compose what `request` asks for and call `task` with it, once; raises what the task raises.
 
     Raises:
         ConfigError: The config cannot be composed.
-        Exception: What the task raises.
     """
     failed: list[Exception] = []
 
@@ -68,11 +67,7 @@ def shell_completion(action: str, command: str = "pretrain") -> None:
 
 
 def compose(command: str, request: Request, *, return_hydra_config: bool = False) -> DictConfig:
-    """Return the config of `command` that `request` asks for, to look at.
-
-    Raises:
-        Exception: Whatever Hydra raises when it does not compose.
-    """
+    """Return the config of `command` that `request` asks for; raises whatever Hydra raises."""
     schema.register()
     overrides = list(request.overrides)
     if request.config_dir is not None:
@@ -93,7 +88,7 @@ def _call_hydra(arguments: list[str], command: str, task: Task) -> None:
 
 @contextmanager
 def _process_settings(argv: list[str]) -> Iterator[None]:
-    """Set what Hydra reads from the process, and put it back, and the root logger with it.
+    """Set what Hydra reads from the process, and restore it, and the root logger with it.
 
     HYDRA_FULL_ERROR makes Hydra raise its errors instead of printing them and leaving with 1.
     """

@@ -82,14 +82,14 @@ class RunDirectory:
 
     @staticmethod
     def holds_run(path: Path) -> bool:
-        """Return whether there is a run at `path`: one that got as far as writing its config."""
+        """Return whether a run is at `path`: one that got as far as writing its config."""
         return (path / CONFIG).is_file()
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Refuse a folder that a new run cannot have.
+        """Refuse a folder that a new run cannot use.
 
-        What a command left that was killed before its run began is no hindrance.
+        The rest of a command that was killed before its run began is ignored.
 
         Raises:
             RunError: It holds a run, or anything else.
@@ -183,7 +183,7 @@ class RunDirectory:
                 _remove(path)
 
     def discard(self) -> None:
-        """Remove a directory of which nothing came. The caller holds the lock."""
+        """Remove a directory whose run never began. The caller holds the lock."""
         with suppress(RunError):  # a full disk may be the very reason
             # Whatever a kill leaves from here on is no hindrance to the next command.
             self.set_status("starting")
@@ -195,7 +195,7 @@ class RunDirectory:
             self.path.rmdir()
 
     def _contents(self) -> list[Path]:
-        """Return all files and folders that a run ever has, but for its lock and status."""
+        """Return all files and folders that a run ever writes, but for its lock and status."""
         return [
             self.overrides, self.plan, self.presets, self.environment, self.results, self.timing,
             self.metrics, self.speed, self.items, self.tensorboard, self.checkpoints, self.model,
@@ -203,7 +203,7 @@ class RunDirectory:
         ]  # fmt: skip
 
     def _holds_no_more_than_a_start(self) -> bool:
-        """Return whether nothing here is a run's or a user's own."""
+        """Return whether nothing here is part of a run or a user's own."""
         ours = [*_temporaries(self.path), self.path / LOCK]
         others = set(self.path.iterdir()) - set(ours)
         # Written before all else, into an empty folder.

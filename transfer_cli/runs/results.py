@@ -1,4 +1,4 @@
-"""What `results.json` says of the metrics in it, and what is known of those of earlier runs."""
+"""The metrics that a `results.json` declares, and those of runs before there were declarations."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

@@ -2,9 +2,9 @@
 
 ```
 SWEEP/
-  sweep.json       what was typed, and since when
+  sweep.json       what was typed, and when
   job-3.json       a job: its overrides, and left | running | done | failed | stopped | pruned
-  job-3.log        what it said, where several run side by side
+  job-3.log        its output, if several run side by side
   3/               its run directory
   study.db         the study of a search
   .job-3.lock      held by the command that runs the job
@@ -49,9 +49,9 @@ class SweepRequest:
 
     Args:
         command: The command that every job runs.
-        words: What was typed, but for `resume` and flags.
-        began: When, in ISO 8601.
-        trials: Of a search, how many there are to be; none of a grid, whose jobs are all listed.
+        words: The overrides that were typed, without `resume`.
+        began: The time of its start, in ISO 8601.
+        trials: Of a search, how many there are to be; None for a grid, whose jobs are all listed.
         objective: Of a search, the measure.
         direction: Of a search, minimize or maximize.
     """
@@ -99,7 +99,7 @@ class SweepDirectory:
         return (path / SWEEP).is_file()
 
     def write_request(self, request: SweepRequest) -> None:
-        """Write what the sweep is asked for; the folder is made when missing."""
+        """Write what was asked for; the folder is made if it is missing."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / SWEEP, asdict(request))
 
@@ -121,7 +121,7 @@ class SweepDirectory:
         return self.path / str(number)
 
     def log(self, number: int) -> Path:
-        """Return the file of what a job says, where it does not speak on the terminal."""
+        """Return the file of a job's output, if that is not the terminal."""
         return self.path / f"job-{number}.log"
 
     def write_job(self, job: SweepJob) -> None:
@@ -129,9 +129,9 @@ class SweepDirectory:
         write_json(self.path / f"job-{job.number}.json", asdict(job))
 
     def jobs(self) -> list[SweepJob]:
-        """Return what is known of every job, by number; damaged files are passed over.
+        """Return every job by number; damaged files are ignored.
 
-        A job that is said to run while nobody runs it is stopped: whoever ran it was killed.
+        A job that is recorded as running while nobody runs it was stopped: its command was killed.
         """
         found = [self._read(path) for path in self.path.glob("job-*.json")]
         return sorted((job for job in found if job is not None), key=lambda job: job.number)
@@ -154,10 +154,10 @@ class SweepDirectory:
 
     @contextmanager
     def claim(self, number: int) -> Iterator[int | None]:
-        """Take a job, until the end of the context and of every process that inherits the claim.
+        """Hold a job, until the end of the context and of every process that inherits the claim.
 
         Yields:
-            The open file that is the claim; None where another process has the job.
+            The open file that is the claim; None if another process has the job.
         """
         path = self.path / f".job-{number}.lock"
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

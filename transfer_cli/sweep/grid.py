@@ -25,12 +25,7 @@ _PARTS = ("model", "tokenizer", "data", "optimizer", "schedule", "adaptation")
 
 
 class Planner(Sweeper):
-    """What our sweepers have in common: what Hydra hands to them.
-
-    Args:
-        params: Overrides beyond those that are typed, which win.
-        max_batch_size: How many jobs are handed to the launcher at once; None: all.
-    """
+    """The part that our sweepers share: they keep what Hydra hands to a sweeper."""
 
     jobs: ClassVar[Jobs]
     launcher: Launcher
@@ -59,7 +54,7 @@ class Planner(Sweeper):
         return Path(self.config.hydra.sweep.dir)
 
     def overrides(self, typed: Sequence[str]) -> list[Override]:
-        """Return all overrides as Hydra understands them, of several of one key the last."""
+        """Return all overrides as Hydra understands them; of several for a key, the last."""
         words = [*(f"{key}={value}" for key, value in self._params.items()), *typed]
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         return list(
@@ -67,10 +62,10 @@ class Planner(Sweeper):
         )
 
     def composed(self, all_jobs: Sequence[Sequence[str]]) -> list[DictConfig]:
-        """Return the config of each job, checked.
+        """Return the checked config of each job.
 
         Raises:
-            ConfigError: A job's config cannot be; the message names the job.
+            ConfigError: A job's config is wrong; the message names the job.
         """
         common, found = shared(all_jobs), []
         for words in all_jobs:
@@ -104,7 +99,7 @@ class Grid(Planner):
         """Run a job for each combination of values.
 
         Raises:
-            ConfigError: A job cannot be.
+            ConfigError: A job's config is wrong, or a range is given.
         """
         overrides = self.overrides(arguments)
         for override in overrides:
@@ -124,9 +119,9 @@ class Grid(Planner):
 
 
 def _added_to(words: Sequence[str]) -> set[str]:
-    """Return the parts to which `+` adds options, which Hydra lets pass, whatever they are.
+    """Return the parts to which `+` adds options, which Hydra accepts unchecked.
 
-    To look at them, what they name has to be imported; so not without need.
+    Checking one imports the class that it names, so the others are left out.
     """
     added = {word[1:].partition("=")[0].partition(".") for word in words if word.startswith("+")}
     return {part for part, dot, _ in added if dot and part in _PARTS}

@@ -135,7 +135,7 @@ class Jobs:
         return [job for job in found if not self._is_done(job)]
 
     def _is_done(self, job: SweepJob) -> bool:
-        """Return whether nothing is left to do: its run may have been removed since it was."""
+        """Return whether nothing is left to do: its run may have been removed since."""
         run = RunDirectory(self.directory.run(job.number))
         return job.outcome == JobState.PRUNED or (
             job.outcome == JobState.DONE and run.read_status() == "finished"
@@ -182,10 +182,10 @@ class Jobs:
 
     @contextlib.contextmanager
     def at_work(self, job: SweepJob) -> Iterator[int | None]:
-        """Keep the file of a job true while it runs, and others from running it.
+        """Keep the file of a job up to date while it runs, and others from running it.
 
         Yields:
-            The claim; None where another command has the job.
+            The claim; None if another command has the job.
         """
         if not (self.makes_runs or self.is_copy):
             self.done.append(job)
@@ -232,10 +232,10 @@ class Jobs:
             job.outcome = JobState.DONE
 
     def read_copies(self, folder: Path) -> None:
-        """Learn from their files what became of jobs that ran in other processes.
+        """Read from their files what became of jobs that ran in other processes.
 
         Raises:
-            SweepError: There is no such file.
+            SweepError: No job has written anything.
         """
         self.sweep_dir = folder
         found = self.directory.jobs()
@@ -249,19 +249,19 @@ def _announce(job: SweepJob) -> None:
 
 
 def typed_words(request: Request) -> tuple[str, ...]:
-    """Return what was typed, without what says where the sweep lies and that it goes on."""
+    """Return the overrides without the folder of the sweep and `resume`."""
     typed = (word for word in request.overrides if not word.startswith("hydra.sweep.dir="))
     return _of_the_run(typed)
 
 
 def shared(jobs: Iterable[Sequence[str]]) -> frozenset[str]:
-    """Return the overrides that all jobs have; none of a single one, which is told by all."""
+    """Return the overrides that all jobs have; none of them if there is only one job."""
     sets = [frozenset(words) for words in jobs]
     return frozenset.intersection(*sets) if len(sets) > 1 else frozenset()
 
 
 def names_run(word: str) -> bool:
-    """Return whether an override says where a run lies, and nothing about what it is."""
+    """Return whether an override only says where a run is."""
     return Role.NAMES_RUN in role_of(word.partition("=")[0])
 
 

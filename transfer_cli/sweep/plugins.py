@@ -1,8 +1,8 @@
-"""Our own ways to sweep, as Hydra knows them.
+"""Registers our launcher and sweepers with Hydra.
 
-Hydra takes plugins from a package `hydra_plugins` alone, which it searches when it starts, and in
-which an editable install cannot put anything. So a module of that package is made here, and handed
-to Hydra: what it calls `basic` is then ours, which everybody gets who chooses nothing else.
+Hydra takes plugins only from a package `hydra_plugins`, which it searches when it starts, and into
+which an editable install cannot put anything. So a module of that package is made here. Ours are
+called `basic`, like Hydra's defaults, which they replace.
 """
 
 import sys
@@ -22,11 +22,7 @@ from transfer_cli.sweep.search import Search
 
 
 def register(jobs: Jobs) -> None:
-    """Have Hydra run the jobs of a sweep in our way.
-
-    Args:
-        jobs: What the sweep of this process runs.
-    """
+    """Let Hydra run `jobs` by our launcher and sweepers."""
     plugins = Plugins.instance()
     module = _module()
     for kind in (Local, Grid, Search):

@@ -66,10 +66,10 @@ class SideBySide:
         self._slots = deque(range(self.workers))
 
     def run(self, todo: Sequence[SweepJob]) -> None:
-        """Run jobs, and come back when all have ended.
+        """Run jobs, and return when all have ended.
 
         Raises:
-            StoppedError: Told to stop, as all running jobs were then.
+            StoppedError: A signal asked the sweep, and with it all running jobs, to stop.
             KeyboardInterrupt: The same, by Ctrl-C.
         """
         left = deque(todo)
@@ -121,7 +121,7 @@ class SideBySide:
         self._running.append(_Running(job, process, slot, reason, stack))
 
     def _collect(self, left: int) -> None:
-        """Take note of the jobs that have ended since the last look."""
+        """Record the jobs that have ended since the last look."""
         for each in [each for each in self._running if each.process.poll() is not None]:
             self._running.remove(each)
             self._slots.append(each.slot)
@@ -157,7 +157,7 @@ class SideBySide:
 
     @contextlib.contextmanager
     def _passing_signals_on(self) -> Iterator[None]:
-        """Let the jobs hear what this process is told, and begin no other one."""
+        """Pass signals on to the running jobs, and start no other one after them."""
 
         def tell(number: int, frame: FrameType | None) -> None:
             self._told = self._told or number
@@ -174,13 +174,13 @@ class SideBySide:
 
 
 def environment_of(slot: int, workers: int, gpus: Sequence[str], gpus_each: int) -> dict[str, str]:
-    """Return what a job finds in its environment: this package, its share of cores, its GPUs.
+    """Return the environment of a job: this package, its share of cores, its GPUs.
 
     Args:
-        slot: Which of the workers has the job, from 0.
+        slot: The number of its worker, from 0.
         workers: How many there are.
         gpus: The GPUs of this machine.
-        gpus_each: How many a job takes. Where there are too few, jobs share them in turn.
+        gpus_each: How many a job takes. If there are too few, jobs share them in turn.
     """
     found = dict(os.environ)
     lies = str(Path(transfer_cli.__file__).parents[1])
@@ -213,7 +213,7 @@ def _as_time(seconds: float) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that a job could use, as CUDA names them, without asking torch."""
+    """Return the names that CUDA has for the GPUs a job could use, without importing torch."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         found = [name.strip() for name in given.split(",") if name.strip()]

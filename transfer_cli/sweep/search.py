@@ -1,7 +1,7 @@
-"""A search: trials that are proposed one after the other, by Optuna (Akiba et al. 2019).
+"""Runs a search: trials proposed one after the other by Optuna (Akiba et al. 2019).
 
-The study lies in an SQLite file, so that a search goes on where it was stopped and several commands
-can work on it. It proposes values and remembers what they led to; jobs run as in any other sweep.
+The study is an SQLite file, so that a search can be continued and several commands can work on it.
+It proposes values and remembers their results; jobs run as in any other sweep.
 """
 
 import importlib
@@ -50,7 +50,7 @@ class Search(Planner):
         """Run trials until there are as many as were asked for.
 
         Raises:
-            ConfigError: There is nothing to search in, or the study is of another search.
+            ConfigError: No range is given, or the study is of another search.
         """
         overrides = self.overrides(arguments)
         fixed = [
@@ -82,11 +82,7 @@ class Search(Planner):
         self._search(seed=configs[0].seed)
 
     def _directed(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
-        """Return the settings with the direction in which their measure is better.
-
-        Raises:
-            ConfigError: No such measure is declared, so nobody can tell.
-        """
+        """Return the settings with the direction in which their measure is better."""
         if settings.direction != AUTO:
             return settings
         found = _MEASURE.fullmatch(settings.objective)
@@ -126,11 +122,7 @@ class Search(Planner):
         return Path(study).expanduser() if study else self.folder / STUDY
 
     def _open(self, seed: int) -> "Study":
-        """Return the study, new or as it was left.
-
-        Raises:
-            ConfigError: It is of another search, or no study.
-        """
+        """Return the study, new or as it was left."""
         from optuna.distributions import distribution_to_json
 
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +182,7 @@ class Search(Planner):
         return found
 
     def _tell(self, study: "Study", number: int) -> bool:
-        """Tell the study what became of a trial; return whether it failed."""
+        """Report the end of a trial to the study; return whether it failed."""
         from optuna.trial import TrialState
 
         directory = self.jobs.directory
@@ -209,11 +201,7 @@ class Search(Planner):
         return state == TrialState.FAIL
 
     def _value(self, run: Path) -> float | None:
-        """Return what a finished run reached; None where that is no number.
-
-        Raises:
-            ConfigError: Its results have no such key.
-        """
+        """Return the result of a finished run; None if it is no finite number."""
         path = RunDirectory(run).results
         try:
             value = value_at(read_json(path), self._settings.objective)
@@ -240,7 +228,7 @@ def value_at(results: Mapping[str, Any], key: str) -> float:
     """Return a number of `results.json`, by `split/measure` or by dotted names.
 
     Raises:
-        KeyError: There is none; the message names the nearest that there is.
+        KeyError: There is none; the message names the nearest one.
     """
     known = {
         each: value
@@ -269,11 +257,7 @@ def _need_optuna() -> None:
 
 
 def _distribution(override: Override) -> "BaseDistribution":
-    """Return what a typed range or list of values means to Optuna.
-
-    Raises:
-        ConfigError: The range is empty, or logarithmic and not above 0.
-    """
+    """Return Optuna's form of a typed range or list of values."""
     from optuna import distributions
 
     value: Any = override.value()
@@ -290,7 +274,7 @@ def _distribution(override: Override) -> "BaseDistribution":
 
 
 def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
-    """Return the two ends of a space: jobs that show whether its keys and values can be."""
+    """Return the two ends of a space: jobs that show whether its keys and values are valid."""
     from optuna.distributions import CategoricalDistribution
 
     ends: list[dict[str, Any]] = [{}, {}]
@@ -303,7 +287,7 @@ def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
 
 
 def _words(params: Mapping[str, Any]) -> list[str]:
-    """Return overrides; a rate to four digits, which nobody could tell from one to sixteen."""
+    """Return overrides, with rates to four digits."""
     return [
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in params.items()
