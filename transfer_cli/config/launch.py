@@ -38,8 +38,12 @@ def launch(command: str, request: Request, task: Task, sweep_dir: Path | None = 
     overrides = [f"{key}={value}" for key, value in settings.items()]
     with _hydra_errors(command, request):
         _refuse_half_overrides(request)
-        _check_config_dir(request, command, [*overrides, *request.overrides])
-        _call_hydra([*request.hydra_flags, *overrides, *request.overrides], command, task)
+        folder, words = request.config_dir, [*overrides, *request.overrides]
+        if folder is not None and folder.is_dir():  # else Hydra says that there is none
+            schema.register()
+            primary = request.config_name or command
+            check_config_dir(folder, primary, words, version_base=VERSION_BASE)
+        _call_hydra([*request.hydra_flags, *words], command, task)
 
 
 def launch_once(command: str, request: Request, task: Task) -> None:
@@ -145,14 +149,6 @@ def _hydra_settings(request: Request, sweep_dir: Path | None) -> dict[str, str]:
         if request.value_of(f"hydra/{name}") is not None:
             del settings[f"hydra.{name}.root"]
     return {key: value for key, value in settings.items() if request.value_of(key) is None}
-
-
-def _check_config_dir(request: Request, command: str, overrides: list[str]) -> None:
-    folder = request.config_dir
-    if folder is not None and folder.is_dir():  # else Hydra says that it is not there
-        schema.register()
-        name = request.config_name or command
-        check_config_dir(folder, name, overrides, version_base=VERSION_BASE)
 
 
 def _refuse_half_overrides(request: Request) -> None:

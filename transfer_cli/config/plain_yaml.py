@@ -37,13 +37,11 @@ def read_plain(path: Path) -> dict[str, Any]:
         found = _value(first, events, 0) if first is not None else None
         if (second := next(events, None)) is not None:
             raise at(second, "a second document")
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f"line {mark.line + 1}: " if mark else ""
-        raise UnreadableError(f"{line}broken YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        reason = str(error).partition("\n")[0]
-        raise UnreadableError(f"broken YAML: {reason}") from error
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise UnreadableError(f"{line}broken YAML: {reason}") from error
     if not isinstance(found, dict):
         raise UnreadableError("it is no mapping")
     return found

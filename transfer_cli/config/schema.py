@@ -239,7 +239,6 @@ class PredictConfig:
     run: Any = MISSING
     """The fine-tuned run directory that answers, or several: the mean of their probabilities."""
     base: str | None = None
-    """Where the model lies that the run refers to, if it is not where it was."""
     input: str = "-"
     """A file of texts; -: standard input."""
     output: str = "-"
@@ -261,9 +260,7 @@ class PredictConfig:
     device: str = "auto"
     precision: str = "auto"
     devices: int = 1
-    """How many processes to start on this machine, one a GPU; leave it out under torchrun."""
     timeout_minutes: float = 30.0
-    """How long a process waits for another one before it gives up."""
 
 
 @dataclass
@@ -273,7 +270,6 @@ class GenerateConfig:
     run: str = MISSING
     """The run directory of a causal language model."""
     base: str | None = None
-    """Where the model lies that the run refers to, if it is not where it was."""
     prompt: Any = MISSING
     """The text to go on with; -: standard input."""
     max_tokens: int = 100
@@ -305,7 +301,6 @@ class FillConfig:
     run: str = MISSING
     """The run directory of a masked language model."""
     base: str | None = None
-    """Where the model lies that the run refers to, if it is not where it was."""
     text: Any = MISSING
     """A text with [MASK] in each gap."""
     top: int = 5
@@ -331,7 +326,6 @@ class ExportConfig:
     head: bool = True
     """Whether the classifier or the language model's head goes along; false: the backbone alone."""
     base: str | None = None
-    """Where the model lies that the run refers to, if it is not where it was."""
 
 
 @dataclass

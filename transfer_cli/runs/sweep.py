@@ -33,14 +33,14 @@ _JOB = re.compile(r"job-(\d+)\.json")
 
 
 class JobState(StrEnum):
-    """What became of a job."""
+    """What became of a job; of several with the same overrides, the first in this order runs."""
 
     LEFT = auto()
-    RUNNING = auto()
-    DONE = auto()
-    FAILED = auto()
     STOPPED = auto()
+    FAILED = auto()
+    RUNNING = auto()
     PRUNED = auto()
+    DONE = auto()
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,6 @@ log = logging.getLogger(__name__)
 ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a job after which no other job of its sweep is begun: somebody wants an end."""
 
-_READINESS = (
-    JobState.LEFT, JobState.STOPPED, JobState.FAILED, JobState.RUNNING, JobState.PRUNED,
-    JobState.DONE,
-)  # fmt: skip
-"""Which of several jobs of the same words is meant to run: the first in this order."""
-
 
 @dataclass
 class Jobs:
@@ -178,7 +172,7 @@ class Jobs:
         alike = [job for job in known if set(job.words) == set(words) and job.number not in besides]
         if not alike:
             return SweepJob(number, words, words)
-        return min(alike, key=lambda job: _READINESS.index(job.outcome))
+        return min(alike, key=lambda job: list(JobState).index(job.outcome))
 
     @contextlib.contextmanager
     def at_work(self, job: SweepJob) -> Iterator[int | None]:
