@@ -69,17 +69,13 @@ def main(argv: list[str] | None = None) -> int:
     with _console_log():
         try:
             return _dispatch(words)
-        except KeyboardInterrupt as error:
-            # A run that was training says where it stopped and how to go on.
-            _leave_word(words, error)
-            terminal.print_err(terminal.error(name, str(error) or "interrupted"))
-            return EXIT_INTERRUPTED
         except BrokenPipeError:
             # The reader of our output has seen enough. Python must not flush into the pipe again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_DONE
-        except Exception as error:
-            _leave_word(words, error)
+        except (KeyboardInterrupt, Exception) as error:
+            if "--job" in words[:-1] and not isinstance(error, PeerError):
+                _write_reason(Path(words[words.index("--job") + 1]), error)
             return _fail(name, error, debug=debug)
 
 
@@ -128,8 +124,6 @@ def _run(name: str, command: Command, words: list[str]) -> None:
         _run_composed(name, command, words)
     elif words[:1] in (["--help"], ["-h"]):
         terminal.print_out(commands.about(command))
-    elif name == "completion":
-        _print_completion_script(words)
     else:
         _function_of(command)(words)
 
@@ -317,7 +311,7 @@ def _complete(words: list[str]) -> None:
     """Answer the completion script, which calls us without the command but with COMP_LINE."""
     action, _, shell = (words[0] if words else "").partition("=")
     if action == "install":
-        _print_completion_script([shell])
+        print_completion_script([shell])
         return
     if action != "query" or shell not in SHELLS:
         raise ConfigError(
@@ -336,7 +330,8 @@ def _complete(words: list[str]) -> None:
         launch.shell_completion(f"query={shell}", typed[1])
 
 
-def _print_completion_script(words: list[str]) -> None:
+def print_completion_script(words: list[str]) -> None:
+    """Print what the shell that `words` names has to evaluate."""
     if len(words) != 1 or words[0] not in SHELLS:
         raise ConfigError(f"name one shell of {', '.join(SHELLS)}")
     from transfer_cli.config import launch
@@ -348,7 +343,7 @@ def _print_completion_script(words: list[str]) -> None:
 # --- what goes wrong ---------------------------------------------------------------------------
 
 
-def _fail(name: str, error: Exception, *, debug: bool) -> int:
+def _fail(name: str, error: BaseException, *, debug: bool) -> int:
     line, code = cause_and_cure(error)
     if isinstance(error, PeerError) and not debug:
         return code
@@ -359,19 +354,19 @@ def _fail(name: str, error: Exception, *, debug: bool) -> int:
     return code
 
 
-def _leave_word(words: list[str], error: BaseException) -> None:
-    """Write why a job of a sweep failed or was stopped where the sweep looks for it."""
-    if "--job" not in words[:-1] or isinstance(error, PeerError):
-        return
+def _write_reason(file: Path, error: BaseException) -> None:
+    """Tell a sweep why its job, which this process is, failed or was stopped."""
     with contextlib.suppress(OSError):
-        reason = _one_line(error) if isinstance(error, Exception) else str(error) or "interrupted"
-        Path(words[words.index("--job") + 1]).write_text(reason, encoding="utf-8")
+        file.write_text(_one_line(error), encoding="utf-8")
 
 
-def cause_and_cure(error: Exception) -> tuple[str | None, int]:
+def cause_and_cure(error: BaseException) -> tuple[str | None, int]:
     """Return cause and cure of what a user can fix (else None), and the exit code."""
     if isinstance(error, TransferError):
         return printable(str(error)), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        # A run that was training says where it stopped and how to resume it.
+        return printable(str(error)) or "interrupted", EXIT_INTERRUPTED
     if _is_out_of_memory(error):
         return (
             "out of memory. Lower loop.micro_batch (the same result in smaller portions), "
@@ -384,7 +379,7 @@ def cause_and_cure(error: Exception) -> tuple[str | None, int]:
     return None, EXIT_OUR_FAULT
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     # By name, because torch must not be imported to look at an error of something else.
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"OutOfMemoryError", "MemoryError"}:
@@ -392,7 +387,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return cause_and_cure(error)[0] or f"{type(error).__name__}: {error}"
 
 
@@ -405,7 +400,7 @@ def _process_number() -> int | None:
 # --- the terminal ------------------------------------------------------------------------------
 
 
-def _say_traceback(error: Exception) -> None:
+def _say_traceback(error: BaseException) -> None:
     sys.stderr.write("".join(traceback.format_exception(error)))
     sys.stderr.flush()
 

@@ -318,6 +318,7 @@ named options instead, as `my_OPTION`. `--config-dir DIR` then offers them to an
     "completion": Command(
         summary="print the completion script for a shell",
         text='transfer completion bash|zsh|fish, for example: eval "$(transfer completion bash)"',
+        function="transfer_cli.cli.print_completion_script",
         composes=False,
     ),
 }
