@@ -1,10 +1,10 @@
 """Every combination of the values that were typed."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -108,7 +108,7 @@ class Grid(Planner):
                     f"{override.input_line}: a range is for a search; add sweep=search, or list "
                     "the values"
                 )
-        [all_jobs] = BasicSweeper.split_arguments(overrides, None)
+        all_jobs = [list(words) for words in itertools.product(*map(words_of, overrides))]
         configs = self.composed(all_jobs)
         if not self.jobs.makes_runs:
             self.launch(all_jobs)
@@ -116,6 +116,13 @@ class Grid(Planner):
         settings_of(configs[0].sweep)  # what is wrong there is said before anything is written
         say_what_changes_the_data(configs)
         self.launch([job.words for job in self.jobs.begin(self.folder, all_jobs)])
+
+
+def words_of(override: Override) -> list[str]:
+    """Return `KEY=VALUE` for each value of an override."""
+    is_swept = override.is_sweep_override()
+    values = override.sweep_string_iterator() if is_swept else [override.get_value_element_as_str()]
+    return [f"{override.get_key_element()}={value}" for value in values]
 
 
 def _added_to(words: Sequence[str]) -> set[str]:

@@ -26,7 +26,7 @@ from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import STUDY, JobState, SweepJob
 from transfer_cli.safe_files import UnreadableError, read_json
-from transfer_cli.sweep.grid import Planner
+from transfer_cli.sweep.grid import Planner, words_of
 from transfer_cli.sweep.jobs import names_run
 from transfer_cli.sweep.local import side_by_side
 from transfer_cli.sweep.prepared import say_what_changes_the_data
@@ -54,9 +54,7 @@ class Search(Planner):
         """
         overrides = self.overrides(arguments)
         fixed = [
-            f"{each.get_key_element()}={each.get_value_element_as_str()}"
-            for each in overrides
-            if not each.is_sweep_override()
+            word for each in overrides if not each.is_sweep_override() for word in words_of(each)
         ]
         swept = [each for each in overrides if each.is_sweep_override()]
         if not swept:
