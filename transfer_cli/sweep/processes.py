@@ -119,6 +119,8 @@ class SideBySide:
             pass_fds=(claim,),
         )
         self._running.append(_Running(job, process, slot, reason, stack))
+        if self._told is not None:  # while it started
+            process.send_signal(self._told)
 
     def _collect(self, left: int) -> None:
         """Record the jobs that have ended since the last look."""

@@ -2,7 +2,6 @@ import os
 import signal
 import sys
 import threading
-import time
 
 import pytest
 
@@ -77,30 +76,42 @@ def test_an_exit_code_says_what_became_of_a_job():
     assert OUTCOMES.get(DivergedError.exit_code, JobState.FAILED) == JobState.FAILED
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_job_that_is_told_to_stop_before_it_can_hear_was_stopped(tmp_path, monkeypatch, number):
-    """Until a job has set its handlers, a signal ends it without a word."""
+def stopped(folder, monkeypatch, tell):
+    """Run one job, which knows nothing of signals, and return what became of it.
+
+    `tell` is called in the moment in which the process of the job has started.
+    """
     start = processes.subprocess.Popen
 
     def deaf(command, **named):
-        code = f"import signal, time; signal.signal({int(number)}, signal.SIG_DFL); time.sleep(60)"
-        return start([sys.executable, "-c", code], **named)
+        code = "import signal, time; signal.signal(2, signal.SIG_DFL); time.sleep(30)"
+        started = start([sys.executable, "-c", code], **named)
+        tell()
+        return started
 
     monkeypatch.setattr(processes.subprocess, "Popen", deaf)
     jobs = Jobs(
         "pretrain", Recorder(), parse([]), print, lambda config: (), makes_runs=True,
-        sweep_dir=tmp_path,
+        sweep_dir=folder,
     )  # fmt: skip
     side = SideBySide(jobs, lambda job: [], workers=1, gpus=[], gpus_each=1, stops=False)
-
-    def tell():
-        while not side._running:
-            time.sleep(0.01)
-        time.sleep(0.5)
-        os.kill(os.getpid(), number)
-
-    threading.Thread(target=tell, daemon=True).start()
     with pytest.raises((KeyboardInterrupt, StoppedError), match="stopped with 0 jobs not begun"):
         side.run([SweepJob(0, ("seed=1",), ("seed=1",))])
+    return [job.outcome for job in SweepDirectory(folder).jobs()]
 
-    assert [job.outcome for job in SweepDirectory(tmp_path).jobs()] == [JobState.STOPPED]
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_that_is_told_to_stop_before_it_can_hear_was_stopped(tmp_path, monkeypatch, number):
+    """Until a job has set its handlers, a signal ends it without a word."""
+
+    def tell():
+        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+
+    assert stopped(tmp_path, monkeypatch, tell) == [JobState.STOPPED]
+
+
+def test_a_job_that_starts_while_its_sweep_is_told_to_stop_is_told(tmp_path, monkeypatch):
+    def tell():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert stopped(tmp_path, monkeypatch, tell) == [JobState.STOPPED]
