@@ -17,6 +17,7 @@ MISTAKES = {
     "adaptation/plan=head": "adaptation/plan=head: no such option. Did you mean 'head_only'?",
     "+objective@losses.lm=clmm": "objective=clmm: no such option. Did you mean 'clm'?",
     "+objectiv@losses.lm=clm": "objectiv: no such group. Did you mean 'objective'?",
+    "adaptation/plans=all": "adaptation/plans: no such group. Did you mean 'adaptation/plan'?",
     "objective@losses.lm=clm": "write +objective@losses.lm=clm",
     "+model=tiny": "+model: is chosen already; drop the + to choose another",
     "++model=tiny": "++model=tiny: drop the ++",

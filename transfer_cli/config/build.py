@@ -289,7 +289,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     if hint in (Any, object) or isinstance(hint, TypeVar):
         if not isinstance(value, Mapping | list):
             return value
-        hint = type(value)  # nodes in it are built as well
+        hint = dict if isinstance(value, Mapping) else list  # nodes in it are built as well
     container = origin if isinstance(origin, type) else hint
     if _is_container(container):
         return _convert_container(value, container, get_args(hint), key)

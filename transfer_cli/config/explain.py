@@ -167,6 +167,8 @@ def _broken_override(override: str) -> str:
 def _unknown_key(cause: OmegaConfBaseException, error: Exception, request: Request) -> str:
     typed = re.search(r"Could not override '(.+?)'", str(error))
     key, where = (typed[1] if typed else cause.full_key), _where(error)
+    if "/" in str(cause.key):
+        return _unknown_group(str(cause.key), request)
     parent = str(cause.full_key).rpartition(".")[0]
     known = map(str, cause.parent_node) if OmegaConf.is_dict(cause.parent_node) else ()
     choices = [name for name in known if not name.startswith("_") and name != "hydra"]
@@ -209,11 +211,15 @@ def _composition(error: Exception, command: str, request: Request) -> str:
         if found := re.search(pattern, text):
             return found.expand(said.format(command=command))
     if found := re.search(r"but config group '(.+?)' does not exist", text):
-        groups = {each.group for each in describe.options(request.config_dir)}
-        return f"{found[1]}: no such group.{nearest(found[1], sorted(groups))}"
+        return _unknown_group(found[1], request)
     if "Config group override must be a string or a list" in text:
         return _null_group(request)
     return _first_line(error)
+
+
+def _unknown_group(group: str, request: Request) -> str:
+    groups = dict.fromkeys(each.group for each in describe.options(request.config_dir))
+    return f"{group}: no such group.{nearest(group, groups)}"
 
 
 def _null_group(request: Request) -> str:
