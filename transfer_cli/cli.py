@@ -1,4 +1,4 @@
-"""Picks the command, hands the other words to Hydra, turns what goes wrong into an exit code.
+"""Picks the command, hands the other words to Hydra, turns errors into exit codes.
 
 Nothing here imports torch, and nothing imports Hydra before a command needs it: `transfer --help`
 answers at once.
@@ -164,7 +164,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         _complete([word for word in words if "=" in word])
         return
     request = flags.parse(words)
-    if command.typed:  # texts that mean what is typed, whatever Hydra would read in them
+    if command.typed:  # texts that Hydra must not interpret
         from transfer_cli.config.literal import as_overrides
 
         typed = as_overrides(request.overrides, command.typed, command.lists)
@@ -252,7 +252,7 @@ def _report(job: "SweepJob", error: Exception | None) -> str:
 
 
 def _sweep(name: str, command: Command, request: "Request", task: "Task") -> None:
-    """Run the jobs of a sweep, and say what became of each, also where somebody ended it."""
+    """Run the jobs of a sweep, and print what became of each, also after Ctrl-C."""
     from transfer_cli.config import launch
     from transfer_cli.sweep import plugins
     from transfer_cli.sweep.folder import chosen_folder
@@ -274,7 +274,7 @@ def _sweep(name: str, command: Command, request: "Request", task: "Task") -> Non
 
 
 def _end_sweep(jobs: "Jobs", folder: Path) -> None:
-    """Say what became of each job of a sweep, wherever it ran."""
+    """Print what became of each job of a sweep."""
     from transfer_cli.sweep.jobs import shared
 
     if jobs.makes_runs or not jobs.done:
@@ -355,7 +355,7 @@ def _fail(name: str, error: BaseException, *, debug: bool) -> int:
 
 
 def _write_reason(file: Path, error: BaseException) -> None:
-    """Tell a sweep why its job, which this process is, failed or was stopped."""
+    """Write for a sweep why this process, one of its jobs, failed or was stopped."""
     with contextlib.suppress(OSError):
         file.write_text(_one_line(error), encoding="utf-8")
 

@@ -167,7 +167,7 @@ class TextTable:
         )
 
     def drawn(self, console: "Console") -> list["Text"]:
-        """Return what is shown on a terminal."""
+        """Return the lines for a terminal."""
         from rich.table import Table as RichTable
         from rich.text import Text
 

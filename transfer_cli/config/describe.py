@@ -23,10 +23,10 @@ from transfer_cli.config.locate import conf_dir
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
 
 WIDTH = 100
-"""Of the help text in a pipe; on a terminal it is no wider either."""
+"""Maximum width of the help text, in a pipe too."""
 
 COLUMN = 34
-"""Where meanings stand beside what they are the meaning of."""
+"""The column in which descriptions begin."""
 
 PACKAGED = "packaged"
 OWN = "yours"

@@ -72,7 +72,7 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "--debug": {"action": "store_true"},
     "--job": {},
 }
-"""Hydra's flags and ours: names, and what `argparse` is told of each."""
+"""Hydra's flags and ours: names, and the arguments of `add_argument`."""
 
 
 def parse(arguments: list[str]) -> Request:

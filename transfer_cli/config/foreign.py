@@ -83,7 +83,7 @@ def _check(node: Any, key: str, *, written_out: bool) -> None:
     for name, value in _nodes(node):
         if name == TARGET and not str(value).startswith(_HYDRAS_OWN):
             check_trusted(str(value), key)
-        # What an interpolation stands for may be another thing later.
+        # An interpolation may have another value later.
         if written_out and isinstance(value, str) and "${" in value:
             raise ConfigError(f"{key}: {value!r} must be written out")
 

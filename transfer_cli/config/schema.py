@@ -148,7 +148,7 @@ class SharedConfig:
     seed: int = 0
     """Everything random follows from it."""
     data_dir: str = "${oc.env:TRANSFER_DATA,'~/.cache/transfer'}"
-    """Where data sets lie or are fetched to."""
+    """The folder of the data sets, to which they are downloaded."""
     data: Any = MISSING
     tokenizer: Any = None
     experiment: Any = None
@@ -173,7 +173,7 @@ class TrainConfig(SharedConfig):
     init_from: str | None = None
     """What to start from: a run, one of its checkpoints, a published model's folder, hf:NAME."""
     base: str | None = None
-    """Where the model lies that `init_from` refers to, if it is not where it was."""
+    """The model that `init_from` refers to, if it was moved."""
     resume: str | None = None
     """A run directory to go on with; auto: that in `run.dir`, where a run was begun there."""
     model: Any = None
@@ -215,7 +215,7 @@ class EvaluateConfig(SharedConfig):
     run: str = MISSING
     """The run directory to score."""
     base: str | None = None
-    """Where the model lies that the run refers to, if it is not where it was."""
+    """The model that the run refers to, if it was moved."""
     split: str = "test"
     """train, validation, test, or all of them."""
     baseline: str = "none"

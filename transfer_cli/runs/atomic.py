@@ -83,7 +83,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
         OSError: `folder` exists and is not empty.
     """
     if folder.is_dir():
-        # Filled from inside: it may be a disk of its own, or the one we stand in.
+        # Filled from inside: it may be a disk of its own, or the working directory.
         with _filled(folder / _beside(folder).name) as temporary:
             if len(list(folder.iterdir())) > 1:
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))

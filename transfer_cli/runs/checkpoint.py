@@ -361,7 +361,7 @@ def _check_sizes(folder: Path) -> dict[str, Any] | None:
     """Return a checkpoint's list of files if each exists in its size; none is read."""
     files: dict[str, Any] | None = _read_meta(folder)["files"]
     try:
-        # Looked up among what is there: a list made to mislead could name any file.
+        # Looked up among the files in the folder: a hostile list could name any file.
         there = dict(_files(folder))
         for each, known in (files or {}).items():
             if each not in there:

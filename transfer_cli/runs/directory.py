@@ -223,7 +223,7 @@ class RunDirectory:
             raise CheckpointError(f"{key}: {path} is no run directory: it holds no {CONFIG}")
         return cls(path)
 
-    # --- what is in it -------------------------------------------------------------------------
+    # --- its files -----------------------------------------------------------------------------
 
     def start(
         self,

@@ -125,7 +125,7 @@ class SweepDirectory:
         return self.path / f"job-{number}.log"
 
     def write_job(self, job: SweepJob) -> None:
-        """Write what is known of a job."""
+        """Write the file of a job."""
         write_json(self.path / f"job-{job.number}.json", asdict(job))
 
     def jobs(self) -> list[SweepJob]:

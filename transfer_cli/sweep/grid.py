@@ -113,7 +113,7 @@ class Grid(Planner):
         if not self.jobs.makes_runs:
             self.launch(all_jobs)
             return
-        settings_of(configs[0].sweep)  # what is wrong there is said before anything is written
+        settings_of(configs[0].sweep)  # raises before anything is written
         say_what_changes_the_data(configs)
         self.launch([job.words for job in self.jobs.begin(self.folder, all_jobs)])
 

@@ -70,7 +70,7 @@ class Jobs:
         """Whether an earlier sweep is continued."""
         return self.request.value_of("resume") == "auto"
 
-    # --- what is to be done --------------------------------------------------------------------
+    # --- which jobs to run ---------------------------------------------------------------------
 
     def begin(
         self, folder: Path, jobs: Sequence[Sequence[str]], **of_search: Any

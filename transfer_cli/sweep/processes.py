@@ -185,8 +185,8 @@ def environment_of(slot: int, workers: int, gpus: Sequence[str], gpus_each: int)
         gpus_each: How many a job takes. If there are too few, jobs share them in turn.
     """
     found = dict(os.environ)
-    lies = str(Path(transfer_cli.__file__).parents[1])
-    found["PYTHONPATH"] = os.pathsep.join([lies, *filter(None, [os.environ.get("PYTHONPATH")])])
+    package = str(Path(transfer_cli.__file__).parents[1])
+    found["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     if workers > 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         found.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
