@@ -77,15 +77,10 @@ def shortened(text: str) -> str:
 
 def write_items(path: Path, items: Iterable[Item]) -> None:
     """Write a run's `items.jsonl`, whole."""
-    lines = [json.dumps(_stored(item), ensure_ascii=False) for item in items]
+    # No score is no key.
+    stored = ({k: v for k, v in asdict(item).items() if v is not None} for item in items)
+    lines = [json.dumps(each, ensure_ascii=False) for each in stored]
     write_text(path, "".join(f"{line}\n" for line in lines))
-
-
-def _stored(item: Item) -> dict[str, Any]:
-    found = asdict(item)
-    if item.score is None:
-        del found["score"]
-    return found
 
 
 def read_items(path: Path, split: str) -> Iterator[Item]:
