@@ -8,7 +8,7 @@ from transfer_cli.cli import _metrics
 from transfer_cli.config.flags import parse
 from transfer_cli.config.launch import launch, launch_once
 from transfer_cli.sweep import plugins
-from transfer_cli.sweep.folder import folder_of, settings_of
+from transfer_cli.sweep.folder import chosen_folder
 from transfer_cli.sweep.jobs import Jobs
 
 
@@ -43,7 +43,6 @@ def run(words, command="pretrain", fails=lambda config: None, metrics=_metrics):
         command,
         recorder,
         request,
-        lambda job: None,
         report,
         metrics,
         makes_runs=command != "evaluate",
@@ -52,8 +51,8 @@ def run(words, command="pretrain", fails=lambda config: None, metrics=_metrics):
         launch_once(command, request, recorder)
         return recorder.configs, jobs, reported
     plugins.register(jobs)
-    settings = settings_of(jobs)
-    launch(command, request, jobs.run, settings)
-    if not jobs.done:
-        jobs.read_copies(folder_of(request, settings))
+    with chosen_folder(jobs) as folder:
+        launch(command, request, jobs.run, folder)
+        if not jobs.done:
+            jobs.read_copies(folder)
     return recorder.configs, jobs, reported

@@ -1,4 +1,4 @@
-"""Picks the command, hands the other words to Hydra, turns what goes wrong into an exit code.
+"""Picks the command, hands the other words to Hydra, turns errors into exit codes.
 
 Nothing here imports torch, and nothing imports Hydra before a command needs it: `transfer --help`
 answers at once.
@@ -36,6 +36,7 @@ from transfer_cli.errors import (
     nearest,
 )
 from transfer_cli.safe_files import escaped, printable
+from transfer_cli.terminal import Line, Page
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -68,17 +69,13 @@ def main(argv: list[str] | None = None) -> int:
     with _console_log():
         try:
             return _dispatch(words)
-        except KeyboardInterrupt as error:
-            # A run that was training says where it stopped and how to go on.
-            _leave_word(words, error)
-            terminal.print_err(terminal.error(name, str(error) or "interrupted"))
-            return EXIT_INTERRUPTED
         except BrokenPipeError:
             # The reader of our output has seen enough. Python must not flush into the pipe again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_DONE
-        except Exception as error:
-            _leave_word(words, error)
+        except (KeyboardInterrupt, Exception) as error:
+            if "--job" in words[:-1] and not isinstance(error, PeerError):
+                _write_reason(Path(words[words.index("--job") + 1]), error)
             return _fail(name, error, debug=debug)
 
 
@@ -90,13 +87,11 @@ def _dispatch(words: list[str]) -> int:
     if first in ("--help", "-h", "help"):
         terminal.print_out(commands.overview())
     elif first == "--version":
-        _print(f"transfer {transfer_cli.__version__}")
+        terminal.print_out(Line(f"transfer {transfer_cli.__version__}"))
     elif first in ("--shell-completion", "-sc"):
         _complete(rest)
-    elif first == "plan":
-        _run_about("plan", commands.PLAN, commands.PLANNED, rest)
-    elif first == "lr-find":
-        _run_about("lr-find", commands.LR_FIND, commands.LR_FOUND, rest)
+    elif first in commands.ABOUT:
+        _run_about(first, commands.ABOUT[first], rest)
     elif first in commands.ALL:
         _run(first, commands.ALL[first], rest)
     else:
@@ -105,11 +100,11 @@ def _dispatch(words: list[str]) -> int:
     return EXIT_DONE
 
 
-def _run_about(name: str, command: Command, known: Mapping[str, Command], words: list[str]) -> None:
-    """Run `plan COMMAND ...` and its like: another command's words, with something else done."""
+def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> None:
+    """Run `plan COMMAND ...` or `lr-find COMMAND ...`, which take the overrides of COMMAND."""
     first, rest = (words[0] if words else ""), words[1:]
     if first in ("--help", "-h"):
-        terminal.print_out(commands.about(command))
+        terminal.print_out(commands.about(commands.ALL[name]))
     elif first in known:
         from transfer_cli.config import flags
 
@@ -129,8 +124,6 @@ def _run(name: str, command: Command, words: list[str]) -> None:
         _run_composed(name, command, words)
     elif words[:1] in (["--help"], ["-h"]):
         terminal.print_out(commands.about(command))
-    elif name == "completion":
-        _print_completion_script(words)
     else:
         _function_of(command)(words)
 
@@ -171,7 +164,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         _complete([word for word in words if "=" in word])
         return
     request = flags.parse(words)
-    if command.typed:  # texts that mean what is typed, whatever Hydra would read in them
+    if command.typed:  # texts that Hydra must not interpret
         from transfer_cli.config.literal import as_overrides
 
         typed = as_overrides(request.overrides, command.typed, command.lists)
@@ -248,60 +241,54 @@ def _trust_plugins(request: "Request") -> None:
     trust(request.plugins)
 
 
-def _announce(job: "SweepJob") -> None:
-    log.info("job %d: %s", job.number, " ".join(job.overrides) or "(as it is)")
-
-
 def _report(job: "SweepJob", error: Exception | None) -> str:
     reason = job.reason or ""
     if error is not None:
-        line, _ = cause_and_cure(error)
-        if line is None:
+        if cause_and_cure(error)[0] is None:
             _say_traceback(error)
-        reason = line or _name(error)
+        reason = _one_line(error)
     terminal.print_err(terminal.error(f"job {job.number} failed", reason))
     return reason
 
 
 def _sweep(name: str, command: Command, request: "Request", task: "Task") -> None:
-    """Run the jobs of a sweep, and say what became of each, also where somebody ended it."""
+    """Run the jobs of a sweep, and print what became of each, also after Ctrl-C."""
     from transfer_cli.config import launch
     from transfer_cli.sweep import plugins
-    from transfer_cli.sweep.folder import settings_of
+    from transfer_cli.sweep.folder import chosen_folder
     from transfer_cli.sweep.jobs import Jobs
 
-    jobs = Jobs(name, task, request, _announce, _report, _metrics, makes_runs=command.makes_runs)
+    jobs = Jobs(name, task, request, _report, _metrics, makes_runs=command.makes_runs)
     plugins.register(jobs)
-    settings = settings_of(jobs)
-    try:
-        launch.launch(jobs.command, jobs.request, jobs.run, settings)
-    except (KeyboardInterrupt, StoppedError):
-        if jobs.done:
-            _end_sweep(jobs, settings)
-        raise
-    _end_sweep(jobs, settings)
+    with chosen_folder(jobs) as folder:
+        try:
+            launch.launch(name, request, jobs.run, folder)
+        except (KeyboardInterrupt, StoppedError):
+            if jobs.done:
+                _end_sweep(jobs, folder)
+            raise
+        _end_sweep(jobs, folder)
     if jobs.stopped is not None:
         raise jobs.stopped
     _raise_failures(jobs)
 
 
-def _end_sweep(jobs: "Jobs", settings: Mapping[str, str]) -> None:
-    """Say what became of each job of a sweep, wherever it ran."""
-    from transfer_cli.sweep.folder import folder_of
+def _end_sweep(jobs: "Jobs", folder: Path) -> None:
+    """Print what became of each job of a sweep."""
     from transfer_cli.sweep.jobs import shared
 
     if jobs.makes_runs or not jobs.done:
-        jobs.read_copies(folder_of(jobs.request, settings))
-    common, lines = shared([job.words for job in jobs.done]), []
+        jobs.read_copies(folder)
+    common, lines = shared([job.words for job in jobs.done]), [Line(f"sweep {jobs.sweep_dir}")]
     for job in sorted(jobs.done, key=lambda job: job.number):
         ending = job.reason or job.outcome
         if not ending.startswith(job.outcome):
             ending = f"{job.outcome}: {ending}"
         own = " ".join(word for word in job.words if word not in common) or "(as it is)"
-        lines.append(f"  {job.number}  {own}  {ending}")
-    _print("\n".join([f"sweep {jobs.sweep_dir}", *lines]))
+        lines.append(Line(f"  {job.number}  {own}  {ending}"))
     if jobs.makes_runs:
-        _print(f"compare: transfer report {jobs.sweep_dir}")
+        lines.append(Line(f"compare: transfer report {jobs.sweep_dir}"))
+    terminal.print_out(Page(*lines))
 
 
 def _raise_failures(jobs: "Jobs") -> None:
@@ -324,7 +311,7 @@ def _complete(words: list[str]) -> None:
     """Answer the completion script, which calls us without the command but with COMP_LINE."""
     action, _, shell = (words[0] if words else "").partition("=")
     if action == "install":
-        _print_completion_script([shell])
+        print_completion_script([shell])
         return
     if action != "query" or shell not in SHELLS:
         raise ConfigError(
@@ -334,28 +321,29 @@ def _complete(words: list[str]) -> None:
     typed = line.split()
     if len(typed) < 2 or (len(typed) == 2 and not line.endswith(" ")):
         start = typed[1] if len(typed) == 2 else ""
-        _print("\n".join(name for name in commands.ALL if name.startswith(start)))
-        return
-    name = typed[1]
-    if name in commands.ALL and commands.ALL[name].composes:
+        names = [Line(name) for name in commands.ALL if name.startswith(start)]
+        terminal.print_out(Page(*names))
+    elif typed[1] in commands.ALL and commands.ALL[typed[1]].composes:
         from transfer_cli.config import launch
 
-        launch.complete(line.replace(f" {name}", "", 1), name, shell)
+        os.environ["COMP_LINE"] = line.replace(f" {typed[1]}", "", 1)
+        launch.shell_completion(f"query={shell}", typed[1])
 
 
-def _print_completion_script(words: list[str]) -> None:
+def print_completion_script(words: list[str]) -> None:
+    """Print what the shell that `words` names has to evaluate."""
     if len(words) != 1 or words[0] not in SHELLS:
         raise ConfigError(f"name one shell of {', '.join(SHELLS)}")
     from transfer_cli.config import launch
 
     # Zsh runs the script of bash.
-    launch.print_completion_script("bash" if words[0] == "zsh" else words[0])
+    launch.shell_completion(f"install={words[0].replace('zsh', 'bash')}")
 
 
 # --- what goes wrong ---------------------------------------------------------------------------
 
 
-def _fail(name: str, error: Exception, *, debug: bool) -> int:
+def _fail(name: str, error: BaseException, *, debug: bool) -> int:
     line, code = cause_and_cure(error)
     if isinstance(error, PeerError) and not debug:
         return code
@@ -366,21 +354,19 @@ def _fail(name: str, error: Exception, *, debug: bool) -> int:
     return code
 
 
-def _leave_word(words: list[str], error: BaseException) -> None:
-    """Write why a job of a sweep failed or was stopped where the sweep looks for it."""
-    if "--job" not in words[:-1] or isinstance(error, PeerError):
-        return
+def _write_reason(file: Path, error: BaseException) -> None:
+    """Write for a sweep why this process, one of its jobs, failed or was stopped."""
     with contextlib.suppress(OSError):
-        reason = str(error) or "interrupted"
-        if isinstance(error, Exception):
-            reason = cause_and_cure(error)[0] or _name(error)
-        Path(words[words.index("--job") + 1]).write_text(reason, encoding="utf-8")
+        file.write_text(_one_line(error), encoding="utf-8")
 
 
-def cause_and_cure(error: Exception) -> tuple[str | None, int]:
+def cause_and_cure(error: BaseException) -> tuple[str | None, int]:
     """Return cause and cure of what a user can fix (else None), and the exit code."""
     if isinstance(error, TransferError):
         return printable(str(error)), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        # A run that was training says where it stopped and how to resume it.
+        return printable(str(error)) or "interrupted", EXIT_INTERRUPTED
     if _is_out_of_memory(error):
         return (
             "out of memory. Lower loop.micro_batch (the same result in smaller portions), "
@@ -393,7 +379,7 @@ def cause_and_cure(error: Exception) -> tuple[str | None, int]:
     return None, EXIT_OUR_FAULT
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     # By name, because torch must not be imported to look at an error of something else.
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"OutOfMemoryError", "MemoryError"}:
@@ -401,8 +387,8 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def _name(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _one_line(error: BaseException) -> str:
+    return cause_and_cure(error)[0] or f"{type(error).__name__}: {error}"
 
 
 def _process_number() -> int | None:
@@ -414,12 +400,7 @@ def _process_number() -> int | None:
 # --- the terminal ------------------------------------------------------------------------------
 
 
-def _print(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def _say_traceback(error: Exception) -> None:
+def _say_traceback(error: BaseException) -> None:
     sys.stderr.write("".join(traceback.format_exception(error)))
     sys.stderr.flush()
 

@@ -69,30 +69,21 @@ class PrunedError(TransferError):
     exit_code = EXIT_PRUNED
 
 
-class PeerError(TransferError):
-    """Another process of the run has failed and says why; this one ends without a word.
-
-    Args:
-        message: For a log.
-        exit_code: What this process ends with.
-    """
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 class WorkerError(TransferError):
-    """A process that was started to work on a run was killed.
+    """A process that was started to work on a run has ended before the run did.
 
     Args:
         message: What became of it.
-        exit_code: What a shell would call that.
+        exit_code: The exit code of the run, as a shell would call what happened.
     """
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class PeerError(WorkerError):
+    """Another process of the run has failed and says why; this one ends without a message."""
 
 
 class SweepError(TransferError):
@@ -128,11 +119,7 @@ def one_of(
 def at_least(name: str, value: float, least: float, error: type[Exception] = ValueError) -> None:
     """Raise an error unless `value` is `least` or more, and finite.
 
-    Args:
-        name: What the message begins with, such as "size" or "loop.batch:".
-        value: A number.
-        least: The smallest that can be.
-        error: Its class.
+    `name` begins the message, such as "size" or "loop.batch:".
     """
     if not least <= value < math.inf:
         bound = "0 or more" if least == 0 else f"at least {least:g}"

@@ -40,7 +40,10 @@ class Length:
             return cls(None, "steps" if word == "rest" else "auto")
         share = _SHARE.fullmatch(text)
         if share is not None:
-            return cls._share(float(share[1]), text)
+            percent = float(share[1])
+            if not 0 < percent <= 100:
+                raise ValueError(f"{text!r} is no length: a share is above 0% and at most 100%")
+            return cls(percent / 100, "share")
         match = _COUNTED.fullmatch(text)
         if match is None:
             raise ValueError(
@@ -61,12 +64,6 @@ class Length:
         if _COUNTED.fullmatch(text) is None:
             raise ValueError(f"{text!r} is no length: write it as '500 steps' or '1 epoch'")
         return cls.parse(text)
-
-    @classmethod
-    def _share(cls, percent: float, text: str) -> "Length":
-        if not 0 < percent <= 100:
-            raise ValueError(f"{text!r} is no length: a share is above 0% and at most 100%")
-        return cls(percent / 100, "share")
 
     def steps(self, steps_per_epoch: int) -> int | None:
         """Return the length in optimizer steps, at least 1; None for the remainder of the run.

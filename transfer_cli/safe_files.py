@@ -1,7 +1,7 @@
-"""Small files that anybody may have written: read whole, in bounded memory, as plain values.
+"""Reads small files of unknown origin whole, in bounded memory, as plain values.
 
-A run directory can come from a stranger. What is read here is never larger, deeper or of another
-kind than our own files are; whoever asks says in an error of its own which file it was.
+A run directory can come from a stranger. A file that is larger, deeper or of another kind than our
+own is refused; the caller adds its name to the error.
 """
 
 import json
@@ -83,7 +83,7 @@ def read_json(path: Path, most_bytes: int = MAX_FILE_BYTES) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> dict[str, Any]:
-    """Return the JSON object that a text is.
+    """Return the JSON object in a text.
 
     Raises:
         UnreadableError: It is none, or holds what `check_plain` refuses.
@@ -103,7 +103,7 @@ def parse_json(text: str) -> dict[str, Any]:
 
 
 def check_plain(value: Any) -> None:
-    """Refuse what none of our files holds, though JSON or YAML could.
+    """Refuse values that JSON or YAML can hold, but none of our files does.
 
     Raises:
         UnreadableError: A value is nested too deeply, a name is no text, or a whole number has
@@ -134,7 +134,7 @@ def printable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return `text` without what steers a terminal: names in a file may hold anything."""
+    """Return `text` without control characters: names in a file may hold anything."""
     if text.isprintable():
         return text
     return "".join(

@@ -45,12 +45,7 @@ _INDENT = 4
 
 
 class Piece(NamedTuple):
-    """A text and its style.
-
-    Args:
-        text: One or more words.
-        style: A key of `STYLES`.
-    """
+    """A text and its style, a key of `STYLES`."""
 
     text: str
     style: Style = ""
@@ -146,12 +141,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
-
-    Args:
-        title: Its heading.
-        right: Whether it is right-aligned and not wrapped, as numbers are.
-    """
+    """A column of a table; `right` is for numbers, which are right-aligned and not wrapped."""
 
     title: str
     right: bool = False
@@ -159,12 +149,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows below titles. On a terminal that is too narrow, each row becomes a block.
-
-    Args:
-        columns: From left to right.
-        rows: A cell for each column; a cell is one line.
-    """
+    """Rows of cells below titles. On a terminal that is too narrow, each row becomes a block."""
 
     columns: Sequence[Column]
     rows: Sequence[Pieces]
@@ -182,7 +167,7 @@ class TextTable:
         )
 
     def drawn(self, console: "Console") -> list["Text"]:
-        """Return what is shown on a terminal."""
+        """Return the lines for a terminal."""
         from rich.table import Table as RichTable
         from rich.text import Text
 

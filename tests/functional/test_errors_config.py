@@ -17,6 +17,7 @@ MISTAKES = {
     "adaptation/plan=head": "adaptation/plan=head: no such option. Did you mean 'head_only'?",
     "+objective@losses.lm=clmm": "objective=clmm: no such option. Did you mean 'clm'?",
     "+objectiv@losses.lm=clm": "objectiv: no such group. Did you mean 'objective'?",
+    "adaptation/plans=all": "adaptation/plans: no such group. Did you mean 'adaptation/plan'?",
     "objective@losses.lm=clm": "write +objective@losses.lm=clm",
     "+model=tiny": "+model: is chosen already; drop the + to choose another",
     "++model=tiny": "++model=tiny: drop the ++",
@@ -106,7 +107,7 @@ def test_a_config_that_is_not_utf8(capsys, tmp_path):
 
     err = refusal(capsys, "finetune", "--config-dir", "own", "model=own")
 
-    assert "own/model/own.yaml, line 2: not UTF-8 (byte 0xe9)" in err
+    assert "own/model/own.yaml: line 2 is not UTF-8 (byte 0xE9)" in err
 
 
 @pytest.mark.parametrize(

@@ -287,3 +287,22 @@ def test_the_own_edit_can_be_distilled_to_the_source(scaled):
     ended = scaled("run", "+objective@losses.source=source_distillation", "losses.source.weight=1")
 
     assert ended.code == 0, ended.err
+
+
+def test_a_search_goes_by_the_metric_that_the_own_objective_declares(transfer, mylab, read_json):
+    pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
+
+    ended = transfer(
+        "pretrain", "--plugin", "mylab", "--config-dir", "conf", "experiment=sample/pretrain",
+        "objective=swapped_neighbours", *QUICK["pretrain"], "sweep=search", "sweep.trials=2",
+        "sweep.objective=validation/accuracy", "sweep.isolate=false", "optimizer.lr=1e-3,1e-2",
+        "run.dir=runs/searched",
+    )  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    assert read_json(mylab / "runs" / "searched" / "sweep.json")["direction"] == "maximize"
+    for number in (0, 1):
+        reached = read_json(mylab / "runs" / "searched" / f"job-{number}.json")["value"]
+        results = read_json(mylab / "runs" / "searched" / f"{number}" / "results.json")
+        assert reached == results["measures"]["validation"]["accuracy"]
+    assert "best of 2 trials: " in ended.err

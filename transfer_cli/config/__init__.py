@@ -1,1 +1,1 @@
-"""From YAML to objects: where configs lie, what shape they have, how they are built."""
+"""From YAML to objects: where configs are found, what they may hold, how objects are built."""

@@ -1,7 +1,7 @@
-"""How large a YAML file really is, found out before anything is made of it.
+"""Measures a YAML file before any object is made of it.
 
-A few lines of aliases of aliases stand for billions of values, which OmegaConf writes out one by
-one. The parser's events tell that without building anything.
+A few lines of aliases of aliases can stand for billions of values, which OmegaConf writes out one
+by one. The parser's events show that without building anything.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.safe_files import MAX_DEPTH, UnreadableError
+from transfer_cli.safe_files import MAX_DEPTH, UnreadableError, read_bytes
 
 MAX_CONFIG_BYTES = 2**20
 """Configs have some kilobytes; PyYAML reads some 100 kB a second."""
@@ -35,7 +35,7 @@ def check_size(text: str) -> None:
 
     Raises:
         UnreadableError: It is; the message begins with the line.
-        YAMLError: It is no YAML.
+        YAMLError: It is not YAML.
     """
     sizes: dict[str, int] = {}
     begun = [_Node(None)]
@@ -60,32 +60,23 @@ def check_size(text: str) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder of configs in which one is too large to be read.
+    """Refuse a folder of configs in which a file is too large to be read.
 
-    What is wrong with a file otherwise is said when it is used.
+    Anything else that is wrong with a file is reported when it is used.
 
     Raises:
-        ConfigError: One is; the message names it.
+        ConfigError: The message names the file.
     """
     for path in sorted(folder.rglob("*.yaml")):
-        if not path.is_file():
-            continue
         try:
-            check_size(_text_of(path))
+            if path.is_file():
+                check_size(read_bytes(path, MAX_CONFIG_BYTES).decode("utf-8", "replace"))
         except UnreadableError as error:
             raise ConfigError(
                 f"--config-dir: {path} cannot be a config: {error}. Take it out of the folder"
             ) from error
         except (OSError, yaml.YAMLError):
             continue
-
-
-def _text_of(path: Path) -> str:
-    with path.open("rb") as file:
-        raw = file.read(MAX_CONFIG_BYTES + 1)
-    if len(raw) > MAX_CONFIG_BYTES:
-        raise UnreadableError(f"larger than {MAX_CONFIG_BYTES // 2**10} KiB")
-    return raw.decode("utf-8", "replace")
 
 
 def at(event: yaml.Event, problem: str) -> UnreadableError:

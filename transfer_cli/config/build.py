@@ -55,18 +55,13 @@ def trust(packages: Iterable[str]) -> None:
 
 
 def import_plugins(packages: Iterable[str]) -> None:
-    """Import packages of the command line, which may register parts that no config names.
+    """Import the packages given with --plugin; importing one may register parts.
 
     Raises:
         ConfigError: One of them needs a package that is not installed.
     """
     for package in packages:
         _import(package, f"--plugin {package}")
-
-
-def trusted_packages() -> tuple[str, ...]:
-    """Return the packages whose classes a config may name."""
-    return (*TRUSTED, *sorted(_plugins))
 
 
 def build(
@@ -79,7 +74,7 @@ def build(
 
     Args:
         node: A mapping with `_target_`, or without one when `kind` is a dataclass.
-        key: Where `node` lies in the config, for errors.
+        key: The key of `node` in the config, for errors.
         kind: The class that the object must be an instance of, or several joined by `|`.
         extra: Further arguments of the constructor that no config can give, such as parameters.
 
@@ -94,9 +89,7 @@ def build(
 
 
 def check_options(node: Any, key: str = "") -> None:
-    """Refuse options that the classes named in a config, at any depth, do not have.
-
-    Nothing is built: what else is wrong shows when it is.
+    """Refuse options that the classes in a config, at any depth, do not have. Nothing is built.
 
     Raises:
         ConfigError: The message starts with the key at fault.
@@ -157,18 +150,17 @@ def _maker(node: Mapping[str, Any], key: str, kind: Any) -> type:
     if not _may_be(maker, kind):
         raise ConfigError(f"{key}: expected {_a(kind)}, but {_path(maker)} makes {_a(maker)}")
     if inspect.isabstract(maker):
-        raise ConfigError(
-            f"{key}: {_path(maker)} is abstract; name one of the classes made from it"
-        )
+        raise ConfigError(f"{key}: {_path(maker)} is abstract; name one of its subclasses")
     return maker
 
 
 def _find(target: Any, key: str) -> type:
     """Import the class that `target` names, if it is trusted by name and by place of definition."""
-    if not _is_dotted_name(target):
+    parts = target.split(".") if isinstance(target, str) else []
+    names = [part for part in parts if part.isidentifier() and not keyword.iskeyword(part)]
+    if len(parts) < 2 or names != parts:
         raise ConfigError(f"{key}.{TARGET}: expected package.module.Class, got {_shown(target)}")
-    if not _is_trusted(target):
-        raise ConfigError(_not_trusted(target, key))
+    check_trusted(target, key)
     module_name, _, name = target.rpartition(".")
     module = _import(module_name, key)
     member = getattr(module, name, None)
@@ -178,8 +170,7 @@ def _find(target: Any, key: str) -> type:
     if not isinstance(member, type):
         raise ConfigError(f"{key}: {target} is not a class")
     # A trusted module may import untrusted things; what counts is where the class was written.
-    if not _is_trusted(_path(member)):
-        raise ConfigError(_not_trusted(_path(member), key))
+    check_trusted(_path(member), key)
     return member
 
 
@@ -207,22 +198,19 @@ def _siblings(module_name: str) -> str:
     return f".{close}" if close else ""
 
 
-def _is_dotted_name(target: Any) -> bool:
-    if not isinstance(target, str) or "." not in target:
-        return False
-    return all(part.isidentifier() and not keyword.iskeyword(part) for part in target.split("."))
+def check_trusted(path: str, key: str) -> None:
+    """Refuse a class of a package that no config may name.
 
-
-def _is_trusted(path: str) -> bool:
-    return any(path.startswith(f"{package}.") for package in trusted_packages())
-
-
-def _not_trusted(path: str, key: str) -> str:
+    Raises:
+        ConfigError: The message begins with `key`.
+    """
+    if path.startswith(tuple(f"{package}." for package in (*TRUSTED, *_plugins))):
+        return
     package = path.partition(".")[0]
     if package == __name__.partition(".")[0]:
         known = ", ".join(name for name in TRUSTED if name.startswith(package))
-        return f"{key}: {path} is nothing that a config may build; that is in {known}"
-    return (
+        raise ConfigError(f"{key}: {path} is nothing that a config may build; that is in {known}")
+    raise ConfigError(
         f"{key}: {path} is not trusted. Name your package with --plugin to trust it"
         f" (--plugin {package})"
     )
@@ -235,14 +223,11 @@ def _path(maker: type) -> str:
 # --- its arguments -----------------------------------------------------------------------------
 
 
-def _parameters(maker: type) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(maker).parameters
-
-
-def _options(maker: type) -> set[str]:
-    """Return the names that the constructor takes."""
+def _options(maker: type) -> dict[str, inspect.Parameter]:
+    """Return the parameters of the constructor that can be given by name."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name for name, each in _parameters(maker).items() if each.kind in kinds}
+    parameters = inspect.signature(maker).parameters
+    return {name: each for name, each in parameters.items() if each.kind in kinds}
 
 
 def _check_names(
@@ -253,11 +238,10 @@ def _check_names(
         if name in extra:
             raise ConfigError(f"{key}.{name}: is filled in when the run starts; leave it out")
     _refuse_unknown(arguments, maker, key, hidden=extra)
-    parameters = _parameters(maker)
     missing = [
         name
-        for name in _options(maker) - set(arguments) - set(extra)
-        if parameters[name].default is inspect.Parameter.empty
+        for name, parameter in _options(maker).items()
+        if name not in {**arguments, **extra} and parameter.default is inspect.Parameter.empty
     ]
     missing += [name for name, value in arguments.items() if value == "???"]
     if missing:
@@ -271,10 +255,11 @@ def _refuse_unknown(
 ) -> None:
     """Refuse arguments that the constructor does not have; name the others, but for `hidden`."""
     known = _options(maker)
-    takes_any = any(each.kind == each.VAR_KEYWORD for each in _parameters(maker).values())
+    parameters = inspect.signature(maker).parameters.values()
+    takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters)
     for name in arguments:
         if name not in known and not (takes_any and str(name).isidentifier()):
-            shown = sorted(known - set(hidden))
+            shown = sorted(known.keys() - set(hidden))
             listed = f" It has {', '.join(shown)}." if shown else " It has none."
             hint = nearest(str(name), shown) or listed
             raise ConfigError(f"{key}.{name}: {maker.__name__} has no option {name!r}.{hint}")
@@ -301,8 +286,10 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         return _convert_literal(value, get_args(hint), key)
     if isinstance(value, Mapping) and TARGET in value:
         return _construct(value, key, origin or hint, {})
-    if hint in (Any, inspect.Parameter.empty, object) or isinstance(hint, TypeVar):
-        return _convert_untyped(value, key)
+    if hint in (Any, object) or isinstance(hint, TypeVar):
+        if not isinstance(value, Mapping | list):
+            return value
+        hint = dict if isinstance(value, Mapping) else list  # nodes in it are built as well
     container = origin if isinstance(origin, type) else hint
     if _is_container(container):
         return _convert_container(value, container, get_args(hint), key)
@@ -318,14 +305,6 @@ def _is_container(kind: Any) -> bool:
     return kind.__module__ in ("builtins", "collections.abc") and issubclass(kind, Iterable)
 
 
-def _convert_untyped(value: Any, key: str) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _convert(item, Any, f"{key}.{name}") for name, item in value.items()}
-    if isinstance(value, list):
-        return [_convert(item, Any, f"{key}.{place}") for place, item in enumerate(value)]
-    return value
-
-
 def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
     if value is None and types.NoneType in choices:
         return None
@@ -335,8 +314,7 @@ def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
     if isinstance(value, Mapping) and TARGET in value:
         return _construct(value, key, Union[choices], {})  # noqa: UP007 - of a list
     # An int stays an int in `float | int`, whichever comes first.
-    exact = [choice for choice in choices if choice is type(value)]
-    for choice in (*exact, *choices):
+    for choice in sorted(choices, key=lambda choice: choice is not type(value)):
         try:
             return _convert(value, choice, key)
         except ConfigError:
@@ -388,9 +366,7 @@ def _convert_plain(value: Any, hint: Any, key: str) -> Any:
             raise ConfigError(f"{key}: is too large for a number") from error
     if hint is Path and isinstance(value, str):
         return Path(value)
-    if isinstance(value, bool) and hint is not bool and _is_class(hint):
-        raise ConfigError(f"{key}: expected {_a(hint)}, got {_shown(value)}")
-    if _fits(value, hint):
+    if _fits(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     cure = f". Write {int(value)}" if hint is int and is_number and value % 1 == 0 else ""
     if hint is str and is_number:
@@ -401,36 +377,29 @@ def _convert_plain(value: Any, hint: Any, key: str) -> Any:
 # --- kinds -------------------------------------------------------------------------------------
 
 
-def _is_class(kind: Any) -> bool:
-    """Return whether instances of `kind` can be recognised."""
-    if kind is Any or not isinstance(kind, type):
-        return False
-    return not getattr(kind, "_is_protocol", False)
+def _is_protocol(kind: Any) -> bool:
+    return getattr(kind, "_is_protocol", False)
 
 
 def _may_be(maker: type, kind: Any) -> bool:
-    """Return whether what `maker` makes can be of a kind, as far as its class tells.
-
-    It is asked before anything is made: to be of the wrong kind must not have any effect.
-    """
+    """Return whether an instance of `maker` can be of a kind. Nothing is made to find that out."""
     if get_origin(kind) in (Union, types.UnionType):
         return any(_may_be(maker, choice) for choice in get_args(kind))
-    if getattr(kind, "_is_protocol", False):
+    if _is_protocol(kind):
         methods = [name for name, member in vars(kind).items() if inspect.isfunction(member)]
         wanted = [name for name in methods if name == "__call__" or not name.startswith("_")]
         return all(any(name in vars(base) for base in maker.__mro__) for name in wanted)
     kind = get_origin(kind) or kind
-    return issubclass(maker, kind) if _is_class(kind) else True
+    return issubclass(maker, kind) if isinstance(kind, type) and kind is not Any else True
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    if kind is types.NoneType:
-        return value is None
-    if _is_class(kind):
-        return isinstance(value, kind)
-    if get_origin(kind) is Callable or getattr(kind, "_is_protocol", False):
+    if _is_protocol(kind) or get_origin(kind) is Callable:
         return callable(value)
-    return True
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # a kind that has no instances, such as `type[Module]`
+        return True
 
 
 def _a(kind: Any) -> str:

@@ -25,7 +25,7 @@ class Command:
 
     summary: str
     text: str
-    function: str
+    function: str = ""
     keys: tuple[str, ...] = ()
     examples: tuple[tuple[str, str], ...] = ()
     hidden: tuple[str, ...] = ()
@@ -36,220 +36,103 @@ class Command:
     lists: tuple[str, ...] = ()
 
 
-_MODULES = "transfer_cli.commands"
-_TASKS = ("transfer_cli.data.tasks.",)
-_TEXTS = ("transfer_cli.data.text.",)
-
-PRETRAIN = Command(
-    summary="train a language model on unlabelled text",
-    text="""\
+ALL: dict[str, Command] = {
+    "prepare": Command(
+        summary="fetch a data set, make its tokenizer and encode it",
+        text="""\
+Does what `pretrain` and `finetune` do before their first step, and trains nothing: fetches the
+data set if it is not there, trains the tokenizer, encodes the text into the cache. A later run
+with the same settings starts at once.""",
+        function="transfer_cli.commands.prepare.prepare",
+        keys=("data_dir", "init_from", "tokenizer.size", "seed"),
+        examples=(
+            ("transfer prepare", "WikiText-103 with a vocabulary of 28,996 word pieces"),
+            ("transfer prepare data=wikitext2 tokenizer=bpe tokenizer.size=8192", "a smaller one"),
+            ("transfer prepare data=trec6 init_from=RUN", "a task, with the tokenizer of a run"),
+        ),
+    ),
+    "inspect": Command(
+        summary="look at the data: samples, lengths, labels, unknown tokens, overlap",
+        text="""\
+Shows what a model would see: samples of each split as text and as tokens with their labels or
+targets, how long the texts are, how often each label occurs, how many tokens are unknown, and how
+much of the training data is found again in validation and test.""",
+        function="transfer_cli.commands.inspect.inspect",
+        keys=("samples", "data_dir", "init_from", "tokenizer.size", "seed"),
+        examples=(
+            ("transfer inspect data=sample_questions", "the embedded sample"),
+            ("transfer inspect data=trec6 init_from=RUN", "a task, with the tokenizer of a run"),
+            ("transfer inspect data=wikitext2 objective=mlm", "with what the objective hides"),
+        ),
+    ),
+    "pretrain": Command(
+        summary="train a language model on unlabelled text",
+        text="""\
 Trains a Transformer on text without labels: `objective=clm` predicts the next word piece,
 `objective=mlm` restores hidden ones. Alone it is a causal model of about 50M parameters on
 WikiText-103. The run directory then holds the weights, the tokenizer, all measures and the
 TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
-    function=f"{_MODULES}.pretrain.pretrain",
-    keys=(
-        "optimizer.lr",
-        "loop.steps",
-        "loop.epochs",
-        "loop.batch",
-        "loop.micro_batch",
-        "seed",
-        "device",
-        "precision",
-        "run.dir",
-        "resume",
+        function="transfer_cli.commands.pretrain.pretrain",
+        keys=(
+            "optimizer.lr",
+            "loop.steps",
+            "loop.epochs",
+            "loop.batch",
+            "loop.micro_batch",
+            "seed",
+            "device",
+            "precision",
+            "run.dir",
+            "resume",
+        ),
+        examples=(
+            ("transfer pretrain experiment=sample/pretrain", "half a minute on a laptop, offline"),
+            ("transfer pretrain data=text data.train='corpus/*.txt' objective=mlm", "own text"),
+            ("transfer pretrain resume=runs/pretrain/RUN", "go on with a run that was stopped"),
+        ),
+        hidden=("transfer_cli.data.tasks.", "transfer_cli.objectives.classification."),
+        scales=True,
+        makes_runs=True,
     ),
-    examples=(
-        ("transfer pretrain experiment=sample/pretrain", "half a minute on a laptop, offline"),
-        ("transfer pretrain data=text data.train='corpus/*.txt' objective=mlm", "own text"),
-        ("transfer pretrain resume=runs/pretrain/RUN", "go on with a run that was stopped"),
-    ),
-    hidden=(*_TASKS, "transfer_cli.objectives.classification."),
-    scales=True,
-    makes_runs=True,
-)
-
-FINETUNE = Command(
-    summary="adapt a pretrained model to a labelled task",
-    text="""\
+    "finetune": Command(
+        summary="adapt a pretrained model to a labelled task",
+        text="""\
 Puts a new head on a pretrained model and trains both on labelled texts. The model and the
 tokenizer are those of `init_from`: a run, or a published BERT, RoBERTa, DistilBERT, ELECTRA or
 GPT-2 (a folder, or `hf:owner/name`). The weights that did best on the validation split are kept,
 and the test split sees only those, once. `init=scratch` trains the same model from fresh
 weights, for comparison.""",
-    function=f"{_MODULES}.finetune.finetune",
-    keys=(
-        "init_from",
-        "init",
-        "optimizer.lr",
-        "loop.epochs",
-        "loop.batch",
-        "forgetting.data",
-        "seed",
-        "device",
-        "run.dir",
-        "resume",
-    ),
-    examples=(
-        ("transfer finetune init_from=runs/pretrain/RUN", "TREC-6, everything trains"),
-        (
-            "transfer finetune init_from=RUN data=table data.train=train.csv data.label=topic",
-            "own table",
+        function="transfer_cli.commands.finetune.finetune",
+        keys=(
+            "init_from",
+            "init",
+            "optimizer.lr",
+            "loop.epochs",
+            "loop.batch",
+            "forgetting.data",
+            "seed",
+            "device",
+            "run.dir",
+            "resume",
         ),
-        (
-            "transfer finetune init_from=RUN adaptation=full,frozen -m",
-            "two runs, one for each value",
+        examples=(
+            ("transfer finetune init_from=runs/pretrain/RUN", "TREC-6, everything trains"),
+            (
+                "transfer finetune init_from=RUN data=table data.train=train.csv data.label=topic",
+                "own table",
+            ),
+            (
+                "transfer finetune init_from=RUN adaptation=full,frozen -m",
+                "two runs, one for each value",
+            ),
         ),
+        hidden=("transfer_cli.data.text.",),
+        scales=True,
+        makes_runs=True,
     ),
-    hidden=_TEXTS,
-    scales=True,
-    makes_runs=True,
-)
-
-EVALUATE = Command(
-    summary="score a run on a split of its own data, or of other data",
-    text="""\
-Measures a run's best weights: perplexities and bits per byte for a language model, error rate,
-accuracy and macro-F1 for a classifier. `data=` scores other data that fits the run.""",
-    function=f"{_MODULES}.evaluate.evaluate",
-    keys=("run", "split", "baseline", "batch", "device", "precision", "data_dir", "seed"),
-    examples=(
-        ("transfer evaluate run=runs/finetune/RUN", "the test split"),
-        (
-            "transfer evaluate run=RUN split=validation baseline=unigram",
-            "what word frequencies alone would reach",
-        ),
-        ("transfer evaluate run=RUN data=table data.train=new.csv split=train", "other data"),
-    ),
-    scales=True,
-)
-
-PREDICT = Command(
-    summary="label texts with a fine-tuned run",
-    text="""\
-Reads texts from a file or standard input and writes a JSON line or a row of a table for each, in
-input order, with the label and the probability of every label. Works on any amount of text in
-bounded memory. Of several runs it writes the mean of their probabilities.""",
-    function=f"{_MODULES}.predict.predict.predict",
-    keys=(
-        "run",
-        "input",
-        "output",
-        "text",
-        "pair",
-        "format",
-        "output_format",
-        "keep",
-        "errors",
-        "batch",
-    ),
-    examples=(
-        ("echo 'Who wrote Hamlet ?' | transfer predict run=runs/finetune/RUN", "one text"),
-        ("transfer predict run=RUN input=questions.txt output=labels.jsonl", "one text a line"),
-        ("transfer predict run=RUN input=table.csv text=question", "a column of a table"),
-        (
-            "transfer predict run=[RUN,RUN] input=a.csv output=b.csv keep=true errors=skip",
-            "two runs together; all columns; rows that cannot be read are left out",
-        ),
-    ),
-    scales=True,
-)
-
-GENERATE = Command(
-    summary="let a causal language model go on with a text",
-    text="""\
-Goes on with a text by a run of `objective=clm`, and shows the words as they come. The text stands
-behind `prompt=` or alone, in quotes, and may hold any characters. Each token is drawn from what
-the model predicts, `top_p` and `top_k` leave out what is unlikely, and `temperature=0` takes the
-likeliest; the same `seed` makes the same text.""",
-    function=f"{_MODULES}.generate.generate",
-    keys=(
-        "run",
-        "prompt",
-        "max_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "seed",
-        "stop",
-        "samples",
-        "output",
-    ),
-    examples=(
-        ("transfer generate run=runs/pretrain/RUN 'Once upon a time'", "a text"),
-        ("transfer generate run=RUN 'Once upon a time' temperature=0 stop=.", "a greedy sentence"),
-        ("transfer generate run=RUN prompt=- samples=5 output=texts.jsonl < story.txt", "five"),
-    ),
-    typed="prompt",
-    lists=("stop",),
-)
-
-FILL = Command(
-    summary="fill the gaps of a text by a masked language model",
-    text="""\
-Shows what a run of `objective=mlm` would put where a text has `[MASK]`: the likeliest words for
-each gap, with their probabilities, and the text with the best of them.""",
-    function=f"{_MODULES}.fill.fill_gaps",
-    keys=("run", "text", "top", "output", "device", "precision"),
-    examples=(
-        ("transfer fill run=runs/pretrain/RUN 'The capital of [MASK] is Paris .'", "one gap"),
-        ("transfer fill run=RUN 'The [MASK] of France is [MASK] .' top=10", "two of them"),
-        ("transfer fill run=RUN text='The [MASK] .' output=- | jq .filled", "as JSON"),
-    ),
-    typed="text",
-)
-
-EXPORT = Command(
-    summary="write a run as a folder that other libraries load",
-    text="""\
-Writes the model of a run for use without this tool. `format=hf` writes what Hugging Face's
-`transformers` loads by `AutoModel...from_pretrained`, with the tokenizer, the names of the labels
-and a model card, where the model is one of a published family: GPT-2, BERT, DistilBERT, RoBERTa or
-ELECTRA. Low-rank updates are folded in; what has no place there is refused by name. `format=onnx`
-writes any model as an ONNX graph, checked against torch.""",
-    function=f"{_MODULES}.export.export.export",
-    keys=("run", "to", "format", "family", "head", "base"),
-    examples=(
-        ("transfer export run=runs/finetune/RUN to=my-classifier", "for transformers"),
-        ("transfer export run=RUN to=graph format=onnx", "for ONNX runtimes"),
-        ("transfer export run=RUN to=encoder head=false", "the backbone alone"),
-    ),
-)
-
-PREPARE = Command(
-    summary="fetch a data set, make its tokenizer and encode it",
-    text="""\
-Does what `pretrain` and `finetune` do before their first step, and trains nothing: fetches the
-data set if it is not there, trains the tokenizer, encodes the text into the cache. A later run
-with the same settings starts at once.""",
-    function=f"{_MODULES}.prepare.prepare",
-    keys=("data_dir", "init_from", "tokenizer.size", "seed"),
-    examples=(
-        ("transfer prepare", "WikiText-103 with a vocabulary of 28,996 word pieces"),
-        ("transfer prepare data=wikitext2 tokenizer=bpe tokenizer.size=8192", "a smaller one"),
-        ("transfer prepare data=trec6 init_from=RUN", "a task, with the tokenizer of a run"),
-    ),
-)
-
-INSPECT = Command(
-    summary="look at the data: samples, lengths, labels, unknown tokens, overlap",
-    text="""\
-Shows what a model would see: samples of each split as text and as tokens with their labels or
-targets, how long the texts are, how often each label occurs, how many tokens are unknown, and how
-much of the training data is found again in validation and test.""",
-    function=f"{_MODULES}.inspect.inspect",
-    keys=("samples", "data_dir", "init_from", "tokenizer.size", "seed"),
-    examples=(
-        ("transfer inspect data=sample_questions", "the embedded sample"),
-        ("transfer inspect data=trec6 init_from=RUN", "a task, with the tokenizer of a run"),
-        ("transfer inspect data=wikitext2 objective=mlm", "with what the objective hides"),
-    ),
-)
-
-PLAN = Command(
-    summary="show what a run would train when, and how fast, without training",
-    text="""\
+    "plan": Command(
+        summary="show what a run would train when, and how fast, without training",
+        text="""\
 transfer plan finetune|pretrain [GROUP=OPTION ...] [KEY=VALUE ...]
 
 Takes the words of `transfer finetune` or `transfer pretrain` and prints the stages of the run: from
@@ -257,44 +140,130 @@ which step to which, what trains, how many parameters that is, at which rates; w
 from the checkpoint, which are new and which are dropped; and about how much memory it takes. With
 `plan.steps=5` it takes five steps to say how long the run would last. Text to read is encoded
 first, as the run itself would; that is kept.""",
-    function="",
-    composes=False,
-)
-
-
-def _about(command: Command, function: str) -> Command:
-    """Return a command of the same words that looks at a run instead of making one."""
-    return replace(command, function=f"{_MODULES}.{function}", scales=False, makes_runs=False)
-
-
-PLANNED = {
-    "finetune": _about(FINETUNE, "plan.plan_finetune"),
-    "pretrain": _about(PRETRAIN, "plan.plan_pretrain"),
-}
-"""The commands that `plan` can look at."""
-
-LR_FIND = Command(
-    summary="find a learning rate by a short run over a range of them",
-    text="""\
+        composes=False,
+    ),
+    "lr-find": Command(
+        summary="find a learning rate by a short run over a range of them",
+        text="""\
 transfer lr-find finetune|pretrain [GROUP=OPTION ...] [KEY=VALUE ...]
 
 Takes the words of `transfer finetune` or `transfer pretrain`, lets the rate of every layer group
 grow from step to step until the loss explodes (Smith 2017), and suggests a rate for each group. The
 curve is left as a picture, as numbers and in TensorBoard; no model is kept. `lr_find.start`,
 `lr_find.end` and `lr_find.steps` set the range.""",
-    function="",
-    composes=False,
-)
-
-LR_FOUND = {
-    "finetune": _about(FINETUNE, "lr_find.lr_find.find_finetune"),
-    "pretrain": _about(PRETRAIN, "lr_find.lr_find.find_pretrain"),
-}
-"""The commands whose rate `lr-find` can find."""
-
-REPORT = Command(
-    summary="compare runs and sweeps: a table, CSV, Markdown, a page with charts",
-    text="""\
+        composes=False,
+    ),
+    "evaluate": Command(
+        summary="score a run on a split of its own data, or of other data",
+        text="""\
+Measures a run's best weights: perplexities and bits per byte for a language model, error rate,
+accuracy and macro-F1 for a classifier. `data=` scores other data that fits the run.""",
+        function="transfer_cli.commands.evaluate.evaluate",
+        keys=("run", "split", "baseline", "batch", "device", "precision", "data_dir", "seed"),
+        examples=(
+            ("transfer evaluate run=runs/finetune/RUN", "the test split"),
+            (
+                "transfer evaluate run=RUN split=validation baseline=unigram",
+                "what word frequencies alone would reach",
+            ),
+            ("transfer evaluate run=RUN data=table data.train=new.csv split=train", "other data"),
+        ),
+        scales=True,
+    ),
+    "predict": Command(
+        summary="label texts with a fine-tuned run",
+        text="""\
+Reads texts from a file or standard input and writes a JSON line or a row of a table for each, in
+input order, with the label and the probability of every label. Works on any amount of text in
+bounded memory. Of several runs it writes the mean of their probabilities.""",
+        function="transfer_cli.commands.predict.predict.predict",
+        keys=(
+            "run",
+            "input",
+            "output",
+            "text",
+            "pair",
+            "format",
+            "output_format",
+            "keep",
+            "errors",
+            "batch",
+        ),
+        examples=(
+            ("echo 'Who wrote Hamlet ?' | transfer predict run=runs/finetune/RUN", "one text"),
+            ("transfer predict run=RUN input=questions.txt output=labels.jsonl", "one text a line"),
+            ("transfer predict run=RUN input=table.csv text=question", "a column of a table"),
+            (
+                "transfer predict run=[RUN,RUN] input=a.csv output=b.csv keep=true errors=skip",
+                "two runs together; all columns; rows that cannot be read are left out",
+            ),
+        ),
+        scales=True,
+    ),
+    "generate": Command(
+        summary="let a causal language model go on with a text",
+        text="""\
+Goes on with a text by a run of `objective=clm`, and shows the words as they come. The text stands
+behind `prompt=` or alone, in quotes, and may hold any characters. Each token is drawn from what
+the model predicts, `top_p` and `top_k` leave out what is unlikely, and `temperature=0` takes the
+likeliest; the same `seed` makes the same text.""",
+        function="transfer_cli.commands.generate.generate",
+        keys=(
+            "run",
+            "prompt",
+            "max_tokens",
+            "temperature",
+            "top_k",
+            "top_p",
+            "seed",
+            "stop",
+            "samples",
+            "output",
+        ),
+        examples=(
+            ("transfer generate run=runs/pretrain/RUN 'Once upon a time'", "a text"),
+            (
+                "transfer generate run=RUN 'Once upon a time' temperature=0 stop=.",
+                "a greedy sentence",
+            ),
+            ("transfer generate run=RUN prompt=- samples=5 output=texts.jsonl < story.txt", "five"),
+        ),
+        typed="prompt",
+        lists=("stop",),
+    ),
+    "fill": Command(
+        summary="fill the gaps of a text by a masked language model",
+        text="""\
+Shows what a run of `objective=mlm` would put where a text has `[MASK]`: the likeliest words for
+each gap, with their probabilities, and the text with the best of them.""",
+        function="transfer_cli.commands.fill.fill_gaps",
+        keys=("run", "text", "top", "output", "device", "precision"),
+        examples=(
+            ("transfer fill run=runs/pretrain/RUN 'The capital of [MASK] is Paris .'", "one gap"),
+            ("transfer fill run=RUN 'The [MASK] of France is [MASK] .' top=10", "two of them"),
+            ("transfer fill run=RUN text='The [MASK] .' output=- | jq .filled", "as JSON"),
+        ),
+        typed="text",
+    ),
+    "export": Command(
+        summary="write a run as a folder that other libraries load",
+        text="""\
+Writes the model of a run for use without this tool. `format=hf` writes what Hugging Face's
+`transformers` loads by `AutoModel...from_pretrained`, with the tokenizer, the names of the labels
+and a model card, where the model is one of a published family: GPT-2, BERT, DistilBERT, RoBERTa or
+ELECTRA. Low-rank updates are folded in; what has no place there is refused by name. `format=onnx`
+writes any model as an ONNX graph, checked against torch.""",
+        function="transfer_cli.commands.export.export.export",
+        keys=("run", "to", "format", "family", "head", "base"),
+        examples=(
+            ("transfer export run=runs/finetune/RUN to=my-classifier", "for transformers"),
+            ("transfer export run=RUN to=graph format=onnx", "for ONNX runtimes"),
+            ("transfer export run=RUN to=encoder head=false", "the backbone alone"),
+        ),
+    ),
+    "report": Command(
+        summary="compare runs and sweeps: a table, CSV, Markdown, a page with charts",
+        text="""\
 transfer report PATH ... [--sort KEY] [--baseline WORDS] [--csv FILE] [--markdown FILE]
                          [--json FILE] [--html FILE] [--plugin PACKAGE]
 
@@ -309,74 +278,69 @@ page; a package named by `--plugin` may show its own in sections of its own.
 
   transfer report runs/finetune
   transfer report SWEEP --baseline adaptation=full --html report.html""",
-    function=f"{_MODULES}.report.report",
-    composes=False,
-)
-
-DIFF = Command(
-    summary="show in what two runs differ: config, data, environment, measures",
-    text="""\
+        function="transfer_cli.commands.report.report",
+        composes=False,
+    ),
+    "diff": Command(
+        summary="show in what two runs differ: config, data, environment, measures",
+        text="""\
 transfer diff RUN_A RUN_B [--json]
 
 Shows settings, data, versions, measures and costs that differ, and a paired test of both runs on
 the same items (b - a).""",
-    function=f"{_MODULES}.diff.diff",
-    composes=False,
-)
-
-INIT = Command(
-    summary="start a folder of your own configs, with commented copies to edit",
-    text="""\
+        function="transfer_cli.commands.diff.diff",
+        composes=False,
+    ),
+    "presets": Command(
+        summary="list every config group and option, with one line on each",
+        text="transfer presets [GROUP ...] [--json] [--config-dir DIR]",
+        function="transfer_cli.commands.presets.presets",
+        composes=False,
+    ),
+    "init": Command(
+        summary="start a folder of your own configs, with commented copies to edit",
+        text="""\
 transfer init DIR [--from GROUP=OPTION ...]
 
 Makes DIR, a folder of your own configs: commented copies of ours, one for each of the groups that
 people change most, and a README.md that says how to use them. With `--from` it holds copies of the
 named options instead, as `my_OPTION`. `--config-dir DIR` then offers them to any command, and
 `transfer presets --config-dir DIR` marks them.""",
-    function=f"{_MODULES}.init.init.init",
-    composes=False,
-)
-
-PRESETS = Command(
-    summary="list every config group and option, with one line on each",
-    text="transfer presets [GROUP ...] [--json] [--config-dir DIR]",
-    function=f"{_MODULES}.presets.presets",
-    composes=False,
-)
-
-INFO = Command(
-    summary="show versions, devices and caches",
-    text="transfer info [--json]",
-    function=f"{_MODULES}.info.info",
-    composes=False,
-)
-
-COMPLETION = Command(
-    summary="print the completion script for a shell",
-    text='transfer completion bash|zsh|fish, for example: eval "$(transfer completion bash)"',
-    function="",
-    composes=False,
-)
-
-ALL: dict[str, Command] = {
-    "prepare": PREPARE,
-    "inspect": INSPECT,
-    "pretrain": PRETRAIN,
-    "finetune": FINETUNE,
-    "plan": PLAN,
-    "lr-find": LR_FIND,
-    "evaluate": EVALUATE,
-    "predict": PREDICT,
-    "generate": GENERATE,
-    "fill": FILL,
-    "export": EXPORT,
-    "report": REPORT,
-    "diff": DIFF,
-    "presets": PRESETS,
-    "init": INIT,
-    "info": INFO,
-    "completion": COMPLETION,
+        function="transfer_cli.commands.init.init.init",
+        composes=False,
+    ),
+    "info": Command(
+        summary="show versions, devices and caches",
+        text="transfer info [--json]",
+        function="transfer_cli.commands.info.info",
+        composes=False,
+    ),
+    "completion": Command(
+        summary="print the completion script for a shell",
+        text='transfer completion bash|zsh|fish, for example: eval "$(transfer completion bash)"',
+        function="transfer_cli.cli.print_completion_script",
+        composes=False,
+    ),
 }
+"""In the order in which they are listed."""
+
+
+def _about(command: Command, function: str) -> Command:
+    """Return a command of the same words that looks at a run instead of making one."""
+    return replace(command, function=function, scales=False, makes_runs=False)
+
+
+ABOUT = {
+    "plan": {
+        "finetune": _about(ALL["finetune"], "transfer_cli.commands.plan.plan_finetune"),
+        "pretrain": _about(ALL["pretrain"], "transfer_cli.commands.plan.plan_pretrain"),
+    },
+    "lr-find": {
+        "finetune": _about(ALL["finetune"], "transfer_cli.commands.lr_find.lr_find.find_finetune"),
+        "pretrain": _about(ALL["pretrain"], "transfer_cli.commands.lr_find.lr_find.find_pretrain"),
+    },
+}
+"""For `plan` and `lr-find`: the commands whose overrides they take."""
 
 
 def overview() -> Page:

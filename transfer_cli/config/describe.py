@@ -1,19 +1,20 @@
-"""What can be chosen and what it means, read from `conf/` itself.
+"""Shows what can be chosen and what it means, read from `conf/` itself.
 
-`conf/` is the registry: a group is a folder, an option is a file, whose first line says what it is.
-The meaning of a plain value is the text below its field in `config.schema`.
+A config group is a folder, an option is a file, whose first line says what it is. The meaning of a
+plain value is the text below its field in `config.schema`.
 """
 
 import ast
 import inspect
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from transfer_cli.config import schema
 from transfer_cli.config.commands import Command
@@ -22,10 +23,10 @@ from transfer_cli.config.locate import conf_dir
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
 
 WIDTH = 100
-"""Of the help text in a pipe; on a terminal it is no wider either."""
+"""Maximum width of the help text, in a pipe too."""
 
 COLUMN = 34
-"""Where meanings stand beside what they are the meaning of."""
+"""The column in which descriptions begin."""
 
 PACKAGED = "packaged"
 OWN = "yours"
@@ -43,9 +44,9 @@ class Option:
 
     Args:
         group: The folder, for example `adaptation/plan`.
-        name: What follows the `=`.
-        line: What it is, in one line.
-        file: Where it lies.
+        name: The part after `=`.
+        line: Its description.
+        file: Its path.
         origin: `packaged`, or `yours` for a file of --config-dir.
         shadowed: Whether a packaged option of the same name is used instead.
     """
@@ -65,7 +66,7 @@ class Option:
 
 
 def description(file: Path) -> str:
-    """Return what the first line of a config says that it is; "" where it says nothing."""
+    """Return the description in the first line of a config; "" if there is none."""
     for line in file.read_text().splitlines():
         if not line.startswith("#"):
             return ""
@@ -100,17 +101,20 @@ def _options_in(folder: Path, origin: str) -> Iterator[Option]:
 
 def command_help(name: str, command: Command, request: Request) -> Page:
     """Return what `transfer NAME --help` shows."""
-    config = _composed(name, request)
+    from transfer_cli.config import launch  # which looks up options here when it explains an error
+
+    compose = partial(launch.compose, name, return_hydra_config=True)
+    try:
+        config = compose(request)
+    except Exception:  # the keys are shown as they are by default where an override is wrong
+        config = compose(Request())
+    chosen = (compose(Request()) if request.overrides else config).hydra.runtime.choices
+    usage = f" transfer {name} [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]"
     parts: list[list[Renderable]] = [
         [Line(Piece(f"transfer {name}", "heading"), f": {command.summary}")],
         [Prose(command.text)],
-        [
-            Line(
-                Piece("usage:", "heading"),
-                f" transfer {name} [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]",
-            )
-        ],
-        _groups(name, command, request),
+        [Line(Piece("usage:", "heading"), usage)],
+        _groups(chosen, command, request),
         _keys(name, command, config),
         _examples(command),
         _flags(name),
@@ -122,20 +126,13 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     return Page(*blocks)
 
 
-def _composed(name: str, request: Request) -> DictConfig:
-    """Return the config with the overrides given, or as it is by default where they are wrong."""
-    from transfer_cli.config import launch
-
-    try:
-        return launch.compose(name, request)
-    except Exception:
-        return launch.compose(name, Request())
-
-
-def _groups(name: str, command: Command, request: Request) -> list[Renderable]:
+def _groups(
+    chosen: Mapping[str, str | None], command: Command, request: Request
+) -> list[Renderable]:
     """Return the groups in the order of the defaults, each with those below it."""
-    chosen = _chosen(name)
-    places = {group: place for place, group in enumerate(chosen) if "/" not in group}
+    # Hydra lists them from last to first, with further choices of a group for other places.
+    own = [group for group in reversed(list(chosen)) if "@" not in group]
+    places = {group: place for place, group in enumerate(own)}
     found = [
         option
         for option in options(request.config_dir)
@@ -146,7 +143,7 @@ def _groups(name: str, command: Command, request: Request) -> list[Renderable]:
     found.sort(key=lambda option: places[option.group.partition("/")[0]])
     blocks: list[Renderable] = []
     for group, listed in itertools.groupby(found, lambda option: option.group):
-        nothing = "(nothing by default)" if chosen.get(group, "") is None else ""
+        nothing = "" if chosen.get(group) else "(nothing by default)"
         title = f"  {group}=   "
         blocks.append(Entry([Piece(title, "heading")], [Piece(nothing, "note")], len(title)))
         for option in listed:
@@ -154,56 +151,22 @@ def _groups(name: str, command: Command, request: Request) -> list[Renderable]:
             style: Style = "name" if option.origin == PACKAGED else "own"
             head: Pieces = ["  ", Piece(mark, "mark"), " ", Piece(option.name, style)]
             blocks.append(_entry(head, option.line))
-    if not blocks:
-        return []
-    return [_title("What can be chosen (* is the default):"), *blocks]
-
-
-def _chosen(name: str) -> dict[str, str | None]:
-    """Return the option that each group of a command has by default."""
-    chosen: dict[str, str | None] = {}
-    files = [conf_dir() / f"{name}.yaml"]
-    while files:
-        file = files.pop()
-        inside = file.parent.relative_to(conf_dir()).as_posix()
-        for group, option in _defaults(file):
-            path = group if inside == "." else f"{inside}/{group}"
-            chosen[path] = option
-            if option is not None:
-                files.append(conf_dir() / path / f"{option}.yaml")
-    return chosen
-
-
-def _defaults(file: Path) -> Iterator[tuple[str, str | None]]:
-    """Yield group and option of the defaults list of a config, without schemas and overrides."""
-    for entry in OmegaConf.select(OmegaConf.load(file), "defaults", default=[]):
-        if OmegaConf.is_dict(entry):
-            for group, option in entry.items():
-                # A group that goes to another place than its own is a further choice of it.
-                if not group.startswith(("override ", "optional ", "/")) and (
-                    "@" not in group or group.endswith("@_here_")
-                ):
-                    several = OmegaConf.is_list(option)
-                    yield group.partition("@")[0], None if several else option
+    return [_title("What can be chosen (* is the default):"), *blocks] if blocks else []
 
 
 def _keys(name: str, command: Command, config: DictConfig) -> list[Renderable]:
     meanings = key_help(name)
     entries = [
-        _entry(
-            ["  ", Piece(key, "name"), f"={_value_text(config, key)}"],
-            meanings.get(key, ""),
-        )
+        _entry(["  ", Piece(key, "name"), f"={_value_text(config, key)}"], meanings.get(key, ""))
         for key in command.keys
     ]
     return [_title("What is changed most (with the value it has now):"), *entries]
 
 
 def _value_text(config: DictConfig, key: str) -> str:
-    value = OmegaConf.select(config, key, throw_on_missing=False)
-    parent, _, name = key.rpartition(".")
-    node = OmegaConf.select(config, parent) if parent else config
-    if OmegaConf.is_dict(node) and OmegaConf.is_missing(node, name):
+    try:
+        value = OmegaConf.select(config, key, throw_on_missing=True)
+    except MissingMandatoryValue:
         return "(needed)"
     return "null" if value is None else str(value)
 

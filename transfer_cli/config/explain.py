@@ -1,19 +1,14 @@
-"""Says in one line what is wrong with a command line or a user's YAML file.
+"""Explains in one line what is wrong with a command line or a user's YAML file.
 
-Hydra and OmegaConf know what went wrong, but say it over several lines, in terms of their own, and
-leave out the cure.
+Hydra and OmegaConf report it over several lines, in their own terms, and without a cure.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -25,10 +20,8 @@ from omegaconf.errors import (
 
 from transfer_cli.config import describe
 from transfer_cli.config.flags import Request, quoted
-from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import nearest
-
-Compose = Callable[[Request], DictConfig]
+from transfer_cli.safe_files import UnreadableError, read_text
 
 _TYPES = {
     "Integer": "a whole number",
@@ -53,6 +46,7 @@ _OF_HYDRA = {
     r"Did you mean to override .+?\?\nTo append to your default list use \+(.+)": (
         r"\1: nothing is chosen there yet; write +\1"
     ),
+    r"Could not override '(.+?)'\. No match in the defaults list": r"\1: {command} takes none",
     r"Could not delete '(.+?)'\. No match in the defaults list": r"~\1: nothing is chosen there",
     r"Could not delete from config\. '(.+?)' does not exist": r"~\1: no such key",
     r"Additional config directory '(.+?)' not found": r"--config-dir: there is no folder \1",
@@ -61,34 +55,31 @@ _OF_HYDRA = {
         "in quotes"
     ),
 }
-"""What Hydra says, and what we say instead."""
+"""What Hydra says, and what we say instead; the first that matches."""
 
 
-def explain(error: Exception, command: str, request: Request, compose: Compose) -> str:
+def explain(error: Exception, command: str, request: Request) -> str:
     """Return one line: the key or file, what was found there, what to do.
 
     Args:
-        error: What Hydra raised.
-        command: The command whose config was composed.
+        error: What Hydra raised while it composed the config of `command`.
+        command: The name of the command.
         request: What was typed.
-        compose: Composes the command's config for another request, for comparison.
     """
     cause = _cause(error)
-    if isinstance(cause, yaml.MarkedYAMLError):
+    if isinstance(cause, yaml.YAMLError):
         return _broken_yaml(cause)
-    if isinstance(cause, yaml.reader.ReaderError):
-        return f"{cause.name}: broken YAML: character #x{cause.character:04x} is not allowed"
     if isinstance(cause, UnicodeDecodeError):
-        return _not_utf8(cause, request)
+        return _not_utf8(request)
     if isinstance(error, OverrideParseException):
-        return _broken_override(error)
+        return _broken_override(error.override)
     if isinstance(error, MissingConfigException):
         return _missing_config(error, command, request)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        return _unknown_key(cause, error, request, compose)
+        return _unknown_key(cause, error, request)
     if isinstance(cause, OmegaConfBaseException):
         return _wrong_value(cause, error)
-    return _composition(error, command, request, compose)
+    return _composition(error, command, request)
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -111,66 +102,57 @@ def _where(error: Exception) -> str:
 # --- files -------------------------------------------------------------------------------------
 
 
-def _broken_yaml(error: yaml.MarkedYAMLError) -> str:
-    mark = error.problem_mark or error.context_mark
+def _broken_yaml(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
+        return f"{getattr(error, 'name', 'a config')}: broken YAML: {_first_line(error)}"
     problem = str(error.problem or error.context).replace("\t", "a tab")
-    if mark is None:
-        return f"broken YAML: {problem}"
     return f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: broken YAML: {problem}"
 
 
-def _not_utf8(error: UnicodeDecodeError, request: Request) -> str:
+def _not_utf8(request: Request) -> str:
     for file in sorted(request.config_dir.rglob("*.yaml")) if request.config_dir else []:
-        raw = file.read_bytes()
         try:
-            raw.decode()
-        except UnicodeDecodeError as found:
-            line = raw[: found.start].count(b"\n") + 1
-            return f"{file}, line {line}: not UTF-8 (byte 0x{raw[found.start]:02x})"
-    return f"a config is not UTF-8: {error.reason}"
+            read_text(file)
+        except UnreadableError as found:
+            return f"{file}: {found}"
+    return "a config is not UTF-8"
 
 
 def _missing_config(error: MissingConfigException, command: str, request: Request) -> str:
     text = str(error)
-    option = re.search(r"Could not find '(.+)'", text)
-    listed = text.partition("Available options in")[2].partition("Config search path")[0]
-    options = re.findall(r"^\t(.+)$", listed, re.MULTILINE)
-    group, _, name = option[1].rpartition("/") if option else ("", "", "")
-    if option and option[1].startswith("experiment/"):
-        # Experiments lie in folders, of which Hydra lists one at most.
-        group, _, name = option[1].partition("/")
-        options = _experiments(request)
-    if loaded := re.search(r"Could not load '(.+)/([^/]+)'", text):
-        group, name = loaded[1], loaded[2]
-        found = describe.options(request.config_dir)
-        options = [each.name for each in found if each.group == group]
-    if options:
-        close = nearest(name, options)
-        typed = loaded or any(word.rpartition("=")[2] == name for word in request.overrides)
-        where = "" if typed else _where(error)
-        return f"{group}={name}: no such option{where}.{close} There are {', '.join(options)}"
-    if "primary config" in text:
+    found = re.search(r"Could not (?:find|load) '(.+)'", text)
+    if found is None:
+        if "primary config" not in text:
+            return _first_line(error)
         name = error.missing_cfg_file or "?"
         return f"--config-name: there is no {name}.yaml in conf/ or in --config-dir"
-    if option:
-        return f"{option[1]}: there is no such config; see `transfer {command} --help`"
-    return _first_line(error)
-
-
-def _experiments(request: Request) -> list[str]:
-    """Return the names of all experiments, as people type them."""
-    roots = [conf_dir() / "experiment"]
-    if request.config_dir is not None:
-        roots.append(Path(request.config_dir) / "experiment")
-    files = [(root, file) for root in roots for file in sorted(root.rglob("*.yaml"))]
-    return [file.relative_to(root).with_suffix("").as_posix() for root, file in files]
+    known = [
+        each
+        for each in describe.options(request.config_dir)
+        if found[1].startswith(f"{each.group}/")
+    ]
+    hydras = found[1].rpartition("/")[0]
+    group = max((each.group for each in known), key=len, default=hydras)
+    name = found[1].removeprefix(f"{group}/")
+    options = dict.fromkeys(each.name for each in known if each.group == group)
+    if not options:
+        listed = text.partition("Available options in")[2].partition("Config search path")[0]
+        options = dict.fromkeys(re.findall(r"^\t(.+)$", listed, re.MULTILINE))
+    if not options:
+        return f"{found[1]}: there is no such config; see `transfer {command} --help`"
+    typed = any(word.rpartition("=")[2] == name for word in request.overrides)
+    where = "" if typed else _where(error)
+    return (
+        f"{group}={name}: no such option{where}.{nearest(name, options)} "
+        f"There are {', '.join(options)}"
+    )
 
 
 # --- overrides ---------------------------------------------------------------------------------
 
 
-def _broken_override(error: OverrideParseException) -> str:
-    override = error.override
+def _broken_override(override: str) -> str:
     if "=" not in override:
         return (
             f"{override}: expected KEY=VALUE or a flag; a value with a space is written in quotes, "
@@ -182,54 +164,24 @@ def _broken_override(error: OverrideParseException) -> str:
     )
 
 
-def _unknown_key(
-    cause: OmegaConfBaseException, error: Exception, request: Request, compose: Compose
-) -> str:
+def _unknown_key(cause: OmegaConfBaseException, error: Exception, request: Request) -> str:
     typed = re.search(r"Could not override '(.+?)'", str(error))
-    key = typed[1] if typed else str(cause.full_key)
-    config = _compose_without(key, request, compose)
-    parent, name, choices = _first_unknown(key, config)
-    where = _where(error)
-    if not name:  # it is there with what the command has by default
-        return f"{key}: no such key with every option that is swept; leave it out, or the option"
+    key, where = (typed[1] if typed else cause.full_key), _where(error)
+    if "/" in str(cause.key):
+        return _unknown_group(str(cause.key), request)
+    parent = str(cause.full_key).rpartition(".")[0]
+    known = map(str, cause.parent_node) if OmegaConf.is_dict(cause.parent_node) else ()
+    choices = [name for name in known if not name.startswith("_") and name != "hydra"]
     inside = f" in {parent}" if parent else ""
-    close = nearest(name, choices)
+    close = nearest(str(cause.key), choices)
+    if not close and request.multirun and "," in str(request.value_of(parent)):
+        return f"{key}: no such key with every option that is swept; leave it out, or the option"
     if close or not parent or not choices:
         return f"{key}: no such key{inside}{where}.{close}"
     return (
         f"{key}: no such key{inside}{where}. There are {', '.join(choices)}; "
         f"an option that the preset leaves out is given as +{key}=VALUE"
     )
-
-
-def _first_unknown(key: str, config: DictConfig) -> tuple[str, str, list[str]]:
-    """Return the node that lacks the next part of `key`, that part, and what it has instead."""
-    parent = ""
-    node: Any = config
-    for name in re.split(r"[./]", key.partition("@")[0]):
-        if not OmegaConf.is_dict(node):
-            return parent, name, []
-        if name not in node:
-            return parent, name, [str(each) for each in node if not str(each).startswith("_")]
-        node = None if OmegaConf.is_missing(node, name) else node[name]
-        parent = f"{parent}.{name}" if parent else name
-    return parent, "", []
-
-
-def _compose_without(key: str, request: Request, compose: Compose) -> DictConfig:
-    """Compose without the overrides of `key`; with less where that fails too."""
-    others = [word for word in request.overrides if word.lstrip("+~").split("=")[0] != key]
-    groups = [word for word in others if "." not in word.split("=")[0]]
-    for fewer in (
-        replace(request, overrides=tuple(others)),
-        replace(request, overrides=tuple(groups)),
-        replace(request, overrides=()),
-    ):
-        try:
-            return compose(fewer)
-        except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError):
-            continue
-    return compose(Request())
 
 
 def _wrong_value(cause: OmegaConfBaseException, error: Exception) -> str:
@@ -253,22 +205,21 @@ def _wrong_value(cause: OmegaConfBaseException, error: Exception) -> str:
     return f"{key}{found}{where}"
 
 
-def _composition(error: Exception, command: str, request: Request, compose: Compose) -> str:
+def _composition(error: Exception, command: str, request: Request) -> str:
     text = str(error)
     for pattern, said in _OF_HYDRA.items():
         if found := re.search(pattern, text):
-            return found.expand(said)
-    if found := re.search(r"Could not override '(.+?)'\. No match in the defaults list", text):
-        return f"{found[1]}: {command} takes none"
+            return found.expand(said.format(command=command))
     if found := re.search(r"but config group '(.+?)' does not exist", text):
-        return f"{found[1]}: no such group.{_close_group(found[1], compose)}"
+        return _unknown_group(found[1], request)
     if "Config group override must be a string or a list" in text:
         return _null_group(request)
     return _first_line(error)
 
 
-def _close_group(group: str, compose: Compose) -> str:
-    return nearest(group, [str(name) for name in _compose_without("", Request(), compose)])
+def _unknown_group(group: str, request: Request) -> str:
+    groups = dict.fromkeys(each.group for each in describe.options(request.config_dir))
+    return f"{group}: no such group.{nearest(group, groups)}"
 
 
 def _null_group(request: Request) -> str:

@@ -3,23 +3,23 @@
 import argparse
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from transfer_cli.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody typed after the name of a command.
+    """The parsed command line of a command.
 
     Args:
         overrides: `key=value` words, in order.
-        hydra_flags: Hydra's own flags, as they are handed to Hydra.
-        asks_help: Whether our help text is wanted.
+        hydra_flags: Hydra's own flags, in the form that Hydra takes.
+        asks_help: Whether `--help` was given.
         multirun: Whether each comma-separated value is a run of its own.
         looks_only: Whether Hydra prints something instead of running the command.
         config_dir: A folder with the user's own configs.
@@ -39,7 +39,7 @@ class Request:
     flags: tuple[str, ...] = ()
 
     def value_of(self, key: str) -> str | None:
-        """Return what the last override of `key` says, None where there is none."""
+        """Return the value of the last override of `key`, None if there is none."""
         values = [word[len(key) + 1 :] for word in self.overrides if word.startswith(f"{key}=")]
         return values[-1] if values else None
 
@@ -52,39 +52,57 @@ class FlagParser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
+_FLAGS: dict[str, dict[str, Any]] = {
+    "--help -h": {"action": "store_true"},
+    "--hydra-help": {"action": "store_true"},
+    "--cfg -c": {"choices": ["job", "hydra", "all"]},
+    "--resolve": {"action": "store_true"},
+    "--package -p": {},
+    "--info -i": {
+        "nargs": "?",
+        "const": "all",
+        "choices": ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"],
+    },
+    "--run -r": {"action": "store_true"},
+    "--multirun -m": {"action": "store_true"},
+    "--config-path -cp": {},
+    "--config-dir -cd": {},
+    "--config-name -cn": {},
+    "--plugin": {"action": "append", "default": []},
+    "--debug": {"action": "store_true"},
+    "--job": {},
+}
+"""Hydra's flags and ours: names, and the arguments of `add_argument`."""
+
+
 def parse(arguments: list[str]) -> Request:
-    """Return what `arguments` ask for.
+    """Parse the words after the name of a command.
 
     Raises:
         ConfigError: A flag does not exist or lacks its value.
     """
-    parser = _make_parser()
+    parser = FlagParser(add_help=False, allow_abbrev=False)
+    for names, options in _FLAGS.items():
+        parser.add_argument(*names.split(), **options)
     found, words = parser.parse_known_args(arguments)
-    known = [flag for action in parser._actions for flag in action.option_strings]
     for word in words:
         if word.startswith("-"):
-            raise ConfigError(f"{word}: no such flag.{nearest(word, known)}")
+            raise ConfigError(f"{word}: no such flag.{nearest(word, ' '.join(_FLAGS).split())}")
     if found.config_path:
         raise ConfigError("--config-path: would hide our own configs; use --config-dir")
-    hydra_flags = [f"--{name}" for name in ("resolve", "hydra-help") if _get(found, name)]
-    for name in ("cfg", "info", "package", "config-dir", "config-name"):
-        value = _get(found, name)
-        if value is not None:
-            hydra_flags += [f"--{name}", str(value)]
     looks_only = bool(found.cfg or found.info or found.hydra_help)
     multirun = found.multirun or (_chooses_sweep(words) and not found.job and not looks_only)
-    if multirun:
-        hydra_flags.append("--multirun")
+    hydras = ("resolve", "hydra_help", "cfg", "info", "package", "config_dir", "config_name")
     return Request(
         overrides=tuple(words),
-        hydra_flags=tuple(hydra_flags),
+        hydra_flags=(*_typed(found, hydras), *(["--multirun"] if multirun else [])),
         asks_help=found.help,
         multirun=multirun,
         looks_only=looks_only,
         config_dir=Path(found.config_dir) if found.config_dir else None,
         config_name=found.config_name,
         plugins=tuple(found.plugin),
-        flags=tuple(_shared_flags(found)),
+        flags=tuple(_typed(found, ("debug", "config_dir", "config_name", "plugin", "job"))),
     )
 
 
@@ -94,49 +112,19 @@ def _chooses_sweep(words: list[str]) -> bool:
     return bool(chosen) and chosen[-1] not in ("", "null")
 
 
-def _shared_flags(found: argparse.Namespace) -> list[str]:
-    words = ["--debug"] if found.debug else []
-    for name in ("config-dir", "config-name"):
-        if _get(found, name) is not None:
-            words += [f"--{name}", str(_get(found, name))]
-    for package in found.plugin:
-        words += ["--plugin", package]
-    if found.job:
-        words += ["--job", found.job]
-    return words
-
-
-def _get(found: argparse.Namespace, name: str) -> object:
-    return getattr(found, name.replace("-", "_"))
-
-
-def _make_parser() -> FlagParser:
-    parser = FlagParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--help", "-h", action="store_true")
-    parser.add_argument("--hydra-help", action="store_true")
-    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
-    parser.add_argument("--resolve", action="store_true")
-    parser.add_argument("--package", "-p")
-    parser.add_argument(
-        "--info",
-        "-i",
-        nargs="?",
-        const="all",
-        choices=["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"],
-    )
-    parser.add_argument("--run", "-r", action="store_true")
-    parser.add_argument("--multirun", "-m", action="store_true")
-    parser.add_argument("--config-path", "-cp")
-    parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--config-name", "-cn")
-    parser.add_argument("--plugin", action="append", default=[])
-    parser.add_argument("--debug", action="store_true")
-    parser.add_argument("--job")
-    return parser
+def _typed(found: argparse.Namespace, names: Iterable[str]) -> Iterator[str]:
+    """Yield flags as they are typed, those of `names` that were given."""
+    for name in names:
+        given = getattr(found, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value is not None and value is not False:
+                yield f"--{name.replace('_', '-')}"
+                if value is not True:
+                    yield value
 
 
 def check_plugins(packages: Iterable[str]) -> None:
-    """Let packages of the folder we stand in be imported, and refuse those that cannot be.
+    """Make packages of the working directory importable, and refuse those that do not exist.
 
     Raises:
         ConfigError: There is no such package.

@@ -5,12 +5,7 @@ from typing import Any
 
 
 def flat(node: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield `loop.batch` and its value for each value that is no mapping; lists stay whole.
-
-    Args:
-        node: Plain values.
-        above: What all keys begin with, such as "loop.".
-    """
+    """Yield `loop.batch` and its value for each value that is no mapping; `above` is a prefix."""
     for name, value in node.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{above}{name}.")

@@ -1,8 +1,8 @@
-"""What a folder of configs (`--config-dir`) must not decide: what Hydra itself calls.
+"""Checks what a folder of configs (`--config-dir`) lets Hydra itself call.
 
-Before a command sees its config, Hydra makes what `hydra.callbacks` names, of any package, and so
-it does with what is nested in the settings of its launcher and sweeper. The folder may be a
-stranger's: what is named there must be trusted, as everything that `config.build` makes.
+Before a command sees its config, Hydra makes the objects that `hydra.callbacks` names, of any
+package, and those nested in the settings of its launcher and sweeper. The folder may come from a
+stranger, so these classes must be trusted, as everything that `config.build` makes.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.config.build import TARGET, trusted_packages
+from transfer_cli.config.build import TARGET, check_trusted
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError
 
@@ -27,31 +27,30 @@ _HYDRAS_OWN = "hydra.experimental.callbacks."
 def check_config_dir(
     folder: Path, command: str, overrides: list[str], *, version_base: str
 ) -> None:
-    """Refuse a folder of configs that has Hydra call what is not trusted.
+    """Refuse a folder of configs that lets Hydra call something untrusted.
 
     Args:
-        folder: What `--config-dir` names.
+        folder: The value of `--config-dir`.
         command: The name of the primary config.
-        overrides: All that Hydra is given, sweeps too.
-        version_base: Of which version Hydra keeps the habits.
+        overrides: All overrides that Hydra is given, sweeps too.
+        version_base: The version of Hydra whose defaults are used.
 
     Raises:
-        ConfigError: It has; the message names the key.
+        ConfigError: The message names the key.
     """
     version.setbase(version_base)
     settings = _composed(folder, command, overrides).hydra
     for name, node in _plain(settings.callbacks).items():
-        _check(node, f"hydra.callbacks.{name}")
-        _refuse_interpolations(node, f"hydra.callbacks.{name}")
+        _check(node, f"hydra.callbacks.{name}", written_out=True)
     for part in ("launcher", "sweeper"):
         # Hydra looks at the class itself: it must be that of an installed plugin.
         for name, node in _plain(settings[part]).items():
             if name != TARGET:
-                _check(node, f"hydra.{part}.{name}")
+                _check(node, f"hydra.{part}.{name}", written_out=False)
 
 
 def check_environment() -> None:
-    """Refuse a job at work for which a config sets environment variables.
+    """Refuse a job whose config sets environment variables.
 
     Raises:
         ConfigError: One does.
@@ -66,7 +65,7 @@ def check_environment() -> None:
 
 
 def _composed(folder: Path, command: str, overrides: list[str]) -> DictConfig:
-    """Return the config as Hydra is going to compose it, without anything being called."""
+    """Return the config that Hydra is going to compose, without calling anything."""
     search_path = create_config_search_path(str(conf_dir()))
     search_path.prepend("command-line", f"file://{folder.resolve()}", SearchPathQuery("schema"))
     loader = ConfigLoaderImpl(search_path)
@@ -80,22 +79,13 @@ def _plain(node: Any) -> dict[str, Any]:
     return {str(name): each for name, each in found.items()}
 
 
-def _check(node: Any, key: str) -> None:
-    trusted = (_HYDRAS_OWN, *(f"{package}." for package in trusted_packages()))
-    for name, target in _nodes(node):
-        if name == TARGET and not str(target).startswith(trusted):
-            package = str(target).partition(".")[0]
-            raise ConfigError(
-                f"{key}: {target} is not trusted. Name your package with --plugin to trust it "
-                f"(--plugin {package}), or leave it out"
-            )
-
-
-def _refuse_interpolations(node: Any, key: str) -> None:
-    # What one stands for may be another thing later.
-    for _, text in _nodes(node):
-        if isinstance(text, str) and "${" in text:
-            raise ConfigError(f"{key}: {text!r} must be written out")
+def _check(node: Any, key: str, *, written_out: bool) -> None:
+    for name, value in _nodes(node):
+        if name == TARGET and not str(value).startswith(_HYDRAS_OWN):
+            check_trusted(str(value), key)
+        # An interpolation may have another value later.
+        if written_out and isinstance(value, str) and "${" in value:
+            raise ConfigError(f"{key}: {value!r} must be written out")
 
 
 def _nodes(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:

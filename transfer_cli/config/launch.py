@@ -7,10 +7,9 @@ directory is ours, and so are the error messages (`config.explain`).
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from functools import partial
+from pathlib import Path
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -21,6 +20,7 @@ from transfer_cli.config import schema
 from transfer_cli.config.explain import explain
 from transfer_cli.config.flags import Request
 from transfer_cli.config.foreign import check_config_dir
+from transfer_cli.config.literal import quoted
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, TransferError
 
@@ -28,34 +28,29 @@ VERSION_BASE = "1.3"
 Task = Callable[[DictConfig], None]
 
 
-def launch(
-    command: str, request: Request, task: Task, settings: Mapping[str, str] | None = None
-) -> None:
-    """Compose what `request` asks for and call `task` with it; of a sweep, once for each job.
-
-    Args:
-        command: The command whose config is composed.
-        request: What was typed.
-        task: What is called with each composed config.
-        settings: Hydra's own keys and their values, in place of those of `hydra_settings`.
+def launch(command: str, request: Request, task: Task, sweep_dir: Path | None = None) -> None:
+    """Compose what `request` asks for and call `task` with it; in a sweep, once for each job.
 
     Raises:
         ConfigError: The config cannot be composed.
     """
-    given = {**hydra_settings(command, request), **(settings or {})}
-    overrides = [f"{key}={value}" for key, value in given.items()]
+    settings = _hydra_settings(request, sweep_dir)
+    overrides = [f"{key}={value}" for key, value in settings.items()]
     with _hydra_errors(command, request):
         _refuse_half_overrides(request)
-        _check_config_dir(request, command, [*overrides, *request.overrides])
-        _call_hydra([*request.hydra_flags, *overrides, *request.overrides], command, task)
+        folder, words = request.config_dir, [*overrides, *request.overrides]
+        if folder is not None and folder.is_dir():  # else Hydra says that there is none
+            schema.register()
+            primary = request.config_name or command
+            check_config_dir(folder, primary, words, version_base=VERSION_BASE)
+        _call_hydra([*request.hydra_flags, *words], command, task)
 
 
 def launch_once(command: str, request: Request, task: Task) -> None:
-    """Compose what `request` asks for and call `task` with it, once.
+    """Compose what `request` asks for and call `task` with it, once; raises what the task raises.
 
     Raises:
         ConfigError: The config cannot be composed.
-        Exception: What the task raises.
     """
     failed: list[Exception] = []
 
@@ -70,31 +65,20 @@ def launch_once(command: str, request: Request, task: Task) -> None:
         raise failed[0]
 
 
-def complete(line: str, command: str, shell: str) -> None:
-    """Print the completions of `line`, a command line without the name of the command."""
-    os.environ["COMP_LINE"] = line
-    _call_hydra(["--shell-completion", f"query={shell}"], command, lambda config: None)
+def shell_completion(action: str, command: str = "pretrain") -> None:
+    """Print a script (`install=SHELL`) or what can complete COMP_LINE (`query=SHELL`)."""
+    _call_hydra(["--shell-completion", action], command, lambda config: None)
 
 
-def print_completion_script(shell: str) -> None:
-    """Print what a shell has to evaluate to complete `transfer`."""
-    _call_hydra(["--shell-completion", f"install={shell}"], "pretrain", lambda config: None)
-
-
-def compose(command: str, request: Request) -> DictConfig:
-    """Return the config of `command` that `request` asks for, to look at.
-
-    Raises:
-        Exception: Whatever Hydra raises when it does not compose.
-    """
+def compose(command: str, request: Request, *, return_hydra_config: bool = False) -> DictConfig:
+    """Return the config of `command` that `request` asks for; raises whatever Hydra raises."""
     schema.register()
-    searched = []
+    overrides = list(request.overrides)
     if request.config_dir is not None:
-        searched = [f"hydra.searchpath=[file://{request.config_dir.resolve()}]"]
+        overrides.append(f"hydra.searchpath=[file://{request.config_dir.resolve()}]")
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(conf_dir()), version_base=VERSION_BASE):
-        overrides = [*request.overrides, *searched]
-        return hydra.compose(request.config_name or command, overrides=overrides)
+        return hydra.compose(request.config_name or command, overrides, return_hydra_config)
 
 
 def _call_hydra(arguments: list[str], command: str, task: Task) -> None:
@@ -108,7 +92,7 @@ def _call_hydra(arguments: list[str], command: str, task: Task) -> None:
 
 @contextmanager
 def _process_settings(argv: list[str]) -> Iterator[None]:
-    """Set what Hydra reads from the process, and put it back, and the root logger with it.
+    """Set what Hydra reads from the process, and restore it, and the root logger with it.
 
     HYDRA_FULL_ERROR makes Hydra raise its errors instead of printing them and leaving with 1.
     """
@@ -143,14 +127,11 @@ def _hydra_errors(command: str, request: Request) -> Iterator[None]:
         if left.code:
             raise ConfigError("Hydra could not show that; see its line above") from left
     except Exception as error:
-        raise ConfigError(explain(error, command, request, partial(compose, command))) from error
+        raise ConfigError(explain(error, command, request)) from error
 
 
-def hydra_settings(command: str, request: Request) -> dict[str, str]:
+def _hydra_settings(request: Request, sweep_dir: Path | None) -> dict[str, str]:
     """Return overrides that keep Hydra from writing and logging, unless the user wants it."""
-    folder = request.value_of("run.dir") if request.multirun else None
-    root = request.value_of("run.root") or "runs"
-    now = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     settings = {
         "hydra.run.dir": ".",
         "hydra.output_subdir": "null",
@@ -159,28 +140,15 @@ def hydra_settings(command: str, request: Request) -> dict[str, str]:
         # Without a root no logging is set up, whatever a config says: handlers can be any code.
         "hydra.job_logging.root": "null",
         "hydra.hydra_logging.root": "null",
-        "hydra.sweep.dir": folder or _below(root, f"sweeps/{command}/{now}"),
         # Jobs make their own directory under the sweep's; Hydra must not make it first.
         "hydra.sweep.subdir": ".",
     }
+    if sweep_dir is not None:
+        settings["hydra.sweep.dir"] = quoted(str(sweep_dir))
     for name in ("job_logging", "hydra_logging"):
         if request.value_of(f"hydra/{name}") is not None:
             del settings[f"hydra.{name}.root"]
     return {key: value for key, value in settings.items() if request.value_of(key) is None}
-
-
-def _below(folder: str, path: str) -> str:
-    """Return a path in a folder that may have been typed in quotes."""
-    quote = folder[-1] if folder[0] in "'\"" and folder[-1] == folder[0] else ""
-    return f"{folder.removesuffix(quote)}/{path}{quote}"
-
-
-def _check_config_dir(request: Request, command: str, overrides: list[str]) -> None:
-    folder = request.config_dir
-    if folder is not None and folder.is_dir():  # else Hydra says that it is not there
-        schema.register()
-        name = request.config_name or command
-        check_config_dir(folder, name, overrides, version_base=VERSION_BASE)
 
 
 def _refuse_half_overrides(request: Request) -> None:

@@ -1,8 +1,7 @@
-"""Texts on a command line that mean what is typed, whatever characters they hold.
+"""Passes texts for a model through Hydra's grammar unchanged.
 
 Hydra reads `=`, `,`, brackets, quotes and `${` in a value, and OmegaConf `${` and `???` once more.
-A text for a model is in nobody's grammar: it is put into quotes here, and taken apart where that
-does not help (`text_of` puts it together).
+A text is put into quotes here, or split into parts where quotes do not help; `text_of` joins them.
 """
 
 import re
@@ -18,12 +17,12 @@ _MISSING = "???"
 
 
 def as_overrides(words: Sequence[str], text: str, lists: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return a command's words as overrides that Hydra reads as they were meant.
+    """Return a command's words as overrides, with the texts among them quoted for Hydra.
 
     Args:
-        words: What was typed: `KEY=VALUE`, or the text alone, which no key stands in front of.
+        words: What was typed: `KEY=VALUE`, or the text alone, without a key.
         text: The key of the text.
-        lists: Keys of several texts. One is typed as it is; `[a,b]` and `null` are Hydra's.
+        lists: Keys of several texts. A single one is quoted; `[a,b]` and `null` are left to Hydra.
 
     Raises:
         ConfigError: The text is given twice.
@@ -48,7 +47,7 @@ def as_overrides(words: Sequence[str], text: str, lists: Sequence[str] = ()) -> 
 
 
 def text_of(value: Any, key: str) -> str:
-    """Return a text as it was typed, fit to be written as UTF-8.
+    """Return a text as it was typed, with characters that UTF-8 cannot encode replaced.
 
     Raises:
         ConfigError: It is no text.
@@ -60,7 +59,7 @@ def text_of(value: Any, key: str) -> str:
 
 
 def texts_of(value: Any, key: str) -> list[str]:
-    """Return a list of texts; a text alone is a list of one, and none is an empty list.
+    """Return a list of texts: of one for a single text, empty for None.
 
     Raises:
         ConfigError: One of them is no text.
@@ -73,14 +72,15 @@ def texts_of(value: Any, key: str) -> list[str]:
 
 
 def _literal(text: str) -> str:
-    """Return a text as Hydra's grammar writes it: in quotes, or in parts that each mean nothing."""
+    """Return a text in Hydra's grammar: in quotes, or as a list of parts without a meaning."""
     if "${" not in text and text != _MISSING:
-        return _quoted(text)
+        return quoted(text)
     pieces = ["?", "??"] if text == _MISSING else re.split(r"(?<=\$)(?=\{)", text)
-    return f"[{','.join(map(_quoted, pieces))}]"
+    return f"[{','.join(map(quoted, pieces))}]"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Return a text in quotes, as Hydra's grammar reads it; `${` is still an interpolation."""
     # Backslashes count where a quote follows, and nowhere else.
     escaped = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", text)
     escaped = re.sub(r"(\\+)\Z", lambda found: found[1] * 2, escaped)

@@ -1,7 +1,7 @@
-"""A stored config as plain values, made of the parser's events alone.
+"""Reads a stored config as plain values, from the parser's events alone.
 
-It may come from a stranger, and a report reads hundreds of them. So nothing is looked up or filled
-in, and what none of our files holds (anchors, tags, a name twice) is refused.
+It may come from a stranger, and a report reads hundreds of them. So no interpolation is resolved,
+and what a run never writes (anchors, tags, a name twice) is refused.
 """
 
 import math
@@ -29,7 +29,7 @@ def read_plain(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: It cannot be opened.
-        UnreadableError: It is no config that a run writes; says what is wrong.
+        UnreadableError: It is no config that a run writes.
     """
     try:
         events = _events(read_text(path, MAX_CONFIG_BYTES))
@@ -37,13 +37,11 @@ def read_plain(path: Path) -> dict[str, Any]:
         found = _value(first, events, 0) if first is not None else None
         if (second := next(events, None)) is not None:
             raise at(second, "a second document")
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f"line {mark.line + 1}: " if mark else ""
-        raise UnreadableError(f"{line}broken YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        reason = str(error).partition("\n")[0]
-        raise UnreadableError(f"broken YAML: {reason}") from error
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise UnreadableError(f"{line}broken YAML: {reason}") from error
     if not isinstance(found, dict):
         raise UnreadableError("it is no mapping")
     return found
@@ -59,7 +57,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def scalar(text: str) -> Any:
-    """Return what an unquoted word stands for, as on the command line: 1e-4 is a number."""
+    """Return the value of an unquoted word, as on the command line: 1e-4 is a number."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if _WHOLE.fullmatch(text) and abs(int(text)) <= MAX_WHOLE_NUMBER:
@@ -68,7 +66,7 @@ def scalar(text: str) -> Any:
 
 
 def _events(text: str) -> Iterator[Any]:
-    """Yield what the document consists of."""
+    """Yield the events of nodes in the document."""
     for number, event in enumerate(yaml.parse(text, Loader=PARSER)):
         if number > MAX_CONFIG_NODES:
             raise at(event, f"more than {MAX_CONFIG_NODES:,} values")

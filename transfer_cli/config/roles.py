@@ -1,15 +1,13 @@
-"""What each key of a run's config is for.
+"""The roles of the keys of a run's config, for a resume, a report, a sweep and a model card.
 
-Whoever treats some keys in another way than others asks here: a resume, a report, a sweep, a model
-card. A key stands for all below it. This says nothing of types and defaults, which `schema` does,
-and needs no Hydra.
+The role of a key holds for all keys below it. Types and defaults are in `schema`.
 """
 
 from enum import Flag, auto
 
 
 class Role(Flag):
-    """What may be done with a key."""
+    """What a key is for."""
 
     SETTING = auto()
     """Tells runs apart in a report, since it can change what a run learns."""
@@ -18,7 +16,7 @@ class Role(Flag):
     EXTENDS = auto()
     """May change when a run is resumed: it makes it longer, watches it otherwise, or moves it."""
     NAMES_RUN = auto()
-    """Says where the run lies, and nothing about what it is."""
+    """Only says where the run is."""
     OTHERS = auto()
     """Is for another command than the one that trains, which ignores it."""
     PLACE = auto()
@@ -82,7 +80,7 @@ ROLES = {
 
 
 def role_of(key: str) -> Role:
-    """Return what a key is for; one that is not ours is taken to change what a run learns."""
+    """Return the role of a key; an unknown one may change what a run learns."""
     while key not in ROLES:
         key, dot, _ = key.rpartition(".")
         if not dot:

@@ -148,7 +148,7 @@ class SharedConfig:
     seed: int = 0
     """Everything random follows from it."""
     data_dir: str = "${oc.env:TRANSFER_DATA,'~/.cache/transfer'}"
-    """Where data sets lie or are fetched to."""
+    """The folder of the data sets, to which they are downloaded."""
     data: Any = MISSING
     tokenizer: Any = None
     experiment: Any = None
@@ -173,7 +173,7 @@ class TrainConfig(SharedConfig):
     init_from: str | None = None
     """What to start from: a run, one of its checkpoints, a published model's folder, hf:NAME."""
     base: str | None = None
-    """Where the model lies that `init_from` refers to, if it is not where it was."""
+    """The model that `init_from` refers to, if it was moved."""
     resume: str | None = None
     """A run directory to go on with; auto: that in `run.dir`, where a run was begun there."""
     model: Any = None
@@ -215,7 +215,7 @@ class EvaluateConfig(SharedConfig):
     run: str = MISSING
     """The run directory to score."""
     base: str | None = None
-    """Where the model lies that the run refers to, if it is not where it was."""
+    """The model that the run refers to, if it was moved."""
     split: str = "test"
     """train, validation, test, or all of them."""
     baseline: str = "none"
@@ -239,7 +239,6 @@ class PredictConfig:
     run: Any = MISSING
     """The fine-tuned run directory that answers, or several: the mean of their probabilities."""
     base: str | None = None
-    """Where the model lies that the run refers to, if it is not where it was."""
     input: str = "-"
     """A file of texts; -: standard input."""
     output: str = "-"
@@ -261,9 +260,7 @@ class PredictConfig:
     device: str = "auto"
     precision: str = "auto"
     devices: int = 1
-    """How many processes to start on this machine, one a GPU; leave it out under torchrun."""
     timeout_minutes: float = 30.0
-    """How long a process waits for another one before it gives up."""
 
 
 @dataclass
@@ -273,7 +270,6 @@ class GenerateConfig:
     run: str = MISSING
     """The run directory of a causal language model."""
     base: str | None = None
-    """Where the model lies that the run refers to, if it is not where it was."""
     prompt: Any = MISSING
     """The text to go on with; -: standard input."""
     max_tokens: int = 100
@@ -305,7 +301,6 @@ class FillConfig:
     run: str = MISSING
     """The run directory of a masked language model."""
     base: str | None = None
-    """Where the model lies that the run refers to, if it is not where it was."""
     text: Any = MISSING
     """A text with [MASK] in each gap."""
     top: int = 5
@@ -331,7 +326,6 @@ class ExportConfig:
     head: bool = True
     """Whether the classifier or the language model's head goes along; false: the backbone alone."""
     base: str | None = None
-    """Where the model lies that the run refers to, if it is not where it was."""
 
 
 @dataclass
@@ -370,14 +364,16 @@ SWEEPERS = "hydra_plugins.transfer"
 
 
 @dataclass
-class SearchConfig:
-    """The sweeper that searches ranges of values by Optuna; `sweep.*` has its settings.
+class SweeperConfig:
+    """One of our sweepers; `sweep.*` has its settings.
 
     Args:
+        max_batch_size: How many jobs are handed to the launcher at once; None: all.
         params: Overrides beyond those that are typed, which win.
     """
 
-    _target_: str = f"{SWEEPERS}.Search"
+    _target_: str
+    max_batch_size: int | None = None
     params: dict[str, str] | None = None
 
 
@@ -386,4 +382,4 @@ def register() -> None:
     store = ConfigStore.instance()
     for command, node in COMMANDS.items():
         store.store(group="schema", name=command, node=node)
-    store.store(group="hydra/sweeper", name="search", node=SearchConfig)
+    store.store(group="hydra/sweeper", name="search", node=SweeperConfig(f"{SWEEPERS}.Search"))

@@ -1,8 +1,8 @@
-"""The config of a run directory: written filled in, and read back as plain values.
+"""Writes the config of a run directory, resolved, and reads it back as plain values.
 
-A run directory may come from a stranger. Nothing in its config is filled in again: `${oc.env:HOME}`
-stands for these very characters, so that it can neither read an environment variable nor call a
-resolver. What it asks to build is checked by `config.build`, as anything else.
+A run directory may come from a stranger. Nothing in its config is resolved again: `${oc.env:HOME}`
+is just these characters, so that it can neither read an environment variable nor call a resolver.
+The objects that it describes are checked by `config.build`, like all others.
 """
 
 import json
@@ -32,7 +32,7 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
 
     Args:
         path: The file.
-        command: What made the run; where that is not known, one with all keys is taken.
+        command: The command that made the run; if unknown, the schema with all keys is taken.
         key: The config key that named the run.
 
     Raises:
@@ -57,7 +57,7 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
 
 
 def as_yaml(config: DictConfig) -> str:
-    """Return a config, filled in, as `read_stored` reads it back."""
+    """Return a config, resolved, in the form that `read_stored` reads back."""
     # Through JSON, since YAML would write an enum or a path with a tag.
     text = json.dumps(OmegaConf.to_container(config, resolve=True), ensure_ascii=False)
     # As OmegaConf itself writes, but for the other line ends of Unicode, which YAML would merge.
@@ -72,7 +72,7 @@ def as_yaml(config: DictConfig) -> str:
 
 
 def _literal(value: Any) -> Any:
-    """Return plain values in which OmegaConf finds nothing to fill in."""
+    """Return plain values in which OmegaConf finds no interpolation."""
     if isinstance(value, Mapping):
         return {name: _literal(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -83,12 +83,12 @@ def _literal(value: Any) -> Any:
 
 
 def _escaped(text: str) -> str:
-    """Write `${` so that it is read as it stands, and not as the start of an interpolation."""
+    """Escape `${` so that it is not read as the start of an interpolation."""
     return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
 
 
 def _problems(config: Any, declared: Any) -> Iterator[str]:
-    """Yield what is missing from a config, or of another kind than what is built from it."""
+    """Yield what is missing from a config, or of another kind than its command expects."""
     for name in sorted(OmegaConf.missing_keys(config)):
         yield f"{name} has no value"
     groups = [name for name in declared if OmegaConf.is_dict(declared._get_node(name))]

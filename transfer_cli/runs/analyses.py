@@ -1,7 +1,7 @@
-"""What was found out about a run after it had ended: `RUN/analyses/NAME.json`, pictures beside it.
+"""`RUN/analyses/NAME.json`: what was found out about a run after it had ended, with pictures.
 
-The file is a JSON object. Of its keys, a report shows four, each of which may be missing; all else
-belongs to whoever wrote it:
+The file is a JSON object. A report shows four of its keys, each of which may be missing; the others
+belong to whoever wrote it:
 
 ```
 {
@@ -12,7 +12,7 @@ belongs to whoever wrote it:
 }
 ```
 
-Pictures are PNGs and lie beside it as `NAME-WHAT_IT_SHOWS.png`.
+Pictures are PNGs beside it, called `NAME-WHAT_IT_SHOWS.png`.
 """
 
 import json
@@ -60,12 +60,12 @@ def write_analysis(
     Args:
         run: The run directory.
         name: Lower-case letters, digits and underscores, a letter first.
-        content: What is to be kept; see the top of this module.
-        pictures: What each shows, named like `name` -> the bytes of a PNG.
+        content: The JSON object; see the top of this module.
+        pictures: The bytes of PNGs by what each shows, named like `name`.
 
     Raises:
-        RunError: There is no such run, a name or a picture is none, `content` is not JSON with
-            finite numbers, too large, or cannot be written.
+        RunError: There is no such run, a name or a picture is not allowed, `content` is not JSON
+            with finite numbers, too large, or cannot be written.
     """
     pictures = pictures or {}
     text = _checked(run, name, content, pictures)
@@ -88,7 +88,7 @@ def write_analysis(
 def _checked(
     run: Path, name: str, content: Mapping[str, Any], pictures: Mapping[str, bytes]
 ) -> str:
-    """Return what is written, once it is known that it can be read back."""
+    """Return the text of the file, if it can be read back."""
     if not RunDirectory.holds_run(run):
         raise RunError(f"analysis {name!r}: there is no run at {run}")
     for each in (name, *pictures):
@@ -111,7 +111,7 @@ def _checked(
 
 
 def read_analyses(run: Path, problems: list[str]) -> Iterator[Analysis]:
-    """Yield the analyses of a run by name; of those that cannot be read, say why in `problems`."""
+    """Yield the analyses of a run by name; add why others cannot be read to `problems`."""
     folder = RunDirectory(run).analyses
     try:
         names = sorted(

@@ -1,14 +1,16 @@
-"""Files and folders that appear whole: written beside their place, then renamed into it.
+"""Writes files and folders beside their place and renames them into it when they are complete.
 
-What is under way is called `.NAME.PID`. A kill leaves it behind, and the old one as it was.
+While it is written, one is called `.NAME.PID`. A kill leaves that behind, and the old one intact.
 """
 
 import errno
+import itertools
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk says while `path` is written into one line.
+    """Turn errors of the disk while `path` is written into one line.
 
     Raises:
-        RunError: There is no space left, no right to write, or no such folder.
+        RunError: There is no space left, no permission to write, or no such folder.
     """
     try:
         yield
@@ -37,9 +39,9 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Give the path of a file to write, which takes the place of `path` when the block has ended.
+    """Yield the path of a file to write, which replaces `path` at the end of the block.
 
-    A device or a pipe cannot be replaced: then it is `path` itself that is written.
+    A device or a pipe cannot be replaced: then `path` itself is written.
     """
     if path.exists() and not path.is_file():
         yield path
@@ -57,9 +59,9 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, which takes the place of `folder` when the block has ended.
+    """Yield a folder to fill, which replaces `folder` at the end of the block.
 
-    Its files are flushed by whoever writes them, where they have to be.
+    Its files are not flushed here.
     """
     if not folder.parent.is_dir():
         folder.parent.mkdir(parents=True)
@@ -75,13 +77,13 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `folder` when the block has ended.
+    """Yield a folder to fill, which becomes `folder` at the end of the block.
 
     Raises:
-        OSError: `folder` is there and not empty.
+        OSError: `folder` exists and is not empty.
     """
     if folder.is_dir():
-        # Filled from inside: it may be a disk of its own, or the one we stand in.
+        # Filled from inside: it may be a disk of its own, or the working directory.
         with _filled(folder / _beside(folder).name) as temporary:
             if len(list(folder.iterdir())) > 1:
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
@@ -96,6 +98,27 @@ def new_folder(folder: Path) -> Iterator[Path]:
         temporary.rename(folder)
 
 
+def make_stamped(root: Path, name: str) -> Path:
+    """Make a folder below `root`, called by the time and `name`, and return its path.
+
+    Raises:
+        RunError: `root` cannot be written.
+    """
+    stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
+    first = f"{stamp}-{name}" if name else stamp
+    for attempt in itertools.count(1):
+        path = root / (first if attempt == 1 else f"{first}-{attempt}")
+        try:
+            # Only one of two commands that start within a second makes it.
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"run.root: {root} cannot be written: {error.strerror}") from error
+        return path
+    raise AssertionError
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file so that readers see the old one or the new one, never a part."""
     with writing(path), replaced_file(path) as temporary:
@@ -108,7 +131,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have the system write a file, or a folder's list of files, to the disk itself."""
+    """Make the system write a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -126,7 +149,7 @@ def _beside(path: Path) -> Path:
 
 @contextmanager
 def _filled(temporary: Path) -> Iterator[Path]:
-    """Make an empty folder, and remove what is left of it in the end."""
+    """Make an empty folder, and remove it at the end if it is still there."""
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:

@@ -1,8 +1,7 @@
-"""What is made once and kept for further runs: a folder of entries, each a file or a folder.
+"""Keeps what is computed once for further runs: a folder of entries, each a file or a folder.
 
-An entry is named by everything that decides its content. It appears under its name only when it is
-complete, and a lock lets one of several runs make it while the others wait. One that cannot be
-opened is made again.
+An entry is named by everything that decides its content. It gets its name when it is complete, and
+a lock lets one of several runs make it while the others wait. A damaged one is made again.
 """
 
 import hashlib
@@ -29,21 +28,21 @@ _LEFTOVER = re.compile(r"\.(.+)[.-]\d+")
 
 
 def digest(key: Mapping[str, Any]) -> str:
-    """Return the name of an entry, from plain values that decide its content."""
+    """Return the name of an entry, from the plain values that decide its content."""
     text = json.dumps(key, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def kept(entry: Path, read: Callable[[Path], T | None], make: Callable[[], T]) -> T:
-    """Return what an entry holds, made now where it is not there or not whole.
+    """Return the content of an entry, which is made now if it is missing or damaged.
 
     Args:
         entry: Its file or folder.
-        read: Returns what it holds; None where that is not what was written.
-        make: Writes it, all of it or nothing, and returns what it holds.
+        read: Returns the content; None if it is missing or damaged.
+        make: Writes the entry, all of it or nothing, and returns the content.
 
     Raises:
-        OSError: The folder cannot be written, or knows no locks.
+        OSError: The folder cannot be written, or has no locks.
     """
     found = read(entry)
     if found is not None:
@@ -63,14 +62,14 @@ def kept_if_possible(
     write: Callable[[T], None],
     refused: Callable[[BaseException], None],
 ) -> T:
-    """Return what an entry holds, or else compute it; what cannot be kept is returned all the same.
+    """Return the content of an entry, or else compute it, also on a disk that cannot keep it.
 
     Args:
         entry: Its file or folder.
-        read: Returns what it holds; None where that is not what was written.
-        compute: Makes it.
+        read: Returns the content; None if it is missing or damaged.
+        compute: Returns the content, newly computed.
         write: Writes what was computed, all of it or nothing.
-        refused: Is told what the disk said, where it refused.
+        refused: Called with the error of the disk.
     """
     found = read(entry)
     if found is not None:

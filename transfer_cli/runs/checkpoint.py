@@ -48,7 +48,7 @@ class Checkpoint:
 
 
 class _LaterFormatError(CheckpointError):
-    """Not damaged: to be read by a later version of this program."""
+    """Not damaged, but written by a later version of this program."""
 
 
 # --- writing -----------------------------------------------------------------------------------
@@ -64,15 +64,15 @@ def write(
     """Write a checkpoint at `folder`, replacing one that is there.
 
     Args:
-        folder: Where it will be when it is complete.
+        folder: Its final path.
         step: Steps taken.
         write_weights: Writes the weights into the folder that it is given.
         state: Tensors and plain values for a resume.
-        best: What `keep_best` wrote last. The checkpoint takes it along: what a resume needs must
-            not lie in a folder that goes on changing.
+        best: The folder that `keep_best` wrote last. The checkpoint keeps its files, since that
+            folder changes later.
 
     Raises:
-        RunError: It cannot be written; what was there is still there.
+        RunError: It cannot be written; the old one is still there.
     """
     with writing(folder), replaced_folder(folder) as temporary:
         write_weights(temporary)
@@ -89,10 +89,10 @@ def keep_best(folder: Path, step: int, write_weights: Callable[[Path], None]) ->
     """Write the best weights so far at `folder`, replacing those before.
 
     This may happen often, so they are neither flushed nor hashed before a checkpoint takes them
-    along; until one has, a resume knows nothing of them.
+    along; until then, a resume does not see them.
 
     Raises:
-        RunError: They cannot be written; what was there is still there.
+        RunError: They cannot be written; the old ones are still there.
     """
     with writing(folder), replaced_folder(folder) as temporary:
         write_weights(temporary)
@@ -100,7 +100,7 @@ def keep_best(folder: Path, step: int, write_weights: Callable[[Path], None]) ->
 
 
 def restore_best(checkpoint: Checkpoint, folder: Path, step: int) -> None:
-    """Make `folder`, a run's best weights, those that a checkpoint has taken along.
+    """Replace `folder`, a run's best weights, by those in a checkpoint.
 
     A run that was killed may have found better ones after its last checkpoint. It will find them
     again, and until then they are not the best.
@@ -149,7 +149,7 @@ def _link_files(source: Path, target: Path) -> None:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files that a checkpoint consists of, by their paths inside it, but for the list."""
+    """Yield the files of a checkpoint by their paths inside it, without the list of them."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / META and not path.name.startswith("."):
             yield path.relative_to(folder).as_posix(), path
@@ -172,7 +172,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def at(folder: Path, step: int) -> Checkpoint:
-    """Return the checkpoint of a step, which has been looked at."""
+    """Return the checkpoint of a step, which another process has verified."""
     return Checkpoint(folder / name(step), step)
 
 
@@ -187,14 +187,12 @@ def name(step: int) -> str:
 
 
 def find_all(folder: Path) -> list[Checkpoint]:
-    """Return the complete checkpoints of a run, oldest first; their files are not looked at."""
+    """Return the complete checkpoints of a run, oldest first, without looking at their files."""
     return [found for found in _folders(folder) if (found.path / META).is_file()]
 
 
 def newest_good(folder: Path) -> Checkpoint | None:
-    """Return the newest checkpoint of a run that is as it was written; None where none was written.
-
-    Damaged ones are reported.
+    """Return the newest undamaged checkpoint of a run; None if none was written. Logs damaged ones.
 
     Raises:
         CheckpointError: All are damaged, or one was written by a later version of this program.
@@ -220,13 +218,13 @@ def newest_good(folder: Path) -> Checkpoint | None:
 
 
 def prune(folder: Path, keep: int, newest: int) -> None:
-    """Remove all checkpoints but the newest `keep` whole ones; 0 keeps all.
+    """Remove all checkpoints but the newest `keep` undamaged ones; 0 keeps all.
 
     Args:
         folder: The folder of a run's checkpoints.
         keep: How many stay.
-        newest: The step of the one just written. What claims to be later is a damaged one, from
-            before which the run was resumed.
+        newest: The step of the one just written. A later one is damaged: the run was resumed from
+            before it.
     """
     if not keep:
         return
@@ -246,7 +244,7 @@ def remove(folder: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Mend what a killed writer left among a run's checkpoints. The caller holds the run's lock."""
+    """Repair what a killed process left among the checkpoints. The caller holds the lock."""
     for path in folder.glob(".*"):
         found = _LEFTOVER.fullmatch(path.name)
         if found is None:
@@ -316,7 +314,7 @@ def read_state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 @contextmanager
 def fitting(checkpoint: Checkpoint) -> Iterator[None]:
-    """Say of which checkpoint it is what a run cannot take up.
+    """Name the checkpoint in an error of loading its state.
 
     Raises:
         CheckpointError: A part of it is missing, or of another kind than this run would write.
@@ -331,10 +329,10 @@ def fitting(checkpoint: Checkpoint) -> Iterator[None]:
 
 
 def check_unpacked(path: Path) -> None:
-    """Refuse a file that unpacks to more than its own size; torch writes none, but reads it.
+    """Refuse a compressed file, which torch never writes but reads.
 
     Raises:
-        ValueError: It does.
+        ValueError: It is compressed.
         BadZipFile: It is no archive.
     """
     with zipfile.ZipFile(path) as zipped:
@@ -360,10 +358,10 @@ def _read_meta(folder: Path) -> dict[str, Any]:
 
 
 def _check_sizes(folder: Path) -> dict[str, Any] | None:
-    """Return a checkpoint's list of files, if each is there in its size; none is read."""
+    """Return a checkpoint's list of files if each exists in its size; none is read."""
     files: dict[str, Any] | None = _read_meta(folder)["files"]
     try:
-        # Looked up among what is there: a list made to mislead could name any file.
+        # Looked up among the files in the folder: a hostile list could name any file.
         there = dict(_files(folder))
         for each, known in (files or {}).items():
             if each not in there:

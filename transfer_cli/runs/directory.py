@@ -21,19 +21,17 @@ stopped or killed and resumed has the same ones, to the last bit, as a run that 
 
 import errno
 import fcntl
-import itertools
 import logging
 import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import CheckpointError, RunError
-from transfer_cli.runs.atomic import write_json, write_text
+from transfer_cli.runs.atomic import make_stamped, write_json, write_text
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
@@ -84,14 +82,14 @@ class RunDirectory:
 
     @staticmethod
     def holds_run(path: Path) -> bool:
-        """Return whether there is a run at `path`: one that got as far as writing its config."""
+        """Return whether a run is at `path`: one that got as far as writing its config."""
         return (path / CONFIG).is_file()
 
     @staticmethod
     def check_free(path: Path) -> None:
-        """Refuse a folder that a new run cannot have.
+        """Refuse a folder that a new run cannot use.
 
-        What a command left that was killed before its run began is no hindrance.
+        The rest of a command that was killed before its run began is ignored.
 
         Raises:
             RunError: It holds a run, or anything else.
@@ -140,18 +138,7 @@ class RunDirectory:
     @classmethod
     def create_new(cls, root: Path, name: str) -> "RunDirectory":
         """Make a new run directory under `root`, locked; its name is the time and `name`."""
-        stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-        for attempt in itertools.count(1):
-            path = root / (f"{stamp}-{name}" if attempt == 1 else f"{stamp}-{name}-{attempt}")
-            try:
-                # Two runs that start in the same second must not share a folder.
-                path.mkdir(parents=True)
-            except FileExistsError:
-                continue
-            except OSError as error:
-                raise RunError(f"run.root: {root} cannot be written: {error.strerror}") from error
-            return cls.create(path)
-        raise AssertionError
+        return cls.create(make_stamped(root, name))
 
     def lock(self, key: str) -> None:
         """Keep other commands from writing here, until `unlock` or the end of this process.
@@ -196,7 +183,7 @@ class RunDirectory:
                 _remove(path)
 
     def discard(self) -> None:
-        """Remove a directory of which nothing came. The caller holds the lock."""
+        """Remove a directory whose run never began. The caller holds the lock."""
         with suppress(RunError):  # a full disk may be the very reason
             # Whatever a kill leaves from here on is no hindrance to the next command.
             self.set_status("starting")
@@ -208,7 +195,7 @@ class RunDirectory:
             self.path.rmdir()
 
     def _contents(self) -> list[Path]:
-        """Return all files and folders that a run ever has, but for its lock and status."""
+        """Return all files and folders that a run ever writes, but for its lock and status."""
         return [
             self.overrides, self.plan, self.presets, self.environment, self.results, self.timing,
             self.metrics, self.speed, self.items, self.tensorboard, self.checkpoints, self.model,
@@ -216,7 +203,7 @@ class RunDirectory:
         ]  # fmt: skip
 
     def _holds_no_more_than_a_start(self) -> bool:
-        """Return whether nothing here is a run's or a user's own."""
+        """Return whether nothing here is part of a run or a user's own."""
         ours = [*_temporaries(self.path), self.path / LOCK]
         others = set(self.path.iterdir()) - set(ours)
         # Written before all else, into an empty folder.
@@ -236,7 +223,7 @@ class RunDirectory:
             raise CheckpointError(f"{key}: {path} is no run directory: it holds no {CONFIG}")
         return cls(path)
 
-    # --- what is in it -------------------------------------------------------------------------
+    # --- its files -----------------------------------------------------------------------------
 
     def start(
         self,

@@ -1,4 +1,4 @@
-"""What a run made of each example of its test and validation split: one JSON line an example.
+"""`items.jsonl`: what a run made of each example of its test and validation split.
 
 Two runs on the same data can so be compared example by example, long after they have ended.
 """
@@ -38,13 +38,13 @@ class Item:
     Args:
         split: validation or test.
         index: Its place in the split, the same for all runs on the same data.
-        label: What would have been right; "" for language models.
-        predicted: What the run said; "" for language models.
-        probability: How sure it was of that, 0 to 1.
-        text: The text, shortened; "" where it is not kept.
+        label: The right answer; "" for language models.
+        predicted: The run's answer; "" for language models.
+        probability: The probability of that answer.
+        text: The text, shortened; "" if it is not kept.
         loss: Summed nats of its targets.
         targets: How many: 1 for a classifier, the tokens predicted for a language model.
-        score: How right it is, 0 to 1; None: 1 where `predicted` is `label`, else 0.
+        score: How right the answer is, 0 to 1; None: 1 if `predicted` is `label`, else 0.
     """
 
     split: str
@@ -69,7 +69,7 @@ _FIELDS = [
 
 
 def shortened(text: str) -> str:
-    """Return a text as an item keeps it."""
+    """Return a text, cut to the length that an item keeps."""
     if len(text) <= MOST_CHARACTERS:
         return text
     return text[: MOST_CHARACTERS - len(_CUT)] + _CUT
@@ -77,24 +77,18 @@ def shortened(text: str) -> str:
 
 def write_items(path: Path, items: Iterable[Item]) -> None:
     """Write a run's `items.jsonl`, whole."""
-    lines = [json.dumps(_stored(item), ensure_ascii=False) for item in items]
+    # No score is no key.
+    stored = ({k: v for k, v in asdict(item).items() if v is not None} for item in items)
+    lines = [json.dumps(each, ensure_ascii=False) for each in stored]
     write_text(path, "".join(f"{line}\n" for line in lines))
-
-
-def _stored(item: Item) -> dict[str, Any]:
-    found = asdict(item)
-    if item.score is None:
-        del found["score"]
-    return found
 
 
 def read_items(path: Path, split: str) -> Iterator[Item]:
     """Yield the items of one split; a report reads hundreds of such files.
 
     Raises:
-        OSError: The file is not there.
-        UnreadableError: A line is not what `write_items` writes, or there are more than it ever
-            writes; says which.
+        OSError: The file does not exist.
+        UnreadableError: A line is not one that `write_items` writes, or there are too many.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise UnreadableError("it is no plain file")  # to open a pipe could wait for ever

@@ -1,4 +1,4 @@
-"""What `results.json` says of the metrics in it, and what is known of those of earlier runs."""
+"""The metrics that a `results.json` declares, and those of runs before there were declarations."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -26,7 +26,7 @@ any. Of a metric that is not in here, less is better."""
 
 
 def metrics_of(results: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """Return the metrics that a run's results declare; what is damaged is left out."""
+    """Return the metrics that a run's results declare; damaged ones are left out."""
     stored = results.get("metrics")
     if not isinstance(stored, list):
         return merged((UNDECLARED, _undeclared(results)))

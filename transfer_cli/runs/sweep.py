@@ -2,9 +2,9 @@
 
 ```
 SWEEP/
-  sweep.json       what was typed, and since when
+  sweep.json       what was typed, and when
   job-3.json       a job: its overrides, and left | running | done | failed | stopped | pruned
-  job-3.log        what it said, where several run side by side
+  job-3.log        its output, if several run side by side
   3/               its run directory
   study.db         the study of a search
   .job-3.lock      held by the command that runs the job
@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum, auto
 from pathlib import Path
-from typing import Any
 
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.safe_files import UnreadableError, read_json
@@ -34,14 +33,14 @@ _JOB = re.compile(r"job-(\d+)\.json")
 
 
 class JobState(StrEnum):
-    """What became of a job."""
+    """What became of a job; of several with the same overrides, the first in this order runs."""
 
     LEFT = auto()
-    RUNNING = auto()
-    DONE = auto()
-    FAILED = auto()
     STOPPED = auto()
+    FAILED = auto()
+    RUNNING = auto()
     PRUNED = auto()
+    DONE = auto()
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,9 @@ class SweepRequest:
 
     Args:
         command: The command that every job runs.
-        words: What was typed, but for `resume` and flags.
-        began: When, in ISO 8601.
-        trials: Of a search, how many there are to be; none of a grid, whose jobs are all listed.
+        words: The overrides that were typed, without `resume`.
+        began: The time of its start, in ISO 8601.
+        trials: Of a search, how many there are to be; None for a grid, whose jobs are all listed.
         objective: Of a search, the measure.
         direction: Of a search, minimize or maximize.
     """
@@ -70,13 +69,13 @@ class SweepJob:
     """What is known of one job, here and in its file.
 
     Args:
-        number: Its place in the sweep, from 0; its run directory is called so.
-        overrides: What tells it from the other jobs.
-        words: All overrides that make it what it is.
+        number: Its place in the sweep, from 0, which is also the name of its run directory.
+        overrides: Those that tell it from the other jobs.
+        words: All of its overrides.
         outcome: What became of it.
-        reason: Why it did not get done, in one line.
-        seconds: How long it has run, as far as it has ended.
-        value: Of a trial, what it reached.
+        reason: Why it was not done, in one line.
+        seconds: How long it has run, up to its last end.
+        value: Of a trial, the measure that it reached.
     """
 
     number: int
@@ -89,11 +88,7 @@ class SweepJob:
 
 
 class SweepDirectory:
-    """The files of a sweep.
-
-    Args:
-        path: Its folder.
-    """
+    """The files of a sweep."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -104,7 +99,7 @@ class SweepDirectory:
         return (path / SWEEP).is_file()
 
     def write_request(self, request: SweepRequest) -> None:
-        """Write what the sweep is asked for; the folder is made when missing."""
+        """Write what was asked for; the folder is made if it is missing."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / SWEEP, asdict(request))
 
@@ -126,17 +121,17 @@ class SweepDirectory:
         return self.path / str(number)
 
     def log(self, number: int) -> Path:
-        """Return the file of what a job says, where it does not speak on the terminal."""
+        """Return the file of a job's output, if that is not the terminal."""
         return self.path / f"job-{number}.log"
 
     def write_job(self, job: SweepJob) -> None:
-        """Write what is known of a job."""
+        """Write the file of a job."""
         write_json(self.path / f"job-{job.number}.json", asdict(job))
 
     def jobs(self) -> list[SweepJob]:
-        """Return what is known of every job, by number; damaged files are passed over.
+        """Return every job by number; damaged files are ignored.
 
-        A job that is said to run while nobody runs it is stopped: whoever ran it was killed.
+        A job that is recorded as running while nobody runs it was stopped: its command was killed.
         """
         found = [self._read(path) for path in self.path.glob("job-*.json")]
         return sorted((job for job in found if job is not None), key=lambda job: job.number)
@@ -145,14 +140,13 @@ class SweepDirectory:
         if not _JOB.fullmatch(path.name):
             return None
         try:
-            found: dict[str, Any] = read_json(path)
+            found = read_json(path)
             known = {name: found[name] for name in SweepJob.__dataclass_fields__ if name in found}
             lists = {name: tuple(map(str, found.get(name, ()))) for name in ("overrides", "words")}
             job = SweepJob(**{**known, **lists})
             job.outcome = JobState(job.outcome)
+            _check_kinds(job)
         except (OSError, UnreadableError, TypeError, ValueError):
-            return None
-        if not _is_plain(job):
             return None
         if job.outcome == JobState.RUNNING and not self.is_claimed(job.number):
             job.outcome, job.reason = JobState.STOPPED, "ended without a word"
@@ -160,10 +154,10 @@ class SweepDirectory:
 
     @contextmanager
     def claim(self, number: int) -> Iterator[int | None]:
-        """Take a job, until the end of the context and of every process that inherits the claim.
+        """Hold a job, until the end of the context and of every process that inherits the claim.
 
         Yields:
-            The open file that is the claim; None where another process has the job.
+            The open file that is the claim; None if another process has the job.
         """
         path = self.path / f".job-{number}.lock"
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -192,11 +186,10 @@ class SweepDirectory:
         return False
 
 
-def _is_plain(job: SweepJob) -> bool:
-    """Return whether the values of a job are of their kinds: a file may be anybody's."""
-    numbers = (job.seconds, job.value)
-    return (
-        type(job.number) is int
-        and isinstance(job.reason, str | None)
-        and all(number is None or type(number) in (int, float) for number in numbers)
-    )
+def _check_kinds(job: SweepJob) -> None:
+    """Raise TypeError where a value is of another kind: a file may be anybody's."""
+    numbers = [number for number in (job.seconds, job.value) if number is not None]
+    if type(job.number) is not int or not isinstance(job.reason, str | None):
+        raise TypeError
+    if any(type(number) not in (int, float) for number in numbers):
+        raise TypeError

@@ -1,7 +1,7 @@
 """TensorBoard event files, written at once and by the caller.
 
 The library's own writer hands events to a thread: when the disk is full, that thread dies with a
-traceback and the run goes on. Here the write that fails is the one that says so.
+traceback and the run continues. Here the failing write raises the error.
 """
 
 import socket
@@ -30,8 +30,8 @@ class SummaryWriter:
     """Writes a new event file in `folder`, which readers take after the present ones.
 
     Args:
-        folder: The folder of the run's event files; made when missing.
-        purge_step: Readers forget what earlier files say about this step and later ones.
+        folder: The folder of the run's event files; made if it is missing.
+        purge_step: Readers ignore this step and later ones in earlier files.
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:

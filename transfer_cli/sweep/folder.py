@@ -1,15 +1,14 @@
-"""Where a sweep lies, and which earlier one goes on."""
+"""Chooses the folder of a sweep: a new one, or that of an earlier sweep to continue."""
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from transfer_cli.config.flags import Request
-from transfer_cli.config.launch import hydra_settings
 from transfer_cli.errors import ConfigError
+from transfer_cli.runs.atomic import make_stamped
 from transfer_cli.runs.sweep import SWEEP, SweepDirectory
 from transfer_cli.safe_files import UnreadableError
 from transfer_cli.sweep.jobs import Jobs, typed_words
@@ -17,43 +16,45 @@ from transfer_cli.sweep.jobs import Jobs, typed_words
 AUTO = "auto"
 
 
-def settings_of(jobs: Jobs) -> dict[str, str]:
-    """Return Hydra's key for where a sweep lies, if that was not typed as such.
+@contextmanager
+def chosen_folder(jobs: Jobs) -> Iterator[Path]:
+    """Yield the folder of a sweep: `run.dir`, or a new one below `run.root`.
 
-    With `resume=auto` and no `run.dir`, the latest sweep of the same words goes on.
+    With `resume=auto` and no `run.dir`, it is that of the latest sweep with the same overrides. A
+    new folder is created here, since several sweeps may start within a second; it is removed again
+    if nothing was written to it.
 
     Raises:
-        ConfigError: `resume` names a run, which a sweep cannot go on with.
+        ConfigError: `resume` names a run, which a sweep cannot continue.
+        RunError: `run.root` cannot be written.
     """
     request = jobs.request
-    typed = request.value_of("hydra.sweep.dir")
     resume = request.value_of("resume") if jobs.makes_runs else None
     if resume not in (None, "null", AUTO):
         raise ConfigError(
             f"resume: a sweep goes on by resume=auto, and run.dir={resume} if that is where it lies"
         )
+    typed = request.value_of("hydra.sweep.dir") or request.value_of("run.dir")
     if typed is not None:
-        return {}
-    found = None
-    if resume == AUTO and request.value_of("run.dir") is None:
-        below = root_of(request) / "sweeps" / jobs.command
-        found = latest(below, jobs.command, typed_words(request))
-    now = hydra_settings(jobs.command, request)["hydra.sweep.dir"]
-    return {"hydra.sweep.dir": now if found is None else _quoted(found)}
-
-
-def folder_of(request: Request, settings: Mapping[str, str]) -> Path:
-    """Return the folder of a sweep, of which `settings_of` has returned the settings."""
-    return _path(request.value_of("hydra.sweep.dir") or settings["hydra.sweep.dir"])
-
-
-def root_of(request: Request) -> Path:
-    """Return the folder of all runs."""
-    return _path(request.value_of("run.root") or "runs")
+        yield _path(typed)
+        return
+    below = _path(request.value_of("run.root") or "runs") / "sweeps" / jobs.command
+    found = latest(below, jobs.command, typed_words(request)) if resume == AUTO else None
+    if found is not None:
+        yield found
+        return
+    created = [each for each in (below, *below.parents) if not each.exists()]
+    folder = make_stamped(below, "")
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):  # raised by the first one that is not empty
+            for each in (folder, *created):
+                each.rmdir()
 
 
 def latest(root: Path, command: str, words: tuple[str, ...]) -> Path | None:
-    """Return the newest sweep below a folder that was begun with these words, in any order."""
+    """Return the newest sweep below `root` with these overrides, in any order."""
     found = []
     for file in root.glob(f"*/{SWEEP}"):
         with suppress(OSError, UnreadableError, ValueError):
@@ -66,8 +67,3 @@ def latest(root: Path, command: str, words: tuple[str, ...]) -> Path | None:
 def _path(typed: str) -> Path:
     value = OverridesParser.create().parse_override(f"key={typed}").value()
     return Path(str(value)).expanduser()
-
-
-def _quoted(path: Path) -> str:
-    text = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}'"

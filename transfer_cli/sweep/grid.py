@@ -1,10 +1,10 @@
 """Every combination of the values that were typed."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -18,19 +18,14 @@ from transfer_cli.config.check import check
 from transfer_cli.errors import ConfigError, TransferError
 from transfer_cli.sweep.jobs import Jobs, shared
 from transfer_cli.sweep.prepared import say_what_changes_the_data
-from transfer_cli.sweep.settings import Settings
+from transfer_cli.sweep.settings import settings_of
 
 _PARTS = ("model", "tokenizer", "data", "optimizer", "schedule", "adaptation")
 """Parts whose options are all their classes' own."""
 
 
 class Planner(Sweeper):
-    """What our sweepers have in common: what Hydra hands to them.
-
-    Args:
-        params: Overrides beyond those that are typed, which win.
-        max_batch_size: How many jobs are handed to the launcher at once; None: all.
-    """
+    """The part that our sweepers share: they keep what Hydra hands to a sweeper."""
 
     jobs: ClassVar[Jobs]
     launcher: Launcher
@@ -59,7 +54,7 @@ class Planner(Sweeper):
         return Path(self.config.hydra.sweep.dir)
 
     def overrides(self, typed: Sequence[str]) -> list[Override]:
-        """Return all overrides as Hydra understands them, of several of one key the last."""
+        """Return all overrides as Hydra understands them; of several for a key, the last."""
         words = [*(f"{key}={value}" for key, value in self._params.items()), *typed]
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         return list(
@@ -67,10 +62,10 @@ class Planner(Sweeper):
         )
 
     def composed(self, all_jobs: Sequence[Sequence[str]]) -> list[DictConfig]:
-        """Return the config of each job, checked.
+        """Return the checked config of each job.
 
         Raises:
-            ConfigError: A job's config cannot be; the message names the job.
+            ConfigError: A job's config is wrong; the message names the job.
         """
         common, found = shared(all_jobs), []
         for words in all_jobs:
@@ -104,7 +99,7 @@ class Grid(Planner):
         """Run a job for each combination of values.
 
         Raises:
-            ConfigError: A job cannot be.
+            ConfigError: A job's config is wrong, or a range is given.
         """
         overrides = self.overrides(arguments)
         for override in overrides:
@@ -113,20 +108,27 @@ class Grid(Planner):
                     f"{override.input_line}: a range is for a search; add sweep=search, or list "
                     "the values"
                 )
-        [all_jobs] = BasicSweeper.split_arguments(overrides, None)
+        all_jobs = [list(words) for words in itertools.product(*map(words_of, overrides))]
         configs = self.composed(all_jobs)
         if not self.jobs.makes_runs:
             self.launch(all_jobs)
             return
-        Settings.of(configs[0].sweep)  # what is wrong there is said before anything is written
+        settings_of(configs[0].sweep)  # raises before anything is written
         say_what_changes_the_data(configs)
         self.launch([job.words for job in self.jobs.begin(self.folder, all_jobs)])
 
 
-def _added_to(words: Sequence[str]) -> set[str]:
-    """Return the parts to which `+` adds options, which Hydra lets pass, whatever they are.
+def words_of(override: Override) -> list[str]:
+    """Return `KEY=VALUE` for each value of an override."""
+    is_swept = override.is_sweep_override()
+    values = override.sweep_string_iterator() if is_swept else [override.get_value_element_as_str()]
+    return [f"{override.get_key_element()}={value}" for value in values]
 
-    To look at them, what they name has to be imported; so not without need.
+
+def _added_to(words: Sequence[str]) -> set[str]:
+    """Return the parts to which `+` adds options, which Hydra accepts unchecked.
+
+    Checking one imports the class that it names, so the others are left out.
     """
     added = {word[1:].partition("=")[0].partition(".") for word in words if word.startswith("+")}
     return {part for part, dot, _ in added if dot and part in _PARTS}

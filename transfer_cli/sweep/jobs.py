@@ -1,4 +1,4 @@
-"""Runs a command once, or as the jobs of a sweep, and remembers what became of each."""
+"""Runs a command as the jobs of a sweep, and remembers what became of each."""
 
 import contextlib
 import logging
@@ -33,16 +33,10 @@ log = logging.getLogger(__name__)
 ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a job after which no other job of its sweep is begun: somebody wants an end."""
 
-_READINESS = (
-    JobState.LEFT, JobState.STOPPED, JobState.FAILED, JobState.RUNNING, JobState.PRUNED,
-    JobState.DONE,
-)  # fmt: skip
-"""Which of several jobs of the same words is meant to run: the first in this order."""
-
 
 @dataclass
 class Jobs:
-    """Runs jobs one after the other and remembers what became of each.
+    """The jobs of a sweep.
 
     A launcher such as Hydra's for Slurm carries a copy of this to a process of each job.
 
@@ -50,18 +44,16 @@ class Jobs:
         command: The command that every job runs.
         task: Its function.
         request: What was typed.
-        makes_runs: Whether each job leaves a run directory, so that a sweep can be gone on with.
-        announce: Called before a job of a sweep starts.
-        report: Called as soon as a job has failed, with the error where it ran in this process;
+        report: Called as soon as a job has failed, with the error if it ran in this process;
             returns the reason in one line.
-        metrics: Returns what a run of a config measures, for a search that is to know whether it
-            is after more or less.
+        metrics: Returns what a run of a config measures, so that a search knows whether more is
+            better.
+        makes_runs: Whether each job leaves a run directory; only then can a sweep be continued.
     """
 
     command: str
     task: Task
     request: Request
-    announce: Callable[[SweepJob], None]
     report: Callable[[SweepJob, Exception | None], str]
     metrics: Callable[[DictConfig], Sequence[Metric]]
     makes_runs: bool = False
@@ -75,23 +67,23 @@ class Jobs:
 
     @property
     def resumes(self) -> bool:
-        """Whether a sweep goes on where it was."""
+        """Whether an earlier sweep is continued."""
         return self.request.value_of("resume") == "auto"
 
-    # --- what is to be done --------------------------------------------------------------------
+    # --- which jobs to run ---------------------------------------------------------------------
 
     def begin(
         self, folder: Path, jobs: Sequence[Sequence[str]], **of_search: Any
     ) -> list[SweepJob]:
-        """Write down what a sweep consists of; return the jobs that are left to run.
+        """Write down what a sweep consists of, and return the jobs that are left to run.
 
         Args:
-            folder: Of the sweep.
-            jobs: The overrides of each.
+            folder: The folder of the sweep.
+            jobs: The overrides of each job.
             of_search: What a search is after: trials, objective, direction.
 
         Raises:
-            RunError: The folder holds a sweep or a run, and this one is not to go on there.
+            RunError: The folder holds a run, a damaged sweep, or one that is not to be continued.
         """
         self.sweep_dir = folder
         directory = SweepDirectory(folder)
@@ -102,22 +94,18 @@ class Jobs:
             )
         if (folder / "config.yaml").exists():
             raise RunError(f"run.dir: {folder} holds a run; choose another folder for the sweep")
-        self._write_request(directory, of_search)
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        asked = SweepRequest(self.command, typed_words(self.request), now)
+        if directory.is_at(folder):
+            try:
+                asked = directory.read_request()
+            except UnreadableError as error:
+                raise RunError(f"{folder / SWEEP} is damaged: {error}") from error
+        directory.write_request(replace(asked, **of_search))  # which may ask for more trials now
         return self._add(jobs)
 
-    def _write_request(self, directory: SweepDirectory, of_search: Mapping[str, Any]) -> None:
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
-        asked = SweepRequest(self.command, typed_words(self.request), now, **of_search)
-        if directory.is_at(directory.path):
-            try:
-                before = directory.read_request()
-            except UnreadableError as error:
-                raise RunError(f"{directory.path / SWEEP} is damaged: {error}") from error
-            asked = replace(before, **of_search)  # of a search that is to have more trials
-        directory.write_request(asked)
-
     def _add(self, jobs: Sequence[Sequence[str]]) -> list[SweepJob]:
-        """Number jobs, those of earlier as they were; return those that are not done."""
+        """Number jobs, keeping the numbers of known ones; return those that are not done."""
         directory = self.directory
         known = {_identity(job.overrides, job.words): job for job in directory.jobs()}
         following = 1 + max((job.number for job in known.values()), default=-1)
@@ -141,7 +129,7 @@ class Jobs:
         return [job for job in found if not self._is_done(job)]
 
     def _is_done(self, job: SweepJob) -> bool:
-        """Return whether nothing is left to do: its run may have been removed since it was."""
+        """Return whether nothing is left to do: its run may have been removed since."""
         run = RunDirectory(self.directory.run(job.number))
         return job.outcome == JobState.PRUNED or (
             job.outcome == JobState.DONE and run.read_status() == "finished"
@@ -166,34 +154,36 @@ class Jobs:
         job = self.find(int(settings.job.num), typed)
         with self.at_work(job) as ours:
             if ours is not None:
-                give_directory(config, self.directory.run(job.number), resume=self.resumes)
+                if OmegaConf.is_dict(config.get("run")):  # the command makes a run directory
+                    config.run.dir = str(self.directory.run(job.number))
+                    config.resume = "auto" if self.resumes else None
                 self._work(job, config)
 
     def find(self, number: int, words: Sequence[str], besides: Collection[int] = ()) -> SweepJob:
-        """Return the job of these words: a launcher counts what it was given, and no more.
+        """Return the job of these overrides; a launcher counts only the jobs that it was given.
 
         Args:
-            number: What it is called where nothing is known of it.
-            words: What was typed for it.
-            besides: Jobs that it is not: a search can propose the same values twice.
+            number: The number of a job that is not known yet.
+            words: Its overrides.
+            besides: Jobs to pass over: a search can propose the same values twice.
         """
         words = _of_the_run(words)
         known = self.directory.jobs() if self.makes_runs and self.sweep_dir is not None else []
         alike = [job for job in known if set(job.words) == set(words) and job.number not in besides]
         if not alike:
             return SweepJob(number, words, words)
-        return min(alike, key=lambda job: _READINESS.index(job.outcome))
+        return min(alike, key=lambda job: list(JobState).index(job.outcome))
 
     @contextlib.contextmanager
     def at_work(self, job: SweepJob) -> Iterator[int | None]:
-        """Keep the file of a job true while it runs, and others from running it.
+        """Keep the file of a job up to date while it runs, and others from running it.
 
         Yields:
-            The claim; None where another command has the job.
+            The claim; None if another command has the job.
         """
         if not (self.makes_runs or self.is_copy):
             self.done.append(job)
-            self.announce(job)
+            _announce(job)
             yield 0
             return
         directory = self.directory
@@ -209,7 +199,7 @@ class Jobs:
                 yield None
                 return
             self.done.append(job)
-            self.announce(job)
+            _announce(job)
             began, before = time.monotonic(), job.seconds or 0.0
             directory.write_job(replace(job, outcome=JobState.RUNNING, reason=None))
             try:
@@ -236,10 +226,10 @@ class Jobs:
             job.outcome = JobState.DONE
 
     def read_copies(self, folder: Path) -> None:
-        """Learn from their files what became of jobs that ran in other processes.
+        """Read from their files what became of jobs that ran in other processes.
 
         Raises:
-            SweepError: There is no such file.
+            SweepError: No job has written anything.
         """
         self.sweep_dir = folder
         found = self.directory.jobs()
@@ -248,27 +238,24 @@ class Jobs:
         self.done = found
 
 
+def _announce(job: SweepJob) -> None:
+    log.info("job %d: %s", job.number, " ".join(job.overrides) or "(as it is)")
+
+
 def typed_words(request: Request) -> tuple[str, ...]:
-    """Return what was typed, without what says where the sweep lies and that it goes on."""
+    """Return the overrides without the folder of the sweep and `resume`."""
     typed = (word for word in request.overrides if not word.startswith("hydra.sweep.dir="))
     return _of_the_run(typed)
 
 
 def shared(jobs: Iterable[Sequence[str]]) -> frozenset[str]:
-    """Return the overrides that all jobs have; none of a single one, which is told by all."""
+    """Return the overrides that all jobs have; none of them if there is only one job."""
     sets = [frozenset(words) for words in jobs]
     return frozenset.intersection(*sets) if len(sets) > 1 else frozenset()
 
 
-def give_directory(config: DictConfig, directory: Path, *, resume: bool) -> None:
-    """Make `directory` the run directory, where the command makes one."""
-    if OmegaConf.is_dict(config.get("run")):
-        config.run.dir = str(directory)
-        config.resume = "auto" if resume else None
-
-
 def names_run(word: str) -> bool:
-    """Return whether an override says where a run lies, and nothing about what it is."""
+    """Return whether an override only says where a run is."""
     return Role.NAMES_RUN in role_of(word.partition("=")[0])
 
 

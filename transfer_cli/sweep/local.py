@@ -9,10 +9,12 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from transfer_cli.config.literal import quoted
+from transfer_cli.config.schema import SweepConfig
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.processes import SideBySide, visible_gpus
-from transfer_cli.sweep.settings import Settings
+from transfer_cli.sweep.settings import AUTO, settings_of
 
 log = logging.getLogger(__name__)
 
@@ -42,36 +44,37 @@ class Local(Launcher):
         if not job_overrides:
             return []
         setup_globals()
-        jobs = self.jobs
-        if not jobs.makes_runs:
-            self._run_here(
-                range(initial_job_idx, initial_job_idx + len(job_overrides)), job_overrides
-            )
+        numbered = list(enumerate(job_overrides, start=initial_job_idx))
+        if not self.jobs.makes_runs:
+            self._run_here([SweepJob(number, (), tuple(words)) for number, words in numbered])
             return []
         config = self._composed(job_overrides[0])
-        settings = Settings.of(config.sweep)
+        settings = settings_of(config.sweep)
         todo: list[SweepJob] = []
-        for number, words in enumerate(job_overrides, start=initial_job_idx):
-            todo.append(jobs.find(number, words, besides=[job.number for job in todo]))
-        if settings.isolate:
-            self._run_apart(todo, config, settings)
-        else:
-            self._run_here([job.number for job in todo], [job.words for job in todo], settings)
+        for number, words in numbered:
+            todo.append(self.jobs.find(number, words, besides=[job.number for job in todo]))
+        stops = settings.on_error == "stop"
+        if not settings.isolate:
+            self._run_here(todo, stops=stops)
+            return []
+        SideBySide(
+            self.jobs,
+            self._words_of,
+            workers=min(side_by_side(settings, config), max(1, len(todo))),
+            gpus=_gpus(config),
+            gpus_each=max(1, config.devices),
+            stops=stops,
+        ).run(todo)
         return []
 
     def _composed(self, words: Sequence[str]) -> DictConfig:
         return self._context.config_loader.load_sweep_config(self._config, list(words))
 
-    def _run_here(
-        self,
-        numbers: Sequence[int],
-        all_words: Sequence[Sequence[str]],
-        settings: Settings | None = None,
-    ) -> None:
-        for number, words in zip(numbers, all_words, strict=True):
-            config = self._composed(words)
+    def _run_here(self, todo: Sequence[SweepJob], *, stops: bool = False) -> None:
+        for job in todo:
+            config = self._composed(job.words)
             with open_dict(config):
-                config.hydra.job.id = config.hydra.job.num = number
+                config.hydra.job.id = config.hydra.job.num = job.number
             run_job(
                 hydra_context=self._context,
                 task_function=self._task,
@@ -79,18 +82,8 @@ class Local(Launcher):
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",
             )
-            if settings and settings.stops and self.jobs.done[-1].outcome == JobState.FAILED:
+            if stops and self.jobs.done[-1].outcome == JobState.FAILED:
                 return
-
-    def _run_apart(self, todo: Sequence[SweepJob], config: DictConfig, settings: Settings) -> None:
-        SideBySide(
-            self.jobs,
-            self._words_of,
-            workers=min(side_by_side(settings, config), max(1, len(todo))),
-            gpus=_gpus(config),
-            gpus_each=max(1, config.devices),
-            stops=settings.stops,
-        ).run(todo)
 
     def _words_of(self, job: SweepJob) -> list[str]:
         typed: Any = self.jobs.request.overrides
@@ -100,16 +93,19 @@ class Local(Launcher):
             if word.lstrip("+~").startswith(("hydra.", "hydra/"))
             and not word.lstrip("+~").startswith(_OF_THE_SWEEP)
         ]
-        where = str(self.jobs.directory.run(job.number)).replace("\\", "\\\\").replace("'", "\\'")
+        where = quoted(str(self.jobs.directory.run(job.number)))
         resume = ["resume=auto"] if self.jobs.resumes else []
-        return [*self.jobs.request.flags, *job.words, *hydras, f"run.dir='{where}'", *resume]
+        return [*self.jobs.request.flags, *job.words, *hydras, f"run.dir={where}", *resume]
 
 
-def side_by_side(settings: Settings, config: DictConfig) -> int:
+def side_by_side(settings: SweepConfig, config: DictConfig) -> int:
     """Return how many jobs of a sweep run at once on this machine."""
     if not settings.isolate:
         return 1
-    return settings.workers or max(1, len(_gpus(config)) // max(1, config.devices))
+    if settings.workers != AUTO:
+        return int(settings.workers)
+    devices: int = max(1, config.devices)
+    return max(1, len(_gpus(config)) // devices)
 
 
 def _gpus(config: DictConfig) -> list[str]:

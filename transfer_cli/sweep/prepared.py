@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,7 +18,8 @@ DECIDE = ("data", "tokenizer", "streams")
 
 def say_what_changes_the_data(configs: Sequence[DictConfig]) -> None:
     """Say which swept keys have text or tokenizer prepared more than once, and how often."""
-    found = [dict(_flat(config)) for config in configs]
+    plain: list[Any] = [OmegaConf.to_container(config, resolve=True) for config in configs]
+    found = [dict(flat({part: each.get(part) for part in DECIDE})) for each in plain]
     keys = sorted({key for each in found for key in each})
     differ = [key for key in keys if len({json.dumps(each.get(key)) for each in found}) > 1]
     if not differ:
@@ -29,10 +30,3 @@ def say_what_changes_the_data(configs: Sequence[DictConfig]) -> None:
         "%s %s the data: it is prepared %d times, once for all jobs that agree in this",
         listed(differ), verb, times,
     )  # fmt: skip
-
-
-def _flat(config: DictConfig) -> Iterator[tuple[str, Any]]:
-    for part in DECIDE:
-        node = config.get(part)
-        plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        yield from flat({part: plain})

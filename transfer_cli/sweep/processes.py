@@ -10,10 +10,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 import transfer_cli
 from transfer_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PRUNED, EXIT_STOPPED, StoppedError
@@ -41,6 +40,7 @@ class _Running:
     stack: contextlib.ExitStack
 
 
+@dataclass
 class SideBySide:
     """Runs jobs of a sweep as commands of their own.
 
@@ -48,36 +48,28 @@ class SideBySide:
         jobs: The sweep.
         words_of: Returns the command line of a job, without the command itself.
         workers: How many run at once.
-        gpus: The GPUs of this machine, dealt out to the workers in turn; empty without any.
+        gpus: The GPUs of this machine, assigned to the workers in turn; empty without any.
         gpus_each: How many a job takes.
         stops: Whether a failed job ends the sweep.
     """
 
-    def __init__(
-        self,
-        jobs: Jobs,
-        words_of: Callable[[SweepJob], list[str]],
-        *,
-        workers: int,
-        gpus: Sequence[str],
-        gpus_each: int,
-        stops: bool,
-    ) -> None:
-        self._jobs = jobs
-        self._words_of = words_of
-        self._slots = deque(range(workers))
-        self._workers = workers
-        self._gpus = gpus
-        self._gpus_each = gpus_each
-        self._stops = stops
-        self._running: list[_Running] = []
-        self._told: int | None = None
+    jobs: Jobs
+    words_of: Callable[[SweepJob], list[str]]
+    workers: int
+    gpus: Sequence[str]
+    gpus_each: int
+    stops: bool
+    _running: list[_Running] = field(default_factory=list)
+    _told: int | None = None
+
+    def __post_init__(self) -> None:
+        self._slots = deque(range(self.workers))
 
     def run(self, todo: Sequence[SweepJob]) -> None:
-        """Run jobs, and come back when all have ended.
+        """Run jobs, and return when all have ended.
 
         Raises:
-            StoppedError: Told to stop, as all running jobs were then.
+            StoppedError: A signal asked the sweep, and with it all running jobs, to stop.
             KeyboardInterrupt: The same, by Ctrl-C.
         """
         left = deque(todo)
@@ -99,68 +91,66 @@ class SideBySide:
             raise KeyboardInterrupt(text) if self._told == signal.SIGINT else StoppedError(text)
 
     def _is_over(self) -> bool:
-        failed = any(job.outcome == JobState.FAILED for job in self._jobs.done)
-        return self._told is not None or (self._stops and failed)
+        failed = any(job.outcome == JobState.FAILED for job in self.jobs.done)
+        return self._told is not None or (self.stops and failed)
 
     # --- one job -------------------------------------------------------------------------------
 
     def _start(self, job: SweepJob) -> None:
         stack = contextlib.ExitStack()
-        claim = stack.enter_context(self._jobs.at_work(job))
+        claim = stack.enter_context(self.jobs.at_work(job))
         if claim is None:
             stack.close()
             return
         slot = self._slots.popleft()
-        reason = self._jobs.directory.path / f".job-{job.number}.reason"
+        reason = self.jobs.directory.path / f".job-{job.number}.reason"
         reason.unlink(missing_ok=True)
-        command = [sys.executable, "-P", "-m", "transfer_cli", self._jobs.command]
+        command = [sys.executable, "-P", "-m", "transfer_cli", self.jobs.command]
+        output = None  # one job at a time has the terminal, several write to files
+        if self.workers > 1:
+            output = stack.enter_context(self.jobs.directory.log(job.number).open("ab"))
         process = subprocess.Popen(  # noqa: S603 - our own command, with what the user typed
-            [*command, "--job", str(reason), *self._words_of(job)],
-            env=environment_of(slot, self._workers, self._gpus, self._gpus_each),
+            [*command, "--job", str(reason), *self.words_of(job)],
+            env=environment_of(slot, self.workers, self.gpus, self.gpus_each),
             stdin=subprocess.DEVNULL,
-            stdout=stack.enter_context(self._output(job)),
-            stderr=subprocess.STDOUT if self._workers > 1 else None,
+            stdout=output,
+            stderr=subprocess.STDOUT if self.workers > 1 else None,
             # It holds the job as long as it lives, whatever becomes of this process.
             pass_fds=(claim,),
         )
         self._running.append(_Running(job, process, slot, reason, stack))
-
-    @contextlib.contextmanager
-    def _output(self, job: SweepJob) -> Iterator[IO[bytes] | None]:
-        """Give a single job the terminal; have several write to files, side by side."""
-        if self._workers == 1:
-            yield None
-            return
-        with self._jobs.directory.log(job.number).open("ab") as file:
-            yield file
+        if self._told is not None:  # while it started
+            process.send_signal(self._told)
 
     def _collect(self, left: int) -> None:
-        """Take note of the jobs that have ended since the last look."""
+        """Record the jobs that have ended since the last look."""
         for each in [each for each in self._running if each.process.poll() is not None]:
             self._running.remove(each)
             self._slots.append(each.slot)
             code = each.process.returncode
             job = each.job
-            job.outcome = OUTCOMES.get(code, JobState.FAILED)
+            # One that has only just started has no handler yet, and dies of the signal itself.
+            stopped = self._told is not None and code == -self._told
+            job.outcome = JobState.STOPPED if stopped else OUTCOMES.get(code, JobState.FAILED)
             job.reason = None if job.outcome == JobState.DONE else _reason(each, code)
             each.stack.close()
             each.reason.unlink(missing_ok=True)
             if job.outcome == JobState.FAILED:
-                self._jobs.report(job, None)
+                self.jobs.report(job, None)
             self._say_where_it_stands(job, left)
 
     def _say_where_it_stands(self, job: SweepJob, left: int) -> None:
-        seconds = [
-            each.seconds
-            for each in self._jobs.done
-            if each.seconds and each.outcome == JobState.DONE
-        ]
         todo = left + len(self._running)
         if not todo or self._told is not None:
             return
+        seconds = [
+            each.seconds
+            for each in self.jobs.done
+            if each.seconds and each.outcome == JobState.DONE
+        ]
         guess = ""
         if seconds:
-            rest = sum(seconds) / len(seconds) * todo / min(self._workers, todo)
+            rest = sum(seconds) / len(seconds) * todo / min(self.workers, todo)
             guess = f", about {_as_time(rest)} to go"
         ended = "" if job.outcome == JobState.FAILED else f"job {job.number} {job.outcome}; "
         log.info("%s%d left%s", ended, todo, guess)
@@ -169,7 +159,7 @@ class SideBySide:
 
     @contextlib.contextmanager
     def _passing_signals_on(self) -> Iterator[None]:
-        """Let the jobs hear what this process is told, and begin no other one."""
+        """Pass signals on to the running jobs, and start no other one after them."""
 
         def tell(number: int, frame: FrameType | None) -> None:
             self._told = self._told or number
@@ -186,17 +176,17 @@ class SideBySide:
 
 
 def environment_of(slot: int, workers: int, gpus: Sequence[str], gpus_each: int) -> dict[str, str]:
-    """Return what a job finds in its environment: this package, its share of cores, its GPUs.
+    """Return the environment of a job: this package, its share of cores, its GPUs.
 
     Args:
-        slot: Which of the workers has the job, from 0.
+        slot: The number of its worker, from 0.
         workers: How many there are.
         gpus: The GPUs of this machine.
-        gpus_each: How many a job takes. Where there are too few, jobs share them in turn.
+        gpus_each: How many a job takes. If there are too few, jobs share them in turn.
     """
     found = dict(os.environ)
-    lies = str(Path(transfer_cli.__file__).parents[1])
-    found["PYTHONPATH"] = os.pathsep.join([lies, *filter(None, [os.environ.get("PYTHONPATH")])])
+    package = str(Path(transfer_cli.__file__).parents[1])
+    found["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     if workers > 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         found.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
@@ -225,7 +215,7 @@ def _as_time(seconds: float) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that a job could use, as CUDA names them, without asking torch."""
+    """Return the names that CUDA has for the GPUs a job could use, without importing torch."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         found = [name.strip() for name in given.split(",") if name.strip()]

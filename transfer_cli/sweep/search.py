@@ -1,7 +1,7 @@
-"""A search: trials that are proposed one after the other, by Optuna (Akiba et al. 2019).
+"""Runs a search: trials proposed one after the other by Optuna (Akiba et al. 2019).
 
-The study lies in an SQLite file, so that a search goes on where it was stopped and several commands
-can work on it. It proposes values and remembers what they led to; jobs run as in any other sweep.
+The study is an SQLite file, so that a search can be continued and several commands can work on it.
+It proposes values and remembers their results; jobs run as in any other sweep.
 """
 
 import importlib
@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from transfer_cli.config.flat import flat
+from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.metrics import require
 from transfer_cli.runs.atomic import write_json
@@ -25,25 +26,21 @@ from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import STUDY, JobState, SweepJob
 from transfer_cli.safe_files import UnreadableError, read_json
-from transfer_cli.sweep.grid import Planner
+from transfer_cli.sweep.grid import Planner, words_of
 from transfer_cli.sweep.jobs import names_run
 from transfer_cli.sweep.local import side_by_side
 from transfer_cli.sweep.prepared import say_what_changes_the_data
-from transfer_cli.sweep.settings import AUTO, Settings
+from transfer_cli.sweep.settings import AUTO, settings_of
 from transfer_cli.sweep.trial import open_study, trial_file
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial
 
 log = logging.getLogger(__name__)
 
 _MEASURE = re.compile(r"(measures\.)?(validation|test)[/.](?P<name>.+)")
 """A measure of a run, as `sweep.objective` may call it."""
-
-_FIRST_AT_RANDOM = 10
-"""Trials before TPE trusts what it has seen; Optuna's own default."""
 
 
 class Search(Planner):
@@ -53,10 +50,12 @@ class Search(Planner):
         """Run trials until there are as many as were asked for.
 
         Raises:
-            ConfigError: There is nothing to search in, or the study is of another search.
+            ConfigError: No range is given, or the study is of another search.
         """
         overrides = self.overrides(arguments)
-        fixed = [_as_word(each) for each in overrides if not each.is_sweep_override()]
+        fixed = [
+            word for each in overrides if not each.is_sweep_override() for word in words_of(each)
+        ]
         swept = [each for each in overrides if each.is_sweep_override()]
         if not swept:
             raise ConfigError(
@@ -69,19 +68,19 @@ class Search(Planner):
         space = {each.get_key_element(): _distribution(each) for each in swept}
         corners = [[*fixed, *_words(low)] for low in _corners(space)]
         configs = self.composed(corners)
-        self._settings = self._directed(Settings.of(configs[0].sweep), configs[0])
+        self._settings = self._directed(settings_of(configs[0].sweep), configs[0])
+        self._aim = {
+            "objective": self._settings.objective,
+            "direction": self._settings.direction,
+        }
         self._workers = side_by_side(self._settings, configs[0])
         self._fixed, self._space = fixed, space
         say_what_changes_the_data(configs)
         self._say_what_is_unwise()
         self._search(seed=configs[0].seed)
 
-    def _directed(self, settings: Settings, config: DictConfig) -> Settings:
-        """Return the settings with the direction in which their measure is better.
-
-        Raises:
-            ConfigError: No such measure is declared, so nobody can tell.
-        """
+    def _directed(self, settings: SweepConfig, config: DictConfig) -> SweepConfig:
+        """Return the settings with the direction in which their measure is better."""
         if settings.direction != AUTO:
             return settings
         found = _MEASURE.fullmatch(settings.objective)
@@ -99,13 +98,7 @@ class Search(Planner):
 
     def _search(self, seed: int) -> None:
         settings, jobs = self._settings, self.jobs
-        jobs.begin(
-            self.folder,
-            [],
-            trials=settings.trials,
-            objective=settings.objective,
-            direction=settings.direction,
-        )
+        jobs.begin(self.folder, [], trials=settings.trials, **self._aim)
         study = self._open(seed)
         while jobs.stopped is None:
             batch = self._next(study)
@@ -115,7 +108,7 @@ class Search(Planner):
                 self.launch([job.words for job in batch])
             finally:
                 failed = [self._tell(study, job.number) for job in batch]
-            if settings.stops and any(failed):
+            if settings.on_error == "stop" and any(failed):
                 break
         self._say_best(study)
 
@@ -123,22 +116,18 @@ class Search(Planner):
 
     @property
     def _file(self) -> Path:
-        return self._settings.study or self.folder / STUDY
+        study = self._settings.study
+        return Path(study).expanduser() if study else self.folder / STUDY
 
     def _open(self, seed: int) -> "Study":
-        """Return the study, new or as it was left.
+        """Return the study, new or as it was left."""
+        from optuna.distributions import distribution_to_json
 
-        Raises:
-            ConfigError: It is of another search, or no study.
-        """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with locked(self._file):
             study = open_study(self._file, direction=self._settings.direction)
-            asked = {
-                "space": {key: _shown(each) for key, each in self._space.items()},
-                "objective": self._settings.objective,
-                "direction": self._settings.direction,
-            }
+            space = {key: distribution_to_json(each) for key, each in self._space.items()}
+            asked = {"space": space, **self._aim}
             found = study.user_attrs.get("search")
             if found is None:
                 study.set_user_attr("search", asked)
@@ -159,7 +148,7 @@ class Search(Planner):
         if self._settings.sampler == "random":
             return samplers.RandomSampler(seed=seed)
         # With several at work, a trial that runs counts as a bad one: the next looks elsewhere.
-        return samplers.TPESampler(seed=seed, n_startup_trials=_FIRST_AT_RANDOM, constant_liar=True)
+        return samplers.TPESampler(seed=seed, constant_liar=True)
 
     def _next(self, study: "Study") -> list[SweepJob]:
         """Return the trials to run now: first those that were stopped, then new ones."""
@@ -180,39 +169,28 @@ class Search(Planner):
             for _ in range(min(self._workers - len(found), self._settings.trials - len(trials))):
                 trial = study.ask(dict(self._space))
                 own = tuple(_words(trial.params))
-                job = SweepJob(trial.number, own, (*self._of_run(), *own))
+                fixed = [word for word in self._fixed if not names_run(word)]
+                job = SweepJob(trial.number, own, (*fixed, *own))
                 directory.write_job(job)
                 if self._settings.prune and self._settings.objective.startswith("validation/"):
                     # Found by the run itself, wherever it is started.
-                    write_json(
-                        trial_file(directory.run(job.number)),
-                        {
-                            "study": str(self._file.absolute()),
-                            "number": trial.number,
-                            "objective": self._settings.objective,
-                            "direction": self._settings.direction,
-                        },
-                    )
+                    study_file = {"study": str(self._file.absolute()), "number": trial.number}
+                    write_json(trial_file(directory.run(job.number)), {**study_file, **self._aim})
                 found.append(job)
         return found
 
-    def _of_run(self) -> tuple[str, ...]:
-        return tuple(word for word in self._fixed if not names_run(word))
-
     def _tell(self, study: "Study", number: int) -> bool:
-        """Tell the study what became of a trial; return whether it failed."""
+        """Report the end of a trial to the study; return whether it failed."""
         from optuna.trial import TrialState
 
         directory = self.jobs.directory
         [job] = [each for each in directory.jobs() if each.number == number]
         if job.outcome not in (JobState.DONE, JobState.FAILED, JobState.PRUNED):
             return False
-        state, value = TrialState.FAIL, None
+        value = self._value(directory.run(number)) if job.outcome == JobState.DONE else None
+        state = TrialState.FAIL if value is None else TrialState.COMPLETE
         if job.outcome == JobState.PRUNED:
             state = TrialState.PRUNED
-        elif job.outcome == JobState.DONE:
-            value = self._value(directory.run(number))
-            state = TrialState.COMPLETE if value is not None else TrialState.FAIL
         study.tell(number, value, state=state, skip_if_finished=True)
         directory.write_job(replace(job, value=value))
         trial_file(directory.run(number)).unlink(missing_ok=True)
@@ -221,11 +199,7 @@ class Search(Planner):
         return state == TrialState.FAIL
 
     def _value(self, run: Path) -> float | None:
-        """Return what a finished run reached; None where that is no number.
-
-        Raises:
-            ConfigError: Its results have no such key.
-        """
+        """Return the result of a finished run; None if it is no finite number."""
         path = RunDirectory(run).results
         try:
             value = value_at(read_json(path), self._settings.objective)
@@ -237,13 +211,10 @@ class Search(Planner):
         return value if math.isfinite(value) else None
 
     def _say_best(self, study: "Study") -> None:
-        from optuna.trial import TrialState
-
-        done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if not done:
+        try:
+            best = study.best_trial
+        except ValueError:  # none was completed
             return
-        sign = 1 if self._settings.direction == "minimize" else -1
-        best: FrozenTrial = min(done, key=lambda trial: sign * float(trial.value or 0.0))
         log.info(
             "best of %d trials: %d with %s %.6g: %s",
             len(study.get_trials(deepcopy=False)), best.number, self._settings.objective,
@@ -255,7 +226,7 @@ def value_at(results: Mapping[str, Any], key: str) -> float:
     """Return a number of `results.json`, by `split/measure` or by dotted names.
 
     Raises:
-        KeyError: There is none; the message names the nearest that there is.
+        KeyError: There is none; the message names the nearest one.
     """
     known = {
         each: value
@@ -284,29 +255,24 @@ def _need_optuna() -> None:
 
 
 def _distribution(override: Override) -> "BaseDistribution":
-    """Return what a typed range or list of values means to Optuna.
-
-    Raises:
-        ConfigError: The range is empty, or logarithmic and not above 0.
-    """
+    """Return Optuna's form of a typed range or list of values."""
     from optuna import distributions
 
     value: Any = override.value()
     try:
-        if override.is_interval_sweep():
-            whole = isinstance(value.start, int) and isinstance(value.end, int)
-            of_kind: Any = (
-                distributions.IntDistribution if whole else distributions.FloatDistribution
-            )
-            found: BaseDistribution = of_kind(value.start, value.end, log="log" in value.tags)
-            return found
-        return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
+        if not override.is_interval_sweep():
+            return distributions.CategoricalDistribution(list(override.sweep_string_iterator()))
+        kind: Any = distributions.FloatDistribution
+        if isinstance(value.start, int) and isinstance(value.end, int):
+            kind = distributions.IntDistribution
+        found: BaseDistribution = kind(value.start, value.end, log="log" in value.tags)
     except ValueError as error:
         raise ConfigError(f"{override.input_line}: {error}") from error
+    return found
 
 
 def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
-    """Return the two ends of a space: jobs that show whether its keys and values can be."""
+    """Return the two ends of a space: jobs that show whether its keys and values are valid."""
     from optuna.distributions import CategoricalDistribution
 
     ends: list[dict[str, Any]] = [{}, {}]
@@ -319,21 +285,11 @@ def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
 
 
 def _words(params: Mapping[str, Any]) -> list[str]:
-    """Return overrides; a rate to four digits, which nobody could tell from one to sixteen."""
+    """Return overrides, with rates to four digits."""
     return [
         f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in params.items()
     ]
-
-
-def _as_word(override: Override) -> str:
-    return f"{override.get_key_element()}={override.get_value_element_as_str()}"
-
-
-def _shown(distribution: "BaseDistribution") -> str:
-    from optuna.distributions import distribution_to_json
-
-    return str(distribution_to_json(distribution))
 
 
 def _difference(found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""A trial at work: it tells its search how it does, and hears whether to go on.
+"""Lets a run that is a trial report to its search, and learn whether to continue.
 
-The search leaves a small file beside the trial's run directory; a run that finds none is no trial.
+The search leaves a small file beside the trial's run directory; without one, a run is no trial.
 """
 
 import logging
@@ -24,11 +24,11 @@ WARM_UP = 5
 
 
 class Trial:
-    """What a run tells its search.
+    """The link from a run to its search.
 
     Args:
         study: The file of the study.
-        number: Of the trial.
+        number: The number of the trial.
         objective: The validation measure that it is judged by: `validation/NAME`.
         direction: minimize or maximize.
     """
@@ -42,10 +42,10 @@ class Trial:
         self._measure = objective.partition("/")[2]
 
     def is_hopeless(self, step: int, measures: Mapping[str, float]) -> bool:
-        """Tell the search a validation's measures; return whether the trial is to end.
+        """Report a validation's measures; return whether the trial is to end.
 
-        It is when its best value so far is worse than the median of what earlier trials had at this
-        step (Golovin et al. 2017).
+        It is if its best value so far is worse than the median of earlier trials at this step
+        (Golovin et al. 2017).
         """
         if self._trial is None or self._measure not in measures:
             return False
@@ -57,12 +57,12 @@ class Trial:
 
 
 def trial_file(run: Path) -> Path:
-    """Return where a run finds what search it belongs to."""
+    """Return the file in which a run finds its search."""
     return run.parent / f".trial-{run.name}.json"
 
 
 def trial_of(run: Path) -> Trial | None:
-    """Return the trial that a run is; None where it is none."""
+    """Return the trial of a run; None if it is none."""
     with suppress(OSError, UnreadableError, KeyError, ImportError):
         found = read_json(trial_file(run.absolute()))
         return Trial(
@@ -72,7 +72,7 @@ def trial_of(run: Path) -> Trial | None:
 
 
 def open_study(file: Path, *, direction: str) -> "Study":
-    """Return the study in an SQLite file; a new one where there is no file.
+    """Return the study in an SQLite file, which is made if it does not exist.
 
     Raises:
         ConfigError: The file is no study.

@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 from transfer_cli.errors import CheckpointError, RunError
-from transfer_cli.runs import directory
+from transfer_cli.runs import atomic, directory
 from transfer_cli.runs.directory import RunDirectory, find_model
 
 
@@ -67,7 +67,7 @@ def test_new_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypa
         def now(cls, tz=None):
             return cls(2026, 1, 2, 12, 0, 0, tzinfo=tz)
 
-    monkeypatch.setattr(directory, "datetime", Noon)
+    monkeypatch.setattr(atomic, "datetime", Noon)
 
     made = [RunDirectory.create_new(tmp_path, "text-clm").path.name for _ in range(3)]
 

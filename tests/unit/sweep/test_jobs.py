@@ -1,6 +1,7 @@
 import copy
 import shutil
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,30 @@ def test_every_job_of_a_sweep_has_a_directory_of_its_own(tmp_path):
     sweep = jobs.sweep_dir
     assert sweep.parent.as_posix() == "runs/sweeps/pretrain"
     assert [config.run.dir for config in configs] == [f"{sweep}/0", f"{sweep}/1"]
+
+
+def test_sweeps_that_begin_in_the_same_second_have_directories_of_their_own(monkeypatch):
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+    monkeypatch.setattr("transfer_cli.runs.atomic.datetime", Stopped)
+
+    _, first, _ = run(["-m", "seed=1,2"])
+    _, second, _ = run(["-m", "seed=1,2"])
+
+    assert second.sweep_dir == first.sweep_dir.with_name(f"{first.sweep_dir.name}-2")
+    assert len(outcomes(first.sweep_dir)) == len(outcomes(second.sweep_dir)) == 2
+
+
+def test_a_sweep_that_cannot_be_leaves_no_directory(tmp_path):
+    (tmp_path / "runs").mkdir()
+
+    with pytest.raises(ConfigError, match="model=tinny: no such option"):
+        run(["-m", "model=tiny,tinny"])
+
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
 
 
 def test_a_sweep_may_have_a_directory_of_the_users():
@@ -227,7 +252,7 @@ def test_a_swept_length_tells_jobs_apart():
 
 def test_without_a_folder_the_latest_sweep_of_the_same_words_goes_on():
     _, first, _ = run(["-m", "seed=1,2"], fails=lambda config: StoppedError("asked to"))
-    time.sleep(1.1)  # a folder is called by the second in which its sweep began
+    time.sleep(1.1)  # a sweep knows the second in which it began
     _, other, _ = run(["-m", "seed=1,2", "loop.batch=5"])
 
     configs, again, _ = run(["-m", "resume=auto", "seed=1,2"])

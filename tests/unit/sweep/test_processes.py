@@ -1,10 +1,17 @@
 import os
+import signal
+import sys
+import threading
 
 import pytest
 
+from tests.sweeping import Recorder
+from transfer_cli.config.flags import parse
 from transfer_cli.errors import DivergedError, PrunedError, StoppedError
-from transfer_cli.runs.sweep import JobState
-from transfer_cli.sweep.processes import OUTCOMES, environment_of, visible_gpus
+from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob
+from transfer_cli.sweep import processes
+from transfer_cli.sweep.jobs import Jobs
+from transfer_cli.sweep.processes import OUTCOMES, SideBySide, environment_of, visible_gpus
 
 
 @pytest.fixture
@@ -67,3 +74,44 @@ def test_an_exit_code_says_what_became_of_a_job():
 
     assert codes == OUTCOMES
     assert OUTCOMES.get(DivergedError.exit_code, JobState.FAILED) == JobState.FAILED
+
+
+def stopped(folder, monkeypatch, tell):
+    """Run one job, which knows nothing of signals, and return what became of it.
+
+    `tell` is called in the moment in which the process of the job has started.
+    """
+    start = processes.subprocess.Popen
+
+    def deaf(command, **named):
+        code = "import signal, time; signal.signal(2, signal.SIG_DFL); time.sleep(30)"
+        started = start([sys.executable, "-c", code], **named)
+        tell()
+        return started
+
+    monkeypatch.setattr(processes.subprocess, "Popen", deaf)
+    jobs = Jobs(
+        "pretrain", Recorder(), parse([]), print, lambda config: (), makes_runs=True,
+        sweep_dir=folder,
+    )  # fmt: skip
+    side = SideBySide(jobs, lambda job: [], workers=1, gpus=[], gpus_each=1, stops=False)
+    with pytest.raises((KeyboardInterrupt, StoppedError), match="stopped with 0 jobs not begun"):
+        side.run([SweepJob(0, ("seed=1",), ("seed=1",))])
+    return [job.outcome for job in SweepDirectory(folder).jobs()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_that_is_told_to_stop_before_it_can_hear_was_stopped(tmp_path, monkeypatch, number):
+    """Until a job has set its handlers, a signal ends it without a word."""
+
+    def tell():
+        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+
+    assert stopped(tmp_path, monkeypatch, tell) == [JobState.STOPPED]
+
+
+def test_a_job_that_starts_while_its_sweep_is_told_to_stop_is_told(tmp_path, monkeypatch):
+    def tell():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert stopped(tmp_path, monkeypatch, tell) == [JobState.STOPPED]

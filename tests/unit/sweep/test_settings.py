@@ -3,17 +3,17 @@ from omegaconf import OmegaConf
 
 from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError
-from transfer_cli.sweep.settings import Settings
+from transfer_cli.sweep.settings import settings_of
 
 
 def settings(**values):
-    return Settings.of(OmegaConf.merge(OmegaConf.structured(SweepConfig), values))
+    return settings_of(OmegaConf.merge(OmegaConf.structured(SweepConfig), values))
 
 
 def test_the_defaults_are_fine():
     found = settings()
 
-    assert (found.isolate, found.workers, found.stops, found.study) == (True, None, False, None)
+    assert found == SweepConfig()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from transfer_cli.config.commands import FINETUNE
+from transfer_cli.config.commands import ALL
 from transfer_cli.config.describe import Option, options
 from transfer_cli.config.flags import FlagParser
 from transfer_cli.errors import ConfigError, nearest
@@ -167,7 +167,7 @@ def _command(before: str, folder: Path, wanted: Mapping[str, Option]) -> str:
     chosen = chosen_by(option, path.removeprefix(f"{option.group}/"))
     if "adaptation/mine" in wanted:
         chosen += " adaptation=mine"
-    is_text = option.target.startswith(FINETUNE.hidden)
+    is_text = option.target.startswith(ALL["finetune"].hidden)
     command = "pretrain" if is_text else "finetune"
     start = "" if is_text else " init_from=RUN"
     return f"transfer {before}{command} --config-dir {_typed(folder)} {chosen}{start}"
