@@ -1,4 +1,4 @@
-"""A finished run, ready to be asked: for `evaluate`, `predict` and whoever comes later."""
+"""A finished run, ready to be asked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from transfer_cli.interop.hub import HUB
 from transfer_cli.interop.published_folder import is_published
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import load_pretrained
+from transfer_cli.model.weights import WEIGHTS, load_pretrained
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.runs.directory import RunDirectory
 
@@ -44,29 +44,17 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     Raises:
         CheckpointError: There is no run, it has not finished, or its weights lack a part.
     """
-    start = _published(path)
-    if start is not None:
-        config = OmegaConf.create({"data": {"length": None}, "data_dir": "", "seed": 0})
-        return _open(config, start, precision)
-    run = RunDirectory.open(Path(path).expanduser(), "run")
-    config = read_stored(run.config, run.read_command(), "run")
-    if not (run.model / "weights.safetensors").exists():
-        raise CheckpointError(
-            f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
-            f"resume={path}"
-        )
-    start = open_pretrained(str(run.path), key="run", base=base)
-    return _open(config, start, precision)
-
-
-def _published(path: str) -> Pretrained | None:
-    """Return the published model at `path`; None where there is none."""
     if path.startswith(HUB) or is_published(Path(path).expanduser()):
-        return open_pretrained(path, key="run")
-    return None
-
-
-def _open(config: DictConfig, start: Pretrained, precision: Precision) -> Trained:
+        config = OmegaConf.create({"data": {"length": None}, "data_dir": "", "seed": 0})
+    else:
+        run = RunDirectory.open(Path(path).expanduser(), "run")
+        config = read_stored(run.config, run.read_command(), "run")
+        if not (run.model / WEIGHTS).exists():
+            raise CheckpointError(
+                f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
+                f"resume={path}"
+            )
+    start = open_pretrained(path, key="run", base=base)
     tensors = start.tensors()
     planned, objective = objective_of(start), objective_of(start)
     with without_weights():  # a head of absurd size is refused before there is one

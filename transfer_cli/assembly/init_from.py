@@ -216,20 +216,20 @@ def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) ->
     return open_pretrained(init_from, base=base)
 
 
-def own_tokenizer(node: DictConfig | None, start: Pretrained) -> Tokenizer:
-    """Return the pretrained model's tokenizer.
+def choose_tokenizer(
+    node: DictConfig | None, start: Pretrained | None
+) -> Tokenizer | TokenizerRecipe:
+    """Return the pretrained model's tokenizer; without such a model, the recipe of a new one.
 
     Raises:
         CheckpointError: The config asks for the tokenizer of a file, and it is another one.
     """
-    if node is not None:
-        recipe = build(node, "tokenizer", TokenizerRecipe)
-        if (
-            isinstance(recipe, FromFile)
-            and recipe.make(lambda: iter(())).hash != start.tokenizer.hash
-        ):
-            raise CheckpointError(
-                "init_from: that model was trained with another tokenizer than tokenizer.path; "
-                "leave tokenizer= out to use the model's own"
-            )
+    if start is None:
+        return build(node, "tokenizer", TokenizerRecipe)
+    recipe = build(node, "tokenizer", TokenizerRecipe) if node is not None else None
+    if isinstance(recipe, FromFile) and recipe.make(lambda: iter(())).hash != start.tokenizer.hash:
+        raise CheckpointError(
+            "init_from: that model was trained with another tokenizer than tokenizer.path; "
+            "leave tokenizer= out to use the model's own"
+        )
     return start.tokenizer

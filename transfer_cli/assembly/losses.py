@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,9 +16,6 @@ from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.tasks.base import Task
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -17,9 +18,6 @@ from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import LoadReport
 from transfer_cli.seeds import derive
-
-if TYPE_CHECKING:
-    from transfer_cli.assembly.init_from import Pretrained
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +93,9 @@ def edit_nodes(adaptation: DictConfig) -> dict[str, Any]:
     return {str(name): found for name, found in plain.items() if found is not None}
 
 
-def log_loaded(report: LoadReport, start: "Pretrained") -> None:
+def log_loaded(report: LoadReport, weights: Path) -> None:
     """Say what was loaded, what is new and what was dropped."""
-    log.info("loaded %d tensors from %s", len(report.loaded), start.weights)
+    log.info("loaded %d tensors from %s", len(report.loaded), weights)
     for what, names in (("new", report.new), ("dropped", report.dropped)):
         if names:
             log.info("%s: %s", what, ", ".join(names))

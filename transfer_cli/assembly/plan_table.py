@@ -4,6 +4,7 @@ import numpy as np
 
 from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.errors import listed
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.terminal import BLANK, Entry, Page, Piece, Pieces, Renderable
 
@@ -11,28 +12,19 @@ _COLUMN = 52
 """Where groups and their rates stand beside a stage's steps."""
 
 
-def plan_text(blueprint: Blueprint, batch: int) -> str:
-    """Return the plan as it stands in the files of a run."""
-    return str(plan_page(blueprint, batch))
-
-
-def plan_page(blueprint: Blueprint, batch: int) -> Page:
-    """Return the plan: stages with what trains at which rates, and where tensors come from.
-
-    Args:
-        blueprint: Of the run.
-        batch: Sequences of a step.
-    """
+def plan_page(blueprint: Blueprint) -> Page:
+    """Return the plan: stages with what trains at which rates, and where tensors come from."""
     sizes = blueprint.sizes
-    steps = f"{sizes.total_steps:,} steps"
     titles = f"{'stage':5}  {'steps':>15}  {'parameters that train':>26}"
     blocks: list[Renderable] = [
-        _below(
+        Entry(
+            [],
             [
-                Piece(steps, "heading"),
-                f" of {batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
+                Piece(f"{sizes.total_steps:,} steps", "heading"),
+                f" of {blueprint.loop.batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
                 f"{len(blueprint.stage_plans)} stage(s)",
-            ]
+            ],
+            0,
         ),
         BLANK,
         Entry([Piece(titles, "heading")], [Piece("groups and their rates", "heading")], _COLUMN),
@@ -49,11 +41,6 @@ def plan_page(blueprint: Blueprint, batch: int) -> Page:
             text: Pieces = [Piece(f"{groups}:", "name"), f" {rates}", until if row == 0 else ""]
             blocks.append(Entry([head], text, _COLUMN))
     return Page(*blocks, BLANK, *_tensors(blueprint))
-
-
-def _below(text: Pieces) -> Entry:
-    """Return a line of text that goes on below itself, a little to the right."""
-    return Entry([], text, 0)
 
 
 def fact(name: str, text: str) -> Entry:
@@ -109,7 +96,6 @@ def _tensors(blueprint: Blueprint) -> list[Renderable]:
     blocks: list[Renderable] = [fact("tensors", f"{len(blueprint.inherited)} from the checkpoint")]
     for what, names in (("new", new), ("dropped", list(report.dropped))):
         if names:
-            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             head = f"  {what}: "
-            blocks.append(Entry([Piece(head, "name")], [shown], len(head)))
+            blocks.append(Entry([Piece(head, "name")], [listed(names, 8)], len(head)))
     return blocks

@@ -5,7 +5,7 @@ Two things go back to it: the Fisher information of EWC, and the measure of what
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,13 +18,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from transfer_cli.assembly import datasets
+from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
-from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.data.text import TextData
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
@@ -48,24 +47,24 @@ class Source:
     """Where a model comes from. Nothing is opened before it is needed.
 
     Args:
-        config: The run's own config; `source.data` may name the text.
         start: What `init_from` names.
-        tokenizer: Its tokenizer.
         shape: Its shape, with the direction settled.
+        place: Where the run's own data is.
+        named: The text of `source.data`; None: the one that the pretraining's config names.
         typed: The overrides that were typed for the run.
     """
 
-    config: DictConfig
     start: Pretrained
-    tokenizer: Tokenizer
     shape: BackboneShape
-    typed: tuple[str, ...] = ()
+    place: DataPlace
+    named: TextData | None = None
+    typed: Sequence[str] = ()
 
     @cached_property
-    def pretraining(self) -> tuple[Pretrained, DictConfig]:
+    def pretraining(self) -> tuple[Pretrained, DictConfig | None]:
         """The language model at the root of `init_from`, and the config of the run that made it.
 
-        A published model has no such run: the config is this run's own.
+        A published model has no such run.
 
         Raises:
             CheckpointError: The run directory of an ancestor is gone, or none trained on text.
@@ -73,7 +72,7 @@ class Source:
         start = self.start
         for _ in range(100):
             if start.published is not None:
-                return start, self.config
+                return start, None
             run = RunDirectory(start.folder.parent)
             try:
                 config = read_stored(run.config, run.read_command(), "init_from")
@@ -99,14 +98,14 @@ class Source:
                 f"init_from: {type(objective).__name__} is no language-model objective, so there "
                 "is no pretraining to go back to"
             )
-        objective.setup(TaskInfo(self.tokenizer))
+        objective.setup(TaskInfo(self.start.tokenizer))
         return objective
 
     @property
     def length(self) -> int:
         """Tokens of a block in pretraining; later positions may never have been trained."""
-        start, config = self.pretraining
-        own = None if start.published is not None else config.data.get("length")
+        config = self.pretraining[1]
+        own = None if config is None else config.data.get("length")
         return int(own or self.shape.positions)
 
     def model(self, trained: TransferModel, tensors: Mapping[str, Tensor]) -> TransferModel:
@@ -116,23 +115,22 @@ class Source:
             trained: The run's model.
             tensors: The weights of `init_from`, where the head may still be.
         """
-        own = next(p for p in trained.parameters())
+        device = next(trained.parameters()).device
         heads = dict(self.objective.modules(trained.backbone))
         for name, head in heads.items():
             if name in trained.heads:
                 heads[name] = trained.heads[name]
                 continue
-            prefix = f"heads.{name}."
-            wanted = set(head.state_dict())
-            if not {f"{prefix}{each}" for each in wanted} <= tensors.keys():
+            wanted = {own: f"heads.{name}.{own}" for own in head.state_dict()}
+            if not tensors.keys() >= set(wanted.values()):
                 tensors = self.pretraining[0].tensors()
-            if not {f"{prefix}{each}" for each in wanted} <= tensors.keys():
+            if not tensors.keys() >= set(wanted.values()):
                 raise CheckpointError(
                     f"init_from: {self.pretraining[0].weights} brings no language-model head, so "
                     "there is no pretraining to go back to"
                 )
-            head.load_state_dict({each: tensors[f"{prefix}{each}"] for each in wanted})
-            head.to(own.device).requires_grad_(requires_grad=False)
+            head.load_state_dict({own: tensors[stored] for own, stored in wanted.items()})
+            head.to(device).requires_grad_(requires_grad=False)
         return TransferModel(trained.backbone, heads)
 
     def text(self, split: str) -> Split:
@@ -142,21 +140,27 @@ class Source:
             ConfigError: It has no such split.
             DataError: It is not where it was.
         """
-        if self.config.source.data is not None:
-            own = self.config
-            found = build(own.source.data, "source.data", TextData)
-        elif self.pretraining[0].published is not None:
-            raise CheckpointError(
-                f"init_from: {self.pretraining[0].weights} brings no text along; {CURE}"
-            )
-        else:
-            own = self.pretraining[1].copy()
-            own.data_dir = datasets.data_dir_of(own, self.config, self.typed)
-            found = build(own.data, "init_from: data", TextData)
-        prepared = datasets.encoded_text(found, own, self.tokenizer, self.shape, (split,))
-        if split not in prepared.splits:
+        found, place = self.named, self.place
+        if found is None:
+            start, config = self.pretraining
+            if config is None:
+                raise CheckpointError(f"init_from: {start.weights} brings no text along; {CURE}")
+            found = build(config.data, "init_from: data", TextData)
+            data_dir = datasets.data_dir_of(config.data_dir, place.data_dir, self.typed)
+            place = DataPlace(data_dir, config.seed)
+        tokenizer = self.start.tokenizer
+        splits = datasets.encoded_text(found, place, tokenizer, self.shape, (split,)).splits
+        if split not in splits:
             raise ConfigError(f"source.data: this text has no {split} split; {CURE}")
-        return prepared.splits[split]
+        return splits[split]
+
+
+@dataclass(frozen=True)
+class ForgettingText:
+    """What `forgetting` says: the text to measure on, and how many of its blocks."""
+
+    data: str | TextData | None = None
+    blocks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ class Forgetting:
     @classmethod
     def asked(
         cls,
-        config: DictConfig,
+        asked: ForgettingText,
         source: Source | None,
         trained: TransferModel,
         tensors: Mapping[str, Tensor] | None,
@@ -194,12 +198,10 @@ class Forgetting:
         Raises:
             ConfigError: There is no such text.
         """
-        asked = config.forgetting
-        if asked.data is None:
+        # Where there is no source, `draw` has refused to measure what is forgotten.
+        if asked.data is None or source is None or tensors is None:
             return None
-        if source is None or tensors is None:
-            return None  # refused before, by `check_forgetting`
-        split = _text_of(config, source)
+        split = _text_of(asked.data, source)
         if asked.blocks is not None:
             split = some_of(split, asked.blocks)
         made = cls(source.model(trained, tensors), source.objective, split, batch, precision)
@@ -212,26 +214,25 @@ class Forgetting:
         ).measures
 
 
-def _text_of(config: DictConfig, source: Source) -> Split:
-    asked = config.forgetting.data
+def _text_of(asked: str | TextData, source: Source) -> Split:
     if asked == "source":
         return source.text("validation")
+    tokenizer = source.start.tokenizer
     if isinstance(asked, str):
         if not any(sign in asked for sign in "/.*"):
             raise ConfigError(
                 f"forgetting.data: expected `source` or the path of a text, got {asked!r}; for a "
                 f"data set of conf/data type data@forgetting.data={asked}"
             )
-        return datasets.encoded_files(asked, config, source.tokenizer, source.length)
-    found: TextData = build(asked, "forgetting.data", TextData)
-    prepared = datasets.encoded_text(found, config, source.tokenizer, source.shape, ("validation",))
-    if "validation" not in prepared.splits:
+        return datasets.encoded_files(asked, source.place.cache, tokenizer, source.length)
+    only = ("validation",)
+    splits = datasets.encoded_text(asked, source.place, tokenizer, source.shape, only).splits
+    if "validation" not in splits:
         raise ConfigError("forgetting.data: this text has no validation split")
-    return prepared.splits["validation"]
+    return splits["validation"]
 
 
 def fisher_of(
-    config: DictConfig,
     source: Source | None,
     trained: TransferModel,
     tensors: Mapping[str, Tensor] | None,
@@ -255,8 +256,7 @@ def fisher_of(
         for tensor in (batch["tokens"], batch["mask"]):
             digest.update(tensor.numpy().tobytes())
         digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
-        folder = cache_folder(config.data_dir) / "fisher"
-        path = folder / f"{digest.hexdigest()}.safetensors"
+        path = source.place.cache / "fisher" / f"{digest.hexdigest()}.safetensors"
 
         def compute() -> dict[str, Tensor]:
             log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)

@@ -20,7 +20,10 @@ from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, Text
 def fill_gaps(config: DictConfig) -> None:
     """Print the likeliest words for each gap; write them to `output` if there is one."""
     text = text_of(config.text, "text")
-    _check(config, text)
+    check_output(config.output)
+    at_least("top:", config.top, 1, ConfigError)
+    if not text.strip():
+        raise ConfigError("text: is empty; give one with a gap, such as text='Once [MASK] a time'")
     precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
     _check_objective(trained, config.run)
@@ -41,13 +44,6 @@ def fill_gaps(config: DictConfig) -> None:
         print_out(_page(found, best))
     if config.output is not None:
         write_json_lines(config.output, [_row(text, found, best)])
-
-
-def _check(config: DictConfig, text: str) -> None:
-    check_output(config.output)
-    at_least("top:", config.top, 1, ConfigError)
-    if not text.strip():
-        raise ConfigError("text: is empty; give one with a gap, such as text='Once [MASK] a time'")
 
 
 def _check_objective(trained: Trained, run: str) -> None:

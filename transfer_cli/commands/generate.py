@@ -32,7 +32,16 @@ MAX_PROMPT_BYTES = 2**20
 
 def generate(config: DictConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
-    sampling, stops = _sampling(config), _stops(config)
+    check_output(config.output)
+    for name in ("max_tokens", "samples"):
+        at_least(f"{name}:", config[name], 1, ConfigError)
+    try:
+        sampling = Sampling(config.temperature, config.top_k, config.top_p)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    stops = texts_of(config.stop, "stop")
+    if "" in stops:
+        raise ConfigError("stop: holds an empty text, with which everything ends; leave it out")
     prompt = _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
     trained = open_trained(config.run, precision, config.base)
@@ -135,23 +144,6 @@ def _write(text: str) -> None:
     if text:
         sys.stdout.write(text)
         sys.stdout.flush()
-
-
-def _sampling(config: DictConfig) -> Sampling:
-    check_output(config.output)
-    for name in ("max_tokens", "samples"):
-        at_least(f"{name}:", config[name], 1, ConfigError)
-    try:
-        return Sampling(config.temperature, config.top_k, config.top_p)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _stops(config: DictConfig) -> list[str]:
-    stops = texts_of(config.stop, "stop")
-    if "" in stops:
-        raise ConfigError("stop: holds an empty text, with which everything ends; leave it out")
-    return stops
 
 
 def _prompt(typed: str) -> str:

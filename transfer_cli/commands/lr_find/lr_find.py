@@ -11,8 +11,9 @@ import itertools
 import json
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.commands.lr_find.picture import as_png
+from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.schema import LrFindConfig, RunConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
@@ -39,16 +42,6 @@ FOLDER = "lr-find"
 """Where the folders of range tests lie, in `run.root`."""
 
 
-def find_pretrain(config: DictConfig) -> None:
-    """Find a rate for a `pretrain` run."""
-    find(config, "pretrain")
-
-
-def find_finetune(config: DictConfig) -> None:
-    """Find a rate for a `finetune` run."""
-    find(config, "finetune")
-
-
 def find(config: DictConfig, command: str) -> None:
     """Run the test, write its curve and print what it suggests.
 
@@ -59,13 +52,30 @@ def find(config: DictConfig, command: str) -> None:
     _check(config)
     # A run measures it before its first step, which is of no use here.
     config.forgetting.data = None
-    parts = build_run(config, command, CommandLine.of_this_command().overrides)
-    seen = _run(config, command, parts)
+    typed = CommandLine.of_this_command()
+    run = build_run(config, command, typed.overrides)
+    seen = _test_range(build(config.lr_find, "lr_find", LrFindConfig), command, run)
     step = steepest(seen)
-    groups = _of_groups(parts, seen.rates[step])
-    line = _next(command, seen.rates[step])
-    folder = _write(config, command, seen, step, groups, line)
+    groups = _rates_of_groups(run, seen.rates[step])
+    words = [*_typed_flags(), *_kept(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
+    line = f"transfer {command} {shlex.join(words)}"
+    picture = as_png(seen, step, groups, f"transfer lr-find {command}")
+    files = {
+        "curve.png": picture,
+        "curve.csv": _as_csv(seen).encode(),
+        "suggestion.json": json.dumps(_as_json(seen, step, groups, line), indent=2).encode(),
+        "settings.yaml": as_yaml(config).encode(),
+    }
+    folder = _place(build(config.run, "run", RunConfig), command, typed.presets)
+    with writing(folder), new_folder(folder) as made:
+        for name, content in files.items():
+            (made / name).write_bytes(content)
+        _write_tensorboard(made / "tensorboard", seen, picture)
     print_out(_page(command, seen, step, groups, folder, line))
+
+
+find_pretrain = partial(find, command="pretrain")
+find_finetune = partial(find, command="finetune")
 
 
 def _check(config: DictConfig) -> None:
@@ -82,7 +92,7 @@ def _check(config: DictConfig) -> None:
         raise ConfigError("devices: lr-find works in one process; leave devices out")
     if config.resume is not None:
         raise ConfigError("resume: lr-find begins where a run begins; leave resume out")
-    if _is_sweep():
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
     if find_spec("matplotlib") is None:
         raise ConfigError(
@@ -92,50 +102,44 @@ def _check(config: DictConfig) -> None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
 
 
-def _run(config: DictConfig, command: str, parts: TrainingRun) -> RangeTest:
-    asked, mixture = config.lr_find, parts.sizes.mixture
+def _test_range(asked: LrFindConfig, command: str, run: TrainingRun) -> RangeTest:
+    mixture = run.sizes.mixture
     if mixture is not None and mixture.total < asked.steps:
         raise ConfigError(
             f"lr_find.steps: the streams are mixed for the {mixture.total} steps of the run; give "
             f"no more, or more loop.steps, got {asked.steps}"
         )
-    optimizer = parts.step.optimizer
+    optimizer = run.step.optimizer
     what = "tokens" if command == "pretrain" else "examples"
     log.info("lr-find %s", command)
     with handlers.speak_above_the_bar():
         return run_range(
-            parts.step,
-            parts.streams,
+            run.step,
+            run.streams,
             Growth(asked.start, asked.end),
             asked.steps,
-            frozen_eval=parts.blueprint.adaptation.frozen_eval,
-            micro_batch=parts.micro_batch,
+            frozen_eval=run.blueprint.adaptation.frozen_eval,
+            micro_batch=run.micro_batch,
             mixture=mixture,
             attach=lambda trainer: handlers.attach_progress(trainer, optimizer, asked.steps, what),
         )
 
 
-def _of_groups(parts: TrainingRun, rate: float) -> dict[str, float]:
+def _rates_of_groups(run: TrainingRun, rate: float) -> dict[str, float]:
     """Return the rate of each layer group that trains, from bottom to top."""
-    ever = parts.step.stages.ever_trains
-    scales = {group["layer"]: group["scale"] for group in parts.step.optimizer.param_groups}
+    ever = run.step.stages.ever_trains
+    scales = {group["layer"]: group["scale"] for group in run.step.optimizer.param_groups}
     return {
         group.name: rate * scales[group.name]
-        for group in parts.blueprint.groups
+        for group in run.blueprint.groups
         if ever & set(group.parameters)
     }
 
 
-def _next(command: str, rate: float) -> str:
-    """Return the line to type for a run at the rate, with what was typed for the test."""
+def _kept(typed: Sequence[str]) -> list[str]:
+    """Return the overrides of the test that a run at the rate that was found takes as well."""
     ours = ("optimizer.lr", "lr_find.", "run.dir")
-    kept = [
-        word
-        for word in CommandLine.of_this_command().overrides
-        if not word.lstrip("+~").startswith(ours)
-    ]
-    words = [*_typed_flags(), *kept, f"optimizer.lr={rate:.2g}"]
-    return f"transfer {command} {shlex.join(words)}"
+    return [word for word in typed if not word.lstrip("+~").startswith(ours)]
 
 
 def _typed_flags() -> list[str]:
@@ -147,45 +151,13 @@ def _typed_flags() -> list[str]:
     return [word for folder in folders for word in ("--config-dir", folder)]
 
 
-def _is_sweep() -> bool:
-    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-
-
-# --- what is left ------------------------------------------------------------------------------
-
-
-def _write(
-    config: DictConfig,
-    command: str,
-    seen: RangeTest,
-    step: int,
-    groups: Mapping[str, float],
-    line: str,
-) -> Path:
-    """Write the folder, whole or not at all; return where it is."""
-    picture = as_png(seen, step, groups, f"transfer lr-find {command}")
-    files = {
-        "curve.png": picture,
-        "curve.csv": _as_csv(seen).encode(),
-        "suggestion.json": json.dumps(_as_json(seen, step, groups, line), indent=2).encode(),
-        "settings.yaml": as_yaml(config).encode(),
-    }
-    place = _place(config, command)
-    with writing(place), new_folder(place) as made:
-        for name, content in files.items():
-            (made / name).write_bytes(content)
-        _write_tensorboard(made / "tensorboard", seen, picture)
-    return place
-
-
-def _place(config: DictConfig, command: str) -> Path:
+def _place(run: RunConfig, command: str, presets: Mapping[str, str]) -> Path:
     """Return the folder to make: the one asked for, or a new one named by time and choices."""
-    if config.run.dir is not None:
-        return Path(config.run.dir).expanduser()
+    if run.dir is not None:
+        return Path(run.dir).expanduser()
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    chosen = CommandLine.of_this_command().presets
-    name = "-".join([stamp, command, chosen.get("data", "data"), chosen.get("optimizer", "")])
-    root = Path(config.run.root).expanduser() / FOLDER
+    name = "-".join([stamp, command, presets.get("data", "data"), presets.get("optimizer", "")])
+    root = Path(run.root).expanduser() / FOLDER
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(root / each for each in names if not (root / each).exists())
 
