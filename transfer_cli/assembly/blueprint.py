@@ -1,8 +1,7 @@
 """What a run will be: data, model, losses, groups and stages, with every check that needs no batch.
 
-`build_run` goes on from a blueprint, and `transfer plan` shows one, so a run and its plan cannot
-disagree. With `device="meta"` nothing is computed and no weights are read: that is how `plan` looks
-at a large model.
+`build_run` builds on a blueprint and `transfer plan` shows one, so a run and its plan cannot
+disagree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,14 +68,14 @@ class Blueprint:
         adaptation: What is added, what trains when, what pulls back.
         lr_scheduler: Sets the learning rate of every parameter group at every step.
         start: What the run starts from; None for a fresh model.
-        tensors: The weights of that, on the meta device for a plan; None for fresh ones, and once
-            nobody needs them any more.
+        tensors: The weights of that, on the meta device for a plan; None for fresh weights, and in
+            a run that has been built.
         data: Of every stream.
         model: With its edits, at its starting weights.
         losses: What it trains for, the main loss first.
         report: What came from `init_from`; None for fresh weights.
         inherited: Names of the parameters that did.
-        edits: Config nodes of all that was added to the network, by name.
+        edits: Config nodes of everything that was added to the network, by name.
         groups: Layer groups, from the bottom to the top.
         stage_plans: The stages.
         sizes: How long, in steps.
@@ -122,11 +121,8 @@ def draw(
 ) -> Blueprint:
     """Return what a run of this config will be, in the order in which data flows.
 
-    Args:
-        config: The run's.
-        command: pretrain or finetune.
-        typed: The overrides that were typed.
-        device: "meta" to build the model without weights and to read none.
+    On the device "meta" nothing is computed and no weights are read: so `plan` looks at a large
+    model.
 
     Raises:
         ConfigError: Parts do not fit each other; the message names the key.
@@ -319,10 +315,10 @@ def _fill_and_edit(
         report = replace(report, dropped=tuple(sorted(dropped)))
     torch.manual_seed(derive(seed, "edits"))
     new = {name: node for name, node in edits.items() if before.get(name) != node}
-    edited = make_edits(model, new, data.tokenizer)
+    fresh, structure = make_edits(model, new, data.tokenizer)
     names = {name for name, _ in model.named_parameters()}
-    inherited = frozenset(names & set(report.loaded if report else ())) - edited.fresh
-    return _Weights(report, inherited, edited.fresh, before | edited.structure)
+    inherited = frozenset(names & set(report.loaded if report else ())) - fresh
+    return _Weights(report, inherited, fresh, before | structure)
 
 
 def _check_mergeable(model: TransferModel) -> None:
@@ -343,11 +339,7 @@ def _check_mergeable(model: TransferModel) -> None:
 def _check_shardable(
     asked: Mapping[str, Asked], chosen: Adaptation, *, measures_forgetting: bool
 ) -> None:
-    """Refuse to give each process a part of the model where something needs the whole.
-
-    Raises:
-        ConfigError: Something does.
-    """
+    """Refuse to give each process a part of the model where something needs the whole."""
     whole = {
         "adaptation.penalty": chosen.penalty is not None,
         "adaptation.store=merged": chosen.store == "merged",

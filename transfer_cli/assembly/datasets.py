@@ -158,12 +158,9 @@ def of_run(
 
 
 def data_dir_of(own: str, now: str, typed: Sequence[str]) -> str:
-    """Return where the data of an earlier run is: in the folder that was typed, else in its own.
+    """Return where the data of an earlier run is: its `own` folder, if it is on this machine.
 
-    Args:
-        own: The run's `data_dir`. It may be a folder of another machine.
-        now: That of the command at work.
-        typed: The overrides that were typed for it.
+    Where `data_dir` was typed for the command at work, or the folder is gone, it is that of `now`.
     """
     is_typed = any(word.startswith("data_dir=") for word in typed)
     return own if not is_typed and data_folder(own).is_dir() else now
@@ -306,8 +303,8 @@ def task(
     Args:
         data: The data.
         length: The longest example in tokens; None: as many as the model has positions.
-        tokenizer: The model's.
-        shape: The model's.
+        tokenizer: Of the model.
+        shape: Of the model.
         only: Names of the splits that are needed.
         known: The task of a run that is to be scored; None: the data's own.
     """

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +47,14 @@ def shapes_of(module: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
-@dataclass(frozen=True)
-class Edited:
-    """What edits did to a network.
-
-    Args:
-        fresh: Names of inherited parameters that were drawn anew.
-        structure: Config nodes of what has to be made again before the weights can be loaded.
-    """
-
-    fresh: frozenset[str]
-    structure: dict[str, Any]
-
-
-def make_edits(trained: TransferModel, nodes: Mapping[str, Any], tokenizer: Tokenizer) -> Edited:
+def make_edits(
+    model: TransferModel, nodes: Mapping[str, Any], tokenizer: Tokenizer
+) -> tuple[frozenset[str], dict[str, Any]]:
     """Change the network as config nodes say, in their order.
+
+    Returns:
+        The names of inherited parameters that were drawn anew, and the nodes of what has to be made
+        again before the weights can be loaded.
 
     Raises:
         ConfigError: One cannot be made; the message begins with its key.
@@ -73,12 +65,12 @@ def make_edits(trained: TransferModel, nodes: Mapping[str, Any], tokenizer: Toke
         key = f"adaptation.edits.{name}"
         edit: Edit = build(node, key, Edit)
         try:
-            fresh |= make_edit(edit, name, trained, special_tokens(tokenizer))
+            fresh |= make_edit(edit, name, model, special_tokens(tokenizer))
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
         if edit.structural:
             structure[name] = node
-    return Edited(frozenset(fresh), structure)
+    return frozenset(fresh), structure
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
