@@ -46,14 +46,11 @@ class Sizes:
     """How long a run is.
 
     Args:
-        counts: Training examples of each stream.
-        steps_per_epoch: In steps; with several streams, an epoch is about one pass over the main
-            one.
+        steps_per_epoch: With several streams, an epoch is about one pass over the main one.
         total_steps: Of the run.
         mixture: Which stream each step draws; None where there is one alone.
     """
 
-    counts: Mapping[str, int]
     steps_per_epoch: int
     total_steps: int
     mixture: Mixture | None
@@ -226,7 +223,7 @@ def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, 
     """
     epoch = -(-counts["main"] // loop.batch)
     if len(counts) == 1:
-        return Sizes(dict(counts), epoch, _total_steps(loop, epoch), None)
+        return Sizes(epoch, _total_steps(loop, epoch), None)
     try:
         epoch = mixed_epoch(counts, epoch, power=mixing.power, anneal=mixing.anneal)
         total = _total_steps(loop, epoch)
@@ -242,7 +239,7 @@ def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, 
         )
     except ValueError as error:
         raise ConfigError(f"mixing: {error}") from error
-    return Sizes(dict(counts), epoch, total, mixture)
+    return Sizes(epoch, total, mixture)
 
 
 def _of_these_labels(

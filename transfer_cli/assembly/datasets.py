@@ -174,7 +174,7 @@ def stream(
     if isinstance(found, TaskData):
         prepared = task(found.load(place.folder, place.seed), found.length, tokenizer, shape)
     else:
-        prepared = encoded_text(found, place, tokenizer, shape)
+        prepared, _ = text(found, place, shape, tokenizer)
     if source.scored is None:
         return prepared
     fewer = {
@@ -204,35 +204,32 @@ def of_kind(found: TextData | TaskData, kind: type[TextData] | type[TaskData]) -
 
 
 def text(
-    found: TextData, place: DataPlace, shape: BackboneShape, tokenizer: Tokenizer | TokenizerRecipe
+    found: TextData,
+    place: DataPlace,
+    shape: BackboneShape,
+    tokenizer: Tokenizer | TokenizerRecipe,
+    only: tuple[str, ...] | None = None,
 ) -> tuple[Prepared, Tokenizer]:
-    """Return unlabelled text, encoded, and the tokenizer that encoded it."""
+    """Return a text, or `only` some of its splits, in blocks, and the tokenizer that encoded it."""
     length = block_length(found.length, shape.positions)
-    encoded, tokenizer = whole_texts(found, place, tokenizer)
+    encoded, tokenizer = whole_texts(found, place, tokenizer, only)
     return _in_blocks(encoded, tokenizer, length), tokenizer
 
 
 def whole_texts(
-    found: TextData, place: DataPlace, tokenizer: Tokenizer | TokenizerRecipe
+    found: TextData,
+    place: DataPlace,
+    tokenizer: Tokenizer | TokenizerRecipe,
+    only: tuple[str, ...] | None = None,
 ) -> tuple[dict[str, EncodedText], Tokenizer]:
-    """Return each split of a text, encoded in one piece, and the tokenizer that encoded it."""
-    raw = found.splits(place.folder, place.seed)
+    """Return splits of a text, each encoded in one piece, and the tokenizer that encoded them.
+
+    A recipe makes the tokenizer from the training text.
+    """
+    raw = found.splits(place.folder, place.seed, only=only)
     if isinstance(tokenizer, TokenizerRecipe):
         tokenizer = cached_tokenizer(tokenizer, raw["train"], place.cache)
     return _encoded(raw, tokenizer, place.cache), tokenizer
-
-
-def encoded_text(
-    found: TextData,
-    place: DataPlace,
-    tokenizer: Tokenizer,
-    shape: BackboneShape,
-    only: tuple[str, ...] | None = None,
-) -> Prepared:
-    """Return a text, or `only` some of its splits, encoded with a tokenizer that there is."""
-    length = block_length(found.length, shape.positions)
-    raw = found.splits(place.folder, place.seed, only=only)
-    return _in_blocks(_encoded(raw, tokenizer, place.cache), tokenizer, length)
 
 
 def encoded_files(paths: str, cache: Path, tokenizer: Tokenizer, length: int) -> Split:

@@ -129,13 +129,9 @@ def bind_losses(
     total_steps: int,
     steps_per_epoch: int,
 ) -> list[Loss]:
-    """Tell every objective about its data, and return the losses. A weight of 0 is left out.
+    """Tell every objective about its stream's data, and return the losses.
 
-    Args:
-        asked: What the config asks for.
-        info: What each stream's data is.
-        total_steps: Of the run, for weights that change.
-        steps_per_epoch: The same.
+    A further loss of weight 0 is left out.
     """
     found = []
     for name, loss in asked.items():
@@ -151,11 +147,7 @@ def bind_losses(
 
 
 def _check_task(name: str, loss: Asked, task: Task | None) -> None:
-    """Refuse an objective that needs other examples than its data has.
-
-    Raises:
-        ConfigError: It does.
-    """
+    """Refuse an objective that needs other examples than its data has."""
     needs, there = loss.objective.task, None if task is None else task.name
     if needs is None or needs == there:
         return

@@ -6,7 +6,7 @@ Two things go back to it: the Fisher information of EWC, and the measure of what
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -149,7 +149,7 @@ class Source:
             data_dir = datasets.data_dir_of(config.data_dir, place.data_dir, self.typed)
             place = DataPlace(data_dir, config.seed)
         tokenizer = self.start.tokenizer
-        splits = datasets.encoded_text(found, place, tokenizer, self.shape, (split,)).splits
+        splits = datasets.text(found, place, self.shape, tokenizer, (split,))[0].splits
         if split not in splits:
             raise ConfigError(f"source.data: this text has no {split} split; {CURE}")
         return splits[split]
@@ -165,53 +165,42 @@ class ForgettingText:
 
 @dataclass(frozen=True)
 class Forgetting:
-    """Measures how well a backbone still does what it was pretrained for.
+    """How well a backbone still does what it was pretrained for.
 
     Args:
-        model: The run's backbone under the pretrained head.
-        objective: The pretraining objective.
-        split: The text.
-        batch: Sequences that pass through the model at once.
-        precision: With the device.
-        before: What was measured before training.
+        measure: Returns the pretraining measures of the backbone as it is now.
+        before: What they were before training.
     """
 
-    model: TransferModel
-    objective: LanguageModel
-    split: Split
-    batch: int
-    precision: Precision
-    before: Mapping[str, float] = field(default_factory=dict)
+    measure: Callable[[], dict[str, float]]
+    before: Mapping[str, float]
 
-    @classmethod
-    def asked(
-        cls,
-        asked: ForgettingText,
-        source: Source | None,
-        trained: TransferModel,
-        tensors: Mapping[str, Tensor] | None,
-        batch: int,
-        precision: Precision,
-    ) -> "Forgetting | None":
-        """Return what `forgetting.data` asks for, measured once; None where it asks for nothing.
 
-        Raises:
-            ConfigError: There is no such text.
-        """
-        # Where there is no source, `draw` has refused to measure what is forgotten.
-        if asked.data is None or source is None or tensors is None:
-            return None
-        split = _text_of(asked.data, source)
-        if asked.blocks is not None:
-            split = some_of(split, asked.blocks)
-        made = cls(source.model(trained, tensors), source.objective, split, batch, precision)
-        return replace(made, before=made.measure())
+def forgetting_of(
+    asked: ForgettingText,
+    source: Source | None,
+    trained: TransferModel,
+    tensors: Mapping[str, Tensor] | None,
+    batch: int,
+    precision: Precision,
+) -> Forgetting | None:
+    """Return what `forgetting` asks for, measured once; None where it asks for nothing.
 
-    def measure(self) -> dict[str, float]:
-        """Return the pretraining measures of the backbone as it is now."""
-        return evaluate(
-            self.model, self.objective, self.split, batch=self.batch, precision=self.precision
-        ).measures
+    Raises:
+        ConfigError: There is no such text.
+    """
+    # Where there is no source, `draw` has refused to measure what is forgotten.
+    if asked.data is None or source is None or tensors is None:
+        return None
+    split = _text_of(asked.data, source)
+    if asked.blocks is not None:
+        split = some_of(split, asked.blocks)
+    model, objective = source.model(trained, tensors), source.objective
+
+    def measure() -> dict[str, float]:
+        return evaluate(model, objective, split, batch=batch, precision=precision).measures
+
+    return Forgetting(measure, measure())
 
 
 def _text_of(asked: str | TextData, source: Source) -> Split:
@@ -225,54 +214,51 @@ def _text_of(asked: str | TextData, source: Source) -> Split:
                 f"data set of conf/data type data@forgetting.data={asked}"
             )
         return datasets.encoded_files(asked, source.place.cache, tokenizer, source.length)
-    only = ("validation",)
-    splits = datasets.encoded_text(asked, source.place, tokenizer, source.shape, only).splits
-    if "validation" not in splits:
+    prepared, _ = datasets.text(asked, source.place, source.shape, tokenizer, ("validation",))
+    if "validation" not in prepared.splits:
         raise ConfigError("forgetting.data: this text has no validation split")
-    return splits["validation"]
+    return prepared.splits["validation"]
 
 
 def fisher_of(
     source: Source | None,
     trained: TransferModel,
     tensors: Mapping[str, Tensor] | None,
-    precision: Precision,
-) -> Callable[[int, str], Mapping[str, Tensor]]:
-    """Return what estimates the Fisher information of the pretraining at the starting weights.
+    sequences: int,
+    kind: str,
+) -> Mapping[str, Tensor]:
+    """Return the Fisher information of the pretraining at the starting weights; {} for fresh ones.
 
-    It is estimated once for the same weights, text and settings, and kept in the cache.
+    It is estimated once for the same weights, text and settings, and kept in the cache. For `kind`
+    see `fisher_information`.
     """
+    if source is None or tensors is None:
+        return {}
+    split = source.text("train")
+    count = min(sequences, len(split.data))
+    chosen = np.linspace(0, len(split.data) - 1, count).astype(np.int64)
+    batch = split.data.batch(chosen)
+    # Of the weights as they are: an edit may have drawn some of them anew.
+    weights = backbone_hash(trained.state_dict())
+    digest = hashlib.blake2b(weights.encode(), digest_size=16)
+    for tensor in (batch["tokens"], batch["mask"]):
+        digest.update(tensor.numpy().tobytes())
+    digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
+    path = source.place.cache / "fisher" / f"{digest.hexdigest()}.safetensors"
 
-    def fisher(sequences: int, kind: str) -> Mapping[str, Tensor]:
-        if source is None or tensors is None:
-            return {}
-        split = source.text("train")
-        count = min(sequences, len(split.data))
-        chosen = np.linspace(0, len(split.data) - 1, count).astype(np.int64)
-        batch = split.data.batch(chosen)
-        # Of the weights as they are: an edit may have drawn some of them anew.
-        weights = backbone_hash(trained.state_dict())
-        digest = hashlib.blake2b(weights.encode(), digest_size=16)
-        for tensor in (batch["tokens"], batch["mask"]):
-            digest.update(tensor.numpy().tobytes())
-        digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
-        path = source.place.cache / "fisher" / f"{digest.hexdigest()}.safetensors"
+    def compute() -> dict[str, Tensor]:
+        log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
+        one_by_one = (
+            split.data.batch(chosen[n : n + 1])
+            for n in tqdm(range(count), desc="Fisher", disable=None, leave=False)
+        )
+        model = source.model(trained, tensors)
+        # Two words are known, and any other is refused there.
+        found = fisher_information(model, source.objective, one_by_one, kind, seed=0)  # type: ignore[arg-type]
+        # Of what the checkpoint holds: names that an edit added mean nothing to another run.
+        return {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
 
-        def compute() -> dict[str, Tensor]:
-            log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
-            one_by_one = (
-                split.data.batch(chosen[n : n + 1])
-                for n in tqdm(range(count), desc="Fisher", disable=None, leave=False)
-            )
-            model = source.model(trained, tensors)
-            # Two words are known, and any other is refused there.
-            found = fisher_information(model, source.objective, one_by_one, kind, seed=0)  # type: ignore[arg-type]
-            # Of what the checkpoint holds: names that an edit added mean nothing to another run.
-            return {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
-
-        return kept_if_possible(path, _read_fisher, compute, partial(_write_fisher, path), _warn)
-
-    return fisher
+    return kept_if_possible(path, _read_fisher, compute, partial(_write_fisher, path), _warn)
 
 
 def _read_fisher(path: Path) -> dict[str, Tensor] | None:

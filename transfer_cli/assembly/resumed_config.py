@@ -24,10 +24,6 @@ AUTO = "auto"
 def find_run(resume: str | None, run_dir: str | None) -> RunDirectory | None:
     """Return the run that `resume` says to go on with; None where a new one begins.
 
-    Args:
-        resume: The path of a run, or `auto` for the one in `run_dir`.
-        run_dir: `run.dir`.
-
     Raises:
         ConfigError: `auto`, and nothing says where the run would be.
         CheckpointError: There is no such run.
@@ -48,12 +44,6 @@ def config_to_resume(
     config: DictConfig, run: RunDirectory, command: str, typed: Sequence[str]
 ) -> DictConfig:
     """Return the run's own config, with the typed overrides that extend it.
-
-    Args:
-        config: The config of the command at work.
-        run: The run.
-        command: The command.
-        typed: The overrides that were typed for it.
 
     Raises:
         CheckpointError: The run is of another command, or its files are damaged.
@@ -88,12 +78,7 @@ def config_to_resume(
 
 
 def refuse_finished(loop: LoopConfig, run: RunDirectory, command: str) -> None:
-    """End at once where a finished run is asked to go on and is not made longer.
-
-    Args:
-        loop: How long it shall be, of what `config_to_resume` returned.
-        run: The run.
-        command: Its command.
+    """End at once where a finished run is asked to go on and `loop` makes it no longer.
 
     Raises:
         FinishedError: There is nothing to do.
@@ -107,13 +92,7 @@ def refuse_finished(loop: LoopConfig, run: RunDirectory, command: str) -> None:
 
 
 def _refuse_change(override: Override, chosen: str | None, own: Any) -> None:
-    """Refuse an override that is not what the run was begun with.
-
-    Args:
-        override: The override.
-        chosen: The option that the run chose of that config group; None where it names a value.
-        own: The run's value.
-    """
+    """Refuse an override of another option or value than the run was begun with."""
     if override.is_delete() or override.is_add():
         raise ConfigError(f"resume: {override.input_line} would change the run; leave it out")
     key, value = override.key_or_group, override.value()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import parameter_groups
-from transfer_cli.assembly.pretraining_task import Forgetting, ForgettingText, Source, fisher_of
+from transfer_cli.assembly.pretraining_task import (
+    Forgetting,
+    ForgettingText,
+    Source,
+    fisher_of,
+    forgetting_of,
+)
 from transfer_cli.config.build import build
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
@@ -105,13 +112,7 @@ class TrainingRun:
 
 
 def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> TrainingRun:
-    """Build every part of a run from its config, in the order in which data flows.
-
-    Args:
-        config: The run's.
-        command: pretrain or finetune.
-        typed: The overrides that were typed.
-    """
+    """Build every part of a run from its config, in the order in which data flows."""
     plan = draw(config, command, typed)
     with distributed.main_first():
         prepared = plan.data.encode()
@@ -136,7 +137,7 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
     if plan.start is not None:
         source = Source(plan.start, model.backbone.shape, place, named, typed)
     if plan.adaptation.penalty is not None:
-        fisher = fisher_of(source, model, plan.tensors, precision)
+        fisher = partial(fisher_of, source, model, plan.tensors)
         with distributed.main_first():
             plan.adaptation.penalty.start(Start(model, plan.inherited, fisher))
     # Before the optimizer sees the parameters: shards are others.
@@ -168,7 +169,7 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
     )
     micro_batch = min(loop.micro_batch or loop.batch, loop.batch)
     asked = build(config.forgetting, "forgetting", ForgettingText)
-    forgetting = Forgetting.asked(asked, source, model, plan.tensors, micro_batch, precision)
+    forgetting = forgetting_of(asked, source, model, plan.tensors, micro_batch, precision)
     if loop.cache_features and _has_fixed_features(plan, stages) and not plan.sharded:
         prepared = {"main": _with_features(prepared["main"], plan, place.cache)}
     apart = plan.tensors if plan.adaptation.store == "trained" else None
@@ -213,7 +214,7 @@ def _has_fixed_features(plan: Blueprint, stages: Stages) -> bool:
     """Return whether every text has the same hidden states in every epoch."""
     shape = plan.model.backbone.shape
     return (
-        len(plan.sizes.counts) == 1
+        len(plan.data.counts) == 1
         and bool(plan.model.heads)
         and plan.report is not None
         and all(loss.objective.keeps_tokens for loss in plan.losses)

@@ -101,9 +101,9 @@ def _encoded(
     """Return splits of the data, encoded as the run's own were."""
     shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
     if isinstance(source, TextData):
-        text = datasets.encoded_text(source, place, tokenizer, shape, names).splits
-        _check_there(text, names)
-        return text
+        text, _ = datasets.text(source, place, shape, tokenizer, names)
+        _check_there(text.splits, names)
+        return text.splits
     data = source.load(place.folder, place.seed)
     _check_there(data.splits, names)
     task, theirs = trained.start.task, datasets.task_of_data(data)

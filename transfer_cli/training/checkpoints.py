@@ -34,10 +34,7 @@ class CheckpointWriter:
     The main process writes; of a sharded model every process has a part, and all of them call each
     method together.
 
-    Args:
-        run: What the run consists of.
-        directory: Where it is written.
-        keep: How many checkpoints stay; 0 for all.
+    Of checkpoints, the newest `keep` stay; 0 keeps all.
     """
 
     def __init__(self, run: TrainingRun, directory: RunDirectory, keep: int) -> None:
@@ -72,13 +69,7 @@ class CheckpointWriter:
         self._read_weights(self._directory.best)
 
     def save(self, step: int, state: Mapping[str, Any], *, with_best: bool) -> None:
-        """Write a checkpoint, and remove old ones.
-
-        Args:
-            step: Steps taken.
-            state: All that a resume needs beyond the weights.
-            with_best: Whether there are best weights to take along.
-        """
+        """Write a checkpoint with all that a resume needs beyond the weights; remove old ones."""
         if not self._takes_part:
             return
         folder = self._directory.checkpoints / checkpoint.name(step)
@@ -130,11 +121,7 @@ class CheckpointWriter:
             self._read_weights(found.path)
 
     def write_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write `model/`, with every edit merged that can be, where that was asked for.
-
-        Args:
-            tensors: What `tensors` has returned.
-        """
+        """Write `model/`, with every edit merged that can be, where that was asked for."""
         run, folder, checkpoints = self._run, self._directory.model, self._directory.checkpoints
         if run.blueprint.adaptation.store == "merged":
             replaced = merge(run.model).values()

@@ -27,12 +27,6 @@ def take_up(
     Five things come back to what they were then: progress; the ends of stages; model, optimizer and
     penalty; the best weights; the records. What was written after it will be written again.
 
-    Args:
-        run: The run, built from its own config.
-        directory: Its directory.
-        checkpoints: Reads them.
-        progress: Is filled.
-
     Returns:
         The seconds that training took until then.
 

@@ -79,12 +79,8 @@ def _check_alike(config: str) -> None:
 def start(words: Sequence[str], processes: int, restarts: int) -> None:
     """Run a command on several processes of this machine, and wait for them.
 
-    The launcher is torch's own (that of torchrun). A process that dies takes the others with it.
-
-    Args:
-        words: The command, flags and overrides.
-        processes: How many.
-        restarts: How often all of them are started again when one dies.
+    The launcher is torch's own (that of torchrun). A process that dies takes the others with it;
+    then all of them are started again, as often as `restarts` says.
 
     Raises:
         PeerError: A process failed and has said why.

@@ -108,7 +108,7 @@ def test_text_is_cut_into_blocks_and_its_words_are_counted(tmp_path):
 def test_only_the_splits_that_are_needed_are_encoded(tmp_path, tokenizer):
     found = text_in(tmp_path)
 
-    only = datasets.encoded_text(found, place(tmp_path), tokenizer, tiny.shape(), ("validation",))
+    only, _ = datasets.text(found, place(tmp_path), tiny.shape(), tokenizer, ("validation",))
 
     assert list(only.splits) == ["validation"]
 

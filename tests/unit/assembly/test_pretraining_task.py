@@ -8,7 +8,7 @@ import torch
 from tests import configs, tiny
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.init_from import open_pretrained
-from transfer_cli.assembly.pretraining_task import Forgetting, ForgettingText, Source, fisher_of
+from transfer_cli.assembly.pretraining_task import ForgettingText, Source, fisher_of, forgetting_of
 from transfer_cli.assembly.run import build_run
 from transfer_cli.config.build import build
 from transfer_cli.data.text import TextData
@@ -125,7 +125,7 @@ def test_fewer_blocks_may_be_scored_and_another_text(adapted, pretrained, tmp_pa
 
 
 def test_where_nobody_asks_nothing_is_measured(source, pretrained):
-    assert Forgetting.asked(ForgettingText(), source(pretrained), None, {}, 8, tiny.FP32) is None
+    assert forgetting_of(ForgettingText(), source(pretrained), None, {}, 8, tiny.FP32) is None
 
 
 # --- Fisher information ------------------------------------------------------------------------
@@ -142,8 +142,8 @@ def fisher(source, adapted, pretrained, caplog):
         if disturb:
             tiny.lively(trained)
         caplog.clear()
-        asked = fisher_of(found, trained, found.start.tensors(), tiny.FP32)
-        return asked(sequences, kind), "of an earlier run" in caplog.text
+        estimated = fisher_of(found, trained, found.start.tensors(), sequences, kind)
+        return estimated, "of an earlier run" in caplog.text
 
     return estimate
 
@@ -190,4 +190,4 @@ def test_a_damaged_estimate_is_made_anew(fisher, tmp_path):
 
 
 def test_fresh_weights_have_none():
-    assert fisher_of(None, None, None, tiny.FP32)(4, "true") == {}
+    assert fisher_of(None, tiny.model(), None, 4, "true") == {}

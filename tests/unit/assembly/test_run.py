@@ -270,7 +270,7 @@ def test_streams_have_their_own_batch_and_order(put, tmp_path):
         [int(n) for step in range(9) for n in order.indices(step)][:12] for order in (main, other)
     ]
     assert drawn[0] != drawn[1]
-    assert run.blueprint.sizes.counts == {"main": 20, "second": 20}
+    assert run.blueprint.data.counts == {"main": 20, "second": 20}
     assert not are_cached(run)
 
 

@@ -134,13 +134,7 @@ def rows_of(
 
 
 def windows(rows: Iterator[Row], most: int, is_there: Callable[[], bool]) -> Iterator[list[Row]]:
-    """Yield rows put together, in order.
-
-    Args:
-        rows: The rows; no more of them are taken than the window has.
-        most: How many a window has at most.
-        is_there: Whether more of the input can be read without waiting for it.
-    """
+    """Yield at most `most` rows at a time, in order; no row is taken before its window needs it."""
     window: list[Row] = []
     characters = 0
     for row in rows:
