@@ -11,7 +11,7 @@ from typing import TextIO
 
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.runs.atomic import replaced_file, writing
 from transfer_cli.tasks.base import Answer
 
@@ -130,6 +130,19 @@ class Tsv(Csv):
         if problem is None and any(map(_splits, values)):
             return "a tab or the end of a line in a value, which TSV cannot hold; CSV can."
         return problem
+
+    def write(self, row: Row, answer: Answer) -> None:
+        """See `Csv`.
+
+        Raises:
+            DataError: The answer would be taken for several values, or for several rows.
+        """
+        if any(isinstance(cell, str) and _splits(cell) for cell in self.task.cells(answer)):
+            raise DataError(
+                f"line {row.line}: its answer holds a tab or the end of a line, which TSV cannot "
+                "hold; take output_format=csv or jsonl"
+            )
+        super().write(row, answer)
 
 
 FORMATS: Mapping[str, type[Answers]] = {"jsonl": JsonLines, "csv": Csv, "tsv": Tsv}
