@@ -22,7 +22,6 @@ from transfer_cli.assembly.optimizer import base_lr, parameter_groups
 from transfer_cli.config.build import build
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.data.mixture import Mixture, mixed_epoch
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.engine.step import Loss
@@ -102,11 +101,6 @@ class Blueprint:
     metrics: tuple[Metric, ...]
     monitor: Metric
     warnings: tuple[str, ...]
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """That of all its data."""
-        return self.data.tokenizer
 
 
 def draw(

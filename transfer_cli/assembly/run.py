@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Start
-from transfer_cli.assembly.blueprint import Blueprint, Sizes, draw
+from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.assembly.model import log_loaded
@@ -93,7 +93,7 @@ class TrainingRun:
     @property
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
-        return self.blueprint.tokenizer
+        return self.blueprint.data.tokenizer
 
     @property
     def precision(self) -> Precision:
@@ -101,14 +101,9 @@ class TrainingRun:
         return self.blueprint.precision
 
     @property
-    def sizes(self) -> Sizes:
-        """How long it is."""
-        return self.blueprint.sizes
-
-    @property
     def total_steps(self) -> int:
         """Optimizer steps of the run."""
-        return self.sizes.total_steps
+        return self.blueprint.sizes.total_steps
 
 
 def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> TrainingRun:

@@ -102,7 +102,7 @@ def _time_text(run: "TrainingRun", steps: int) -> str:
     from transfer_cli.data.loader import StepDataLoader
 
     steps = min(steps, run.total_steps)
-    loader = StepDataLoader(run.streams, run.micro_batch, lambda: 0, run.sizes.mixture)
+    loader = StepDataLoader(run.streams, run.micro_batch, lambda: 0, run.blueprint.sizes.mixture)
     seconds = []
     for number in range(steps):
         batches = loader.at(number)

@@ -107,7 +107,7 @@ class CheckpointWriter:
         return checkpoint.at(folder, int(step)) if step else None
 
     def fill(self, found: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
-        """Fill model, optimizer and stages, whether they were written whole or in run."""
+        """Fill model, optimizer and stages, whether they were written whole or in parts."""
         step, in_parts = self._run.step, checkpoint.is_in_parts(found)
         if in_parts or self._run.blueprint.sharded:
             from transfer_cli.engine.distributed import sharded

@@ -25,7 +25,7 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         f"{shape.direction}",
         "data": f"{sizes} ({unit}){labels}",
         "steps": f"{run.total_steps:,} of {batch} sequences{cut}, "
-        f"{run.sizes.steps_per_epoch:,} an epoch",
+        f"{run.blueprint.sizes.steps_per_epoch:,} an epoch",
         "on": f"{run.precision.device}, {run.precision.kind}",
     }
     log.info("%s", command)
@@ -53,9 +53,12 @@ def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: f
     pretrained = command == "pretrain"
     then = f"finetune init_from={path}" if pretrained else f"predict run={path} input=FILE"
     lines = {"files": path, "curves": f"tensorboard --logdir {path}", "next": f"transfer {then}"}
-    # Lines and no entries: what is to be copied must not be broken.
-    blocks += [Line("  ", Piece(f"{name:10s}", "name"), f" {text}") for name, text in lines.items()]
-    print_out(Page(*blocks))
+    print_out(Page(*blocks, *copied_lines(lines)))
+
+
+def copied_lines(texts: Mapping[str, object]) -> list[Line]:
+    """Return named texts, each on a line that is never broken: they are there to be copied."""
+    return [Line("  ", Piece(f"{name:10s}", "name"), f" {text}") for name, text in texts.items()]
 
 
 def without_details(measures: Mapping[str, float]) -> dict[str, float]:

@@ -157,8 +157,8 @@ class Trainer:
                 micro_batch=run.micro_batch,
                 total_steps=start_step if ended else run.total_steps,
                 start_step=start_step,
-                epoch_length=run.sizes.steps_per_epoch,
-                mixture=run.sizes.mixture,
+                epoch_length=run.blueprint.sizes.steps_per_epoch,
+                mixture=run.blueprint.sizes.mixture,
             )
         self._save()
 

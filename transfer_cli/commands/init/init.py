@@ -93,13 +93,11 @@ def _wanted(sources: list[str]) -> dict[str, Option]:
         group, equals, name = source.partition("=")
         if not equals:
             raise ConfigError(f"--from {source}: expected GROUP=OPTION, for example model=tiny")
-        groups = dict.fromkeys(option.group for option in known.values())
-        if group not in groups:
-            raise ConfigError(
-                f"--from {source}: there is no group {group!r}.{nearest(group, groups)}"
-            )
+        names = [option.name for option in known.values() if option.group == group]
+        if not names:
+            close = nearest(group, dict.fromkeys(option.group for option in known.values()))
+            raise ConfigError(f"--from {source}: there is no group {group!r}.{close}")
         if source not in known:
-            names = [option.name for option in known.values() if option.group == group]
             raise ConfigError(
                 f"--from {source}: {group} has no option {name!r}.{nearest(name, names)} "
                 f"See transfer presets {group}"

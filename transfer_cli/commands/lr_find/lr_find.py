@@ -5,8 +5,6 @@ written when all is known, so that there is a whole folder or none.
 """
 
 import contextlib
-import csv
-import io
 import itertools
 import json
 import logging
@@ -30,11 +28,12 @@ from transfer_cli.config.schema import LrFindConfig, RunConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
-from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.errors import ConfigError, above_zero, at_least
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.tensorboard import SummaryWriter
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
+from transfer_cli.training.console import copied_lines
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +80,7 @@ find_finetune = partial(find, command="finetune")
 def _check(config: DictConfig) -> None:
     asked = config.lr_find
     for name in ("start", "end"):
-        if not 0 < asked[name] < float("inf"):
-            raise ConfigError(f"lr_find.{name}: must be a number above 0, got {asked[name]}")
+        above_zero(f"lr_find.{name}:", asked[name], ConfigError)
     if asked.start >= asked.end:
         raise ConfigError(
             f"lr_find.start: must be below lr_find.end, got {asked.start:g} and {asked.end:g}"
@@ -103,7 +101,7 @@ def _check(config: DictConfig) -> None:
 
 
 def _test_range(asked: LrFindConfig, command: str, run: TrainingRun) -> RangeTest:
-    mixture = run.sizes.mixture
+    mixture = run.blueprint.sizes.mixture
     if mixture is not None and mixture.total < asked.steps:
         raise ConfigError(
             f"lr_find.steps: the streams are mixed for the {mixture.total} steps of the run; give "
@@ -163,12 +161,9 @@ def _place(run: RunConfig, command: str, presets: Mapping[str, str]) -> Path:
 
 
 def _as_csv(seen: RangeTest) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["step", "optimizer.lr", "loss", "smoothed"])
-    for number, row in enumerate(zip(seen.rates, seen.losses, seen.smoothed, strict=True)):
-        writer.writerow([number + 1, *row])
-    return file.getvalue()
+    rows = enumerate(zip(seen.rates, seen.losses, seen.smoothed, strict=True), 1)
+    lines = (f"{step},{rate},{loss},{smoothed}\n" for step, (rate, loss, smoothed) in rows)
+    return "".join(["step,optimizer.lr,loss,smoothed\n", *lines])
 
 
 def _as_json(seen: RangeTest, step: int, groups: Mapping[str, float], line: str) -> dict[str, Any]:
@@ -216,8 +211,4 @@ def _page(
         names = list(members)
         head = names[0] + (f" ... {names[-1]}" if len(names) > 1 else "")
         blocks.append(Entry(["  ", Piece(f"{head}:", "name"), " "], [f"{rate:.2g}"], len(head) + 4))
-    blocks += [
-        Line("  ", Piece(f"{'files':10}", "name"), f" {folder}"),
-        Line("  ", Piece(f"{'next':10}", "name"), f" {line}"),
-    ]
-    return Page(*blocks)
+    return Page(*blocks, *copied_lines({"files": folder, "next": line}))
