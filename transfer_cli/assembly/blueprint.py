@@ -60,7 +60,7 @@ class Blueprint:
     """A model and what is going to happen to it.
 
     Args:
-        loop: How long, in which portions and how closely watched it trains.
+        loop: The plain settings of its training.
         adaptation: What is added, what trains when, what pulls back.
         lr_scheduler: Sets the learning rate of every parameter group at every step.
         start: What the run starts from; None for a fresh model.
@@ -250,10 +250,7 @@ def _of_these_labels(
 def _warmup_problem(
     lr_scheduler: LRScheduler, stage_plans: tuple[StagePlan, ...]
 ) -> tuple[str, ...]:
-    """Say what is wrong with a warm-up that is as long as what it warms up.
-
-    Such a run works, at rates below the one that was asked for.
-    """
+    """Say so where a warm-up is as long as what it warms up, and never reaches its rate."""
     whole = [("the run", lr_scheduler.total)]
     if lr_scheduler.per_stage:
         whole = [(f"stage {n + 1}", stage.end - stage.begin) for n, stage in enumerate(stage_plans)]

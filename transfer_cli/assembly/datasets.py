@@ -295,15 +295,10 @@ def task(
     only: tuple[str, ...] = SPLITS,
     known: Task | None = None,
 ) -> Prepared:
-    """Return labelled data, encoded for a model of this shape.
+    """Return labelled data, of which `only` some splits may be needed, encoded for a model.
 
-    Args:
-        data: The data.
-        length: The longest example in tokens; None: as many as the model has positions.
-        tokenizer: Of the model.
-        shape: Of the model.
-        only: Names of the splits that are needed.
-        known: The task of a run that is to be scored; None: the data's own.
+    The longest example has `length` tokens, by default as many as the model has positions. Where a
+    run is scored, the task is the run's, which is `known`, and not the data's own.
     """
     longest = block_length(length, shape.positions)
     found = known or task_of_data(data)

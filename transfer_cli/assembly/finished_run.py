@@ -20,6 +20,9 @@ from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import WEIGHTS, load_pretrained
 from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.runs.directory import RunDirectory
 
 
@@ -63,6 +66,34 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     model.to(precision.device)
     model.eval()
     return Trained(config, start, objective, model)
+
+
+def open_language_model(
+    path: str, precision: Precision, base: str | None, kind: type[LanguageModel]
+) -> Trained:
+    """Return the run at `path`, which has to be a language model of this kind.
+
+    Raises:
+        CheckpointError: It is another; the message says what to use in its place.
+    """
+    trained = open_trained(path, precision, base)
+    if isinstance(trained.objective, kind):
+        return trained
+    if isinstance(trained.objective, CausalLM):
+        raise CheckpointError(
+            f"run: {path} is a causal language model, which sees nothing of what follows a gap; "
+            f"use transfer generate run={path} 'A text to go on with'"
+        )
+    if isinstance(trained.objective, MaskedLM):
+        raise CheckpointError(
+            f"run: {path} is a masked language model, which fills gaps and does not go on with a "
+            f"text; use transfer fill run={path} 'A text with a [MASK] .'"
+        )
+    command, option = ("fill", "mlm") if kind is MaskedLM else ("generate", "clm")
+    raise CheckpointError(
+        f"run: {path} is no language model ({type(trained.objective).__name__}); {command} needs a "
+        f"run of objective={option}, such as the one that this was adapted from"
+    )
 
 
 def objective_of(start: Pretrained) -> Objective:

@@ -9,13 +9,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.build import build
 from transfer_cli.engine.step import Loss
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError, at_least, nearest
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.tasks.base import Task
+
+LOSS_OPTIONS = ("stream", "weight")
+"""Options in the node of an objective that are not the objective's."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class Asked:
     """
 
     objective: Objective
-    stream: str
-    weight: float | LossWeight
+    stream: str = "main"
+    weight: float | LossWeight = 1.0
 
 
 def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> BackboneShape:
@@ -79,17 +82,20 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
     found: dict[str, Asked] = {}
     for name, node in nodes.items():
         key = _loss_key(name)
-        plain = objective_options(node, key)
-        stream = node.get("stream", "main")
+        objective = build(objective_options(node, key), key, Objective)
+        plain: Any = OmegaConf.to_container(node, resolve=True)
+        own = {option: plain[option] for option in LOSS_OPTIONS if option in plain}
+        loss = found[name] = build(own, key, Asked, objective=objective)
+        stream = loss.stream
         if stream not in streams:
             raise ConfigError(
-                f"{key}.stream: there is no stream {stream!r}.{nearest(str(stream), streams)} "
+                f"{key}.stream: there is no stream {stream!r}.{nearest(stream, streams)} "
                 f"The streams are {', '.join(streams)}; add one with +data@streams.NAME.data=..."
             )
         if name == "main" and stream != "main":
             raise ConfigError("objective.stream: the main loss reads the stream main")
-        weight = _weight(node.get("weight", 1.0), f"{key}.weight")
-        found[name] = Asked(build(plain, key, Objective), stream, weight)
+        if not callable(loss.weight):
+            at_least(f"{key}.weight:", loss.weight, 0, ConfigError)
     for name in streams:
         if name != "main" and not any(
             loss.stream == name and loss.weight != 0 for loss in found.values()
@@ -105,21 +111,12 @@ def _loss_key(name: str) -> str:
     return "objective" if name == "main" else f"losses.{name}"
 
 
-def _weight(value: Any, key: str) -> float | LossWeight:
-    if isinstance(value, DictConfig):
-        made: LossWeight = build(value, key, LossWeight)
-        return made
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigError(f"{key}: must be a number of 0 or more, got {value!r}")
-    return float(value)
-
-
 def objective_options(node: Any, key: str) -> dict[str, Any]:
     """Return the node of an objective without what belongs to the loss: its weight and stream."""
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{key}: expected an objective, got {node!r}")
     plain: Any = OmegaConf.to_container(node, resolve=True)
-    return {str(name): plain[name] for name in plain if name not in ("weight", "stream")}
+    return {str(name): plain[name] for name in plain if name not in LOSS_OPTIONS}
 
 
 def bind_losses(

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.assembly.finished_run import Trained, open_language_model
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import PretrainConfig
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, at_least
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.generation.filling import Around, Candidate, encode_with_gaps, fill, fill_in
-from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, TextTable, print_out
 
@@ -25,8 +24,7 @@ def fill_gaps(config: DictConfig) -> None:
     if not text.strip():
         raise ConfigError("text: is empty; give one with a gap, such as text='Once [MASK] a time'")
     precision = device_and_precision(config.device, config.precision)
-    trained = open_trained(config.run, precision, config.base)
-    _check_objective(trained, config.run)
+    trained = open_language_model(config.run, precision, config.base, MaskedLM)
     tokenizer = trained.start.tokenizer
     tokens = encode_with_gaps(text, tokenizer, _around(trained))
     positions = trained.start.description.shape.positions
@@ -44,20 +42,6 @@ def fill_gaps(config: DictConfig) -> None:
         print_out(_page(found, best))
     if config.output is not None:
         write_json_lines(config.output, [_row(text, found, best)])
-
-
-def _check_objective(trained: Trained, run: str) -> None:
-    if isinstance(trained.objective, MaskedLM):
-        return
-    if isinstance(trained.objective, CausalLM):
-        raise CheckpointError(
-            f"run: {run} is a causal language model, which sees nothing of what follows a gap; use "
-            f"transfer generate run={run} 'A text to go on with'"
-        )
-    raise CheckpointError(
-        f"run: {run} is no language model ({type(trained.objective).__name__}); fill needs a run "
-        "of objective=mlm, such as the one that this was adapted from"
-    )
 
 
 def _around(trained: Trained) -> Around:

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.assembly.finished_run import open_language_model
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least
+from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.generation import decoding
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.safe_files import escaped
 from transfer_cli.terminal import paint
 
@@ -44,8 +43,7 @@ def generate(config: DictConfig) -> None:
         raise ConfigError("stop: holds an empty text, with which everything ends; leave it out")
     prompt = _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
-    trained = open_trained(config.run, precision, config.base)
-    _check_objective(trained, config.run)
+    trained = open_language_model(config.run, precision, config.base, CausalLM)
     layout = PromptLayout(trained.start.tokenizer, has_lines=trained.start.published is None)
     tokens = layout.encode(prompt)
     most = _room(len(tokens), config.max_tokens, trained.start.description.shape.positions)
@@ -89,13 +87,7 @@ def generate(config: DictConfig) -> None:
 
 @dataclass
 class TextPrinter:
-    """Prints one text while it is generated, several texts at the end.
-
-    Args:
-        prompt: Printed before each text.
-        texts: The texts.
-        shows: Whether anything is printed.
-    """
+    """Prints one text while it is generated, several at the end, each after the prompt."""
 
     prompt: str
     texts: Sequence[GeneratedText]
@@ -166,20 +158,6 @@ def _prompt(typed: str) -> str:
             f"prompt: is empty{where}; give the text to go on with, such as prompt='Once upon'"
         )
     return text
-
-
-def _check_objective(trained: Trained, run: str) -> None:
-    if isinstance(trained.objective, CausalLM):
-        return
-    if isinstance(trained.objective, MaskedLM):
-        raise CheckpointError(
-            f"run: {run} is a masked language model, which fills gaps and does not go on with a "
-            f"text; use transfer fill run={run} 'A text with a [MASK] .'"
-        )
-    raise CheckpointError(
-        f"run: {run} is no language model ({type(trained.objective).__name__}); generate needs a "
-        "run of objective=clm, such as the one that this was adapted from"
-    )
 
 
 def _room(prompt: int, most: int, positions: int) -> int:

@@ -169,9 +169,9 @@ def _prepare_environment(processes: int) -> None:
     # After a signal, torch kills who has not ended in 30 seconds; a large model saves for longer.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
     # Not the working folder, whose files could hide modules.
-    lies = str(Path(transfer_cli.__file__).parents[1])
+    place = str(Path(transfer_cli.__file__).parents[1])
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join([lies, *(p for p in known if p and p != lies)])
+    os.environ["PYTHONPATH"] = os.pathsep.join([place, *(p for p in known if p and p != place)])
 
 
 def _ending(code: int, number: int) -> Exception:
