@@ -57,7 +57,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model and what is going to happen to it.
+    """A model and how it will be trained.
 
     Args:
         loop: The plain settings of its training.
@@ -69,8 +69,8 @@ class Blueprint:
         data: Of every stream.
         model: With its edits, at its starting weights.
         losses: What it trains for, the main loss first.
-        report: What came from `init_from`; None for fresh weights.
-        inherited: Names of the parameters that did.
+        report: The tensors loaded from `init_from`; None for fresh weights.
+        inherited: Names of the parameters that were loaded.
         edits: Config nodes of everything that was added to the network, by name.
         groups: Layer groups, from the bottom to the top.
         stage_plans: The stages.
@@ -79,7 +79,7 @@ class Blueprint:
         sharded: Whether each process is to hold only a part of each tensor of the model.
         metrics: What an evaluation of these losses measures.
         monitor: The one that decides which weights are best.
-        warnings: What will work, and not as it was probably meant.
+        warnings: Settings that work, but probably not as intended.
     """
 
     loop: LoopConfig
@@ -327,7 +327,7 @@ def _check_mergeable(model: TransferModel) -> None:
 def _check_shardable(
     asked: Mapping[str, Asked], chosen: Adaptation, *, measures_forgetting: bool
 ) -> None:
-    """Refuse to give each process a part of the model where something needs the whole."""
+    """Refuse `parallel=fsdp` where something in the run needs all of the model in one process."""
     whole = {
         "adaptation.penalty": chosen.penalty is not None,
         "adaptation.store=merged": chosen.store == "merged",

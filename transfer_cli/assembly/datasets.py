@@ -27,7 +27,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class DataPlace:
-    """Where data is read and what is made of it is cached, and what its drawn splits depend on."""
+    """The folder of the data, with its cache, and the seed of splits that are drawn."""
 
     data_dir: str
     seed: int

@@ -1,4 +1,4 @@
-"""A finished run, ready to be asked."""
+"""A finished run, opened to be scored or to answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     Args:
         path: The run directory, or a published model: its folder, or `hf:owner/name`.
         precision: With the device.
-        base: Where the model lies that the run refers to, if not where it was.
+        base: The folder of the model that the run refers to, if it has moved.
 
     Raises:
         CheckpointError: There is no run, it has not finished, or its weights lack a part.

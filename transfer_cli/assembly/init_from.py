@@ -130,7 +130,7 @@ class Pretrained:
         return beneath | own
 
     def base_place(self) -> Path | None:
-        """Return where the model lies that this one refers to; None where it refers to none.
+        """Return the folder of the model that this one refers to; None where it refers to none.
 
         Raises:
             CheckpointError: It is not there.

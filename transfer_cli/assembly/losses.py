@@ -75,7 +75,7 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
     """Return the losses that the config asks for, "main" first.
 
     Raises:
-        ConfigError: One names a stream that there is not, or a stream feeds no loss.
+        ConfigError: One names an unknown stream, or a stream feeds no loss.
     """
     nodes = {"main": config.objective} | {str(name): config.losses[name] for name in config.losses}
     streams = ["main", *map(str, config.streams)]

@@ -86,7 +86,7 @@ def edit_nodes(adaptation: DictConfig) -> dict[str, Any]:
 
 
 def log_loaded(report: LoadReport, weights: Path) -> None:
-    """Say what was loaded, what is new and what was dropped."""
+    """Log the numbers and names of loaded, new and dropped tensors."""
     log.info("loaded %d tensors from %s", len(report.loaded), weights)
     for what, names in (("new", report.new), ("dropped", report.dropped)):
         if names:

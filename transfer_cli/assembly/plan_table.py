@@ -1,4 +1,4 @@
-"""The plan of a run as people read it: stages, what trains at which rates, what is new."""
+"""The plan of a run as a page: stages, their layer groups and rates, and new tensors."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.terminal import BLANK, Entry, Page, Piece, Pieces, Renderable
 
 _COLUMN = 52
-"""Where groups and their rates stand beside a stage's steps."""
+"""The column in which layer groups and their rates begin."""
 
 
 def plan_page(blueprint: Blueprint) -> Page:
@@ -44,7 +44,7 @@ def plan_page(blueprint: Blueprint) -> Page:
 
 
 def fact(name: str, text: str) -> Entry:
-    """Return a named line of the plan, which goes on below itself."""
+    """Return a named line of the plan; a long text is wrapped below itself."""
     return Entry([Piece(f"{name}: ", "heading")], [text], len(name) + 2)
 
 
@@ -65,7 +65,7 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
     for group in blueprint.groups:
         count = len(stage.trains & set(group.parameters))
         if not count:
-            found.append(([group], ""))  # what is frozen must not be spanned by what trains
+            found.append(([group], ""))  # so that no range of groups spans a frozen one
             continue
         part = (
             ""

@@ -189,7 +189,7 @@ def forgetting_of(
     Raises:
         ConfigError: There is no such text.
     """
-    # Where there is no source, `draw` has refused to measure what is forgotten.
+    # Without a source, `draw` has refused `forgetting.data`.
     if asked.data is None or source is None or tensors is None:
         return None
     split = _text_of(asked.data, source)
@@ -238,7 +238,7 @@ def fisher_of(
     count = min(sequences, len(split.data))
     chosen = np.linspace(0, len(split.data) - 1, count).astype(np.int64)
     batch = split.data.batch(chosen)
-    # Of the weights as they are: an edit may have drawn some of them anew.
+    # The weights of now and not of the checkpoint: an edit may have drawn some of them again.
     weights = backbone_hash(trained.state_dict())
     digest = hashlib.blake2b(weights.encode(), digest_size=16)
     for tensor in (batch["tokens"], batch["mask"]):

@@ -18,11 +18,11 @@ from transfer_cli.errors import CheckpointError, ConfigError, FinishedError
 from transfer_cli.runs.directory import RunDirectory
 
 AUTO = "auto"
-"""The value of `resume` with which the same command begins a run and goes on with it."""
+"""The value of `resume` with which the same command begins a run and resumes it."""
 
 
 def find_run(resume: str | None, run_dir: str | None) -> RunDirectory | None:
-    """Return the run that `resume` says to go on with; None where a new one begins.
+    """Return the run that `resume` names; None where a new one begins.
 
     Raises:
         ConfigError: `auto`, and nothing says where the run would be.
@@ -68,7 +68,7 @@ def config_to_resume(
         elif config.resume != AUTO:
             _refuse_change(override, run.read_presets().get(key), OmegaConf.select(stored, key))
     if config.resume == AUTO:
-        # The whole command was typed again, so that all of it can be compared.
+        # The same command was typed again, so all of its config can be compared.
         now, then = (
             dict(flat(json.loads(json.dumps(OmegaConf.to_container(each, resolve=True)))))
             for each in (config, stored)
@@ -78,7 +78,7 @@ def config_to_resume(
 
 
 def refuse_finished(loop: LoopConfig, run: RunDirectory, command: str) -> None:
-    """End at once where a finished run is asked to go on and `loop` makes it no longer.
+    """End at once where a finished run is resumed and `loop` makes it no longer.
 
     Raises:
         FinishedError: There is nothing to do.

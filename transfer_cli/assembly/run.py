@@ -60,7 +60,7 @@ class TrainingRun:
         base_hash: Fingerprint of the backbone that the run starts from, where weights that never
             train are not stored again; None: all weights are stored.
         leave_out: Names of the weights that are not.
-        forgetting: Measures what the backbone was pretrained for; None: nobody asked.
+        forgetting: Measures what the backbone was pretrained for; None: it is not measured.
         micro_batch: Sequences that pass through the model at once.
     """
 
@@ -116,7 +116,7 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
     for warning in plan.warnings:
         log.warning("%s", warning)
     model, losses, precision, loop = plan.model, plan.losses, plan.precision, plan.loop
-    # Parts go to the device block by block: no process need hold the whole there.
+    # A sharded model goes to the device block by block, so no process holds all of it there.
     model.to("cpu" if plan.sharded else precision.device)
     model.backbone.recompute(loop.activation_checkpointing)
 
@@ -175,7 +175,7 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
         stages=stages,
         objective={**objective_options(config.objective, "objective"), **decided[0]},
         step=step,
-        # A trained part alone needs the rest to lie somewhere.
+        # Trained weights alone refer to the backbone that has the others.
         base_hash=None if apart is None else backbone_hash(apart),
         leave_out=frozenset() if apart is None else plan.inherited - stages.ever_trains,
         forgetting=forgetting,

@@ -65,7 +65,7 @@ def evaluate(config: DictConfig) -> None:
 
 
 def data_source(config: DictConfig, trained: Trained) -> tuple[TextData | TaskData, DataPlace]:
-    """Return the data to score on, and where it is: the one asked for, else the run's own."""
+    """Return the data to score on and its place: `data`, else the run's own."""
     kind: Any = TextData if trained.start.task is None else TaskData
     own, data_dir = trained.config, config.data_dir
     if config.data is None:

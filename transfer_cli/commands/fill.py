@@ -45,7 +45,7 @@ def fill_gaps(config: DictConfig) -> None:
 
 
 def _around(trained: Trained) -> Around:
-    """Return what the model's texts stood between when it was trained last."""
+    """Return what surrounded the texts that the model was trained on last."""
     return "lines" if OmegaConf.get_type(trained.config) is PretrainConfig else "sentence"
 
 

@@ -139,7 +139,7 @@ def _write(text: str) -> None:
 
 
 def _prompt(typed: str) -> str:
-    """Return the text to go on with, from standard input where that is asked for."""
+    """Return the text to continue, read from standard input for `-`."""
     text = typed
     if typed == STANDARD_INPUT:
         raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)

@@ -24,7 +24,7 @@ FLOAT = 4
 
 
 def plan(config: DictConfig, command: str) -> None:
-    """Print what a run would do; take `plan.steps` steps of it where its time is asked for."""
+    """Print what a run would do; with `plan.steps`, take so many steps to estimate its time."""
     typed = CommandLine.of_this_command().overrides
     resumed = find_run(config.resume, config.run.dir)
     if resumed is not None:

@@ -47,7 +47,7 @@ class CheckpointWriter:
         return distributed.is_main() or self._run.blueprint.sharded
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the weights to be stored, each of them whole, on the CPU."""
+        """Return the weights to be stored, unsharded, on the CPU."""
         own = self._run.model.state_dict()
         return {n: full_tensor(own[n]).cpu() for n in own if n not in self._run.leave_out}
 
@@ -84,7 +84,7 @@ class CheckpointWriter:
     def _save_parts(
         self, folder: Path, step: int, state: Mapping[str, Any], best: Path | None
     ) -> None:
-        """Write a checkpoint of which every process writes its own part, into the same folder."""
+        """Write a checkpoint into one folder, each process its own part of it."""
         from transfer_cli.engine.distributed import sharded
 
         model = self._run.model
@@ -100,14 +100,14 @@ class CheckpointWriter:
         checkpoint.write(folder, step, write, plain, best)
 
     def newest(self) -> checkpoint.Checkpoint | None:
-        """Return the newest checkpoint that is whole, as the main process has found it."""
+        """Return the newest complete checkpoint, as the main process has found it."""
         folder = self._directory.checkpoints
         found = checkpoint.newest_good(folder) if distributed.is_main() else None
         step = distributed.broadcast_text(str(found.step) if found is not None else "")
         return checkpoint.at(folder, int(step)) if step else None
 
     def fill(self, found: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
-        """Fill model, optimizer and stages, whether they were written whole or in parts."""
+        """Fill model, optimizer and stages from a sharded or an unsharded checkpoint."""
         step, in_parts = self._run.step, checkpoint.is_in_parts(found)
         if in_parts or self._run.blueprint.sharded:
             from transfer_cli.engine.distributed import sharded
@@ -121,7 +121,7 @@ class CheckpointWriter:
             self._read_weights(found.path)
 
     def write_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write `model/`, with every edit merged that can be, where that was asked for."""
+        """Write `model/`; with `adaptation.store=merged` every mergeable edit is merged."""
         run, folder, checkpoints = self._run, self._directory.model, self._directory.checkpoints
         if run.blueprint.adaptation.store == "merged":
             replaced = merge(run.model).values()
@@ -130,8 +130,8 @@ class CheckpointWriter:
             if stay:
                 log.info("adaptation.store: not merged, and stored beside: %s", ", ".join(stay))
             tensors = self.tensors()
-            # The checkpoints still hold the edits by themselves. A run that is finished for the
-            # second time has told them so already.
+            # The checkpoints still hold the edits apart, so they need the description from before
+            # the merge. A run that finishes for the second time has written it there already.
             told = (checkpoints / DESCRIPTION).exists()
             description = read_description(checkpoints if told else folder)
             run.tokenizer.save(checkpoints / TOKENIZER)

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def say_start(command: str, path: Path, run: TrainingRun) -> None:
-    """Say what is about to be trained, on what, for how long."""
+    """Log the model, the data and the length of a run that begins."""
     unit = "blocks of text" if run.data.task is None else "texts"
     sizes = " · ".join(f"{len(split.data):,} {name}" for name, split in run.data.splits.items())
     labels = f", {len(run.data.labels)} labels" if run.data.labels else ""

@@ -24,7 +24,7 @@ def layer_shares(model: TransferModel) -> list[float] | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes held at once: on a GPU by tensors, else by the whole process."""
+    """Return the most bytes held at once: on a GPU by tensors, else by the process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

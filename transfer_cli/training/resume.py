@@ -22,7 +22,7 @@ def take_up(
     checkpoints: CheckpointWriter,
     progress: Progress,
 ) -> float:
-    """Go on from the newest checkpoint that is whole; from the beginning where there is none.
+    """Continue from the newest complete checkpoint; from the beginning where there is none.
 
     Five things come back to what they were then: progress; the ends of stages; model, optimizer and
     penalty; the best weights; the records. What was written after it will be written again.

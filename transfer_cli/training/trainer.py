@@ -1,4 +1,4 @@
-"""A run at work: the engine, what is attached to it, and what is written when."""
+"""A run at work: the engine, its handlers, and the files that a run writes."""
 
 import contextlib
 import logging
@@ -42,7 +42,7 @@ SAVING = 0.02
 
 
 class Trainer:
-    """A run at work: the engine, what is attached to it, and what is written when.
+    """Trains a run, scores its best weights, and writes its files.
 
     Args:
         config: The whole config, for the files of the run alone.

@@ -91,7 +91,7 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _prepare_environment(processes)
-    # A process has told in one line what torch's launcher would tell in a dozen.
+    # Each process logs its own error in a line; torch's launcher would add a dozen.
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -164,9 +164,9 @@ def overrides(typed: Sequence[str], folder: str | None) -> list[str]:
 
 
 def _prepare_environment(processes: int) -> None:
-    """Set what the processes inherit: their share of the cores, and where this package lies."""
+    """Set the environment of the processes: their share of the cores, and the package's folder."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # After a signal, torch kills who has not ended in 30 seconds; a large model saves for longer.
+    # After a signal, torch kills a process after 30 seconds; a large model takes longer to save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
     # Not the working folder, whose files could hide modules.
     place = str(Path(transfer_cli.__file__).parents[1])

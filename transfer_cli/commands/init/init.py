@@ -128,7 +128,7 @@ def _files(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:
 
 
 def copy(option: Option, name: str, folder: Path) -> tuple[Path, str]:
-    """Return where the copy of an option lies, and what stands there: its file under a new head."""
+    """Return the path and the text of an option's copy: its file under a new head."""
     lines = option.file.read_text(encoding="utf-8").splitlines()
     packages = [line for line in lines if line.startswith("# @package")]
     body = [line for line in lines if line not in packages]

@@ -38,7 +38,7 @@ from transfer_cli.training.console import copied_lines
 log = logging.getLogger(__name__)
 
 FOLDER = "lr-find"
-"""Where the folders of range tests lie, in `run.root`."""
+"""The folder in `run.root` for the folders of range tests."""
 
 
 def find(config: DictConfig, command: str) -> None:

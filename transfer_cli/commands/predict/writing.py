@@ -44,7 +44,7 @@ class Answers(ABC):
 
 
 class JsonLines(Answers):
-    """`{"text": ..., "label": ..., "probabilities": {...}}`, the second text and what is kept."""
+    """`{"text": ..., "label": ..., "probabilities": {...}}`, the pair and the columns kept."""
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
@@ -67,10 +67,7 @@ class JsonLines(Answers):
 
 
 class Csv(Answers):
-    """Columns `text`, perhaps `pair`, those of the answer, and what is kept.
-
-    The columns that are kept are those of the first row.
-    """
+    """Columns `text`, perhaps `pair`, those of the answer, and those kept of the first row."""
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
@@ -192,7 +189,7 @@ def _cell(value: object) -> str:
 
 
 def format_of(chosen: str, path: str) -> str:
-    """Return the format of an output: what was chosen, else what its name tells, else jsonl.
+    """Return the format of an output: the one chosen, else that of its ending, else jsonl.
 
     Raises:
         ConfigError: The name says that it is packed.
