@@ -70,13 +70,11 @@ class Prepared:
     Args:
         splits: By name; "train" always.
         task: What its examples are; None: text without labels.
-        name: What the data set is called.
         lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
     """
 
     splits: Mapping[str, Split]
     task: Task | None = None
-    name: str = ""
     lengths: np.ndarray | None = None
 
     @property
@@ -308,7 +306,7 @@ def task(
         if name in data.splits
     }
     train: Any = splits["train"].data if "train" in splits else None
-    return Prepared(splits, found, data.name, train and train.lengths)
+    return Prepared(splits, found, train and train.lengths)
 
 
 def _task_split(

@@ -2,8 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from omegaconf import DictConfig
@@ -45,11 +45,21 @@ def generate(config: DictConfig) -> None:
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
     layout = PromptLayout(trained.start.tokenizer, has_lines=trained.start.published is None)
-    tokens = layout.encode(prompt)
-    most = _room(len(tokens), config.max_tokens, trained.start.description.shape.positions)
+    tokens, positions = layout.encode(prompt), trained.start.description.shape.positions
+    most = _room(len(tokens), config.max_tokens, positions)
     texts = [GeneratedText(layout, prompt, stops) for _ in range(config.samples)]
-    printer = TextPrinter(prompt, texts, shows=config.output != STANDARD_OUTPUT)
-    with printer, torch.inference_mode(), precision.context():
+    shows = config.output != STANDARD_OUTPUT
+    streams = shows and len(texts) == 1
+    lead = paint(_fit(prompt), "note", sys.stdout)
+    show = _write if streams else _hide
+
+    def add(tokens_B: list[int]) -> bool:
+        """Add a token to each text; return whether any text is unfinished."""
+        for text, token in zip(texts, tokens_B, strict=True):
+            show(_fit(text.add(token)))
+        return not all(text.finish_reason for text in texts)
+
+    with _line(lead, show), torch.inference_mode(), precision.context():
         step = decoding.DecoderStep(
             trained.model,
             rows=config.samples,
@@ -63,14 +73,14 @@ def generate(config: DictConfig) -> None:
             sampling=sampling,
             sampler=TokenSampler(config.seed, config.samples),
             allowed_V=layout.allowed_tokens(),
-            on_tokens=printer.add,
+            on_tokens=add,
         )
-        printer.finish()
+        for text in texts:
+            show(_fit(text.flush()))
+    if shows and not streams:
+        _write("\n".join(f"{lead}{_fit(text.text)}\n" for text in texts))
     if most < config.max_tokens and not all(text.finish_reason for text in texts):
-        log.info(
-            "the text ends here: the model's %d positions are used up",
-            trained.start.description.shape.positions,
-        )
+        log.info("the text ends here: the model's %d positions are used up", positions)
     if config.output is not None:
         whole = "max_tokens" if most == config.max_tokens else "positions"
         rows = [
@@ -85,46 +95,14 @@ def generate(config: DictConfig) -> None:
         write_json_lines(config.output, rows)
 
 
-@dataclass
-class TextPrinter:
-    """Prints one text while it is generated, several at the end, each after the prompt."""
-
-    prompt: str
-    texts: Sequence[GeneratedText]
-    shows: bool
-    _streams: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._streams = self.shows and len(self.texts) == 1
-
-    def __enter__(self) -> None:
-        if self._streams:
-            _write(self._lead())
-
-    def __exit__(self, *_: object) -> None:
-        if self._streams:
-            _write("\n")
-
-    def add(self, tokens_B: list[int]) -> bool:
-        """Add a token to each text; return whether any text is unfinished."""
-        for text, token in zip(self.texts, tokens_B, strict=True):
-            shown = text.add(token)
-            if self._streams:
-                _write(_fit(shown))
-        return not all(text.finish_reason for text in self.texts)
-
-    def finish(self) -> None:
-        """Print the rest of the texts."""
-        for number, text in enumerate(self.texts):
-            rest = text.flush()
-            if self._streams:
-                _write(_fit(rest))
-            elif self.shows:
-                between = "\n" if number else ""
-                _write(f"{between}{self._lead()}{_fit(text.text)}\n")
-
-    def _lead(self) -> str:
-        return paint(_fit(self.prompt), "note", sys.stdout)
+@contextmanager
+def _line(lead: str, show: Callable[[str], None]) -> Iterator[None]:
+    """Begin a line with the prompt, and end it even where generating fails."""
+    show(lead)
+    try:
+        yield
+    finally:
+        show("\n")
 
 
 def _fit(text: str) -> str:
@@ -136,6 +114,10 @@ def _write(text: str) -> None:
     if text:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def _hide(text: str) -> None:
+    """Write nothing: several texts, or those of a file, are not shown while they grow."""
 
 
 def _prompt(typed: str) -> str:

@@ -130,7 +130,7 @@ def test_labelled_texts_are_scored_from_short_to_long(tokenizer):
     prepared = datasets.task(LABELLED, None, tokenizer, tiny.shape())
 
     assert list(prepared.splits) == ["train", "test"]
-    assert (prepared.labels, prepared.name) == (("a", "b"), "made")
+    assert prepared.labels == ("a", "b")
     assert prepared.splits["train"].order.tolist() == [1, 2, 0]
     assert prepared.lengths.tolist() == prepared.splits["train"].data.lengths.tolist()
     assert prepared.lengths[0] > prepared.lengths[2] > prepared.lengths[1]

@@ -5,9 +5,9 @@ import csv
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, ClassVar, TextIO
 
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
@@ -69,17 +69,17 @@ class JsonLines(Answers):
 class Csv(Answers):
     """Columns `text`, perhaps `pair`, those of the answer, and those kept of the first row."""
 
+    _dialect: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
         self._texts = ["text"] if columns.pair is None else ["text", "pair"]
         self._ours = [*self._texts, *self.task.cell_names]
         self._kept: list[str] | None = None
-        self._write_row = self._row_writer()
-        self._begun = False
-
-    def _row_writer(self) -> Callable[[Iterable[object]], object]:
         # With this end of a row, values that hold either of its characters are put in quotes.
-        return csv.writer(_WithoutReturns(self.out), lineterminator="\r\n").writerow
+        lines = _WithoutReturns(out)
+        self._write_row = csv.writer(lines, lineterminator="\r\n", **self._dialect).writerow
+        self._begun = False
 
     def problem_of(self, row: Row) -> str | None:
         """See `Answers`."""
@@ -108,16 +108,13 @@ class Csv(Answers):
 class Tsv(Csv):
     """The same with tabs, and no quotes: a value can hold neither a tab nor the end of a line."""
 
+    _dialect: ClassVar = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
         split = [label for label in self.task.labels if _splits(label)]
         if split:
             raise ConfigError(f"output_format: TSV cannot hold the label {split[0]!r}; take csv")
-
-    def _row_writer(self) -> Callable[[Iterable[object]], object]:
-        return csv.writer(
-            self.out, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None, lineterminator="\n"
-        ).writerow
 
     def problem_of(self, row: Row) -> str | None:
         """See `Answers`."""
