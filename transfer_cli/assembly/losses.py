@@ -96,10 +96,9 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
             raise ConfigError("objective.stream: the main loss reads the stream main")
         if not callable(loss.weight):
             at_least(f"{key}.weight:", loss.weight, 0, ConfigError)
-    for name in streams:
-        if name != "main" and not any(
-            loss.stream == name and loss.weight != 0 for loss in found.values()
-        ):
+    read = {loss.stream for loss in found.values() if loss.weight != 0}
+    for name in streams[1:]:
+        if name not in read:
             raise ConfigError(
                 f"streams.{name}: no loss reads it with a weight above 0; add one, for example "
                 f"+objective@losses.{name}=clm +losses.{name}.stream={name}"

@@ -1,5 +1,7 @@
 """The plan of a run as a page: stages, their layer groups and rates, and new tensors."""
 
+from itertools import groupby
+
 import numpy as np
 
 from transfer_cli.adaptation.adaptation import StagePlan
@@ -61,30 +63,23 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
     ]
     ends = course[0], course[-1], max(course)
     top = max(group.depth for group in blueprint.groups)
-    found: list[tuple[list[LayerGroup], str]] = []
-    for group in blueprint.groups:
-        count = len(stage.trains & set(group.parameters))
+
+    def rates_of(group: LayerGroup) -> str:
+        count, of = len(stage.trains & set(group.parameters)), len(group.parameters)
         if not count:
-            found.append(([group], ""))  # so that no range of groups spans a frozen one
-            continue
-        part = (
-            ""
-            if count == len(group.parameters)
-            else f" ({count} of {len(group.parameters)} tensors)"
-        )
+            return ""
         scale = blueprint.adaptation.layer_scale(group.name, group.depth, top)
         first, last, peak = (scale * multiplier for multiplier in ends)
         over = f"up to {peak:.3g}, then " if peak > 1.001 * max(first, last) else "to "
-        text = f"{first:.3g} {over}{last:.3g}{part}"
-        if found and found[-1][1] == text:
-            found[-1][0].append(group)
-        else:
-            found.append(([group], text))
-    return [
-        (groups[0].name + (f" ... {groups[-1].name}" if len(groups) > 1 else ""), text)
-        for groups, text in found
-        if text
-    ]
+        part = "" if count == of else f" ({count} of {of} tensors)"
+        return f"{first:.3g} {over}{last:.3g}{part}"
+
+    found = []
+    for rates, members in groupby(blueprint.groups, key=rates_of):
+        names = [group.name for group in members]
+        if rates:
+            found.append((names[0] + (f" ... {names[-1]}" if len(names) > 1 else ""), rates))
+    return found
 
 
 def _tensors(blueprint: Blueprint) -> list[Renderable]:
