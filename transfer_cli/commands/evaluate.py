@@ -106,11 +106,12 @@ def _encoded(
         return text.splits
     data = source.load(place.folder, place.seed)
     _check_there(data.splits, names)
-    task, theirs = trained.start.task, datasets.task_of_data(data)
-    if task is None or theirs.name != task.name:
+    task: Any = trained.start.task
+    theirs = datasets.task_of_data(data)
+    if theirs.name != task.name:
         raise DataError(
             f"data: it holds examples of the task {theirs.name}, and this run was trained for "
-            f"{'text' if task is None else task.name}; choose data of that task"
+            f"{task.name}; choose data of that task"
         )
     labels = trained.start.description.labels
     if data.labels != labels:
