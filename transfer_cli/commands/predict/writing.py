@@ -69,7 +69,7 @@ class JsonLines(Answers):
 class Csv(Answers):
     """Columns `text`, perhaps `pair`, those of the answer, and those kept of the first row."""
 
-    _dialect: ClassVar[dict[str, Any]] = {}
+    dialect: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
@@ -78,7 +78,7 @@ class Csv(Answers):
         self._kept: list[str] | None = None
         # With this end of a row, values that hold either of its characters are put in quotes.
         lines = _WithoutReturns(out)
-        self._write_row = csv.writer(lines, lineterminator="\r\n", **self._dialect).writerow
+        self._write_row = csv.writer(lines, lineterminator="\r\n", **self.dialect).writerow
         self._begun = False
 
     def problem_of(self, row: Row) -> str | None:
@@ -108,7 +108,7 @@ class Csv(Answers):
 class Tsv(Csv):
     """The same with tabs, and no quotes: a value can hold neither a tab nor the end of a line."""
 
-    _dialect: ClassVar = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+    dialect: ClassVar = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
