@@ -221,9 +221,11 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
         from transfer_cli.training import workers
 
         workers.check(config)
-        if workers.wanted(config):
-            typed = CommandLine.of_this_command().overrides
-            workers.start(name, request.flags, config, typed)
+        if workers.wanted(config.devices):
+            folder = config.run.dir if command.makes_runs else None
+            typed = workers.overrides(CommandLine.of_this_command().overrides, folder)
+            words = [name, *request.flags, *typed]
+            workers.start(words, config.devices, config.get("restarts", 0))
             return
     perform = _function_of(command)
     import_plugins(request.plugins)  # what they register is there before any work begins

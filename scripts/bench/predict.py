@@ -116,7 +116,7 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str) -> N
 
     from transfer_cli.commands.predict import predict
     from transfer_cli.commands.predict import reading as predict_input
-    from transfer_cli.commands.predict.ensemble import open_ensemble
+    from transfer_cli.commands.predict.ensemble import Ensemble
     from transfer_cli.commands.predict.reading import Columns
     from transfer_cli.commands.predict.writing import JsonLines
     from transfer_cli.engine.precision import Precision
@@ -125,7 +125,7 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str) -> N
     questions = json.loads(Path(texts).read_text("utf-8"))
     content = "".join(f"{question}\n" for question in questions).encode()
     precision = Precision("fp32", torch.device("cpu"))
-    ensemble = open_ensemble([folder], precision, base=None, batch=BATCH)
+    ensemble = Ensemble([folder], precision, base=None, batch=BATCH)
     columns = Columns("text", None, keep=False, task=ensemble.task)
 
     def once(out: Any) -> None:

@@ -245,7 +245,7 @@ REFUSED = {
     ),
     "a stream of no examples a step": (
         ["adaptation=multitask", "streams.second.batch=0"],
-        "streams.second.batch", "1 or more, got 0",
+        "streams.second", "batch must be at least 1, got 0",
     ),
     "a misspelt option of a stream": (
         ["adaptation=multitask", "+streams.second.bach=2"],

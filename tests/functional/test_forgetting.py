@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.config.build import build
 from transfer_cli.data.split import Split
+from transfer_cli.data.text import TextData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 from transfer_cli.runs.records import read_metrics
@@ -116,8 +117,10 @@ def test_blocks_limit_it_to_some_that_are_spread_evenly(adapt, deep, short_text)
     _, found = adapt("frozen", "forgetting.data=source", "forgetting.blocks=3")
 
     trained = open_trained(str(deep), FP32)
-    config = OmegaConf.load(deep / "config.yaml")
-    text, _ = datasets.text(config, trained.start.description.shape, trained.start)
+    config, start = trained.config, trained.start
+    found_text = build(config.data, "data", TextData)
+    place = datasets.DataPlace(config.data_dir, config.seed)
+    text, _ = datasets.text(found_text, place, start.description.shape, start.tokenizer)
     split = text.splits["validation"]
     last = len(split.data) - 1
     assert last > 4

@@ -155,9 +155,9 @@ def test_a_frozen_backbone_has_one_rate(transfer, read_json, pretrained):
     [
         (["lr_find.start=1", "lr_find.end=0.1"],
          "lr_find.start: must be below lr_find.end, got 1 and 0.1"),
-        (["lr_find.start=0"], "lr_find.start: must be a number above 0, got 0.0"),
-        (["lr_find.end=inf"], "lr_find.end: must be a number above 0, got inf"),
-        (["lr_find.start=nan"], "lr_find.start: must be a number above 0, got nan"),
+        (["lr_find.start=0"], "lr_find.start: must be above 0, got 0.0"),
+        (["lr_find.end=inf"], "lr_find.end: must be above 0, got inf"),
+        (["lr_find.start=nan"], "lr_find.start: must be above 0, got nan"),
         (["lr_find.steps=9"], "lr_find.steps: must be at least 10, got 9"),
         (["devices=2"], "devices: lr-find works in one process; leave devices out"),
         (["resume=auto", "run.dir=x"],

@@ -1,8 +1,7 @@
 """What a run will be: data, model, losses, groups and stages, with every check that needs no batch.
 
-`build_run` goes on from a blueprint, and `transfer plan` shows one, so a run and its plan cannot
-disagree. With `device="meta"` nothing is computed and no weights are read: that is how `plan` looks
-at a large model.
+`build_run` builds on a blueprint and `transfer plan` shows one, so a run and its plan cannot
+disagree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +14,14 @@ from torch import Tensor
 
 from transfer_cli.adaptation.adaptation import Adaptation, StagePlan, check_fresh
 from transfer_cli.assembly import datasets
-from transfer_cli.assembly.datasets import RunData, count_of
+from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.init_from import Pretrained, open_start
 from transfer_cli.assembly.losses import Asked, bind_losses, build_objectives, with_direction
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
-from transfer_cli.assembly.optimizer import base_lr, build_schedule, parameter_groups
+from transfer_cli.assembly.optimizer import base_lr, parameter_groups
 from transfer_cli.config.build import build
+from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.data.mixture import Mixture, mixed_epoch
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.engine.step import Loss
@@ -37,6 +36,7 @@ from transfer_cli.model.weights import LoadReport, load_pretrained
 from transfer_cli.objectives.base import TaskInfo, declared_metrics
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
+from transfer_cli.optim.schedules import Schedule
 from transfer_cli.seeds import derive
 
 
@@ -45,14 +45,11 @@ class Sizes:
     """How long a run is.
 
     Args:
-        counts: Training examples of each stream.
-        steps_per_epoch: In steps; with several streams, an epoch is about one pass over the main
-            one.
+        steps_per_epoch: With several streams, an epoch is about one pass over the main one.
         total_steps: Of the run.
         mixture: Which stream each step draws; None where there is one alone.
     """
 
-    counts: Mapping[str, int]
     steps_per_epoch: int
     total_steps: int
     mixture: Mixture | None
@@ -60,30 +57,32 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model and what is going to happen to it.
+    """A model and how it will be trained.
 
     Args:
+        loop: The plain settings of its training.
         adaptation: What is added, what trains when, what pulls back.
         lr_scheduler: Sets the learning rate of every parameter group at every step.
         start: What the run starts from; None for a fresh model.
-        tensors: The weights of that, on the meta device for a plan; None for fresh ones, and once
-            nobody needs them any more.
+        tensors: The weights of that, on the meta device for a plan; None for fresh weights, and in
+            a run that has been built.
         data: Of every stream.
         model: With its edits, at its starting weights.
         losses: What it trains for, the main loss first.
-        report: What came from `init_from`; None for fresh weights.
-        inherited: Names of the parameters that did.
-        edits: Config nodes of all that was added to the network, by name.
+        report: The tensors loaded from `init_from`; None for fresh weights.
+        inherited: Names of the parameters that were loaded.
+        edits: Config nodes of everything that was added to the network, by name.
         groups: Layer groups, from the bottom to the top.
         stage_plans: The stages.
-        sizes: How long.
+        sizes: How long, in steps.
         precision: With the device.
         sharded: Whether each process is to hold only a part of each tensor of the model.
         metrics: What an evaluation of these losses measures.
         monitor: The one that decides which weights are best.
-        warnings: What will work, and not as it was probably meant.
+        warnings: Settings that work, but probably not as intended.
     """
 
+    loop: LoopConfig
     adaptation: Adaptation
     lr_scheduler: LRScheduler
     start: Pretrained | None
@@ -103,11 +102,6 @@ class Blueprint:
     monitor: Metric
     warnings: tuple[str, ...]
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """That of all its data."""
-        return self.data.tokenizer
-
 
 def draw(
     config: DictConfig,
@@ -118,11 +112,8 @@ def draw(
 ) -> Blueprint:
     """Return what a run of this config will be, in the order in which data flows.
 
-    Args:
-        config: The run's.
-        command: pretrain or finetune.
-        typed: The overrides that were typed.
-        device: "meta" to build the model without weights and to read none.
+    On the device "meta" nothing is computed and no weights are read: so `plan` looks at a large
+    model.
 
     Raises:
         ConfigError: Parts do not fit each other; the message names the key.
@@ -130,46 +121,60 @@ def draw(
         CheckpointError: `init_from` names no model, or its weights do not fill this one.
     """
     precision = device_and_precision(config.device, config.precision)
-    asked, adaptation = build_objectives(config), build_adaptation(config.adaptation)
-    lr, schedule = base_lr(config.optimizer), build_schedule(config.schedule)
-    sharded = _is_sharded(config, asked, adaptation)
+    loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
+    asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
+    lr, schedule = base_lr(config.optimizer.get("lr")), build(config.schedule, "schedule", Schedule)
+    sharded = config.parallel == "fsdp" and distributed.world_size() > 1
+    if sharded:
+        _check_shardable(asked, adaptation, measures_forgetting=config.forgetting.data is not None)
     start = open_start(config.init_from, config.get("base"), typed)
-    check_forgetting(config, start)
+    inherits = start is not None and config.get("init", "pretrained") == "pretrained"
+    if config.forgetting.data is not None and not inherits:
+        raise ConfigError(
+            "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
+            "without init=scratch, or leave it out"
+        )
     shape = with_direction(shape_of(config, start, command), asked)
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start)
-    sizes = sizes_of(config, data.counts)
+    sizes = sizes_of(data.counts, loop, build(mixing, "mixing", MixingConfig), config.seed)
     per_stage = adaptation.schedule_per == "stage"
     lr_scheduler = LRScheduler(lr, schedule, sizes.total_steps, per_stage=per_stage)
 
     tensors = None
-    if start is not None and inherits(config, start):
+    if start is not None and inherits:
         tensors = start.shapes() if device == "meta" else start.tensors()
-        if _is_same_task(start, config, data.info):
-            asked["main"].objective.inherit_options(start.description.objective)
+        described, same_task = start.description, start.task == data.info["main"].task
+        if same_task and described.objective["_target_"] == config.objective.get("_target_"):
+            asked["main"].objective.inherit_options(described.objective)
     losses = bind_losses(
         asked, data.info, total_steps=sizes.total_steps, steps_per_epoch=sizes.steps_per_epoch
     )
     metrics = declared_metrics({loss.name: loss.objective for loss in losses})
-    monitor = require(config.loop.monitor, metrics, "loop.monitor")
-    made = _Made.of(config, shape, losses, data, start, tensors, device)
+    monitor = require(loop.monitor, metrics, "loop.monitor")
+    with without_weights() if device == "meta" else torch.device(device):
+        model = build_model(shape, data.tokenizer.size, losses, config.seed)
+        made = _fill_and_edit(
+            model, data, start, tensors, edit_nodes(config.adaptation), config.seed
+        )
     if adaptation.store == "merged":
-        _check_mergeable(made.model)
+        _check_mergeable(model)
     if adaptation.penalty is not None:
         adaptation.penalty.check(made.inherited)
-    groups = layer_groups(made.model, made.inherited)
+    groups = layer_groups(model, made.inherited)
     stage_plans = adaptation.plan_stages(groups, sizes.total_steps, sizes.steps_per_epoch)
     if made.report is not None:
         check_fresh(made.fresh, stage_plans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
-    parameter_groups(made.model, groups, adaptation.layer_scale)
+    parameter_groups(model, groups, adaptation.layer_scale)
     return Blueprint(
+        loop=loop,
         adaptation=adaptation,
         lr_scheduler=lr_scheduler,
         start=start,
         tensors=tensors,
         data=data,
-        model=made.model,
+        model=model,
         losses=losses,
         report=made.report,
         inherited=made.inherited,
@@ -186,11 +191,6 @@ def draw(
             *_unread_labels(losses, data.info["main"]),
         ),
     )
-
-
-def build_adaptation(node: DictConfig) -> Adaptation:
-    """Return the adaptation that the node describes."""
-    return build(node, "adaptation", Adaptation)
 
 
 def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:
@@ -212,63 +212,31 @@ def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> Back
     return build(config.model, "model", BackboneShape)
 
 
-def inherits(config: DictConfig, start: Pretrained | None) -> bool:
-    """Return whether a run starts from the weights of `init_from`, not from its shape alone."""
-    return start is not None and config.get("init", "pretrained") == "pretrained"
-
-
-def check_forgetting(config: DictConfig, start: Pretrained | None) -> None:
-    """Refuse to measure what fresh weights forget.
-
-    Raises:
-        ConfigError: There is nothing to forget.
-    """
-    if config.forgetting.data is not None and not inherits(config, start):
-        raise ConfigError(
-            "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
-            "without init=scratch, or leave it out"
-        )
-
-
-def batch_of(config: DictConfig, stream: str) -> int:
-    """Return how many examples a step takes from a stream."""
-    own = None if stream == "main" else config.streams[stream].get("batch")
-    return count_of(own, f"streams.{stream}.batch") or int(config.loop.batch)
-
-
-def sizes_of(config: DictConfig, counts: Mapping[str, int]) -> Sizes:
+def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, seed: int) -> Sizes:
     """Return how long the run is, from the number of training examples of each stream.
 
     Raises:
         ConfigError: No length is given, or streams cannot be mixed so.
     """
-    loop, mixing = config.loop, config.mixing
     epoch = -(-counts["main"] // loop.batch)
+    if len(counts) == 1:
+        return Sizes(epoch, _total_steps(loop, epoch), None)
     try:
-        if len(counts) > 1:
-            epoch = mixed_epoch(counts, epoch, power=mixing.power, anneal=mixing.anneal)
+        epoch = mixed_epoch(counts, epoch, power=mixing.power, anneal=mixing.anneal)
         total = _total_steps(loop, epoch)
-        mixture = None
-        if len(counts) > 1:
-            alone = Length.parse(mixing.target_only) if mixing.target_only else None
-            mixture = Mixture(
-                counts,
-                total=total,
-                steps_per_epoch=epoch,
-                seed=config.seed,
-                power=mixing.power,
-                anneal=mixing.anneal,
-                target_only=(alone.resolve(epoch, total, 1) or total) if alone else 0,
-            )
+        alone = Length.parse(mixing.target_only) if mixing.target_only else None
+        mixture = Mixture(
+            counts,
+            total=total,
+            steps_per_epoch=epoch,
+            seed=seed,
+            power=mixing.power,
+            anneal=mixing.anneal,
+            target_only=(alone.resolve(epoch, total, 1) or total) if alone else 0,
+        )
     except ValueError as error:
         raise ConfigError(f"mixing: {error}") from error
-    return Sizes(dict(counts), epoch, total, mixture)
-
-
-def _is_same_task(start: Pretrained, config: DictConfig, info: Mapping[str, TaskInfo]) -> bool:
-    """Return whether the run goes on with the very head that an earlier one trained."""
-    own, description = config.objective.get("_target_"), start.description
-    return bool(start.task == info["main"].task) and description.objective["_target_"] == own
+    return Sizes(epoch, total, mixture)
 
 
 def _of_these_labels(
@@ -295,10 +263,7 @@ def _unread_labels(losses: Sequence[Loss], info: TaskInfo) -> tuple[str, ...]:
 def _warmup_problem(
     lr_scheduler: LRScheduler, stage_plans: tuple[StagePlan, ...]
 ) -> tuple[str, ...]:
-    """Say what is wrong with a warm-up that is as long as what it warms up.
-
-    Such a run works, at rates below the one that was asked for.
-    """
+    """Say so where a warm-up is as long as what it warms up, and never reaches its rate."""
     whole = [("the run", lr_scheduler.total)]
     if lr_scheduler.per_stage:
         whole = [(f"stage {n + 1}", stage.end - stage.begin) for n, stage in enumerate(stage_plans)]
@@ -312,55 +277,49 @@ def _warmup_problem(
     return ()
 
 
-def _total_steps(loop: DictConfig, steps_per_epoch: int) -> int:
+def _total_steps(loop: LoopConfig, steps_per_epoch: int) -> int:
     if loop.steps is not None:
-        return int(loop.steps)
+        return loop.steps
     if loop.epochs is None:
         raise ConfigError("loop.epochs: needs a number of epochs, or loop.steps a number of steps")
     return int(Length(loop.epochs, "epochs").steps(steps_per_epoch) or 1)
 
 
 @dataclass(frozen=True)
-class _Made:
-    """The model as it is when training begins; see `Blueprint`."""
+class _Weights:
+    """Where the weights of a model come from, and what was added to it; see `Blueprint`."""
 
-    model: TransferModel
     report: LoadReport | None
     inherited: frozenset[str]
     fresh: frozenset[str]
     edits: dict[str, Any]
 
-    @classmethod
-    def of(
-        cls,
-        config: DictConfig,
-        shape: BackboneShape,
-        losses: list[Loss],
-        data: RunData,
-        start: Pretrained | None,
-        tensors: Mapping[str, Tensor] | None,
-        device: str,
-    ) -> "_Made":
-        """Build the network, fill it with what it inherits, and edit it."""
-        before: dict[str, Any] = {}
-        report = None
-        with without_weights() if device == "meta" else torch.device(device):
-            model = build_model(shape, data.tokenizer.size, losses, config.seed)
-            if start is not None and tensors is not None:
-                # What an earlier run added belongs to what it hands on.
-                before = dict(start.description.edits)
-                make_edits(model, before, data.tokenizer)
-                fitting = _of_these_labels(tensors, start, data.info)
-                report = load_pretrained(model, fitting, start.weights)
-                unused = {*(set(tensors) - set(fitting)), *start.dropped}
-                report = replace(report, dropped=tuple(sorted({*report.dropped, *unused})))
-            torch.manual_seed(derive(config.seed, "edits"))
-            nodes = edit_nodes(config.adaptation)
-            new = {name: node for name, node in nodes.items() if before.get(name) != node}
-            edited = make_edits(model, new, data.tokenizer)
-        names = {name for name, _ in model.named_parameters()}
-        inherited = frozenset(names & set(report.loaded if report else ())) - edited.fresh
-        return cls(model, report, inherited, edited.fresh, before | edited.structure)
+
+def _fill_and_edit(
+    model: TransferModel,
+    data: RunData,
+    start: Pretrained | None,
+    tensors: Mapping[str, Tensor] | None,
+    edits: Mapping[str, Any],
+    seed: int,
+) -> _Weights:
+    """Fill the network with what it inherits, and edit it."""
+    before: dict[str, Any] = {}
+    report = None
+    if start is not None and tensors is not None:
+        # What an earlier run added belongs to what it hands on.
+        before = dict(start.description.edits)
+        make_edits(model, before, data.tokenizer)
+        fitting = _of_these_labels(tensors, start, data.info)
+        report = load_pretrained(model, fitting, start.weights)
+        dropped = {*report.dropped, *(set(tensors) - set(fitting)), *start.dropped}
+        report = replace(report, dropped=tuple(sorted(dropped)))
+    torch.manual_seed(derive(seed, "edits"))
+    new = {name: node for name, node in edits.items() if before.get(name) != node}
+    fresh, structure = make_edits(model, new, data.tokenizer)
+    names = {name for name, _ in model.named_parameters()}
+    inherited = frozenset(names & set(report.loaded if report else ())) - fresh
+    return _Weights(report, inherited, fresh, before | structure)
 
 
 def _check_mergeable(model: TransferModel) -> None:
@@ -378,18 +337,14 @@ def _check_mergeable(model: TransferModel) -> None:
         )
 
 
-def _is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptation) -> bool:
-    """Return whether the processes of the run are to have a part of the model each.
-
-    Raises:
-        ConfigError: Something in the run needs the whole model.
-    """
-    if config.parallel != "fsdp" or distributed.world_size() == 1:
-        return False
+def _check_shardable(
+    asked: Mapping[str, Asked], chosen: Adaptation, *, measures_forgetting: bool
+) -> None:
+    """Refuse `parallel=fsdp` where something in the run needs all of the model in one process."""
     whole = {
         "adaptation.penalty": chosen.penalty is not None,
         "adaptation.store=merged": chosen.store == "merged",
-        "forgetting.data": config.forgetting.data is not None,
+        "forgetting.data": measures_forgetting,
         "source_distillation": any(
             isinstance(loss.objective, SourceDistillation) for loss in asked.values()
         ),
@@ -399,4 +354,3 @@ def _is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptati
             f"parallel: with fsdp no process has the whole model, which {what} needs; leave one "
             "of them out, or take parallel=ddp"
         )
-    return True

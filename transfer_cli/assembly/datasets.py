@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.init_from import Pretrained, own_tokenizer
+from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.encoded_task import warn_of_cuts
@@ -16,13 +17,50 @@ from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.tasks.base import Direction, Rows, Task, by_example, task_of
 
 SPLITS = ("train", "validation", "test")
-STREAM_OPTIONS = ("data", "batch", "scored")
+
+
+@dataclass(frozen=True)
+class DataPlace:
+    """The folder of the data, with its cache, and the seed of splits that are drawn."""
+
+    data_dir: str
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the data sets."""
+        return data_folder(self.data_dir)
+
+    @property
+    def cache(self) -> Path:
+        """The folder of tokenizers, encoded text and cached states."""
+        return cache_folder(self.data_dir)
+
+
+@dataclass(frozen=True)
+class StreamSource:
+    """A further stream as the config describes it.
+
+    Args:
+        data: Text or labelled data.
+        batch: Examples of a step; None: as many as of the main stream.
+        scored: Examples of each split that are scored at most; None: all.
+    """
+
+    data: TextData | TaskData
+    batch: int | None = None
+    scored: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "scored"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
 
 
 @dataclass(frozen=True)
@@ -32,13 +70,11 @@ class Prepared:
     Args:
         splits: By name; "train" always.
         task: What its examples are; None: text without labels.
-        name: What the data set is called.
         lengths: Of the training texts, in tokens; None for blocks of text, which are all as long.
     """
 
     splits: Mapping[str, Split]
     task: Task | None = None
-    name: str = ""
     lengths: np.ndarray | None = None
 
     @property
@@ -58,12 +94,14 @@ class RunData:
     Args:
         tokenizer: Of all streams.
         counts: Training examples of each stream.
+        batches: Examples that a step takes of each stream.
         info: What objectives learn of each stream.
         encode: Returns the streams, ready to train on and to score.
     """
 
     tokenizer: Tokenizer
     counts: Mapping[str, int]
+    batches: Mapping[str, int]
     info: Mapping[str, TaskInfo]
     encode: Callable[[], dict[str, Prepared]]
 
@@ -77,92 +115,79 @@ def of_run(
         ConfigError: A source is of the wrong kind, or has options that make no sense.
         DataError: Data cannot be read.
     """
+    place = DataPlace(config.data_dir, config.seed)
+    found = build(config.data, "data", TextData | TaskData)
+    sources = {
+        str(name): build(node, f"streams.{name}", StreamSource)
+        for name, node in config.streams.items()
+    }
+    tokenizer = choose_tokenizer(config.tokenizer, start)
     if command == "pretrain":
-        main, tokenizer = text(config, shape, start)
+        main, tokenizer = text(of_kind(found, TextData), place, shape, tokenizer)
         counts, info = len(main.splits["train"].data), main.info(tokenizer)
 
         def encode() -> Prepared:
             return main
     else:
-        found: TaskData = source(config, TaskData)
-        block_length(found.length, shape.positions)
-        labelled = found.load(data_folder(config.data_dir), config.seed)
-        tokenizer = task_tokenizer(config, labelled, start)
+        labels: TaskData = of_kind(found, TaskData)
+        length = labels.length
+        block_length(length, shape.positions)
+        labelled = labels.load(place.folder, place.seed)
+        tokenizer = task_tokenizer(labelled, tokenizer)
         counts, found_task = len(labelled.splits["train"]), task_of_data(labelled)
         encoded = None
         if found_task.makes_windows:  # how many rows there are shows when they are encoded
-            encoded = task(labelled, found.length, tokenizer, shape)
+            encoded = task(labelled, length, tokenizer, shape)
             counts = len(encoded.splits["train"].data)
         info = TaskInfo(tokenizer, found_task.labels, task=found_task)
 
         def encode() -> Prepared:
-            return encoded or task(labelled, found.length, tokenizer, shape)
+            return encoded or task(labelled, length, tokenizer, shape)
 
-    others = {str(name): stream(config, str(name), tokenizer, shape) for name in config.streams}
-    sizes = {name: len(part.splits["train"].data) for name, part in others.items()}
+    others = {name: stream(each, place, tokenizer, shape) for name, each in sources.items()}
+    batch = config.loop.batch
     return RunData(
         tokenizer,
-        {"main": counts} | sizes,
+        {"main": counts} | {name: len(part.splits["train"].data) for name, part in others.items()},
+        {"main": batch} | {name: each.batch or batch for name, each in sources.items()},
         {"main": info} | {name: part.info(tokenizer) for name, part in others.items()},
         lambda: {"main": encode()} | others,
     )
 
 
-def data_dir_of(own: DictConfig, config: DictConfig, typed: Sequence[str]) -> str:
-    """Return where the data of a run lies: where it was said now, else where it lay for the run.
+def data_dir_of(own: str, now: str, typed: Sequence[str]) -> str:
+    """Return where the data of an earlier run is: its `own` folder, if it is on this machine.
 
-    Args:
-        own: The run's config. It may come from another machine, where its folder was.
-        config: The config of the command at work.
-        typed: The overrides that were typed for it.
+    Where `data_dir` was typed for the command at work, or the folder is gone, it is that of `now`.
     """
     is_typed = any(word.startswith("data_dir=") for word in typed)
-    found = not is_typed and data_folder(own.data_dir).is_dir()
-    return str(own.data_dir if found else config.data_dir)
+    return own if not is_typed and data_folder(own).is_dir() else now
 
 
-def stream(config: DictConfig, name: str, tokenizer: Tokenizer, shape: BackboneShape) -> Prepared:
-    """Return the data of a further stream, text or labelled, encoded for the run's model."""
-    for option in map(str, config.streams[name]):
-        if option not in STREAM_OPTIONS:
-            close = nearest(option, STREAM_OPTIONS)
-            raise ConfigError(
-                f"streams.{name}.{option}: a stream has no such option.{close} "
-                f"It has {', '.join(STREAM_OPTIONS)}"
-            )
-    node = config.streams[name].get("data")
-    found: TextData | TaskData = build(node, f"streams.{name}.data", TextData | TaskData)
+def stream(
+    source: StreamSource, place: DataPlace, tokenizer: Tokenizer, shape: BackboneShape
+) -> Prepared:
+    """Return the data of a further stream, encoded for the run's model."""
+    found = source.data
     if isinstance(found, TaskData):
-        labelled = found.load(data_folder(config.data_dir), config.seed)
-        prepared = task(labelled, found.length, tokenizer, shape)
+        prepared = task(found.load(place.folder, place.seed), found.length, tokenizer, shape)
     else:
-        prepared = encoded_text(found, config, tokenizer, shape)
-    scored = count_of(config.streams[name].get("scored"), f"streams.{name}.scored")
-    if scored is None:
+        prepared, _ = text(found, place, shape, tokenizer)
+    if source.scored is None:
         return prepared
     fewer = {
-        each: split if each == "train" else some_of(split, scored)
+        each: split if each == "train" else some_of(split, source.scored)
         for each, split in prepared.splits.items()
     }
     return replace(prepared, splits=fewer)
 
 
-def count_of(value: Any, key: str) -> int | None:
-    """Return an option that is a number of examples, or none."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{key}: must be a number of 1 or more, got {value!r}")
-    return value
-
-
-def source(config: DictConfig, kind: type[TextData] | type[TaskData]) -> Any:
-    """Return the data source that `data` describes, of the kind that the command works on.
+def of_kind(found: TextData | TaskData, kind: type[TextData] | type[TaskData]) -> Any:
+    """Return a data source that has to be of the kind that a command works on.
 
     Raises:
         ConfigError: It is text where labels are needed, or the other way round.
     """
-    found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
     if isinstance(found, kind):
         return found
     if kind is TaskData:
@@ -177,52 +202,43 @@ def source(config: DictConfig, kind: type[TextData] | type[TaskData]) -> Any:
 
 
 def text(
-    config: DictConfig, shape: BackboneShape, start: Pretrained | None
+    found: TextData,
+    place: DataPlace,
+    shape: BackboneShape,
+    tokenizer: Tokenizer | TokenizerRecipe,
+    only: tuple[str, ...] | None = None,
 ) -> tuple[Prepared, Tokenizer]:
-    """Return unlabelled text, encoded, and the tokenizer that encoded it."""
-    found: TextData = source(config, TextData)
+    """Return a text, or `only` some of its splits, in blocks, and the tokenizer that encoded it."""
     length = block_length(found.length, shape.positions)
-    encoded, tokenizer = whole_texts(found, config, start)
+    encoded, tokenizer = whole_texts(found, place, tokenizer, only)
     return _in_blocks(encoded, tokenizer, length), tokenizer
 
 
 def whole_texts(
-    found: TextData, config: DictConfig, start: Pretrained | None
-) -> tuple[dict[str, EncodedText], Tokenizer]:
-    """Return each split of a text, encoded in one piece, and the tokenizer that encoded it."""
-    raw = found.splits(data_folder(config.data_dir), config.seed)
-    if start is None:
-        recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
-        tokenizer = cached_tokenizer(recipe, raw["train"], cache_folder(config.data_dir))
-    else:
-        tokenizer = own_tokenizer(config.tokenizer, start)
-    return _encoded(raw, tokenizer, config), tokenizer
-
-
-def encoded_text(
     found: TextData,
-    config: DictConfig,
-    tokenizer: Tokenizer,
-    shape: BackboneShape,
+    place: DataPlace,
+    tokenizer: Tokenizer | TokenizerRecipe,
     only: tuple[str, ...] | None = None,
-) -> Prepared:
-    """Return a text, or `only` some of its splits, encoded with a tokenizer that there is."""
-    length = block_length(found.length, shape.positions)
-    raw = found.splits(data_folder(config.data_dir), config.seed, only=only)
-    return _in_blocks(_encoded(raw, tokenizer, config), tokenizer, length)
+) -> tuple[dict[str, EncodedText], Tokenizer]:
+    """Return splits of a text, each encoded in one piece, and the tokenizer that encoded them.
+
+    A recipe makes the tokenizer from the training text.
+    """
+    raw = found.splits(place.folder, place.seed, only=only)
+    if isinstance(tokenizer, TokenizerRecipe):
+        tokenizer = cached_tokenizer(tokenizer, raw["train"], place.cache)
+    return _encoded(raw, tokenizer, place.cache), tokenizer
 
 
-def encoded_files(paths: str, config: DictConfig, tokenizer: Tokenizer, length: int) -> Split:
+def encoded_files(paths: str, cache: Path, tokenizer: Tokenizer, length: int) -> Split:
     """Return all of some text files, encoded, to be scored."""
     raw = {"validation": whole_text(paths, "validation")}
-    encoded = _encoded(raw, tokenizer, config)
-    return _in_blocks(encoded, tokenizer, length).splits["validation"]
+    return _in_blocks(_encoded(raw, tokenizer, cache), tokenizer, length).splits["validation"]
 
 
 def _encoded(
-    raw: Mapping[str, TextSplit], tokenizer: Tokenizer, config: DictConfig
+    raw: Mapping[str, TextSplit], tokenizer: Tokenizer, cache: Path
 ) -> dict[str, EncodedText]:
-    cache = cache_folder(config.data_dir)
     return {name: encode_text(raw[name], tokenizer, cache) for name in SPLITS if name in raw}
 
 
@@ -249,17 +265,16 @@ def block_length(length: int | None, positions: int) -> int:
     return length or positions
 
 
-def task_tokenizer(config: DictConfig, data: LabelledData, start: Pretrained | None) -> Tokenizer:
-    """Return the tokenizer for labelled data: the pretrained model's, or a new one of its texts."""
-    if start is not None:
-        return own_tokenizer(config.tokenizer, start)
-    recipe = build(config.tokenizer, "tokenizer", TokenizerRecipe)
+def task_tokenizer(data: LabelledData, tokenizer: Tokenizer | TokenizerRecipe) -> Tokenizer:
+    """Return the tokenizer of labelled data; a recipe makes one of its training texts."""
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
     found = task_of_data(data)
     firsts, others = [], []
     for first, *further in map(found.texts, data.splits["train"]):
         firsts.append(first)
         others += further
-    return recipe.make(lambda: iter([*firsts, *others]))
+    return tokenizer.make(lambda: iter([*firsts, *others]))
 
 
 def task_of_data(data: LabelledData) -> Task:
@@ -278,15 +293,10 @@ def task(
     only: tuple[str, ...] = SPLITS,
     known: Task | None = None,
 ) -> Prepared:
-    """Return labelled data, encoded for a model of this shape.
+    """Return labelled data, of which `only` some splits may be needed, encoded for a model.
 
-    Args:
-        data: The data.
-        length: The longest example in tokens; None: as many as the model has positions.
-        tokenizer: The model's.
-        shape: The model's.
-        only: Names of the splits that are needed.
-        known: The task of a run that is to be scored; None: the data's own.
+    The longest example has `length` tokens, by default as many as the model has positions. Where a
+    run is scored, the task is the run's, which is `known`, and not the data's own.
     """
     longest = block_length(length, shape.positions)
     found = known or task_of_data(data)
@@ -296,7 +306,7 @@ def task(
         if name in data.splits
     }
     train: Any = splits["train"].data if "train" in splits else None
-    return Prepared(splits, found, data.name, train and train.lengths)
+    return Prepared(splits, found, train and train.lengths)
 
 
 def _task_split(

@@ -1,4 +1,4 @@
-"""A finished run, ready to be asked: for `evaluate`, `predict` and whoever comes later."""
+"""A finished run, opened to be scored or to answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +18,11 @@ from transfer_cli.interop.hub import HUB
 from transfer_cli.interop.published_folder import is_published
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import load_pretrained
+from transfer_cli.model.weights import WEIGHTS, load_pretrained
 from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.runs.directory import RunDirectory
 
 
@@ -39,34 +42,22 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     Args:
         path: The run directory, or a published model: its folder, or `hf:owner/name`.
         precision: With the device.
-        base: Where the model lies that the run refers to, if not where it was.
+        base: The folder of the model that the run refers to, if it has moved.
 
     Raises:
         CheckpointError: There is no run, it has not finished, or its weights lack a part.
     """
-    start = _published(path)
-    if start is not None:
-        config = OmegaConf.create({"data": {"length": None}, "data_dir": "", "seed": 0})
-        return _open(config, start, precision)
-    run = RunDirectory.open(Path(path).expanduser(), "run")
-    config = read_stored(run.config, run.read_command(), "run")
-    if not (run.model / "weights.safetensors").exists():
-        raise CheckpointError(
-            f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
-            f"resume={path}"
-        )
-    start = open_pretrained(str(run.path), key="run", base=base)
-    return _open(config, start, precision)
-
-
-def _published(path: str) -> Pretrained | None:
-    """Return the published model at `path`; None where there is none."""
     if path.startswith(HUB) or is_published(Path(path).expanduser()):
-        return open_pretrained(path, key="run")
-    return None
-
-
-def _open(config: DictConfig, start: Pretrained, precision: Precision) -> Trained:
+        config = OmegaConf.create({"data": {"length": None}, "data_dir": "", "seed": 0})
+    else:
+        run = RunDirectory.open(Path(path).expanduser(), "run")
+        config = read_stored(run.config, run.read_command(), "run")
+        if not (run.model / WEIGHTS).exists():
+            raise CheckpointError(
+                f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
+                f"resume={path}"
+            )
+    start = open_pretrained(path, key="run", base=base)
     tensors = start.tensors()
     planned, objective = objective_of(start), objective_of(start)
     with without_weights():  # a head of absurd size is refused before there is one
@@ -75,6 +66,34 @@ def _open(config: DictConfig, start: Pretrained, precision: Precision) -> Traine
     model.to(precision.device)
     model.eval()
     return Trained(config, start, objective, model)
+
+
+def open_language_model(
+    path: str, precision: Precision, base: str | None, kind: type[LanguageModel]
+) -> Trained:
+    """Return the run at `path`, which has to be a language model of this kind.
+
+    Raises:
+        CheckpointError: It is another; the message says what to use in its place.
+    """
+    trained = open_trained(path, precision, base)
+    if isinstance(trained.objective, kind):
+        return trained
+    if isinstance(trained.objective, CausalLM):
+        raise CheckpointError(
+            f"run: {path} is a causal language model, which sees nothing of what follows a gap; "
+            f"use transfer generate run={path} 'A text to go on with'"
+        )
+    if isinstance(trained.objective, MaskedLM):
+        raise CheckpointError(
+            f"run: {path} is a masked language model, which fills gaps and does not go on with a "
+            f"text; use transfer fill run={path} 'A text with a [MASK] .'"
+        )
+    command, option = ("fill", "mlm") if kind is MaskedLM else ("generate", "clm")
+    raise CheckpointError(
+        f"run: {path} is no language model ({type(trained.objective).__name__}); {command} needs a "
+        f"run of objective={option}, such as the one that this was adapted from"
+    )
 
 
 def objective_of(start: Pretrained) -> Objective:

@@ -1,6 +1,6 @@
 """A model to start from: what `init_from` names."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,7 +44,7 @@ class Pretrained:
         folder: The folder with its description and tokenizer.
         description: What must be known to build it.
         tokenizer: The one that it was trained with.
-        base: Where the user says that the weights lie which this model does not store.
+        base: Where the user says that the weights are that this model does not store.
         published: The model that others have published, where it is one.
     """
 
@@ -57,7 +57,7 @@ class Pretrained:
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """The tensors beside the weights that a model of ours has no place for."""
+        """Names of stored tensors that a model of ours has no place for."""
         return self.published.dropped if self.published else ()
 
     @cached_property
@@ -77,13 +77,7 @@ class Pretrained:
             CheckpointError: They are missing or damaged, or that model is another one, or the
                 description is of a model that they do not fill.
         """
-        found = (
-            self.published.tensors()
-            if self.published
-            else self._with_base(read_weights, check=True)
-        )
-        self._check_described(found)
-        return found
+        return self._described(self._with_base(read_weights))
 
     def shapes(self) -> dict[str, Tensor]:
         """Return its tensors without their values, on the meta device; reads no weights.
@@ -91,14 +85,10 @@ class Pretrained:
         Raises:
             CheckpointError: As `tensors`, as far as shapes tell.
         """
-        found = (
-            self.published.shapes() if self.published else self._with_base(read_shapes, check=False)
-        )
-        self._check_described(found)
-        return found
+        return self._described(self._with_base(read_shapes))
 
-    def _check_described(self, tensors: Mapping[str, Tensor]) -> None:
-        """Compare the description with the weights, before memory is taken for what it says."""
+    def _described(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors, if they fill the model of the description: memory is taken for it."""
         depth = self.description.shape.depth
         if depth > len(tensors):  # even on paper, thousands of blocks take their time
             raise CheckpointError(
@@ -111,10 +101,14 @@ class Pretrained:
             )
             make_edits(described, self.description.edits, self.tokenizer)
             load_pretrained(described, tensors, self.weights)
+        return tensors
 
     def _with_base(
-        self, read: Callable[[Path], dict[str, Tensor]], *, check: bool, below: int = 0
+        self, read: Callable[[Path], dict[str, Tensor]], below: int = 0
     ) -> dict[str, Tensor]:
+        check = read is read_weights
+        if self.published:
+            return self.published.tensors() if check else self.published.shapes()
         if check and (self.weights / checkpoint.META).is_file():
             checkpoint.verify(self.weights, [WEIGHTS])
         own, base = read(self.weights), self.description.base
@@ -126,11 +120,7 @@ class Pretrained:
                 f"{self.weights} is the last of {MAX_BASES} models that each refer to another, "
                 f"and refers to {place}; give the right one with base=RUN"
             )
-        under = open_pretrained(str(place), "base")
-        if under.published:
-            beneath = under.tensors() if check else under.shapes()
-        else:
-            beneath = under._with_base(read, check=check, below=below + 1)
+        beneath = open_pretrained(str(place), "base")._with_base(read, below + 1)
         if check and backbone_hash(beneath) != base.hash:
             raise CheckpointError(
                 f"{place} is not the backbone that this model was trained on (hash "
@@ -140,7 +130,7 @@ class Pretrained:
         return beneath | own
 
     def base_place(self) -> Path | None:
-        """Return where the model lies that this one refers to; None where it refers to none.
+        """Return the folder of the model that this one refers to; None where it refers to none.
 
         Raises:
             CheckpointError: It is not there.
@@ -194,11 +184,6 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
 def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) -> Pretrained | None:
     """Return the model that `init_from` names; None when it names none.
 
-    Args:
-        init_from: See `open_pretrained`.
-        base: See `Pretrained`.
-        typed: The overrides that were typed.
-
     Raises:
         ConfigError: Another model or tokenizer was typed beside it.
         CheckpointError: There is no such model.
@@ -216,20 +201,20 @@ def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) ->
     return open_pretrained(init_from, base=base)
 
 
-def own_tokenizer(node: DictConfig | None, start: Pretrained) -> Tokenizer:
-    """Return the pretrained model's tokenizer.
+def choose_tokenizer(
+    node: DictConfig | None, start: Pretrained | None
+) -> Tokenizer | TokenizerRecipe:
+    """Return the pretrained model's tokenizer; without such a model, the recipe of a new one.
 
     Raises:
         CheckpointError: The config asks for the tokenizer of a file, and it is another one.
     """
-    if node is not None:
-        recipe = build(node, "tokenizer", TokenizerRecipe)
-        if (
-            isinstance(recipe, FromFile)
-            and recipe.make(lambda: iter(())).hash != start.tokenizer.hash
-        ):
-            raise CheckpointError(
-                "init_from: that model was trained with another tokenizer than tokenizer.path; "
-                "leave tokenizer= out to use the model's own"
-            )
+    if start is None:
+        return build(node, "tokenizer", TokenizerRecipe)
+    recipe = build(node, "tokenizer", TokenizerRecipe) if node is not None else None
+    if isinstance(recipe, FromFile) and recipe.make(lambda: iter(())).hash != start.tokenizer.hash:
+        raise CheckpointError(
+            "init_from: that model was trained with another tokenizer than tokenizer.path; "
+            "leave tokenizer= out to use the model's own"
+        )
     return start.tokenizer

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.config.build import build
 from transfer_cli.engine.step import Loss
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError, at_least, nearest
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
@@ -17,8 +17,8 @@ from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.loss_weight import LossWeight
 from transfer_cli.tasks.base import Task
 
-if TYPE_CHECKING:
-    pass
+LOSS_OPTIONS = ("stream", "weight")
+"""Options in the node of an objective that are not the objective's."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Asked:
     """
 
     objective: Objective
-    stream: str
-    weight: float | LossWeight
+    stream: str = "main"
+    weight: float | LossWeight = 1.0
 
 
 def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> BackboneShape:
@@ -75,28 +75,30 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
     """Return the losses that the config asks for, "main" first.
 
     Raises:
-        ConfigError: One names a stream that there is not, or a stream feeds no loss.
+        ConfigError: One names an unknown stream, or a stream feeds no loss.
     """
     nodes = {"main": config.objective} | {str(name): config.losses[name] for name in config.losses}
     streams = ["main", *map(str, config.streams)]
     found: dict[str, Asked] = {}
     for name, node in nodes.items():
         key = _loss_key(name)
-        plain = objective_options(node, key)
-        stream = node.get("stream", "main")
+        objective = build(objective_options(node, key), key, Objective)
+        plain: Any = OmegaConf.to_container(node, resolve=True)
+        own = {option: plain[option] for option in LOSS_OPTIONS if option in plain}
+        loss = found[name] = build(own, key, Asked, objective=objective)
+        stream = loss.stream
         if stream not in streams:
             raise ConfigError(
-                f"{key}.stream: there is no stream {stream!r}.{nearest(str(stream), streams)} "
+                f"{key}.stream: there is no stream {stream!r}.{nearest(stream, streams)} "
                 f"The streams are {', '.join(streams)}; add one with +data@streams.NAME.data=..."
             )
         if name == "main" and stream != "main":
             raise ConfigError("objective.stream: the main loss reads the stream main")
-        weight = _weight(node.get("weight", 1.0), f"{key}.weight")
-        found[name] = Asked(build(plain, key, Objective), stream, weight)
-    for name in streams:
-        if name != "main" and not any(
-            loss.stream == name and loss.weight != 0 for loss in found.values()
-        ):
+        if not callable(loss.weight):
+            at_least(f"{key}.weight:", loss.weight, 0, ConfigError)
+    read = {loss.stream for loss in found.values() if loss.weight != 0}
+    for name in streams[1:]:
+        if name not in read:
             raise ConfigError(
                 f"streams.{name}: no loss reads it with a weight above 0; add one, for example "
                 f"+objective@losses.{name}=clm +losses.{name}.stream={name}"
@@ -108,21 +110,12 @@ def _loss_key(name: str) -> str:
     return "objective" if name == "main" else f"losses.{name}"
 
 
-def _weight(value: Any, key: str) -> float | LossWeight:
-    if isinstance(value, DictConfig):
-        made: LossWeight = build(value, key, LossWeight)
-        return made
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        raise ConfigError(f"{key}: must be a number of 0 or more, got {value!r}")
-    return float(value)
-
-
 def objective_options(node: Any, key: str) -> dict[str, Any]:
     """Return the node of an objective without what belongs to the loss: its weight and stream."""
     if not isinstance(node, DictConfig):
         raise ConfigError(f"{key}: expected an objective, got {node!r}")
     plain: Any = OmegaConf.to_container(node, resolve=True)
-    return {str(name): plain[name] for name in plain if name not in ("weight", "stream")}
+    return {str(name): plain[name] for name in plain if name not in LOSS_OPTIONS}
 
 
 def bind_losses(
@@ -132,13 +125,9 @@ def bind_losses(
     total_steps: int,
     steps_per_epoch: int,
 ) -> list[Loss]:
-    """Tell every objective about its data, and return the losses. A weight of 0 is left out.
+    """Tell every objective about its stream's data, and return the losses.
 
-    Args:
-        asked: What the config asks for.
-        info: What each stream's data is.
-        total_steps: Of the run, for weights that change.
-        steps_per_epoch: The same.
+    A further loss of weight 0 is left out.
     """
     found = []
     for name, loss in asked.items():
@@ -154,11 +143,7 @@ def bind_losses(
 
 
 def _check_task(name: str, loss: Asked, task: Task | None) -> None:
-    """Refuse an objective that needs other examples than its data has.
-
-    Raises:
-        ConfigError: It does.
-    """
+    """Refuse an objective that needs other examples than its data has."""
     needs, there = loss.objective.task, None if task is None else task.name
     if needs is None or needs == there:
         return

@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -17,9 +17,6 @@ from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import LoadReport
 from transfer_cli.seeds import derive
-
-if TYPE_CHECKING:
-    from transfer_cli.assembly.init_from import Pretrained
 
 log = logging.getLogger(__name__)
 
@@ -50,21 +47,14 @@ def shapes_of(module: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
 
 
-@dataclass(frozen=True)
-class Edited:
-    """What edits did to a network.
-
-    Args:
-        fresh: Names of inherited parameters that were drawn anew.
-        structure: Config nodes of what has to be made again before the weights can be loaded.
-    """
-
-    fresh: frozenset[str]
-    structure: dict[str, Any]
-
-
-def make_edits(trained: TransferModel, nodes: Mapping[str, Any], tokenizer: Tokenizer) -> Edited:
+def make_edits(
+    model: TransferModel, nodes: Mapping[str, Any], tokenizer: Tokenizer
+) -> tuple[frozenset[str], dict[str, Any]]:
     """Change the network as config nodes say, in their order.
+
+    Returns:
+        The names of inherited parameters that were drawn anew, and the nodes of what has to be made
+        again before the weights can be loaded.
 
     Raises:
         ConfigError: One cannot be made; the message begins with its key.
@@ -75,12 +65,12 @@ def make_edits(trained: TransferModel, nodes: Mapping[str, Any], tokenizer: Toke
         key = f"adaptation.edits.{name}"
         edit: Edit = build(node, key, Edit)
         try:
-            fresh |= make_edit(edit, name, trained, special_tokens(tokenizer))
+            fresh |= make_edit(edit, name, model, special_tokens(tokenizer))
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
         if edit.structural:
             structure[name] = node
-    return Edited(frozenset(fresh), structure)
+    return frozenset(fresh), structure
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
@@ -95,9 +85,9 @@ def edit_nodes(adaptation: DictConfig) -> dict[str, Any]:
     return {str(name): found for name, found in plain.items() if found is not None}
 
 
-def log_loaded(report: LoadReport, start: "Pretrained") -> None:
-    """Say what was loaded, what is new and what was dropped."""
-    log.info("loaded %d tensors from %s", len(report.loaded), start.weights)
+def log_loaded(report: LoadReport, weights: Path) -> None:
+    """Log the numbers and names of loaded, new and dropped tensors."""
+    log.info("loaded %d tensors from %s", len(report.loaded), weights)
     for what, names in (("new", report.new), ("dropped", report.dropped)):
         if names:
             log.info("%s: %s", what, ", ".join(names))

@@ -1,31 +1,21 @@
-"""Builds the learning-rate schedule, the parameter groups and the optimizer."""
+"""The base learning rate and the parameter groups of the optimizer."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from omegaconf import DictConfig
 from torch import nn
-from torch.optim import Optimizer
 
-from transfer_cli.config.build import build
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
-from transfer_cli.optim.schedules import Schedule
 
 
-def build_schedule(node: DictConfig) -> Schedule:
-    """Return the learning-rate schedule that the node describes."""
-    return build(node, "schedule", Schedule)
-
-
-def base_lr(node: DictConfig) -> float:
-    """Return the learning rate in the optimizer's node.
+def base_lr(lr: object) -> float:
+    """Return `optimizer.lr`, which has to be a positive number.
 
     Raises:
-        ConfigError: It is not a positive number.
+        ConfigError: It is not.
     """
-    lr = node.get("lr")
     if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr < float("inf"):
         raise ConfigError(f"optimizer.lr: must be a number above 0, got {lr!r}")
     return float(lr)
@@ -67,11 +57,6 @@ def parameter_groups(
         if others:
             made.append({**common, "params": others, "weight_decay": 0.0})
     return made
-
-
-def build_optimizer(node: DictConfig, groups: list[dict[str, Any]]) -> Optimizer:
-    """Return the optimizer over all parameter groups, built once for the whole run."""
-    return build(node, "optimizer", Optimizer, params=groups)
 
 
 def _check_scale(scale: LayerScale, groups: Sequence[LayerGroup]) -> None:

@@ -1,38 +1,32 @@
-"""The plan of a run as people read it: stages, what trains at which rates, what is new."""
+"""The plan of a run as a page: stages, their layer groups and rates, and new tensors."""
+
+from itertools import groupby
 
 import numpy as np
 
 from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.errors import listed
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.terminal import BLANK, Entry, Page, Piece, Pieces, Renderable
 
 _COLUMN = 52
-"""Where groups and their rates stand beside a stage's steps."""
+"""The column in which layer groups and their rates begin."""
 
 
-def plan_text(blueprint: Blueprint, batch: int) -> str:
-    """Return the plan as it stands in the files of a run."""
-    return str(plan_page(blueprint, batch))
-
-
-def plan_page(blueprint: Blueprint, batch: int) -> Page:
-    """Return the plan: stages with what trains at which rates, and where tensors come from.
-
-    Args:
-        blueprint: Of the run.
-        batch: Sequences of a step.
-    """
+def plan_page(blueprint: Blueprint) -> Page:
+    """Return the plan: stages with what trains at which rates, and where tensors come from."""
     sizes = blueprint.sizes
-    steps = f"{sizes.total_steps:,} steps"
     titles = f"{'stage':5}  {'steps':>15}  {'parameters that train':>26}"
     blocks: list[Renderable] = [
-        _below(
+        Entry(
+            [],
             [
-                Piece(steps, "heading"),
-                f" of {batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
+                Piece(f"{sizes.total_steps:,} steps", "heading"),
+                f" of {blueprint.loop.batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
                 f"{len(blueprint.stage_plans)} stage(s)",
-            ]
+            ],
+            0,
         ),
         BLANK,
         Entry([Piece(titles, "heading")], [Piece("groups and their rates", "heading")], _COLUMN),
@@ -51,13 +45,8 @@ def plan_page(blueprint: Blueprint, batch: int) -> Page:
     return Page(*blocks, BLANK, *_tensors(blueprint))
 
 
-def _below(text: Pieces) -> Entry:
-    """Return a line of text that goes on below itself, a little to the right."""
-    return Entry([], text, 0)
-
-
 def fact(name: str, text: str) -> Entry:
-    """Return a named line of the plan, which goes on below itself."""
+    """Return a named line of the plan; a long text is wrapped below itself."""
     return Entry([Piece(f"{name}: ", "heading")], [text], len(name) + 2)
 
 
@@ -74,30 +63,23 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
     ]
     ends = course[0], course[-1], max(course)
     top = max(group.depth for group in blueprint.groups)
-    found: list[tuple[list[LayerGroup], str]] = []
-    for group in blueprint.groups:
-        count = len(stage.trains & set(group.parameters))
+
+    def rates_of(group: LayerGroup) -> str:
+        count, of = len(stage.trains & set(group.parameters)), len(group.parameters)
         if not count:
-            found.append(([group], ""))  # what is frozen must not be spanned by what trains
-            continue
-        part = (
-            ""
-            if count == len(group.parameters)
-            else f" ({count} of {len(group.parameters)} tensors)"
-        )
+            return ""
         scale = blueprint.adaptation.layer_scale(group.name, group.depth, top)
         first, last, peak = (scale * multiplier for multiplier in ends)
         over = f"up to {peak:.3g}, then " if peak > 1.001 * max(first, last) else "to "
-        text = f"{first:.3g} {over}{last:.3g}{part}"
-        if found and found[-1][1] == text:
-            found[-1][0].append(group)
-        else:
-            found.append(([group], text))
-    return [
-        (groups[0].name + (f" ... {groups[-1].name}" if len(groups) > 1 else ""), text)
-        for groups, text in found
-        if text
-    ]
+        part = "" if count == of else f" ({count} of {of} tensors)"
+        return f"{first:.3g} {over}{last:.3g}{part}"
+
+    found = []
+    for rates, members in groupby(blueprint.groups, key=rates_of):
+        names = [group.name for group in members]
+        if rates:
+            found.append((names[0] + (f" ... {names[-1]}" if len(names) > 1 else ""), rates))
+    return found
 
 
 def _tensors(blueprint: Blueprint) -> list[Renderable]:
@@ -109,7 +91,6 @@ def _tensors(blueprint: Blueprint) -> list[Renderable]:
     blocks: list[Renderable] = [fact("tensors", f"{len(blueprint.inherited)} from the checkpoint")]
     for what, names in (("new", new), ("dropped", list(report.dropped))):
         if names:
-            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             head = f"  {what}: "
-            blocks.append(Entry([Piece(head, "name")], [shown], len(head)))
+            blocks.append(Entry([Piece(head, "name")], [listed(names, 8)], len(head)))
     return blocks

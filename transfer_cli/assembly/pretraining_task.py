@@ -5,8 +5,8 @@ Two things go back to it: the Fisher information of EWC, and the measure of what
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -18,13 +18,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from transfer_cli.assembly import datasets
+from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
-from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.data.text import TextData
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
@@ -48,24 +47,24 @@ class Source:
     """Where a model comes from. Nothing is opened before it is needed.
 
     Args:
-        config: The run's own config; `source.data` may name the text.
         start: What `init_from` names.
-        tokenizer: Its tokenizer.
         shape: Its shape, with the direction settled.
+        place: Where the run's own data is.
+        named: The text of `source.data`; None: the one that the pretraining's config names.
         typed: The overrides that were typed for the run.
     """
 
-    config: DictConfig
     start: Pretrained
-    tokenizer: Tokenizer
     shape: BackboneShape
-    typed: tuple[str, ...] = ()
+    place: DataPlace
+    named: TextData | None = None
+    typed: Sequence[str] = ()
 
     @cached_property
-    def pretraining(self) -> tuple[Pretrained, DictConfig]:
+    def pretraining(self) -> tuple[Pretrained, DictConfig | None]:
         """The language model at the root of `init_from`, and the config of the run that made it.
 
-        A published model has no such run: the config is this run's own.
+        A published model has no such run.
 
         Raises:
             CheckpointError: The run directory of an ancestor is gone, or none trained on text.
@@ -73,7 +72,7 @@ class Source:
         start = self.start
         for _ in range(100):
             if start.published is not None:
-                return start, self.config
+                return start, None
             run = RunDirectory(start.folder.parent)
             try:
                 config = read_stored(run.config, run.read_command(), "init_from")
@@ -99,14 +98,14 @@ class Source:
                 f"init_from: {type(objective).__name__} is no language-model objective, so there "
                 "is no pretraining to go back to"
             )
-        objective.setup(TaskInfo(self.tokenizer))
+        objective.setup(TaskInfo(self.start.tokenizer))
         return objective
 
     @property
     def length(self) -> int:
         """Tokens of a block in pretraining; later positions may never have been trained."""
-        start, config = self.pretraining
-        own = None if start.published is not None else config.data.get("length")
+        config = self.pretraining[1]
+        own = None if config is None else config.data.get("length")
         return int(own or self.shape.positions)
 
     def model(self, trained: TransferModel, tensors: Mapping[str, Tensor]) -> TransferModel:
@@ -116,23 +115,22 @@ class Source:
             trained: The run's model.
             tensors: The weights of `init_from`, where the head may still be.
         """
-        own = next(p for p in trained.parameters())
+        device = next(trained.parameters()).device
         heads = dict(self.objective.modules(trained.backbone))
         for name, head in heads.items():
             if name in trained.heads:
                 heads[name] = trained.heads[name]
                 continue
-            prefix = f"heads.{name}."
-            wanted = set(head.state_dict())
-            if not {f"{prefix}{each}" for each in wanted} <= tensors.keys():
+            wanted = {own: f"heads.{name}.{own}" for own in head.state_dict()}
+            if not tensors.keys() >= set(wanted.values()):
                 tensors = self.pretraining[0].tensors()
-            if not {f"{prefix}{each}" for each in wanted} <= tensors.keys():
+            if not tensors.keys() >= set(wanted.values()):
                 raise CheckpointError(
                     f"init_from: {self.pretraining[0].weights} brings no language-model head, so "
                     "there is no pretraining to go back to"
                 )
-            head.load_state_dict({each: tensors[f"{prefix}{each}"] for each in wanted})
-            head.to(own.device).requires_grad_(requires_grad=False)
+            head.load_state_dict({own: tensors[stored] for own, stored in wanted.items()})
+            head.to(device).requires_grad_(requires_grad=False)
         return TransferModel(trained.backbone, heads)
 
     def text(self, split: str) -> Split:
@@ -142,137 +140,125 @@ class Source:
             ConfigError: It has no such split.
             DataError: It is not where it was.
         """
-        if self.config.source.data is not None:
-            own = self.config
-            found = build(own.source.data, "source.data", TextData)
-        elif self.pretraining[0].published is not None:
-            raise CheckpointError(
-                f"init_from: {self.pretraining[0].weights} brings no text along; {CURE}"
-            )
-        else:
-            own = self.pretraining[1].copy()
-            own.data_dir = datasets.data_dir_of(own, self.config, self.typed)
-            found = build(own.data, "init_from: data", TextData)
-        prepared = datasets.encoded_text(found, own, self.tokenizer, self.shape, (split,))
-        if split not in prepared.splits:
+        found, place = self.named, self.place
+        if found is None:
+            start, config = self.pretraining
+            if config is None:
+                raise CheckpointError(f"init_from: {start.weights} brings no text along; {CURE}")
+            found = build(config.data, "init_from: data", TextData)
+            data_dir = datasets.data_dir_of(config.data_dir, place.data_dir, self.typed)
+            place = DataPlace(data_dir, config.seed)
+        tokenizer = self.start.tokenizer
+        splits = datasets.text(found, place, self.shape, tokenizer, (split,))[0].splits
+        if split not in splits:
             raise ConfigError(f"source.data: this text has no {split} split; {CURE}")
-        return prepared.splits[split]
+        return splits[split]
+
+
+@dataclass(frozen=True)
+class ForgettingText:
+    """What `forgetting` says: the text to measure on, and how many of its blocks."""
+
+    data: str | TextData | None = None
+    blocks: int | None = None
 
 
 @dataclass(frozen=True)
 class Forgetting:
-    """Measures how well a backbone still does what it was pretrained for.
+    """How well a backbone still does what it was pretrained for.
 
     Args:
-        model: The run's backbone under the pretrained head.
-        objective: The pretraining objective.
-        split: The text.
-        batch: Sequences that pass through the model at once.
-        precision: With the device.
-        before: What was measured before training.
+        measure: Returns the pretraining measures of the backbone as it is now.
+        before: What they were before training.
     """
 
-    model: TransferModel
-    objective: LanguageModel
-    split: Split
-    batch: int
-    precision: Precision
-    before: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def asked(
-        cls,
-        config: DictConfig,
-        source: Source | None,
-        trained: TransferModel,
-        tensors: Mapping[str, Tensor] | None,
-        batch: int,
-        precision: Precision,
-    ) -> "Forgetting | None":
-        """Return what `forgetting.data` asks for, measured once; None where it asks for nothing.
-
-        Raises:
-            ConfigError: There is no such text.
-        """
-        asked = config.forgetting
-        if asked.data is None:
-            return None
-        if source is None or tensors is None:
-            return None  # refused before, by `check_forgetting`
-        split = _text_of(config, source)
-        if asked.blocks is not None:
-            split = some_of(split, asked.blocks)
-        made = cls(source.model(trained, tensors), source.objective, split, batch, precision)
-        return replace(made, before=made.measure())
-
-    def measure(self) -> dict[str, float]:
-        """Return the pretraining measures of the backbone as it is now."""
-        return evaluate(
-            self.model, self.objective, self.split, batch=self.batch, precision=self.precision
-        ).measures
+    measure: Callable[[], dict[str, float]]
+    before: Mapping[str, float]
 
 
-def _text_of(config: DictConfig, source: Source) -> Split:
-    asked = config.forgetting.data
+def forgetting_of(
+    asked: ForgettingText,
+    source: Source | None,
+    trained: TransferModel,
+    tensors: Mapping[str, Tensor] | None,
+    batch: int,
+    precision: Precision,
+) -> Forgetting | None:
+    """Return what `forgetting` asks for, measured once; None where it asks for nothing.
+
+    Raises:
+        ConfigError: There is no such text.
+    """
+    # Without a source, `draw` has refused `forgetting.data`.
+    if asked.data is None or source is None or tensors is None:
+        return None
+    split = _text_of(asked.data, source)
+    if asked.blocks is not None:
+        split = some_of(split, asked.blocks)
+    model, objective = source.model(trained, tensors), source.objective
+
+    def measure() -> dict[str, float]:
+        return evaluate(model, objective, split, batch=batch, precision=precision).measures
+
+    return Forgetting(measure, measure())
+
+
+def _text_of(asked: str | TextData, source: Source) -> Split:
     if asked == "source":
         return source.text("validation")
+    tokenizer = source.start.tokenizer
     if isinstance(asked, str):
         if not any(sign in asked for sign in "/.*"):
             raise ConfigError(
                 f"forgetting.data: expected `source` or the path of a text, got {asked!r}; for a "
                 f"data set of conf/data type data@forgetting.data={asked}"
             )
-        return datasets.encoded_files(asked, config, source.tokenizer, source.length)
-    found: TextData = build(asked, "forgetting.data", TextData)
-    prepared = datasets.encoded_text(found, config, source.tokenizer, source.shape, ("validation",))
+        return datasets.encoded_files(asked, source.place.cache, tokenizer, source.length)
+    prepared, _ = datasets.text(asked, source.place, source.shape, tokenizer, ("validation",))
     if "validation" not in prepared.splits:
         raise ConfigError("forgetting.data: this text has no validation split")
     return prepared.splits["validation"]
 
 
 def fisher_of(
-    config: DictConfig,
     source: Source | None,
     trained: TransferModel,
     tensors: Mapping[str, Tensor] | None,
-    precision: Precision,
-) -> Callable[[int, str], Mapping[str, Tensor]]:
-    """Return what estimates the Fisher information of the pretraining at the starting weights.
+    sequences: int,
+    kind: str,
+) -> Mapping[str, Tensor]:
+    """Return the Fisher information of the pretraining at the starting weights; {} for fresh ones.
 
-    It is estimated once for the same weights, text and settings, and kept in the cache.
+    It is estimated once for the same weights, text and settings, and kept in the cache. For `kind`
+    see `fisher_information`.
     """
+    if source is None or tensors is None:
+        return {}
+    split = source.text("train")
+    count = min(sequences, len(split.data))
+    chosen = np.linspace(0, len(split.data) - 1, count).astype(np.int64)
+    batch = split.data.batch(chosen)
+    # The weights of now and not of the checkpoint: an edit may have drawn some of them again.
+    weights = backbone_hash(trained.state_dict())
+    digest = hashlib.blake2b(weights.encode(), digest_size=16)
+    for tensor in (batch["tokens"], batch["mask"]):
+        digest.update(tensor.numpy().tobytes())
+    digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
+    path = source.place.cache / "fisher" / f"{digest.hexdigest()}.safetensors"
 
-    def fisher(sequences: int, kind: str) -> Mapping[str, Tensor]:
-        if source is None or tensors is None:
-            return {}
-        split = source.text("train")
-        count = min(sequences, len(split.data))
-        chosen = np.linspace(0, len(split.data) - 1, count).astype(np.int64)
-        batch = split.data.batch(chosen)
-        # Of the weights as they are: an edit may have drawn some of them anew.
-        weights = backbone_hash(trained.state_dict())
-        digest = hashlib.blake2b(weights.encode(), digest_size=16)
-        for tensor in (batch["tokens"], batch["mask"]):
-            digest.update(tensor.numpy().tobytes())
-        digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
-        folder = cache_folder(config.data_dir) / "fisher"
-        path = folder / f"{digest.hexdigest()}.safetensors"
+    def compute() -> dict[str, Tensor]:
+        log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
+        one_by_one = (
+            split.data.batch(chosen[n : n + 1])
+            for n in tqdm(range(count), desc="Fisher", disable=None, leave=False)
+        )
+        model = source.model(trained, tensors)
+        # Two words are known, and any other is refused there.
+        found = fisher_information(model, source.objective, one_by_one, kind, seed=0)  # type: ignore[arg-type]
+        # Of what the checkpoint holds: names that an edit added mean nothing to another run.
+        return {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
 
-        def compute() -> dict[str, Tensor]:
-            log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
-            one_by_one = (
-                split.data.batch(chosen[n : n + 1])
-                for n in tqdm(range(count), desc="Fisher", disable=None, leave=False)
-            )
-            model = source.model(trained, tensors)
-            # Two words are known, and any other is refused there.
-            found = fisher_information(model, source.objective, one_by_one, kind, seed=0)  # type: ignore[arg-type]
-            # Of what the checkpoint holds: names that an edit added mean nothing to another run.
-            return {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
-
-        return kept_if_possible(path, _read_fisher, compute, partial(_write_fisher, path), _warn)
-
-    return fisher
+    return kept_if_possible(path, _read_fisher, compute, partial(_write_fisher, path), _warn)
 
 
 def _read_fisher(path: Path) -> dict[str, Tensor] | None:

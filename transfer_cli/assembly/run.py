@@ -3,20 +3,31 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Start
-from transfer_cli.assembly.blueprint import Blueprint, Sizes, batch_of, draw
-from transfer_cli.assembly.datasets import Prepared
+from transfer_cli.assembly.blueprint import Blueprint, draw
+from transfer_cli.assembly.datasets import DataPlace, Prepared
+from transfer_cli.assembly.losses import objective_options
 from transfer_cli.assembly.model import log_loaded
-from transfer_cli.assembly.optimizer import build_optimizer, parameter_groups
-from transfer_cli.assembly.pretraining_task import Forgetting, Source, fisher_of
-from transfer_cli.data.folders import cache_folder
+from transfer_cli.assembly.optimizer import parameter_groups
+from transfer_cli.assembly.pretraining_task import (
+    Forgetting,
+    ForgettingText,
+    Source,
+    fisher_of,
+    forgetting_of,
+)
+from transfer_cli.config.build import build
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
+from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated, SingleProcess
@@ -44,12 +55,12 @@ class TrainingRun:
         prepared: The data of every stream; "main" is what the run is for.
         streams: What the steps draw their batches from.
         stages: The stages at work.
-        pinned: What the main objective decided, to be stored with the model.
+        objective: Config node of the main objective, with what it has decided.
         step: The training step.
         base_hash: Fingerprint of the backbone that the run starts from, where weights that never
             train are not stored again; None: all weights are stored.
         leave_out: Names of the weights that are not.
-        forgetting: Measures what the backbone was pretrained for; None: nobody asked.
+        forgetting: Measures what the backbone was pretrained for; None: it is not measured.
         micro_batch: Sequences that pass through the model at once.
     """
 
@@ -57,7 +68,7 @@ class TrainingRun:
     prepared: Mapping[str, Prepared]
     streams: Mapping[str, Stream]
     stages: Stages
-    pinned: dict[str, Any]
+    objective: dict[str, Any]
     step: TrainStep
     base_hash: str | None
     leave_out: frozenset[str]
@@ -82,7 +93,7 @@ class TrainingRun:
     @property
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer."""
-        return self.blueprint.tokenizer
+        return self.blueprint.data.tokenizer
 
     @property
     def precision(self) -> Precision:
@@ -90,49 +101,47 @@ class TrainingRun:
         return self.blueprint.precision
 
     @property
-    def sizes(self) -> Sizes:
-        """How long it is."""
-        return self.blueprint.sizes
-
-    @property
     def total_steps(self) -> int:
         """Optimizer steps of the run."""
-        return self.sizes.total_steps
+        return self.blueprint.sizes.total_steps
 
 
 def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> TrainingRun:
-    """Build every part of a run from its config, in the order in which data flows.
-
-    Args:
-        config: The run's.
-        command: pretrain or finetune.
-        typed: The overrides that were typed.
-    """
+    """Build every part of a run from its config, in the order in which data flows."""
     plan = draw(config, command, typed)
     with distributed.main_first():
         prepared = plan.data.encode()
     if plan.report is not None and plan.start is not None:
-        log_loaded(plan.report, plan.start)
+        log_loaded(plan.report, plan.start.weights)
     for warning in plan.warnings:
         log.warning("%s", warning)
-    model, losses, precision = plan.model, plan.losses, plan.precision
-    _place(model, config.loop, precision.device, sharded=plan.sharded)
+    model, losses, precision, loop = plan.model, plan.losses, plan.precision, plan.loop
+    # A sharded model goes to the device block by block, so no process holds all of it there.
+    model.to("cpu" if plan.sharded else precision.device)
+    model.backbone.recompute(loop.activation_checkpointing)
 
     stages = Stages(model, plan.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
-    pinned = [loss.objective.finalize_options(model, stages.ever_trains) for loss in losses]
+    decided = [loss.objective.finalize_options(model, stages.ever_trains) for loss in losses]
     # On the device, and before a resume loads other weights: some keep a copy.
     for loss in losses:
         loss.objective.on_train_start(model, plan.inherited)
+    place, named = DataPlace(config.data_dir, config.seed), None
+    if config.source.data is not None:
+        named = build(config.source.data, "source.data", TextData)
     source = None
     if plan.start is not None:
-        source = Source(config, plan.start, plan.tokenizer, model.backbone.shape, tuple(typed))
+        source = Source(plan.start, model.backbone.shape, place, named, typed)
     if plan.adaptation.penalty is not None:
-        fisher = fisher_of(config, source, model, plan.tensors, precision)
+        fisher = partial(fisher_of, source, model, plan.tensors)
         with distributed.main_first():
             plan.adaptation.penalty.start(Start(model, plan.inherited, fisher))
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallel(model, losses, precision.device, sharded=plan.sharded)
-    _compile(model, config.loop, precision.device, command)
+    if loop.compile:
+        # Only here: what compiles takes seconds to import.
+        from transfer_cli.engine.compiling import compile_passes
+
+        compile_passes(model, precision.device, lengths_vary=command == "finetune")
     groups = parameter_groups(
         model,
         plan.groups,
@@ -142,52 +151,36 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
     step = TrainStep(
         model,
         losses,
-        build_optimizer(config.optimizer, groups),
+        build(config.optimizer, "optimizer", Optimizer, params=groups),
         plan.lr_scheduler,
         stages,
         groups=plan.groups,
         seed=config.seed,
         precision=precision,
-        clip=config.loop.clip,
-        max_bad_steps=config.loop.max_bad_steps,
+        clip=loop.clip,
+        max_bad_steps=loop.max_bad_steps,
         penalty=plan.adaptation.penalty,
         parallel=parallel,
     )
-    micro_batch = min(config.loop.micro_batch or config.loop.batch, config.loop.batch)
-    forgetting = Forgetting.asked(config, source, model, plan.tensors, micro_batch, precision)
-    if config.loop.cache_features and _has_fixed_features(plan, stages) and not plan.sharded:
-        prepared = {"main": _with_features(prepared["main"], config, plan)}
+    micro_batch = min(loop.micro_batch or loop.batch, loop.batch)
+    asked = build(config.forgetting, "forgetting", ForgettingText)
+    forgetting = forgetting_of(asked, source, model, plan.tensors, micro_batch, precision)
+    if loop.cache_features and _has_fixed_features(plan, stages) and not plan.sharded:
+        prepared = {"main": _with_features(prepared["main"], plan, place.cache)}
     apart = plan.tensors if plan.adaptation.store == "trained" else None
     return TrainingRun(
         blueprint=replace(plan, tensors=None),  # training needs the memory
         prepared=prepared,
-        streams={name: _stream(config, name, part) for name, part in prepared.items()},
+        streams={name: _stream(name, part, plan, config.seed) for name, part in prepared.items()},
         stages=stages,
-        pinned=pinned[0],
+        objective={**objective_options(config.objective, "objective"), **decided[0]},
         step=step,
-        # A trained part alone needs the rest to lie somewhere.
+        # Trained weights alone refer to the backbone that has the others.
         base_hash=None if apart is None else backbone_hash(apart),
         leave_out=frozenset() if apart is None else plan.inherited - stages.ever_trains,
         forgetting=forgetting,
         micro_batch=micro_batch,
     )
-
-
-def _place(model: TransferModel, loop: DictConfig, device: torch.device, *, sharded: bool) -> None:
-    """Put the model where it trains, and have it keep for the backward pass what it is to keep."""
-    # Parts go to the device block by block: no process need hold the whole there.
-    model.to("cpu" if sharded else device)
-    model.backbone.recompute(loop.activation_checkpointing)
-
-
-def _compile(model: TransferModel, loop: DictConfig, device: torch.device, command: str) -> None:
-    """Compile the passes where that was asked for."""
-    if not loop.compile:
-        return
-    # Only here: what compiles takes seconds to import.
-    from transfer_cli.engine.compiling import compile_passes
-
-    compile_passes(model, device, lengths_vary=command == "finetune")
 
 
 def _parallel(
@@ -204,19 +197,19 @@ def _parallel(
     return Replicated(model, some_unused=len({loss.stream for loss in losses}) > 1)
 
 
-def _stream(config: DictConfig, name: str, part: Prepared) -> Stream:
+def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:
     data = part.splits["train"].data
-    seed = config.seed if name == "main" else derive(config.seed, "stream", name)
+    own_seed = seed if name == "main" else derive(seed, "stream", name)
     # Of the texts and not of `data`: what keeps their states has the very same order.
-    lengths = part.lengths if config.loop.bucket else None
-    return Stream(data, StepSampler(len(data), batch_of(config, name), seed, lengths))
+    lengths = part.lengths if plan.loop.bucket else None
+    return Stream(data, StepSampler(len(data), plan.data.batches[name], own_seed, lengths))
 
 
 def _has_fixed_features(plan: Blueprint, stages: Stages) -> bool:
     """Return whether every text has the same hidden states in every epoch."""
     shape = plan.model.backbone.shape
     return (
-        len(plan.sizes.counts) == 1
+        len(plan.data.counts) == 1
         and bool(plan.model.heads)
         and plan.report is not None
         and all(loss.objective.keeps_tokens for loss in plan.losses)
@@ -225,7 +218,7 @@ def _has_fixed_features(plan: Blueprint, stages: Stages) -> bool:
     )
 
 
-def _with_features(part: Prepared, config: DictConfig, plan: Blueprint) -> Prepared:
+def _with_features(part: Prepared, plan: Blueprint, cache: Path) -> Prepared:
     """Return training and validation data that bring their hidden states along."""
     model, precision = plan.model, plan.precision
     layers = getattr(model.readout, "layers", None)
@@ -235,8 +228,8 @@ def _with_features(part: Prepared, config: DictConfig, plan: Blueprint) -> Prepa
     if needed > MOST_FEATURES:
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
-    folder = cache_folder(config.data_dir) / "features"
-    shared = SharedStates(folder, {"edits": plan.edits, "compile": config.loop.compile})
+    settings = {"edits": plan.edits, "compile": plan.loop.compile}
+    shared = SharedStates(cache / "features", settings)
     kept = {
         name: replace(
             split,
@@ -244,7 +237,7 @@ def _with_features(part: Prepared, config: DictConfig, plan: Blueprint) -> Prepa
                 split.data,
                 model,
                 precision,
-                batch=config.loop.batch,
+                batch=plan.loop.batch,
                 layers=layers,
                 keep_on=precision.device,
                 shared=shared,

@@ -1,1 +1,1 @@
-"""One module a command; the only place where the parts are put together."""
+"""What `transfer --help` lists, a module or a folder each."""

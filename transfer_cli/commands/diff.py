@@ -93,9 +93,9 @@ def _blocks(ours: Run, theirs: Run, found: Difference) -> Iterator[Renderable]:
 def _table(title: str, rows: Sequence[DiffRow]) -> TextTable:
     are_numbers = any(row.change is not None for row in rows)
     columns = [Column(title), Column("a", right=are_numbers), Column("b", right=are_numbers)]
-    cells: list[list[Piece | str]] = []
-    for row in rows:
-        cells.append([Piece(row.name, "name"), row.ours, row.theirs])
+    cells: list[list[Piece | str]] = [
+        [Piece(row.name, "name"), row.ours, row.theirs] for row in rows
+    ]
     if are_numbers:
         columns.append(Column("b - a", right=True))
         for row, line in zip(rows, cells, strict=True):

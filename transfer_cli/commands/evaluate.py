@@ -8,9 +8,10 @@ import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.assembly import datasets
+from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.data.folders import data_folder
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
@@ -30,57 +31,51 @@ BASELINES = ("none", "unigram")
 
 def evaluate(config: DictConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
-    _check(config)
-    in_process_group(config, lambda: _evaluate(config))
-
-
-def _evaluate(config: DictConfig) -> None:
-    precision = device_and_precision(config.device, config.precision)
-    trained = open_trained(config.run, precision, config.base)
-    if config.data is None:
-        typed = CommandLine.of_this_command().overrides
-        config.data_dir = datasets.data_dir_of(trained.config, config, typed)
-    trained.config.data_dir = config.data_dir
-    names = datasets.SPLITS if config.split == "all" else (config.split,)
-    source = data_source(config, trained)
-    with distributed.main_first():
-        splits = _encoded(source, trained, names)
-    model = trained.model
-    if config.baseline == "unigram":
-        with distributed.main_first():
-            model = _unigram(source, trained).to(precision.device)
-        # Its log shares are weights: half precision would round the yardstick.
-        precision = Precision("fp32", precision.device)
-    scores = {
-        name: score(model, trained.objective, split, batch=config.batch, precision=precision)
-        for name, split in splits.items()
-    }
-    if not distributed.is_main():
-        return
-    measures = {name: found.measures for name, found in scores.items()}
-    say(measures)
-    labels = trained.start.description.labels
-    for name, found in scores.items():
-        for table in found.tables.values() if labels else ():
-            say_confusion(name, labels, table)
-    if config.output is not None:
-        result = {"run": config.run, "baseline": config.baseline, "measures": measures}
-        write_json(Path(config.output).expanduser(), result)
-
-
-def _check(config: DictConfig) -> None:
     one_of("split", config.split, ASKED)
     one_of("baseline", config.baseline, BASELINES)
     at_least("batch:", config.batch, 1, ConfigError)
+    with in_process_group(config):
+        precision = device_and_precision(config.device, config.precision)
+        trained = open_trained(config.run, precision, config.base)
+        source, place = data_source(config, trained)
+        names = datasets.SPLITS if config.split == "all" else (config.split,)
+        with distributed.main_first():
+            splits = _encoded(source, place, trained, names)
+        model = trained.model
+        if config.baseline == "unigram":
+            with distributed.main_first():
+                model = _unigram(source, place, trained).to(precision.device)
+            # Its log shares are weights: half precision would round the yardstick.
+            precision = Precision("fp32", precision.device)
+        scores = {
+            name: score(model, trained.objective, split, batch=config.batch, precision=precision)
+            for name, split in splits.items()
+        }
+        if not distributed.is_main():
+            return
+        measures = {name: found.measures for name, found in scores.items()}
+        say(measures)
+        labels = trained.start.description.labels
+        for name, found in scores.items():
+            for table in found.tables.values() if labels else ():
+                say_confusion(name, labels, table)
+        if config.output is not None:
+            result = {"run": config.run, "baseline": config.baseline, "measures": measures}
+            write_json(Path(config.output).expanduser(), result)
 
 
-def data_source(config: DictConfig, trained: Trained) -> Any:
-    """Return the data to score on: the one asked for, else the run's own."""
+def data_source(config: DictConfig, trained: Trained) -> tuple[TextData | TaskData, DataPlace]:
+    """Return the data to score on and its place: `data`, else the run's own."""
     kind: Any = TextData if trained.start.task is None else TaskData
-    own = config.data is None
-    if own and trained.start.published is not None:
-        raise ConfigError(f"data: {config.run} brings no data along; name some to score it on")
-    return datasets.source(trained.config if own else config, kind)
+    own, data_dir = trained.config, config.data_dir
+    if config.data is None:
+        if trained.start.published is not None:
+            raise ConfigError(f"data: {config.run} brings no data along; name some to score it on")
+        typed = CommandLine.of_this_command().overrides
+        data_dir = datasets.data_dir_of(own.data_dir, data_dir, typed)
+    node = own.data if config.data is None else config.data
+    found = datasets.of_kind(build(node, "data", TextData | TaskData), kind)
+    return found, DataPlace(data_dir, own.seed)
 
 
 def say(measures: dict[str, dict[str, float]]) -> None:
@@ -100,20 +95,23 @@ def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -
         print(f"{label:<{wide}}" + "".join(f"{count:>{wide}}" for count in row))
 
 
-def _encoded(source: Any, trained: Trained, names: tuple[str, ...]) -> Mapping[str, Split]:
+def _encoded(
+    source: TextData | TaskData, place: DataPlace, trained: Trained, names: tuple[str, ...]
+) -> Mapping[str, Split]:
     """Return splits of the data, encoded as the run's own were."""
     shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
     if isinstance(source, TextData):
-        text = datasets.encoded_text(source, trained.config, tokenizer, shape, names).splits
-        _check_there(text, names)
-        return text
-    data = source.load(data_folder(trained.config.data_dir), trained.config.seed)
+        text, _ = datasets.text(source, place, shape, tokenizer, names)
+        _check_there(text.splits, names)
+        return text.splits
+    data = source.load(place.folder, place.seed)
     _check_there(data.splits, names)
-    task, theirs = trained.start.task, datasets.task_of_data(data)
-    if task is None or theirs.name != task.name:
+    task: Any = trained.start.task
+    theirs = datasets.task_of_data(data)
+    if theirs.name != task.name:
         raise DataError(
             f"data: it holds examples of the task {theirs.name}, and this run was trained for "
-            f"{'text' if task is None else task.name}; choose data of that task"
+            f"{task.name}; choose data of that task"
         )
     labels = trained.start.description.labels
     if data.labels != labels:
@@ -124,11 +122,11 @@ def _encoded(source: Any, trained: Trained, names: tuple[str, ...]) -> Mapping[s
     return datasets.task(data, source.length, tokenizer, shape, names, task).splits
 
 
-def _unigram(source: Any, trained: Trained) -> TransferModel:
+def _unigram(source: TextData | TaskData, place: DataPlace, trained: Trained) -> TransferModel:
     """Return the unigram model of the text that `data` (or the run's own) trains on."""
     if not isinstance(source, TextData):
         raise ConfigError("baseline: unigram scores text, and this run classifies")
-    blocks: Any = _encoded(source, trained, ("train",))["train"].data
+    blocks: Any = _encoded(source, place, trained, ("train",))["train"].data
     tokens = blocks.text.tokens[1:]
     chunks = np.array_split(tokens, max(1, len(tokens) // 2**20))
     return unigram_model(chunks, trained.start.tokenizer.size)

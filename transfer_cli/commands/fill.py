@@ -5,14 +5,13 @@ from collections.abc import Sequence
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.assembly.finished_run import Trained, open_language_model
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of
 from transfer_cli.config.schema import PretrainConfig
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, at_least
+from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.generation.filling import Around, Candidate, encode_with_gaps, fill, fill_in
-from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, TextTable, print_out
 
@@ -20,10 +19,12 @@ from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, Text
 def fill_gaps(config: DictConfig) -> None:
     """Print the likeliest words for each gap; write them to `output` if there is one."""
     text = text_of(config.text, "text")
-    _check(config, text)
+    check_output(config.output)
+    at_least("top:", config.top, 1, ConfigError)
+    if not text.strip():
+        raise ConfigError("text: is empty; give one with a gap, such as text='Once [MASK] a time'")
     precision = device_and_precision(config.device, config.precision)
-    trained = open_trained(config.run, precision, config.base)
-    _check_objective(trained, config.run)
+    trained = open_language_model(config.run, precision, config.base, MaskedLM)
     tokenizer = trained.start.tokenizer
     tokens = encode_with_gaps(text, tokenizer, _around(trained))
     positions = trained.start.description.shape.positions
@@ -43,29 +44,8 @@ def fill_gaps(config: DictConfig) -> None:
         write_json_lines(config.output, [_row(text, found, best)])
 
 
-def _check(config: DictConfig, text: str) -> None:
-    check_output(config.output)
-    at_least("top:", config.top, 1, ConfigError)
-    if not text.strip():
-        raise ConfigError("text: is empty; give one with a gap, such as text='Once [MASK] a time'")
-
-
-def _check_objective(trained: Trained, run: str) -> None:
-    if isinstance(trained.objective, MaskedLM):
-        return
-    if isinstance(trained.objective, CausalLM):
-        raise CheckpointError(
-            f"run: {run} is a causal language model, which sees nothing of what follows a gap; use "
-            f"transfer generate run={run} 'A text to go on with'"
-        )
-    raise CheckpointError(
-        f"run: {run} is no language model ({type(trained.objective).__name__}); fill needs a run "
-        "of objective=mlm, such as the one that this was adapted from"
-    )
-
-
 def _around(trained: Trained) -> Around:
-    """Return what the model's texts stood between when it was trained last."""
+    """Return what surrounded the texts that the model was trained on last."""
     return "lines" if OmegaConf.get_type(trained.config) is PretrainConfig else "sentence"
 
 

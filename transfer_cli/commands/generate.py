@@ -2,23 +2,22 @@
 
 import logging
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.assembly.finished_run import open_language_model
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least
+from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.generation import decoding
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.safe_files import escaped
 from transfer_cli.terminal import paint
 
@@ -32,17 +31,35 @@ MAX_PROMPT_BYTES = 2**20
 
 def generate(config: DictConfig) -> None:
     """Print the text while it is generated; print several continuations one after the other."""
-    sampling, stops = _sampling(config), _stops(config)
+    check_output(config.output)
+    for name in ("max_tokens", "samples"):
+        at_least(f"{name}:", config[name], 1, ConfigError)
+    try:
+        sampling = Sampling(config.temperature, config.top_k, config.top_p)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    stops = texts_of(config.stop, "stop")
+    if "" in stops:
+        raise ConfigError("stop: holds an empty text, with which everything ends; leave it out")
     prompt = _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
-    trained = open_trained(config.run, precision, config.base)
-    _check_objective(trained, config.run)
+    trained = open_language_model(config.run, precision, config.base, CausalLM)
     layout = PromptLayout(trained.start.tokenizer, has_lines=trained.start.published is None)
-    tokens = layout.encode(prompt)
-    most = _room(len(tokens), config.max_tokens, trained.start.description.shape.positions)
+    tokens, positions = layout.encode(prompt), trained.start.description.shape.positions
+    most = _room(len(tokens), config.max_tokens, positions)
     texts = [GeneratedText(layout, prompt, stops) for _ in range(config.samples)]
-    printer = TextPrinter(prompt, texts, shows=config.output != STANDARD_OUTPUT)
-    with printer, torch.inference_mode(), precision.context():
+    shows = config.output != STANDARD_OUTPUT
+    streams = shows and len(texts) == 1
+    lead = paint(_fit(prompt), "note", sys.stdout)
+    show = _write if streams else _hide
+
+    def add(tokens_B: list[int]) -> bool:
+        """Add a token to each text; return whether any text is unfinished."""
+        for text, token in zip(texts, tokens_B, strict=True):
+            show(_fit(text.add(token)))
+        return not all(text.finish_reason for text in texts)
+
+    with _line(lead, show), torch.inference_mode(), precision.context():
         step = decoding.DecoderStep(
             trained.model,
             rows=config.samples,
@@ -56,14 +73,14 @@ def generate(config: DictConfig) -> None:
             sampling=sampling,
             sampler=TokenSampler(config.seed, config.samples),
             allowed_V=layout.allowed_tokens(),
-            on_tokens=printer.add,
+            on_tokens=add,
         )
-        printer.finish()
+        for text in texts:
+            show(_fit(text.flush()))
+    if shows and not streams:
+        _write("\n".join(f"{lead}{_fit(text.text)}\n" for text in texts))
     if most < config.max_tokens and not all(text.finish_reason for text in texts):
-        log.info(
-            "the text ends here: the model's %d positions are used up",
-            trained.start.description.shape.positions,
-        )
+        log.info("the text ends here: the model's %d positions are used up", positions)
     if config.output is not None:
         whole = "max_tokens" if most == config.max_tokens else "positions"
         rows = [
@@ -78,52 +95,14 @@ def generate(config: DictConfig) -> None:
         write_json_lines(config.output, rows)
 
 
-@dataclass
-class TextPrinter:
-    """Prints one text while it is generated, several texts at the end.
-
-    Args:
-        prompt: Printed before each text.
-        texts: The texts.
-        shows: Whether anything is printed.
-    """
-
-    prompt: str
-    texts: Sequence[GeneratedText]
-    shows: bool
-    _streams: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._streams = self.shows and len(self.texts) == 1
-
-    def __enter__(self) -> None:
-        if self._streams:
-            _write(self._lead())
-
-    def __exit__(self, *_: object) -> None:
-        if self._streams:
-            _write("\n")
-
-    def add(self, tokens_B: list[int]) -> bool:
-        """Add a token to each text; return whether any text is unfinished."""
-        for text, token in zip(self.texts, tokens_B, strict=True):
-            shown = text.add(token)
-            if self._streams:
-                _write(_fit(shown))
-        return not all(text.finish_reason for text in self.texts)
-
-    def finish(self) -> None:
-        """Print the rest of the texts."""
-        for number, text in enumerate(self.texts):
-            rest = text.flush()
-            if self._streams:
-                _write(_fit(rest))
-            elif self.shows:
-                between = "\n" if number else ""
-                _write(f"{between}{self._lead()}{_fit(text.text)}\n")
-
-    def _lead(self) -> str:
-        return paint(_fit(self.prompt), "note", sys.stdout)
+@contextmanager
+def _line(lead: str, show: Callable[[str], None]) -> Iterator[None]:
+    """Begin a line with the prompt, and end it even where generating fails."""
+    show(lead)
+    try:
+        yield
+    finally:
+        show("\n")
 
 
 def _fit(text: str) -> str:
@@ -137,25 +116,12 @@ def _write(text: str) -> None:
         sys.stdout.flush()
 
 
-def _sampling(config: DictConfig) -> Sampling:
-    check_output(config.output)
-    for name in ("max_tokens", "samples"):
-        at_least(f"{name}:", config[name], 1, ConfigError)
-    try:
-        return Sampling(config.temperature, config.top_k, config.top_p)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _stops(config: DictConfig) -> list[str]:
-    stops = texts_of(config.stop, "stop")
-    if "" in stops:
-        raise ConfigError("stop: holds an empty text, with which everything ends; leave it out")
-    return stops
+def _hide(text: str) -> None:
+    """Write nothing: several texts, or those of a file, are not shown while they grow."""
 
 
 def _prompt(typed: str) -> str:
-    """Return the text to go on with, from standard input where that is asked for."""
+    """Return the text to continue, read from standard input for `-`."""
     text = typed
     if typed == STANDARD_INPUT:
         raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
@@ -174,20 +140,6 @@ def _prompt(typed: str) -> str:
             f"prompt: is empty{where}; give the text to go on with, such as prompt='Once upon'"
         )
     return text
-
-
-def _check_objective(trained: Trained, run: str) -> None:
-    if isinstance(trained.objective, CausalLM):
-        return
-    if isinstance(trained.objective, MaskedLM):
-        raise CheckpointError(
-            f"run: {run} is a masked language model, which fills gaps and does not go on with a "
-            f"text; use transfer fill run={run} 'A text with a [MASK] .'"
-        )
-    raise CheckpointError(
-        f"run: {run} is no language model ({type(trained.objective).__name__}); generate needs a "
-        "run of objective=clm, such as the one that this was adapted from"
-    )
 
 
 def _room(prompt: int, most: int, positions: int) -> int:

@@ -8,13 +8,12 @@ from typing import Any
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.report import formats
 from transfer_cli.runs.environment import environment
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
 
 FLAGS = ("--json", "--debug")
 DEFAULT_DATA_DIR = "~/.cache/transfer"
-
-KIBI = 1024
 
 
 def info(words: list[str]) -> None:
@@ -47,13 +46,9 @@ def _size_bytes(folder: Path) -> int | None:
     """Return the size of the files under `folder`, None where there is no such folder."""
     if not folder.is_dir():
         return None
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            file = Path(parent, name)
-            # A running command may remove its temporary files while we look.
-            total += file.lstat().st_size if file.is_file() else 0
-    return total
+    files = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    # A running command may remove its temporary files while we look.
+    return sum(file.lstat().st_size for file in files if file.is_file())
 
 
 def _page(facts: dict[str, Any]) -> Page:
@@ -65,7 +60,9 @@ def _page(facts: dict[str, Any]) -> Page:
         blocks.append(_entry("cuda", "none: device=auto means cpu"))
     blocks += [BLANK, _title("folders")]
     for folder in facts["folders"]:
-        size = "not there yet" if folder["size_bytes"] is None else _shown(folder["size_bytes"])
+        size = (
+            "not there yet" if folder["size_bytes"] is None else formats.size(folder["size_bytes"])
+        )
         blocks.append(_entry(folder["name"], f"{folder['path']}  ", f"({size}; {folder['note']})"))
     return Page(*blocks)
 
@@ -76,11 +73,3 @@ def _title(text: str) -> Line:
 
 def _entry(name: str, text: str, note: str = "") -> Entry:
     return Entry(["  ", Piece(f"{name:<16}", "name"), " "], [text, Piece(note, "note")], 19)
-
-
-def _shown(size_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size_bytes < KIBI:
-            return f"{size_bytes:.0f} {unit}"
-        size_bytes /= KIBI
-    return f"{size_bytes:.1f} GiB"

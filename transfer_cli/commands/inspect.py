@@ -9,15 +9,15 @@ import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.assembly import datasets
-from transfer_cli.assembly.init_from import Pretrained, open_start
+from transfer_cli.assembly.datasets import DataPlace, Prepared
+from transfer_cli.assembly.init_from import choose_tokenizer, open_start
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks
-from transfer_cli.data.folders import data_folder
 from transfer_cli.data.tasks import LabelledData, TaskData
-from transfer_cli.data.text import TextData
+from transfer_cli.data.text import TextData, TextSplit
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
@@ -32,29 +32,38 @@ SHAPE = BackboneShape(1, 1, 1, 1, 128, direction="bidirectional")
 def inspect(config: DictConfig) -> None:
     """Print samples with their tokens and targets, lengths, labels, unknown tokens and overlaps."""
     at_least("samples:", config.samples, 0, ConfigError)
-    found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
+    found = build(config.data, "data", TextData | TaskData)
     start = open_start(
         config.init_from, config.get("base"), CommandLine.of_this_command().overrides
     )
     shape = SHAPE if start is None else start.description.shape
     if start is None and config.model is not None:
         shape = build(config.model, "model", BackboneShape)
+    place = DataPlace(config.data_dir, config.seed)
+    chosen = choose_tokenizer(config.tokenizer, start)
     if isinstance(found, TaskData):
-        data = found.load(data_folder(config.data_dir), config.seed)
-        tokenizer = datasets.task_tokenizer(config, data, start)
-        _labelled(config, data, found.length, tokenizer, shape)
-    else:
-        _text(config, shape, start)
+        data = found.load(place.folder, place.seed)
+        tokenizer = datasets.task_tokenizer(data, chosen)
+        _labelled(
+            data, datasets.task(data, found.length, tokenizer, shape), tokenizer, config.samples
+        )
+        return
+    objective: Objective = CausalLM()
+    if config.objective is not None:
+        objective = build(objective_options(config.objective, "objective"), "objective", Objective)
+    prepared, tokenizer = datasets.text(found, place, shape, chosen)
+    objective.setup(TaskInfo(tokenizer))
+    for name, split in prepared.splits.items():
+        if isinstance(split.data, TextBlocks):
+            _summary(name, split.data)
+            for number in range(min(config.samples, len(split.data))):
+                batch = split.data.batch(np.array([number]))
+                noise = ExampleNoise(config.seed, "inspect")
+                _block(objective.prepare(batch, noise), batch, tokenizer)
+    _repeated_lines(found.splits(place.folder, place.seed))
 
 
-def _labelled(
-    config: DictConfig,
-    data: LabelledData,
-    length: int | None,
-    tokenizer: Tokenizer,
-    shape: BackboneShape,
-) -> None:
-    prepared = datasets.task(data, length, tokenizer, shape)
+def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samples: int) -> None:
     task: Any = prepared.task
     texts = {name: list(map(task.texts, examples)) for name, examples in data.splits.items()}
     for name, examples in data.splits.items():
@@ -68,7 +77,7 @@ def _labelled(
         _unknown(sum(row.count(tokenizer.unk) for row in encoded), int(lengths.sum()))
         print(f"  repeats  {len(examples) - len(set(texts[name])):,} texts stand there before")
         dataset: Any = prepared.splits[name].data
-        for number in range(min(config.samples, len(examples))):
+        for number in range(min(samples, len(examples))):
             rows = np.flatnonzero(dataset.example_of == number)
             print(
                 f"  {' '.join(task.labels_of(examples[number])) or '?'}: {texts[name][number][0]}"
@@ -76,42 +85,28 @@ def _labelled(
             for row in rows:
                 pieces = tokenizer.pieces(dataset.batch(np.array([row]))["tokens"][0].tolist())
                 print(f"      {' '.join(pieces)}")
-    _overlaps({name: set(found) for name, found in texts.items()}, "texts")
+    for first, second in itertools.combinations(texts, 2):
+        both = len(set(texts[first]) & set(texts[second]))
+        print(f"overlap: {both:,} texts stand in both {first} and {second}")
 
 
-def _text(config: DictConfig, shape: BackboneShape, start: Pretrained | None) -> None:
-    prepared, tokenizer = datasets.text(config, shape, start)
-    objective = (
-        CausalLM()
-        if config.objective is None
-        else build(objective_options(config.objective, "objective"), "objective", Objective)
+def _summary(name: str, blocks: TextBlocks) -> None:
+    text = blocks.text
+    print(
+        f"{name}: {text.num_lines:,} lines, {text.num_words:,} words, "
+        f"{text.num_bytes:,} bytes, {blocks.num_targets:,} tokens, {len(blocks):,} blocks"
     )
-    objective.setup(TaskInfo(tokenizer))
-    for name, split in prepared.splits.items():
-        blocks = split.data
-        if not isinstance(blocks, TextBlocks):
-            continue
-        text = blocks.text
-        print(
-            f"{name}: {text.num_lines:,} lines, {text.num_words:,} words, "
-            f"{text.num_bytes:,} bytes, {blocks.num_targets:,} tokens, {len(blocks):,} blocks"
-        )
-        print(f"  tokens a word  {blocks.num_targets / max(1, text.num_words):.3f}")
-        _unknown(text.num_unknown, blocks.num_targets)
-        for number in range(min(config.samples, len(blocks))):
-            batch = blocks.batch(np.array([number]))
-            _block(objective.prepare(batch, ExampleNoise(config.seed, "inspect")), batch, tokenizer)
-    source = datasets.source(config, TextData)
-    raw = source.splits(data_folder(config.data_dir), config.seed)
-    lines = {
-        name: set(_long_lines(split.lines())) for name, split in raw.items() if name != "train"
-    }
-    seen = dict.fromkeys(lines, 0)
-    for line in set(_long_lines(raw["train"].lines())) if lines else ():
-        for name, there in lines.items():
-            seen[name] += line in there
-    for name, count in seen.items():
-        print(f"overlap: {count:,} of {len(lines[name]):,} long {name} lines also stand in train")
+    print(f"  tokens a word  {blocks.num_targets / max(1, text.num_words):.3f}")
+    _unknown(text.num_unknown, blocks.num_targets)
+
+
+def _repeated_lines(raw: Mapping[str, TextSplit]) -> None:
+    """Say how many long lines of the other splits are in the training text as well."""
+    others = {name: _long_lines(raw[name].lines()) for name in raw if name != "train"}
+    train = _long_lines(raw["train"].lines()) if others else set()
+    for name, lines in others.items():
+        both = len(lines & train)
+        print(f"overlap: {both:,} of {len(lines):,} long {name} lines also stand in train")
 
 
 def _block(prepared: Batch, batch: Batch, tokenizer: Tokenizer) -> None:
@@ -134,12 +129,6 @@ def _unknown(count: int, total: int) -> None:
     print(f"  unknown  {count:,} tokens ({100 * count / max(1, total):.2f} %)")
 
 
-def _overlaps(texts: Mapping[str, set[tuple[str, ...]]], what: str) -> None:
-    for first, second in itertools.combinations(texts, 2):
-        both = len(texts[first] & texts[second])
-        print(f"overlap: {both:,} {what} stand in both {first} and {second}")
-
-
-def _long_lines(lines: Iterable[str]) -> Iterable[int]:
-    """Yield a fingerprint of every line that is long enough not to recur by chance."""
-    return (hash(line) for line in lines if len(line) >= 60)
+def _long_lines(lines: Iterable[str]) -> set[int]:
+    """Return a fingerprint of every line that is long enough not to recur by chance."""
+    return {hash(line) for line in lines if len(line) >= 60}

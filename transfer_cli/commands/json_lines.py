@@ -24,7 +24,7 @@ def check_output(output: str | None) -> None:
 
 
 def write_json_lines(output: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a JSON line for each row, to a file as a whole or to standard output."""
+    """Write a JSON line for each row, to a file, at once, or to standard output."""
     text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
     if output == STANDARD_OUTPUT:
         sys.stdout.write(text)

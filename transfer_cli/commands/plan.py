@@ -5,7 +5,8 @@ large model takes no longer than one of a small one. Of the data only its size i
 """
 
 import time
-from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -15,52 +16,59 @@ from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.terminal import print_out
 
+if TYPE_CHECKING:
+    from transfer_cli.assembly.run import TrainingRun
+
 FLOAT = 4
 """Bytes of a number in float32."""
 
 
-def plan_pretrain(config: DictConfig) -> None:
-    """Print the plan of a `pretrain` run."""
-    plan(config, "pretrain")
-
-
-def plan_finetune(config: DictConfig) -> None:
-    """Print the plan of a `finetune` run."""
-    plan(config, "finetune")
-
-
 def plan(config: DictConfig, command: str) -> None:
-    """Print what a run would do; take `plan.steps` steps of it where its time is asked for."""
+    """Print what a run would do; with `plan.steps`, take so many steps to estimate its time."""
     typed = CommandLine.of_this_command().overrides
-    resumed = find_run(config)
+    resumed = find_run(config.resume, config.run.dir)
     if resumed is not None:
         config = config_to_resume(config, resumed, command, typed)
     blueprint = draw(config, command, typed, device="meta")
     for loss in blueprint.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.inherited)
-    print_out(plan_page(blueprint, config.loop.batch))
+    print_out(plan_page(blueprint))
     for warning in blueprint.warnings:
         print_out(fact("warning", warning))
-    print_out(fact("memory", _memory_text(config, blueprint)))
+    moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
+    print_out(fact("memory", _memory_text(blueprint, moments, config.data.get("length"))))
     if config.plan.steps is not None:
-        print_out(fact("time", _time_text(config, command, typed)))
+        # Only here is anything trained; to import what trains takes longer than to plan.
+        from transfer_cli.assembly.run import build_run
+
+        config.forgetting.data = None
+        print_out(fact("time", _time_text(build_run(config, command, typed), config.plan.steps)))
 
 
-def _memory_text(config: DictConfig, blueprint: Blueprint) -> str:
-    """Return an estimate of the memory that training takes, and what it is made of."""
-    chosen = blueprint.adaptation
+plan_pretrain = partial(plan, command="pretrain")
+plan_finetune = partial(plan, command="finetune")
+
+
+def _memory_text(blueprint: Blueprint, moments: int, length: int | None) -> str:
+    """Return an estimate of the memory that training takes, and what it is made of.
+
+    Args:
+        blueprint: Of the run.
+        moments: Running averages that the optimizer has of each weight.
+        length: Tokens of a text at most; None: as many as the model has positions.
+    """
+    chosen, loop = blueprint.adaptation, blueprint.loop
     sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
     ever = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
     at_once = max(sum(sizes[name] for name in stage.trains) for stage in blueprint.stage_plans)
-    moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
     copies = 0
     if chosen.penalty is not None:
         copies = (1 + hasattr(chosen.penalty, "fisher")) * sum(
             sizes[n] for n in blueprint.inherited
         )
     shape = blueprint.model.backbone.shape
-    rows = min(config.loop.micro_batch or config.loop.batch, config.loop.batch)
-    length = config.data.get("length") or shape.positions
+    rows = min(loop.micro_batch or loop.batch, loop.batch)
+    length = length or shape.positions
     # Kept for the backward pass, a position: about 8 widths of attention and norms, 2 inner layers.
     lowest = _lowest_that_trains(blueprint)
     block = 8 * shape.width + 2 * shape.feedforward
@@ -89,16 +97,12 @@ def _lowest_that_trains(blueprint: Blueprint) -> int:
     return min(found, default=blueprint.model.backbone.shape.depth)
 
 
-def _time_text(config: DictConfig, command: str, typed: Sequence[str]) -> str:
+def _time_text(run: "TrainingRun", steps: int) -> str:
     """Take a few steps of the run itself, and return what they say of its time."""
-    # Only here is anything trained; to import what trains takes longer than to plan.
-    from transfer_cli.assembly.run import build_run
     from transfer_cli.data.loader import StepDataLoader
 
-    config.forgetting.data = None
-    run = build_run(config, command, typed)
-    steps = min(config.plan.steps, run.total_steps)
-    loader = StepDataLoader(run.streams, run.micro_batch, lambda: 0, run.sizes.mixture)
+    steps = min(steps, run.total_steps)
+    loader = StepDataLoader(run.streams, run.micro_batch, lambda: 0, run.blueprint.sizes.mixture)
     seconds = []
     for number in range(steps):
         batches = loader.at(number)

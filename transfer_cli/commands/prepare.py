@@ -2,20 +2,20 @@
 
 from omegaconf import DictConfig
 
-from transfer_cli.assembly import datasets
-from transfer_cli.assembly.init_from import open_start
+from transfer_cli.assembly.datasets import DataPlace, whole_texts
+from transfer_cli.assembly.init_from import choose_tokenizer, open_start
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
-from transfer_cli.data.folders import data_folder
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
 
 
 def prepare(config: DictConfig) -> None:
     """Do everything that a run on this data would do before its first step, and say what came."""
-    found: TextData | TaskData = build(config.data, "data", TextData | TaskData)
+    found = build(config.data, "data", TextData | TaskData)
+    place = DataPlace(config.data_dir, config.seed)
     if isinstance(found, TaskData):
-        data = found.load(data_folder(config.data_dir), config.seed)
+        data = found.load(place.folder, place.seed)
         labels = f", {len(data.labels)} labels" if data.labels else ""
         for name, examples in data.splits.items():
             print(f"{name:10s} {len(examples):,} examples{labels}")
@@ -23,7 +23,7 @@ def prepare(config: DictConfig) -> None:
     start = open_start(
         config.init_from, config.get("base"), CommandLine.of_this_command().overrides
     )
-    encoded, tokenizer = datasets.whole_texts(found, config, start)
+    encoded, tokenizer = whole_texts(found, place, choose_tokenizer(config.tokenizer, start))
     print(f"{'tokenizer':10s} {tokenizer.size:,} tokens")
     for name, text in encoded.items():
         print(

@@ -20,9 +20,9 @@ def presets(words: list[str]) -> None:
     parser.add_argument("--debug", action="store_true")
     asked = parser.parse_intermixed_args(words)
     folder = Path(asked.config_dir) if asked.config_dir else None
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(f"--config-dir: there is no folder {folder}")
     if folder is not None:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir: there is no folder {folder}")
         check_folder(folder)
     found = _of_groups(options(folder), asked.groups)
     if asked.json:
@@ -38,13 +38,8 @@ def _of_groups(found: list[Option], groups: list[str]) -> list[Option]:
         if group not in known:
             hint = nearest(group, known) or f" There are {', '.join(known)}"
             raise ConfigError(f"there is no group {group!r}.{hint}")
-    if not groups:
-        return found
-    return [
-        option
-        for option in found
-        if any(option.group == group or option.group.startswith(f"{group}/") for group in groups)
-    ]
+    inside = tuple(f"{group}/" for group in groups or known)
+    return [option for option in found if f"{option.group}/".startswith(inside)]
 
 
 def _page(found: list[Option]) -> Page:

@@ -1,1 +1,1 @@
-"""A run at work: what is trained, kept, written and taken up again."""
+"""A run at work: trains, writes checkpoints and results, resumes."""

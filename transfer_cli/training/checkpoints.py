@@ -34,25 +34,22 @@ class CheckpointWriter:
     The main process writes; of a sharded model every process has a part, and all of them call each
     method together.
 
-    Args:
-        parts: What the run consists of.
-        run: Where it is written.
-        keep: How many checkpoints stay; 0 for all.
+    Of checkpoints, the newest `keep` stay; 0 keeps all.
     """
 
-    def __init__(self, parts: TrainingRun, run: RunDirectory, keep: int) -> None:
-        self._parts = parts
+    def __init__(self, run: TrainingRun, directory: RunDirectory, keep: int) -> None:
         self._run = run
+        self._directory = directory
         self._keep = keep
 
     @property
     def _takes_part(self) -> bool:
-        return distributed.is_main() or self._parts.blueprint.sharded
+        return distributed.is_main() or self._run.blueprint.sharded
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the weights to be stored, each of them whole, on the CPU."""
-        own = self._parts.model.state_dict()
-        return {n: full_tensor(own[n]).cpu() for n in own if n not in self._parts.leave_out}
+        """Return the weights to be stored, unsharded, on the CPU."""
+        own = self._run.model.state_dict()
+        return {n: full_tensor(own[n]).cpu() for n in own if n not in self._run.leave_out}
 
     def save_best(self, step: int) -> None:
         """Keep the weights as they are after a step, in place of the best so far."""
@@ -60,7 +57,7 @@ class CheckpointWriter:
             return
         tensors = self.tensors()
         if distributed.is_main():
-            checkpoint.keep_best(self._run.best, step, _into(tensors))
+            checkpoint.keep_best(self._directory.best, step, _into(tensors))
 
     def take_best(self) -> None:
         """Fill the model with the best weights.
@@ -68,35 +65,29 @@ class CheckpointWriter:
         Raises:
             CheckpointError: They are damaged.
         """
-        checkpoint.verify(self._run.best)
-        self._read_weights(self._run.best)
+        checkpoint.verify(self._directory.best)
+        self._read_weights(self._directory.best)
 
     def save(self, step: int, state: Mapping[str, Any], *, with_best: bool) -> None:
-        """Write a checkpoint, and remove old ones.
-
-        Args:
-            step: Steps taken.
-            state: All that a resume needs beyond the weights.
-            with_best: Whether there are best weights to take along.
-        """
+        """Write a checkpoint with all that a resume needs beyond the weights; remove old ones."""
         if not self._takes_part:
             return
-        folder = self._run.checkpoints / checkpoint.name(step)
-        best = self._run.best if with_best else None
-        if self._parts.blueprint.sharded:
+        folder = self._directory.checkpoints / checkpoint.name(step)
+        best = self._directory.best if with_best else None
+        if self._run.blueprint.sharded:
             self._save_parts(folder, step, state, best)
         else:
             checkpoint.write(folder, step, _into(self.tensors()), state, best)
         if distributed.is_main():
-            checkpoint.prune(self._run.checkpoints, self._keep, step)
+            checkpoint.prune(self._directory.checkpoints, self._keep, step)
 
     def _save_parts(
         self, folder: Path, step: int, state: Mapping[str, Any], best: Path | None
     ) -> None:
-        """Write a checkpoint of which every process writes its own part, into the same folder."""
+        """Write a checkpoint into one folder, each process its own part of it."""
         from transfer_cli.engine.distributed import sharded
 
-        model = self._parts.model
+        model = self._run.model
         if not distributed.is_main():
             sharded.save(Path(distributed.broadcast_text("")), model, state)
             return
@@ -109,20 +100,20 @@ class CheckpointWriter:
         checkpoint.write(folder, step, write, plain, best)
 
     def newest(self) -> checkpoint.Checkpoint | None:
-        """Return the newest checkpoint that is whole, as the main process has found it."""
-        folder = self._run.checkpoints
+        """Return the newest complete checkpoint, as the main process has found it."""
+        folder = self._directory.checkpoints
         found = checkpoint.newest_good(folder) if distributed.is_main() else None
         step = distributed.broadcast_text(str(found.step) if found is not None else "")
         return checkpoint.at(folder, int(step)) if step else None
 
     def fill(self, found: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
-        """Fill model, optimizer and stages, whether they were written whole or in parts."""
-        step, in_parts = self._parts.step, checkpoint.is_in_parts(found)
-        if in_parts or self._parts.blueprint.sharded:
+        """Fill model, optimizer and stages from a sharded or an unsharded checkpoint."""
+        step, in_parts = self._run.step, checkpoint.is_in_parts(found)
+        if in_parts or self._run.blueprint.sharded:
             from transfer_cli.engine.distributed import sharded
 
             if in_parts:
-                state = sharded.load(found.path, self._parts.model, state)
+                state = sharded.load(found.path, self._run.model, state)
             else:
                 state = {**state, "step": sharded.shard_state(state["step"], step)}
         step.load_state_dict(state["step"])
@@ -130,24 +121,20 @@ class CheckpointWriter:
             self._read_weights(found.path)
 
     def write_model(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write `model/`, with every edit merged that can be, where that was asked for.
-
-        Args:
-            tensors: What `tensors` has returned.
-        """
-        parts, folder, checkpoints = self._parts, self._run.model, self._run.checkpoints
-        if parts.blueprint.adaptation.store == "merged":
-            replaced = merge(parts.model).values()
+        """Write `model/`; with `adaptation.store=merged` every mergeable edit is merged."""
+        run, folder, checkpoints = self._run, self._directory.model, self._directory.checkpoints
+        if run.blueprint.adaptation.store == "merged":
+            replaced = merge(run.model).values()
             merged = set().union(*(edits_in(layer) for layer in replaced))
-            stay = unmergeable_edits(parts.model).values()
+            stay = unmergeable_edits(run.model).values()
             if stay:
                 log.info("adaptation.store: not merged, and stored beside: %s", ", ".join(stay))
             tensors = self.tensors()
-            # The checkpoints still hold the edits by themselves. A run that is finished for the
-            # second time has told them so already.
+            # The checkpoints still hold the edits apart, so they need the description from before
+            # the merge. A run that finishes for the second time has written it there already.
             told = (checkpoints / DESCRIPTION).exists()
             description = read_description(checkpoints if told else folder)
-            parts.tokenizer.save(checkpoints / TOKENIZER)
+            run.tokenizer.save(checkpoints / TOKENIZER)
             write_description(description, checkpoints)
             kept = {n: e for n, e in description.edits.items() if n not in merged}
             write_description(dataclasses.replace(description, edits=kept), folder)
@@ -155,13 +142,13 @@ class CheckpointWriter:
             save_tensors(tensors, path)
 
     def _read_weights(self, folder: Path) -> None:
-        parts, tensors = self._parts, read_weights(folder)
-        if parts.blueprint.sharded:
+        run, tensors = self._run, read_weights(folder)
+        if run.blueprint.sharded:
             from transfer_cli.engine.distributed.sharded import shard_like
 
-            own = parts.model.state_dict()
+            own = run.model.state_dict()
             tensors = {n: shard_like(t, own[n]) if n in own else t for n, t in tensors.items()}
-        load_strictly(parts.model, tensors, folder, parts.leave_out)
+        load_strictly(run.model, tensors, folder, run.leave_out)
 
 
 def _into(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:

@@ -31,13 +31,7 @@ def noting(split: Split) -> EachExample | None:
 
 
 def items_of(split: Split, data: Prepared, each: EachExample | None) -> list[Item]:
-    """Return what became of each example of a split; every process calls this.
-
-    Args:
-        split: The split.
-        data: The data that it belongs to.
-        each: What an evaluation has noted.
-    """
+    """Return what became of each example of a split, as `noting` has noted it; all call this."""
     outcomes = each.gathered() if each is not None else []
     if data.task is None:
         return [_item(split.name, found.index, [found], BLANK, "") for found in outcomes]

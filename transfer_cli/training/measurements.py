@@ -2,14 +2,12 @@
 
 import resource
 import sys
-from pathlib import Path
 
 import torch
 
 from transfer_cli.engine.distributed.replicated import full_tensor
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import WEIGHTS
 
 MOST_JUDGED = 1000
 """Training examples by which a run is judged to have failed."""
@@ -26,13 +24,8 @@ def layer_shares(model: TransferModel) -> list[float] | None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes held at once: on a GPU by tensors, else by the whole process."""
+    """Return the most bytes held at once: on a GPU by tensors, else by the process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def weights_size(folder: Path) -> int:
-    """Return the bytes of the weights in a folder."""
-    return (folder / WEIGHTS).stat().st_size

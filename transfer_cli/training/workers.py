@@ -5,7 +5,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -40,15 +41,16 @@ _FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a process after which another start would end in the same way."""
 
 
-def in_process_group(config: DictConfig, work: Callable[[], None]) -> None:
-    """Do the work of a command in this process, as one of several where torchrun has started it.
+@contextmanager
+def in_process_group(config: DictConfig) -> Iterator[None]:
+    """Do the work of a command as one of several processes, where torchrun has started this one.
 
     Raises:
         PeerError: Another process failed.
         RunError: A process cannot join the others, is lost, or was given another config.
     """
     if not distributed.started_by_torchrun():
-        work()
+        yield
         return
     try:
         device = device_and_precision(config.device, config.precision).device
@@ -58,15 +60,13 @@ def in_process_group(config: DictConfig, work: Callable[[], None]) -> None:
         # All processes of the machine find the same; one of them says it.
         raise PeerError(str(error), error.exit_code) from error
     with distributed.process_group(device, config.timeout_minutes):
-        _check_alike(config)
-        work()
+        shared = [key for key in map(str, config) if Role.PER_PROCESS not in role_of(key)]
+        _check_alike(as_yaml(OmegaConf.masked_copy(config, shared)))
+        yield
 
 
-def _check_alike(config: DictConfig) -> None:
-    plain = OmegaConf.masked_copy(
-        config, [str(k) for k in config if Role.PER_PROCESS not in role_of(str(k))]
-    )
-    digest = hashlib.blake2b(as_yaml(plain).encode(), digest_size=8).hexdigest()
+def _check_alike(config: str) -> None:
+    digest = hashlib.blake2b(config.encode(), digest_size=8).hexdigest()
     found = distributed.all_gather_text(f"{transfer_cli.__version__} {digest}")
     other = [number for number, each in enumerate(found) if each != found[0]]
     if other:
@@ -76,16 +76,11 @@ def _check_alike(config: DictConfig) -> None:
         )
 
 
-def start(command: str, flags: Sequence[str], config: DictConfig, typed: Sequence[str]) -> None:
-    """Run a command on `config.devices` processes of this machine, and wait for them.
+def start(words: Sequence[str], processes: int, restarts: int) -> None:
+    """Run a command on several processes of this machine, and wait for them.
 
-    The launcher is torch's own (that of torchrun). A process that dies takes the others with it.
-
-    Args:
-        command: Its name.
-        flags: What was typed beside the overrides.
-        config: The composed config.
-        typed: The overrides that were typed.
+    The launcher is torch's own (that of torchrun). A process that dies takes the others with it;
+    then all of them are started again, as often as `restarts` says.
 
     Raises:
         PeerError: A process failed and has said why.
@@ -95,15 +90,17 @@ def start(command: str, flags: Sequence[str], config: DictConfig, typed: Sequenc
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    words = [command, *flags, *_overrides(config, typed)]
-    _prepare_environment(config.devices)
-    _silence_launcher()
-    for attempt in range(1 + config.get("restarts", 0)):
+    _prepare_environment(processes)
+    # Each process logs its own error in a line; torch's launcher would add a dozen.
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    for left in range(restarts, -1, -1):
         launch = elastic_launch(
             LaunchConfig(
                 min_nodes=1,
                 max_nodes=1,
-                nproc_per_node=config.devices,
+                nproc_per_node=processes,
                 run_id=distributed.new_run_id(),
                 rdzv_backend="c10d",
                 rdzv_endpoint="localhost:0",
@@ -117,12 +114,11 @@ def start(command: str, flags: Sequence[str], config: DictConfig, typed: Sequenc
             launch("-P", "-m", "transfer_cli", *words)
         except ChildFailedError as error:
             _, failure = error.get_first_failure()
-            left = config.get("restarts", 0) - attempt
             if failure.exitcode in _FINAL or left == 0:
                 raise _ending(failure.exitcode, failure.local_rank) from error
             log.warning(
                 "process %d ended with %s; starting all %d again, %d time(s) left",
-                failure.local_rank, _named(failure.exitcode), config.devices, left - 1,
+                failure.local_rank, _named(failure.exitcode), processes, left - 1,
             )  # fmt: skip
         except SignalException as stop:
             code = EXIT_INTERRUPTED if stop.sigval == signal.SIGINT else EXIT_STOPPED
@@ -155,36 +151,27 @@ def check(config: DictConfig) -> None:
             )
 
 
-def wanted(config: DictConfig) -> bool:
+def wanted(devices: int) -> bool:
     """Return whether this process is to start others instead of working itself."""
-    return bool(config.devices > 1) and not distributed.started_by_torchrun()
+    return devices > 1 and not distributed.started_by_torchrun()
 
 
-def _silence_launcher() -> None:
-    """Keep torch's launcher from telling in a dozen lines what a process has told in one."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _overrides(config: DictConfig, typed: Sequence[str]) -> list[str]:
-    """Return what was typed; of a job of a sweep, what is its own, and where it goes."""
-    # Of `predict`, `run` is no group of keys.
-    folder = config.run.get("dir") if OmegaConf.is_dict(config.get("run")) else None
+def overrides(typed: Sequence[str], folder: str | None) -> list[str]:
+    """Return what was typed, with the run directory that a sweep has chosen for its job."""
     if folder is None:
         return list(typed)
     return [*(word for word in typed if not word.startswith("run.dir=")), f"run.dir='{folder}'"]
 
 
 def _prepare_environment(processes: int) -> None:
-    """Set what the processes inherit: their share of the cores, and where this package lies."""
+    """Set the environment of the processes: their share of the cores, and the package's folder."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # After a signal, torch kills who has not ended in 30 seconds; a large model saves for longer.
+    # After a signal, torch kills a process after 30 seconds; a large model takes longer to save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
     # Not the working folder, whose files could hide modules.
-    lies = str(Path(transfer_cli.__file__).parents[1])
+    place = str(Path(transfer_cli.__file__).parents[1])
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    os.environ["PYTHONPATH"] = os.pathsep.join([lies, *(p for p in known if p and p != lies)])
+    os.environ["PYTHONPATH"] = os.pathsep.join([place, *(p for p in known if p and p != place)])
 
 
 def _ending(code: int, number: int) -> Exception:

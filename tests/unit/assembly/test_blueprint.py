@@ -4,34 +4,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from tests import configs
-from transfer_cli.assembly.blueprint import (
-    batch_of,
-    check_forgetting,
-    draw,
-    inherits,
-    shape_of,
-    sizes_of,
-)
-from transfer_cli.assembly.init_from import open_pretrained, open_start
+from transfer_cli.assembly.blueprint import draw, shape_of, sizes_of
+from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.errors import ConfigError
 
 LABELS = ("number", "place")
 
 
-def lengths(**changes):
-    """Return what decides how long a run is."""
-    plain = {
-        "seed": 0,
-        "loop": {"steps": None, "epochs": 1, "batch": 8},
-        "mixing": {"power": 0.5, "anneal": False, "target_only": None},
-    }
-    made = OmegaConf.create(plain)
-    for key, value in changes.items():
-        OmegaConf.update(made, key.replace("__", "."), value)
-    return made
+def sizes(counts, *, seed=0, power=0.5, target_only=None, **loop):
+    """Return how long a run of these numbers of examples is, of one epoch in batches of 8."""
+    mixing = MixingConfig(power=power, target_only=target_only)
+    return sizes_of(counts, LoopConfig(**{"epochs": 1, "batch": 8, **loop}), mixing, seed)
 
 
 # --- how long ----------------------------------------------------------------------------------
@@ -39,18 +25,18 @@ def lengths(**changes):
 
 @pytest.mark.parametrize(("examples", "steps"), [(1, 1), (7, 1), (8, 1), (9, 2), (17, 3)])
 def test_an_epoch_takes_the_last_short_batch_too(examples, steps):
-    assert sizes_of(lengths(), {"main": examples}).steps_per_epoch == steps
+    assert sizes({"main": examples}).steps_per_epoch == steps
 
 
 @pytest.mark.parametrize(
     ("epochs", "steps"), [(1, 3), (2, 6), (0.5, 2), (1 / 3, 1), (0.01, 1), (1.1, 4)]
 )
 def test_a_run_of_epochs_has_their_steps_and_a_part_of_a_step_is_one(epochs, steps):
-    assert sizes_of(lengths(loop__epochs=epochs), {"main": 20}).total_steps == steps
+    assert sizes({"main": 20}, epochs=epochs).total_steps == steps
 
 
 def test_a_number_of_steps_wins_over_epochs():
-    found = sizes_of(lengths(loop__epochs=9, loop__steps=5), {"main": 20})
+    found = sizes({"main": 20}, epochs=9, steps=5)
 
     assert (found.total_steps, found.steps_per_epoch) == (5, 3)
     assert found.mixture is None
@@ -58,25 +44,24 @@ def test_a_number_of_steps_wins_over_epochs():
 
 def test_a_run_without_a_length_is_refused():
     with pytest.raises(ConfigError, match=r"^loop\.epochs: needs a number of epochs, or loop\.ste"):
-        sizes_of(lengths(loop__epochs=None), {"main": 20})
+        sizes({"main": 20}, epochs=None)
 
 
 def test_an_epoch_of_several_streams_passes_about_once_over_the_main_one():
     counts = {"main": 80, "second": 20}
 
-    found = sizes_of(lengths(loop__epochs=2), counts)
+    found = sizes(counts, epochs=2)
 
     # Ten steps of 8; of the draws, 2 of 3 are for the main stream: the root of 80 over that of 20.
     assert found.steps_per_epoch == 15
     assert found.total_steps == found.mixture.total == 30
-    assert dict(found.counts) == counts
 
 
 def test_the_mixture_is_the_one_that_is_asked_for():
     counts = {"main": 8, "second": 800}
     drawn = {}
     for power in (0.0, 1.0):
-        mixture = sizes_of(lengths(loop__steps=400, mixing__power=power), counts).mixture
+        mixture = sizes(counts, steps=400, power=power).mixture
         drawn[power] = sum(mixture.stream_of(step) == "main" for step in range(400))
 
     assert 150 < drawn[0.0] < 250
@@ -87,9 +72,9 @@ def test_the_mixture_is_the_one_that_is_asked_for():
     ("length", "alone"), [("3 steps", 3), ("1 epoch", 2), ("50%", 10), ("rest", 20)]
 )
 def test_the_end_of_a_run_may_see_the_main_data_alone(length, alone):
-    config = lengths(loop__steps=20, mixing__power=1.0, mixing__target_only=length)
+    counts = {"main": 8, "second": 10**9 if length != "1 epoch" else 8}
 
-    mixture = sizes_of(config, {"main": 8, "second": 10**9 if length != "1 epoch" else 8}).mixture
+    mixture = sizes(counts, steps=20, power=1.0, target_only=length).mixture
 
     assert all(mixture.stream_of(step) == "main" for step in range(20 - alone, 20))
     if length not in ("rest", "1 epoch"):
@@ -99,10 +84,7 @@ def test_the_end_of_a_run_may_see_the_main_data_alone(length, alone):
 def test_another_seed_draws_other_streams():
     counts = {"main": 30, "second": 30}
     drawn = [
-        [
-            sizes_of(lengths(loop__steps=40, seed=seed), counts).mixture.stream_of(step)
-            for step in range(40)
-        ]
+        [sizes(counts, steps=40, seed=seed).mixture.stream_of(step) for step in range(40)]
         for seed in (0, 0, 1)
     ]
 
@@ -111,20 +93,9 @@ def test_another_seed_draws_other_streams():
 
 def test_streams_that_cannot_be_mixed_are_refused_under_their_key():
     with pytest.raises(ConfigError, match=r"^mixing: .*power"):
-        sizes_of(lengths(mixing__power=-1), {"main": 8, "second": 8})
+        sizes({"main": 8, "second": 8}, power=-1)
     with pytest.raises(ConfigError, match=r"^mixing: .*'soon' is no length"):
-        sizes_of(lengths(mixing__target_only="soon"), {"main": 8, "second": 8})
-
-
-def test_a_stream_has_its_own_batch_or_that_of_the_run():
-    config = lengths()
-    config.streams = {"own": {"batch": 3}, "none": {}}
-
-    assert [batch_of(config, name) for name in ("main", "own", "none")] == [8, 3, 8]
-
-    config.streams.own.batch = 0
-    with pytest.raises(ConfigError, match=r"^streams\.own\.batch: .*got 0"):
-        batch_of(config, "own")
+        sizes({"main": 8, "second": 8}, target_only="soon")
 
 
 # --- from where --------------------------------------------------------------------------------
@@ -143,23 +114,6 @@ def test_fresh_models_need_a_shape_a_tokenizer_and_the_word_scratch(tmp_path):
     config.init = "pretrained"
     with pytest.raises(ConfigError, match=r"^init_from: needs a pretrained run directory"):
         shape_of(config, None, "finetune")
-
-
-def test_only_weights_that_are_inherited_can_be_forgotten(tmp_path, pretrained):
-    config = configs.following(pretrained, tmp_path, forgetting__data="source")
-    start = pretrained_of(config)
-    assert inherits(config, start)
-    check_forgetting(config, start)
-
-    config.init = "scratch"
-    assert not inherits(config, start)
-    for nothing in (start, None):
-        with pytest.raises(ConfigError, match=r"^forgetting\.data: fresh weights have nothing"):
-            check_forgetting(config, nothing)
-
-
-def pretrained_of(config):
-    return open_start(config.init_from, None, ())
 
 
 @pytest.fixture
@@ -221,6 +175,18 @@ def test_a_classifier_of_other_labels_is_drawn_anew_though_it_would_fit(laid_out
     assert (
         layout.losses[0].objective.finalize_options(layout.model, frozenset())["pooling"] != "max"
     )
+
+
+def test_only_weights_that_are_inherited_can_be_forgotten(laid_out, tmp_path, pretrained):
+    laid_out(pretrained, forgetting__data="source")
+    alone = configs.config("finetune", tmp_path, forgetting__data="source")
+
+    for refused in (
+        lambda: laid_out(pretrained, forgetting__data="source", init="scratch"),
+        lambda: draw(alone, "finetune"),
+    ):
+        with pytest.raises(ConfigError, match=r"^forgetting\.data: fresh weights have nothing"):
+            refused()
 
 
 # --- edits and stages --------------------------------------------------------------------------

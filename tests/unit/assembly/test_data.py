@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from tests import configs, tiny
 from transfer_cli.assembly import datasets
+from transfer_cli.assembly.datasets import DataPlace, StreamSource
+from transfer_cli.config.build import build
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
 from transfer_cli.data.text import TextData
@@ -15,9 +16,24 @@ from transfer_cli.errors import ConfigError
 WORDS = " ".join(configs.WORDS)
 
 
+RECIPE = WordPiece(size=80)
+
+
+def place(folder):
+    return DataPlace(str(folder), 0)
+
+
+def text_in(folder):
+    return build(configs.text(folder), "data", TextData)
+
+
+def table_in(folder):
+    return build(configs.table(folder), "data", TaskData)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
-    return WordPiece(size=80).make(lambda: iter([WORDS, "the is near number place where"]))
+    return RECIPE.make(lambda: iter([WORDS, "the is near number place where"]))
 
 
 # --- where -------------------------------------------------------------------------------------
@@ -27,12 +43,10 @@ def test_the_data_of_a_run_lies_where_it_lay_if_it_is_still_there(tmp_path):
     here, there, gone = tmp_path / "here", tmp_path / "there", tmp_path / "gone"
     here.mkdir()
     there.mkdir()
-    now = OmegaConf.create({"data_dir": str(here)})
 
     for lay, found in [(there, there), (gone, here)]:
-        own = OmegaConf.create({"data_dir": str(lay)})
-        assert datasets.data_dir_of(own, now, ()) == str(found)
-        assert datasets.data_dir_of(own, now, [f"data_dir={here}"]) == str(here)
+        assert datasets.data_dir_of(str(lay), str(here), ()) == str(found)
+        assert datasets.data_dir_of(str(lay), str(here), [f"data_dir={here}"]) == str(here)
 
 
 def test_caches_lie_beside_the_data_unless_they_are_told_elsewhere(tmp_path, monkeypatch):
@@ -46,30 +60,18 @@ def test_caches_lie_beside_the_data_unless_they_are_told_elsewhere(tmp_path, mon
 
 
 def test_each_command_takes_its_kind_of_data(tmp_path):
-    text = OmegaConf.create({"data": configs.text(tmp_path)})
-    table = OmegaConf.create({"data": configs.table(tmp_path)})
+    text, table = text_in(tmp_path), table_in(tmp_path)
 
-    assert isinstance(datasets.source(text, TextData), TextData)
-    assert isinstance(datasets.source(table, TaskData), TaskData)
+    assert datasets.of_kind(text, TextData) is text
+    assert datasets.of_kind(table, TaskData) is table
     with pytest.raises(
         ConfigError, match=r"^data: this is text without labels, which only pretrain"
     ):
-        datasets.source(text, TaskData)
+        datasets.of_kind(text, TaskData)
     with pytest.raises(
         ConfigError, match=r"^data: this is labelled data, which only finetune takes"
     ):
-        datasets.source(table, TextData)
-
-
-@pytest.mark.parametrize("value", [None, 1, 12])
-def test_a_count_is_a_whole_number_or_nothing(value):
-    assert datasets.count_of(value, "streams.a.batch") == value
-
-
-@pytest.mark.parametrize("value", [0, -1, True, 1.5, "3"])
-def test_any_other_count_is_refused_under_its_key(value):
-    with pytest.raises(ConfigError, match=r"^streams\.a\.batch: must be a number of 1 or more"):
-        datasets.count_of(value, "streams.a.batch")
+        datasets.of_kind(table, TextData)
 
 
 @pytest.mark.parametrize(("length", "found"), [(None, 24), (1, 1), (24, 24)])
@@ -87,9 +89,7 @@ def test_a_block_that_does_not_fit_the_model_is_refused(length):
 
 
 def test_text_is_cut_into_blocks_and_its_words_are_counted(tmp_path):
-    config = configs.config("pretrain", tmp_path)
-
-    prepared, tokenizer = datasets.text(config, tiny.shape(), None)
+    prepared, tokenizer = datasets.text(text_in(tmp_path), place(tmp_path), tiny.shape(), RECIPE)
 
     assert list(prepared.splits) == ["train", "validation"]
     assert prepared.labels == ()
@@ -106,23 +106,17 @@ def test_text_is_cut_into_blocks_and_its_words_are_counted(tmp_path):
 
 
 def test_only_the_splits_that_are_needed_are_encoded(tmp_path, tokenizer):
-    config = configs.config("pretrain", tmp_path)
-    found = datasets.source(config, TextData)
+    found = text_in(tmp_path)
 
-    only = datasets.encoded_text(found, config, tokenizer, tiny.shape(), ("validation",))
+    only, _ = datasets.text(found, place(tmp_path), tiny.shape(), tokenizer, ("validation",))
 
     assert list(only.splits) == ["validation"]
 
 
-def test_text_that_goes_on_with_a_model_takes_its_tokenizer(tmp_path, pretrained):
-    from transfer_cli.assembly.init_from import open_start
+def test_text_is_encoded_with_the_tokenizer_that_there_is(tmp_path, tokenizer):
+    _, used = datasets.text(text_in(tmp_path), place(tmp_path), tiny.shape(), tokenizer)
 
-    config = configs.config("pretrain", tmp_path, tokenizer=None, init_from=str(pretrained))
-    start = open_start(config.init_from, None, ())
-
-    _, tokenizer = datasets.text(config, start.description.shape, start)
-
-    assert tokenizer.hash == start.tokenizer.hash
+    assert used is tokenizer
 
 
 # --- labelled ----------------------------------------------------------------------------------
@@ -136,7 +130,7 @@ def test_labelled_texts_are_scored_from_short_to_long(tokenizer):
     prepared = datasets.task(LABELLED, None, tokenizer, tiny.shape())
 
     assert list(prepared.splits) == ["train", "test"]
-    assert (prepared.labels, prepared.name) == (("a", "b"), "made")
+    assert prepared.labels == ("a", "b")
     assert prepared.splits["train"].order.tolist() == [1, 2, 0]
     assert prepared.lengths.tolist() == prepared.splits["train"].data.lengths.tolist()
     assert prepared.lengths[0] > prepared.lengths[2] > prepared.lengths[1]
@@ -158,11 +152,10 @@ def test_long_texts_are_cut_to_the_length_that_is_asked_for(tokenizer, caplog):
     assert "Cut 1 of 3 examples to 5 tokens" in caplog.text
 
 
-def test_a_new_tokenizer_is_made_of_the_training_texts_and_their_pairs(tmp_path):
+def test_a_new_tokenizer_is_made_of_the_training_texts_and_their_pairs():
     pairs = tuple(Example("the", n % 2, pair="harbour garden") for n in range(4))
-    config = configs.config("finetune", tmp_path)
 
-    made = datasets.task_tokenizer(config, LabelledData("", ("a", "b"), {"train": pairs}), None)
+    made = datasets.task_tokenizer(LabelledData("", ("a", "b"), {"train": pairs}), RECIPE)
 
     assert made.unk not in made.encode("harbour garden")
     assert made.unk in made.encode("zebra")
@@ -171,15 +164,14 @@ def test_a_new_tokenizer_is_made_of_the_training_texts_and_their_pairs(tmp_path)
 # --- streams -----------------------------------------------------------------------------------
 
 
-def streams(tmp_path, **second):
-    node = {"data": configs.text(tmp_path, name="second"), **second}
-    return configs.config("finetune", tmp_path, streams={"second": node})
+def source(node, **options):
+    return build({"data": node, **options}, "streams.second", StreamSource)
 
 
 def test_a_stream_is_text_or_labelled_data_encoded_for_the_model(tmp_path, tokenizer):
-    text = datasets.stream(streams(tmp_path), "second", tokenizer, tiny.shape())
-    table = datasets.stream(
-        streams(tmp_path, data=configs.table(tmp_path)), "second", tokenizer, tiny.shape()
+    text, table = (
+        datasets.stream(source(node), place(tmp_path), tokenizer, tiny.shape())
+        for node in (configs.text(tmp_path), configs.table(tmp_path))
     )
 
     assert text.labels == ()
@@ -188,13 +180,32 @@ def test_a_stream_is_text_or_labelled_data_encoded_for_the_model(tmp_path, token
 
 
 def test_of_a_stream_fewer_examples_may_be_scored_but_all_are_trained_on(tmp_path, tokenizer):
-    config = streams(tmp_path, data=configs.table(tmp_path), scored=3)
+    few = source(configs.table(tmp_path), scored=3)
 
-    splits = datasets.stream(config, "second", tokenizer, tiny.shape()).splits
+    splits = datasets.stream(few, place(tmp_path), tokenizer, tiny.shape()).splits
 
     assert [len(splits[name].order) for name in ("train", "validation", "test")] == [20, 3, 3]
 
 
-def test_an_option_that_a_stream_has_not_is_refused_with_the_nearest(tmp_path, tokenizer):
+@pytest.mark.parametrize("option", ["batch", "scored"])
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "3"])
+def test_a_count_of_a_stream_is_a_whole_number_of_1_or_more(tmp_path, option, value):
+    assert getattr(source(configs.text(tmp_path), **{option: 12}), option) == 12
+
+    with pytest.raises(ConfigError, match=rf"^streams\.second[:.] ?{option}.* got "):
+        source(configs.text(tmp_path), **{option: value})
+
+
+def test_an_option_that_a_stream_has_not_is_refused_with_the_nearest(tmp_path):
     with pytest.raises(ConfigError, match=r"^streams\.second\.bach: .*Did you mean 'batch'"):
-        datasets.stream(streams(tmp_path, bach=3), "second", tokenizer, tiny.shape())
+        source(configs.text(tmp_path), bach=3)
+
+
+def test_a_stream_has_its_own_batch_or_that_of_the_run(tmp_path):
+    node = {"data": configs.text(tmp_path, name="second")}
+    streams = {"own": {**node, "batch": 3}, "none": node}
+    config = configs.config("finetune", tmp_path, streams=streams)
+
+    found = datasets.of_run(config, "finetune", tiny.shape(), None)
+
+    assert found.batches == {"main": 8, "own": 3, "none": 8}

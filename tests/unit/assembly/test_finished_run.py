@@ -8,7 +8,7 @@ import pytest
 
 from tests import configs, tiny
 from transfer_cli.assembly.finished_run import open_trained
-from transfer_cli.assembly.init_from import open_pretrained, open_start, own_tokenizer
+from transfer_cli.assembly.init_from import choose_tokenizer, open_pretrained, open_start
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.weights import read_weights
 
@@ -30,14 +30,14 @@ def test_a_config_without_a_start_has_none(tmp_path):
     assert open_start(None, None, ()) is None
 
 
-def test_a_start_brings_its_own_tokenizer(tmp_path, pretrained):
+def test_a_start_brings_its_choose_tokenizer(tmp_path, pretrained):
     config = configs.following(pretrained, tmp_path)
     start = open_start(config.init_from, None, ())
-    assert own_tokenizer(config.tokenizer, start) is start.tokenizer
+    assert choose_tokenizer(config.tokenizer, start) is start.tokenizer
 
     config.tokenizer = {"_target_": "transfer_cli.data.tokenizer.FromFile",
                         "path": str(pretrained / "model" / "tokenizer.json")}  # fmt: skip
-    assert own_tokenizer(config.tokenizer, start) is start.tokenizer
+    assert choose_tokenizer(config.tokenizer, start) is start.tokenizer
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, pretrained):

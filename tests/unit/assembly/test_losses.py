@@ -40,7 +40,7 @@ def test_a_loss_counts_as_much_as_it_is_told(weight):
 
 @pytest.mark.parametrize("weight", [-0.1, True, "much", None])
 def test_a_weight_that_is_no_number_is_refused(weight):
-    with pytest.raises(ConfigError, match=r"^losses\.words\.weight: must be a number of 0 or more"):
+    with pytest.raises(ConfigError, match=r"^losses\.words\.weight: .*(or more|a number).* got "):
         asked(words={**configs.CLM, "weight": weight})
 
 

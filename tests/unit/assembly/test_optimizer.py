@@ -1,26 +1,18 @@
 """Rates and the optimizer's groups, from config nodes."""
 
 import pytest
-from omegaconf import OmegaConf
+import torch
 
-from tests import configs, tiny
+from tests import tiny
 from transfer_cli.adaptation.adaptation import Adaptation
 from transfer_cli.adaptation.penalties import EWC, L2SP
 from transfer_cli.adaptation.plans import AllAtOnce
-from transfer_cli.assembly.blueprint import build_adaptation
-from transfer_cli.assembly.optimizer import (
-    base_lr,
-    build_optimizer,
-    build_schedule,
-    parameter_groups,
-)
+from transfer_cli.assembly.optimizer import base_lr, parameter_groups
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import layer_groups
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.optim.layer_scale import Geometric, PerGroup, Uniform
-
-ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.5, "weight_decay": 0.25}
 
 
 def made(layer_scale=None, penalty=None):
@@ -31,18 +23,18 @@ def made(layer_scale=None, penalty=None):
         model, layer_groups(model, frozenset()), chosen.layer_scale,
         weight_decay=chosen.uses_weight_decay,
     )  # fmt: skip
-    return model, build_optimizer(OmegaConf.create(ADAM), groups)
+    return model, torch.optim.AdamW(groups, lr=0.5, weight_decay=0.25)
 
 
 @pytest.mark.parametrize("rate", [1e-9, 1, 2.5])
 def test_a_rate_is_a_number_above_0(rate):
-    assert base_lr(OmegaConf.create({"lr": rate})) == rate
+    assert base_lr(rate) == rate
 
 
 @pytest.mark.parametrize("rate", [0, -1, True, "fast", None, float("inf"), float("nan")])
 def test_any_other_rate_is_refused(rate):
     with pytest.raises(ConfigError, match=r"^optimizer\.lr: must be a number above 0, got "):
-        base_lr(OmegaConf.create({"lr": rate}))
+        base_lr(rate)
 
 
 def test_every_parameter_is_in_one_group_of_the_optimizer():
@@ -85,13 +77,6 @@ def test_groups_know_how_high_they_stand():
 def test_a_layer_scale_that_fits_no_group_is_refused():
     with pytest.raises(ConfigError, match=r"block\.9"):
         made(PerGroup({"block.9": 0.1}))
-
-
-def test_parts_are_built_from_their_nodes(tmp_path):
-    config = configs.config("finetune", tmp_path, schedule__warmup=3)
-
-    assert build_schedule(config.schedule).warmup_steps(100) == 3
-    assert build_adaptation(config.adaptation).store == "all"
 
 
 def test_device_and_precision_are_made_from_two_words():

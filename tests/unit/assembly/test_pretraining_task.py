@@ -6,24 +6,32 @@ import pytest
 import torch
 
 from tests import configs, tiny
-from transfer_cli.assembly.blueprint import shape_of
-from transfer_cli.assembly.init_from import open_start
-from transfer_cli.assembly.pretraining_task import Forgetting, Source, fisher_of
+from transfer_cli.assembly.datasets import DataPlace
+from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.assembly.pretraining_task import ForgettingText, Source, fisher_of, forgetting_of
 from transfer_cli.assembly.run import build_run
+from transfer_cli.config.build import build
+from transfer_cli.data.text import TextData
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.model.weights import read_weights
 from transfer_cli.objectives.causal_lm import CausalLM
 
 
-def source_of(config):
-    start = open_start(config.init_from, None, ())
-    return Source(config, start, start.tokenizer, shape_of(config, start, "finetune"))
-
-
 @pytest.fixture
 def source(tmp_path):
     """Return how to get the pretraining of a run."""
-    return lambda run, **changes: source_of(configs.following(run, tmp_path, **changes))
+
+    def make(run, named=None):
+        start = open_pretrained(str(run))
+        return Source(start, start.description.shape, DataPlace(str(tmp_path), 0), named)
+
+    return make
+
+
+@pytest.fixture
+def adapted(tmp_path):
+    """Return how to build a run that adapts another one."""
+    return lambda run, **changes: build_run(configs.following(run, tmp_path, **changes), "finetune")
 
 
 def test_the_pretraining_of_a_model_is_the_language_model_at_its_root(
@@ -34,7 +42,7 @@ def test_the_pretraining_of_a_model_is_the_language_model_at_its_root(
 
         assert found.pretraining[0].folder == pretrained / "model"
         assert isinstance(found.objective, CausalLM)
-        assert found.objective.info.vocabulary.hash == found.tokenizer.hash
+        assert found.objective.info.vocabulary.hash == found.start.tokenizer.hash
         assert found.length == 12  # a block of its text, and not the model's 24 positions
 
 
@@ -49,9 +57,9 @@ def test_its_text_is_read_where_it_was_read(source, classifier):
 
 
 def test_another_text_may_be_named(source, classifier, tmp_path):
-    other = configs.text(tmp_path, lines=10, name="other")
+    other = build(configs.text(tmp_path, lines=10, name="other"), "source.data", TextData)
 
-    assert source(classifier, source__data=other).text("train").text.words == 80
+    assert source(classifier, other).text("train").text.words == 80
 
 
 def test_a_classifier_from_scratch_has_no_pretraining(source, tmp_path):
@@ -61,12 +69,14 @@ def test_a_classifier_from_scratch_has_no_pretraining(source, tmp_path):
         _ = source(alone).pretraining
 
 
-def test_the_model_that_is_asked_has_the_run_s_backbone_and_the_pretrained_head(source, classifier):
+def test_the_model_that_is_asked_has_the_run_s_backbone_and_the_pretrained_head(
+    source, adapted, classifier
+):
     found = source(classifier)
     tensors = found.start.tensors()
     trained = tiny.model(CausalLM())  # any backbone will do
     trained.heads = torch.nn.ModuleDict()
-    trained.backbone = build_run(found.config, "finetune").model.backbone
+    trained.backbone = adapted(classifier).model.backbone
 
     model = found.model(trained, tensors)
 
@@ -77,66 +87,63 @@ def test_the_model_that_is_asked_has_the_run_s_backbone_and_the_pretrained_head(
     assert not any(parameter.requires_grad for parameter in model.heads["lm"].parameters())
 
 
-def test_a_head_that_trains_in_the_run_is_the_one_that_is_asked(source, pretrained):
-    words = {"words": configs.CLM}
-    found = source(pretrained, losses=words)
-    parts = build_run(found.config, "finetune")
+def test_a_head_that_trains_in_the_run_is_the_one_that_is_asked(source, adapted, pretrained):
+    found = source(pretrained)
+    run = adapted(pretrained, losses={"words": configs.CLM})
 
-    model = found.model(parts.model, found.start.tensors())
+    model = found.model(run.model, found.start.tensors())
 
-    assert model.heads["lm"] is parts.model.heads["lm"]
+    assert model.heads["lm"] is run.model.heads["lm"]
     assert all(parameter.requires_grad for parameter in model.heads["lm"].parameters())
 
 
 # --- forgetting --------------------------------------------------------------------------------
 
 
-def test_what_is_forgotten_is_measured_before_training_and_when_asked(source, pretrained):
-    found = source(pretrained, forgetting__data="source")
-    parts = build_run(found.config, "finetune")
-    before = dict(parts.forgetting.before)
-    assert parts.forgetting.measure() == before
+def test_what_is_forgotten_is_measured_before_training_and_when_asked(adapted, pretrained):
+    run = adapted(pretrained, forgetting__data="source")
+    before = dict(run.forgetting.before)
+    assert run.forgetting.measure() == before
 
-    tiny.lively(parts.model)
+    tiny.lively(run.model)
 
-    assert parts.forgetting.measure()["loss"] > before["loss"]
-    assert parts.forgetting.before == before
+    assert run.forgetting.measure()["loss"] > before["loss"]
+    assert run.forgetting.before == before
 
 
-def test_fewer_blocks_may_be_scored_and_another_text(source, pretrained, tmp_path):
+def test_fewer_blocks_may_be_scored_and_another_text(adapted, pretrained, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("the harbour is near the tower .\n" * 9)
-    measured = {}
-    for data, blocks in [("source", None), ("source", 2), (str(other), None)]:
-        config = source(pretrained, forgetting__data=data, forgetting__blocks=blocks).config
-        forgetting = build_run(config, "finetune").forgetting
-        measured[data, blocks] = forgetting.before["loss"]
+    measured = {
+        adapted(pretrained, forgetting__data=data, forgetting__blocks=blocks).forgetting.before[
+            "loss"
+        ]
+        for data, blocks in [("source", None), ("source", 2), (str(other), None)]
+    }
 
-    assert len(set(measured.values())) == 3
+    assert len(measured) == 3
 
 
 def test_where_nobody_asks_nothing_is_measured(source, pretrained):
-    found = source(pretrained)
-
-    assert Forgetting.asked(found.config, found, None, {}, 8, tiny.FP32) is None
+    assert forgetting_of(ForgettingText(), source(pretrained), None, {}, 8, tiny.FP32) is None
 
 
 # --- Fisher information ------------------------------------------------------------------------
 
 
 @pytest.fixture
-def fisher(source, pretrained, tmp_path, caplog):
+def fisher(source, adapted, pretrained, caplog):
     """Return how to estimate; and of what an earlier estimate was taken."""
     caplog.set_level(logging.INFO)
 
-    def estimate(sequences=3, kind="true", disturb=False, **changes):
-        found = source(pretrained, **changes)
-        trained = build_run(found.config, "finetune").model
+    def estimate(sequences=3, kind="true", disturb=False, named=None):
+        found = source(pretrained, named)
+        trained = adapted(pretrained).model
         if disturb:
             tiny.lively(trained)
         caplog.clear()
-        asked = fisher_of(found.config, found, trained, found.start.tensors(), tiny.FP32)
-        return asked(sequences, kind), "of an earlier run" in caplog.text
+        estimated = fisher_of(found, trained, found.start.tensors(), sequences, kind)
+        return estimated, "of an earlier run" in caplog.text
 
     return estimate
 
@@ -153,17 +160,17 @@ def test_it_is_estimated_once_for_the_same_weights_text_and_settings(fisher):
 
 @pytest.mark.parametrize(
     "other",
-    [{"sequences": 2}, {"kind": "empirical"}, {"disturb": True}, {"source__data": "another"}],
+    [{"sequences": 2}, {"kind": "empirical"}, {"disturb": True}, {"named": "another"}],
     ids=str,
 )
 def test_for_anything_else_it_is_estimated_anew(fisher, tmp_path, other):
     first, _ = fisher()
-    if "source__data" in other:
+    if "named" in other:
         # Its blocks differ from the first word on.
         node = configs.text(tmp_path, lines=20, name="another")
         path = tmp_path / "another-train.txt"
         path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
-        other = {"source__data": node}
+        other = {"named": build(node, "source.data", TextData)}
 
     second, known = fisher(**other)
 
@@ -183,4 +190,4 @@ def test_a_damaged_estimate_is_made_anew(fisher, tmp_path):
 
 
 def test_fresh_weights_have_none():
-    assert fisher_of(None, None, None, None, tiny.FP32)(4, "true") == {}
+    assert fisher_of(None, tiny.model(), None, 4, "true") == {}

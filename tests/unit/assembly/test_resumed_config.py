@@ -42,7 +42,10 @@ def test_what_was_typed_is_what_was_stored(tmp_path, word):
     config, command = composed(run.path, word, "init_from=RUN")
 
     found = config_to_resume(
-        config, find_run(config), command, CommandLine.of_this_command().overrides
+        config,
+        find_run(config.resume, config.run.dir),
+        command,
+        CommandLine.of_this_command().overrides,
     )
 
     assert as_yaml(found) == run.config.read_text()
@@ -66,4 +69,4 @@ def test_what_differs_is_named(tmp_path, word, named):
 def test_where_no_run_was_begun_auto_finds_none(tmp_path):
     config, _ = composed(tmp_path / "run", "init_from=RUN")
 
-    assert find_run(config) is None
+    assert find_run(config.resume, config.run.dir) is None

@@ -33,19 +33,19 @@ def test_a_micro_batch_is_never_larger_than_the_batch(put, micro, found):
 
 
 def test_a_run_starts_at_the_pretrained_weights(put, pretrained):
-    parts = put()
+    run = put()
 
     stored = read_weights(pretrained / "model")
-    own = {n: t for n, t in parts.model.state_dict().items() if n.startswith("backbone.")}
+    own = {n: t for n, t in run.model.state_dict().items() if n.startswith("backbone.")}
     assert tiny.same(own, {name: stored[name] for name in own})
 
 
 def test_steps_and_stages_are_those_of_the_data(put):
-    parts = put(loop__steps=None, loop__epochs=2)
+    run = put(loop__steps=None, loop__epochs=2)
 
-    assert parts.total_steps == 6  # 20 examples in batches of 8, the last one short
-    assert parts.blueprint.sizes.steps_per_epoch == 3
-    seen = [parts.streams["main"].sampler.indices(step) for step in range(3)]
+    assert run.total_steps == 6  # 20 examples in batches of 8, the last one short
+    assert run.blueprint.sizes.steps_per_epoch == 3
+    seen = [run.streams["main"].sampler.indices(step) for step in range(3)]
     assert sorted(torch.cat([torch.from_numpy(each) for each in seen]).tolist()) == list(range(20))
 
 
@@ -63,9 +63,9 @@ def test_only_a_run_that_asks_for_it_puts_texts_of_like_length_together(put, tmp
 
     longest = {}
     for bucket in (False, True):
-        parts = put(data=data, loop__bucket=bucket)
-        order = parts.streams["main"].sampler
-        steps = [parts.data.lengths[order.indices(n)] for n in range(order.steps_per_epoch)]
+        run = put(data=data, loop__bucket=bucket)
+        order = run.streams["main"].sampler
+        steps = [run.data.lengths[order.indices(n)] for n in range(order.steps_per_epoch)]
         longest[bucket] = sum(int(each.max()) for each in steps)
 
     assert longest[True] < 0.9 * longest[False]
@@ -74,15 +74,13 @@ def test_only_a_run_that_asks_for_it_puts_texts_of_like_length_together(put, tmp
 def test_the_rate_of_each_group_is_base_times_scale_times_schedule(put):
     geometric = {"_target_": "transfer_cli.optim.layer_scale.Geometric", "factor": 2.0}
     linear = {"_target_": "transfer_cli.optim.schedules.Linear", "warmup": 0}
-    parts = put(
-        adaptation__layer_scale=geometric, schedule=linear, optimizer__lr=0.8, loop__steps=4
-    )
-    data = parts.data.splits["train"].data
+    run = put(adaptation__layer_scale=geometric, schedule=linear, optimizer__lr=0.8, loop__steps=4)
+    data = run.data.splits["train"].data
 
     rates = []
     for number in range(4):
-        parts.step([{"main": data.batch(range(8))}], number)
-        groups = parts.step.optimizer.param_groups
+        run.step([{"main": data.batch(range(8))}], number)
+        groups = run.step.optimizer.param_groups
         rates.append({group["layer"]: group["lr"] for group in groups})
 
     for number, found in enumerate(rates):
@@ -101,13 +99,13 @@ def test_a_schedule_may_begin_anew_with_each_stage(put):
     linear = {"_target_": "transfer_cli.optim.schedules.Linear", "warmup": 0}
     rates = {}
     for per in ("run", "stage"):
-        parts = put(adaptation__plan=thaw, schedule=linear, optimizer__lr=0.8, loop__steps=6,
+        run = put(adaptation__plan=thaw, schedule=linear, optimizer__lr=0.8, loop__steps=6,
                     adaptation__schedule_per=per)  # fmt: skip
-        batch = parts.data.splits["train"].data.batch(range(8))
+        batch = run.data.splits["train"].data.batch(range(8))
         rates[per] = []
         for number in range(6):
-            parts.step([{"main": batch}], number)
-            rates[per].append(parts.step.optimizer.param_groups[-1]["lr"])
+            run.step([{"main": batch}], number)
+            rates[per].append(run.step.optimizer.param_groups[-1]["lr"])
 
     assert rates["run"] == pytest.approx([0.8 * (6 - n) / 6 for n in range(6)])
     assert rates["stage"] == pytest.approx([0.8, 0.4] * 3)
@@ -115,25 +113,25 @@ def test_a_schedule_may_begin_anew_with_each_stage(put):
 
 @pytest.mark.parametrize("clip", [None, 0.001])
 def test_the_gradient_is_clipped_as_asked(put, clip):
-    parts = put(loop__clip=clip, optimizer__lr=1.0)
-    before = tiny.weights_of(parts.model)
+    run = put(loop__clip=clip, optimizer__lr=1.0)
+    before = tiny.weights_of(run.model)
 
-    parts.step([{"main": parts.data.splits["train"].data.batch(range(8))}], 0)
+    run.step([{"main": run.data.splits["train"].data.batch(range(8))}], 0)
 
-    moved = [weight - before[name] for name, weight in tiny.weights_of(parts.model).items()]
+    moved = [weight - before[name] for name, weight in tiny.weights_of(run.model).items()]
     far = float(torch.cat([each.flatten() for each in moved]).norm())
     assert far == pytest.approx(clip, rel=1e-2) if clip else far > 0.01
 
 
 def test_bad_steps_in_a_row_end_a_run_after_as_many_as_asked(put):
-    parts = put(loop__max_bad_steps=2)
-    parts.model.heads["class"].linear.bias.data[0] = float("nan")
-    batch = [{"main": parts.data.splits["train"].data.batch(range(8))}]
+    run = put(loop__max_bad_steps=2)
+    run.model.heads["class"].linear.bias.data[0] = float("nan")
+    batch = [{"main": run.data.splits["train"].data.batch(range(8))}]
 
-    parts.step(batch, 0)
+    run.step(batch, 0)
 
     with pytest.raises(Exception, match=r"2 step\(s\) in a row"):
-        parts.step(batch, 1)
+        run.step(batch, 1)
 
 
 # --- penalties ---------------------------------------------------------------------------------
@@ -142,14 +140,12 @@ def test_bad_steps_in_a_row_end_a_run_after_as_many_as_asked(put):
 def test_a_penalty_pulls_towards_the_weights_that_were_loaded(put, pretrained):
     node = {"_target_": "transfer_cli.adaptation.penalties.L2SP"}
 
-    parts = put(adaptation__penalty=node)
+    run = put(adaptation__penalty=node)
 
-    penalty = parts.step._penalty
+    penalty = run.step._penalty
     stored = read_weights(pretrained / "model")
     assert isinstance(penalty, L2SP)
-    assert set(penalty.anchors) == {
-        n for n, _ in parts.model.named_parameters() if "heads" not in n
-    }
+    assert set(penalty.anchors) == {n for n, _ in run.model.named_parameters() if "heads" not in n}
     assert all(torch.equal(anchor, stored[name]) for name, anchor in penalty.anchors.items())
 
 
@@ -158,9 +154,9 @@ def test_the_optimizer_of_a_run_knows_whether_its_penalty_replaces_weight_decay(
     adam = {"_target_": "torch.optim.AdamW", "lr": 0.01, "weight_decay": 0.25}
     penalty = {"_target_": f"transfer_cli.adaptation.penalties.{kind}"}
 
-    parts = put(optimizer=adam, adaptation__penalty=penalty)
+    run = put(optimizer=adam, adaptation__penalty=penalty)
 
-    assert {group["weight_decay"] for group in parts.step.optimizer.param_groups} == decays
+    assert {group["weight_decay"] for group in run.step.optimizer.param_groups} == decays
 
 
 def test_ewc_gets_the_information_of_the_pretraining(put):
@@ -176,46 +172,45 @@ def test_ewc_gets_the_information_of_the_pretraining(put):
 
 
 def test_trained_weights_alone_refer_to_the_backbone_they_were_trained_on(put, pretrained):
-    parts = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store="trained")
+    run = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store="trained")
 
-    assert parts.base_hash == backbone_hash(read_weights(pretrained / "model"))
-    assert parts.leave_out == {n for n, _ in parts.model.named_parameters()
+    assert run.base_hash == backbone_hash(read_weights(pretrained / "model"))
+    assert run.leave_out == {n for n, _ in run.model.named_parameters()
                                if n.startswith("backbone.") and ".lora." not in n}  # fmt: skip
 
 
 def test_what_trains_in_any_stage_is_stored(put):
     thaw = {"_target_": f"{configs.PLANS}.ChainThaw", "every": "1 steps", "patience": None}
 
-    parts = put(adaptation__plan=thaw, adaptation__store="trained", loop__steps=9)
+    run = put(adaptation__plan=thaw, adaptation__store="trained", loop__steps=9)
 
-    assert parts.leave_out == frozenset()
+    assert run.leave_out == frozenset()
 
 
 @pytest.mark.parametrize("store", ["all", "merged"])
 def test_otherwise_everything_is_stored(put, store):
-    parts = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store=store)
+    run = put(adaptation__edits=LORA, adaptation__plan=NEW_WEIGHTS, adaptation__store=store)
 
-    assert (parts.base_hash, parts.leave_out) == (None, frozenset())
+    assert (run.base_hash, run.leave_out) == (None, frozenset())
 
 
 def test_what_the_objective_decided_is_pinned(put):
-    assert put().pinned == {"pooling": "cls_last"} | put().pinned
-    frozen = put(adaptation__plan=HEADS).pinned
-    assert frozen["pooling"] == "mean"
+    assert put().objective == {**configs.CLASSIFICATION, "pooling": "cls_last"}
+    assert put(adaptation__plan=HEADS).objective["pooling"] == "mean"
 
 
 # --- frozen features ---------------------------------------------------------------------------
 
 
-def are_cached(parts):
-    return isinstance(parts.streams["main"].data, CachedFeatures)
+def are_cached(run):
+    return isinstance(run.streams["main"].data, CachedFeatures)
 
 
 def test_states_of_a_frozen_backbone_are_computed_once(put):
-    parts = put(adaptation__plan=HEADS)
+    run = put(adaptation__plan=HEADS)
 
-    assert are_cached(parts)
-    cached = [name for name, split in parts.data.splits.items()
+    assert are_cached(run)
+    cached = [name for name, split in run.data.splits.items()
               if isinstance(split.data, CachedFeatures)]  # fmt: skip
     assert cached == ["train", "validation"]
 
@@ -266,17 +261,17 @@ def test_streams_have_their_own_batch_and_order(put, tmp_path):
     second = {"data": configs.table(tmp_path, name="second"), "batch": 3}
     words = {**configs.CLASSIFICATION, "stream": "second"}
 
-    parts = put(streams={"second": second}, losses={"words": words})
+    run = put(streams={"second": second}, losses={"words": words})
 
-    assert list(parts.streams) == list(parts.prepared) == ["main", "second"]
-    main, other = (parts.streams[name].sampler for name in ("main", "second"))
+    assert list(run.streams) == list(run.prepared) == ["main", "second"]
+    main, other = (run.streams[name].sampler for name in ("main", "second"))
     assert (main.batch, other.batch) == (8, 3)
     drawn = [
         [int(n) for step in range(9) for n in order.indices(step)][:12] for order in (main, other)
     ]
     assert drawn[0] != drawn[1]
-    assert parts.blueprint.sizes.counts == {"main": 20, "second": 20}
-    assert not are_cached(parts)
+    assert run.blueprint.data.counts == {"main": 20, "second": 20}
+    assert not are_cached(run)
 
 
 # --- refused -----------------------------------------------------------------------------------

@@ -5,11 +5,7 @@ import torch
 from tests import tiny
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.training.measurements import (
-    layer_shares,
-    peak_memory,
-    weights_size,
-)
+from transfer_cli.training.measurements import layer_shares, peak_memory
 
 
 def test_a_learnt_mix_tells_how_much_each_layer_counts():
@@ -24,8 +20,5 @@ def test_a_learnt_mix_tells_how_much_each_layer_counts():
     assert layer_shares(model) == [0, 0, 0, 1]
 
 
-def test_sizes_are_in_bytes(tmp_path):
-    (tmp_path / "weights.safetensors").write_bytes(b"x" * 123)
-
-    assert weights_size(tmp_path) == 123
+def test_memory_is_in_bytes():
     assert peak_memory(torch.device("cpu")) > 50 * 2**20

@@ -8,7 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests import configs
+from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import open_trained
+from transfer_cli.config.build import build
+from transfer_cli.data.tasks import TaskData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, DivergedError, FinishedError
@@ -55,11 +58,8 @@ def test_a_run_is_scored_and_kept_at_its_best_weights_and_not_at_its_last(jumpin
 
 def test_the_stored_model_has_the_scores_that_were_written_down(jumping):
     trained = open_trained(str(jumping.path), CPU)
-    config = configs.config("finetune", jumping.path.parent)
-    from transfer_cli.assembly import datasets
-    from transfer_cli.data.tasks import TaskData
-
-    labelled = datasets.source(config, TaskData).load(jumping.path.parent, 0)
+    folder = jumping.path.parent
+    labelled = build(configs.table(folder), "data", TaskData).load(folder, 0)
     shape, tokenizer = trained.model.backbone.shape, trained.start.tokenizer
     splits = datasets.task(labelled, None, tokenizer, shape).splits
 

@@ -93,13 +93,11 @@ def _wanted(sources: list[str]) -> dict[str, Option]:
         group, equals, name = source.partition("=")
         if not equals:
             raise ConfigError(f"--from {source}: expected GROUP=OPTION, for example model=tiny")
-        groups = dict.fromkeys(option.group for option in known.values())
-        if group not in groups:
-            raise ConfigError(
-                f"--from {source}: there is no group {group!r}.{nearest(group, groups)}"
-            )
+        names = [option.name for option in known.values() if option.group == group]
+        if not names:
+            close = nearest(group, dict.fromkeys(option.group for option in known.values()))
+            raise ConfigError(f"--from {source}: there is no group {group!r}.{close}")
         if source not in known:
-            names = [option.name for option in known.values() if option.group == group]
             raise ConfigError(
                 f"--from {source}: {group} has no option {name!r}.{nearest(name, names)} "
                 f"See transfer presets {group}"
@@ -130,7 +128,7 @@ def _files(wanted: Mapping[str, Option], folder: Path) -> dict[Path, str]:
 
 
 def copy(option: Option, name: str, folder: Path) -> tuple[Path, str]:
-    """Return where the copy of an option lies, and what stands there: its file under a new head."""
+    """Return the path and the text of an option's copy: its file under a new head."""
     lines = option.file.read_text(encoding="utf-8").splitlines()
     packages = [line for line in lines if line.startswith("# @package")]
     body = [line for line in lines if line not in packages]

@@ -5,14 +5,13 @@ written when all is known, so that there is a whole folder or none.
 """
 
 import contextlib
-import csv
-import io
 import itertools
 import json
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,30 +22,23 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.commands.lr_find.picture import as_png
+from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.schema import LrFindConfig, RunConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
-from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.errors import ConfigError, above_zero, at_least
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.tensorboard import SummaryWriter
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
+from transfer_cli.training.console import copied_lines
 
 log = logging.getLogger(__name__)
 
 FOLDER = "lr-find"
-"""Where the folders of range tests lie, in `run.root`."""
-
-
-def find_pretrain(config: DictConfig) -> None:
-    """Find a rate for a `pretrain` run."""
-    find(config, "pretrain")
-
-
-def find_finetune(config: DictConfig) -> None:
-    """Find a rate for a `finetune` run."""
-    find(config, "finetune")
+"""The folder in `run.root` for the folders of range tests."""
 
 
 def find(config: DictConfig, command: str) -> None:
@@ -59,20 +51,36 @@ def find(config: DictConfig, command: str) -> None:
     _check(config)
     # A run measures it before its first step, which is of no use here.
     config.forgetting.data = None
-    parts = build_run(config, command, CommandLine.of_this_command().overrides)
-    seen = _run(config, command, parts)
+    typed = CommandLine.of_this_command()
+    run = build_run(config, command, typed.overrides)
+    seen = _test_range(build(config.lr_find, "lr_find", LrFindConfig), command, run)
     step = steepest(seen)
-    groups = _of_groups(parts, seen.rates[step])
-    line = _next(command, seen.rates[step])
-    folder = _write(config, command, seen, step, groups, line)
+    groups = _rates_of_groups(run, seen.rates[step])
+    words = [*_typed_flags(), *_kept(typed.overrides), f"optimizer.lr={seen.rates[step]:.2g}"]
+    line = f"transfer {command} {shlex.join(words)}"
+    picture = as_png(seen, step, groups, f"transfer lr-find {command}")
+    files = {
+        "curve.png": picture,
+        "curve.csv": _as_csv(seen).encode(),
+        "suggestion.json": json.dumps(_as_json(seen, step, groups, line), indent=2).encode(),
+        "settings.yaml": as_yaml(config).encode(),
+    }
+    folder = _place(build(config.run, "run", RunConfig), command, typed.presets)
+    with writing(folder), new_folder(folder) as made:
+        for name, content in files.items():
+            (made / name).write_bytes(content)
+        _write_tensorboard(made / "tensorboard", seen, picture)
     print_out(_page(command, seen, step, groups, folder, line))
+
+
+find_pretrain = partial(find, command="pretrain")
+find_finetune = partial(find, command="finetune")
 
 
 def _check(config: DictConfig) -> None:
     asked = config.lr_find
     for name in ("start", "end"):
-        if not 0 < asked[name] < float("inf"):
-            raise ConfigError(f"lr_find.{name}: must be a number above 0, got {asked[name]}")
+        above_zero(f"lr_find.{name}:", asked[name], ConfigError)
     if asked.start >= asked.end:
         raise ConfigError(
             f"lr_find.start: must be below lr_find.end, got {asked.start:g} and {asked.end:g}"
@@ -82,7 +90,7 @@ def _check(config: DictConfig) -> None:
         raise ConfigError("devices: lr-find works in one process; leave devices out")
     if config.resume is not None:
         raise ConfigError("resume: lr-find begins where a run begins; leave resume out")
-    if _is_sweep():
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
         raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
     if find_spec("matplotlib") is None:
         raise ConfigError(
@@ -92,50 +100,44 @@ def _check(config: DictConfig) -> None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
 
 
-def _run(config: DictConfig, command: str, parts: TrainingRun) -> RangeTest:
-    asked, mixture = config.lr_find, parts.sizes.mixture
+def _test_range(asked: LrFindConfig, command: str, run: TrainingRun) -> RangeTest:
+    mixture = run.blueprint.sizes.mixture
     if mixture is not None and mixture.total < asked.steps:
         raise ConfigError(
             f"lr_find.steps: the streams are mixed for the {mixture.total} steps of the run; give "
             f"no more, or more loop.steps, got {asked.steps}"
         )
-    optimizer = parts.step.optimizer
+    optimizer = run.step.optimizer
     what = "tokens" if command == "pretrain" else "examples"
     log.info("lr-find %s", command)
     with handlers.speak_above_the_bar():
         return run_range(
-            parts.step,
-            parts.streams,
+            run.step,
+            run.streams,
             Growth(asked.start, asked.end),
             asked.steps,
-            frozen_eval=parts.blueprint.adaptation.frozen_eval,
-            micro_batch=parts.micro_batch,
+            frozen_eval=run.blueprint.adaptation.frozen_eval,
+            micro_batch=run.micro_batch,
             mixture=mixture,
             attach=lambda trainer: handlers.attach_progress(trainer, optimizer, asked.steps, what),
         )
 
 
-def _of_groups(parts: TrainingRun, rate: float) -> dict[str, float]:
+def _rates_of_groups(run: TrainingRun, rate: float) -> dict[str, float]:
     """Return the rate of each layer group that trains, from bottom to top."""
-    ever = parts.step.stages.ever_trains
-    scales = {group["layer"]: group["scale"] for group in parts.step.optimizer.param_groups}
+    ever = run.step.stages.ever_trains
+    scales = {group["layer"]: group["scale"] for group in run.step.optimizer.param_groups}
     return {
         group.name: rate * scales[group.name]
-        for group in parts.blueprint.groups
+        for group in run.blueprint.groups
         if ever & set(group.parameters)
     }
 
 
-def _next(command: str, rate: float) -> str:
-    """Return the line to type for a run at the rate, with what was typed for the test."""
+def _kept(typed: Sequence[str]) -> list[str]:
+    """Return the overrides of the test that a run at the rate that was found takes as well."""
     ours = ("optimizer.lr", "lr_find.", "run.dir")
-    kept = [
-        word
-        for word in CommandLine.of_this_command().overrides
-        if not word.lstrip("+~").startswith(ours)
-    ]
-    words = [*_typed_flags(), *kept, f"optimizer.lr={rate:.2g}"]
-    return f"transfer {command} {shlex.join(words)}"
+    return [word for word in typed if not word.lstrip("+~").startswith(ours)]
 
 
 def _typed_flags() -> list[str]:
@@ -147,56 +149,21 @@ def _typed_flags() -> list[str]:
     return [word for folder in folders for word in ("--config-dir", folder)]
 
 
-def _is_sweep() -> bool:
-    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-
-
-# --- what is left ------------------------------------------------------------------------------
-
-
-def _write(
-    config: DictConfig,
-    command: str,
-    seen: RangeTest,
-    step: int,
-    groups: Mapping[str, float],
-    line: str,
-) -> Path:
-    """Write the folder, whole or not at all; return where it is."""
-    picture = as_png(seen, step, groups, f"transfer lr-find {command}")
-    files = {
-        "curve.png": picture,
-        "curve.csv": _as_csv(seen).encode(),
-        "suggestion.json": json.dumps(_as_json(seen, step, groups, line), indent=2).encode(),
-        "settings.yaml": as_yaml(config).encode(),
-    }
-    place = _place(config, command)
-    with writing(place), new_folder(place) as made:
-        for name, content in files.items():
-            (made / name).write_bytes(content)
-        _write_tensorboard(made / "tensorboard", seen, picture)
-    return place
-
-
-def _place(config: DictConfig, command: str) -> Path:
+def _place(run: RunConfig, command: str, presets: Mapping[str, str]) -> Path:
     """Return the folder to make: the one asked for, or a new one named by time and choices."""
-    if config.run.dir is not None:
-        return Path(config.run.dir).expanduser()
+    if run.dir is not None:
+        return Path(run.dir).expanduser()
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
-    chosen = CommandLine.of_this_command().presets
-    name = "-".join([stamp, command, chosen.get("data", "data"), chosen.get("optimizer", "")])
-    root = Path(config.run.root).expanduser() / FOLDER
+    name = "-".join([stamp, command, presets.get("data", "data"), presets.get("optimizer", "")])
+    root = Path(run.root).expanduser() / FOLDER
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(root / each for each in names if not (root / each).exists())
 
 
 def _as_csv(seen: RangeTest) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["step", "optimizer.lr", "loss", "smoothed"])
-    for number, row in enumerate(zip(seen.rates, seen.losses, seen.smoothed, strict=True)):
-        writer.writerow([number + 1, *row])
-    return file.getvalue()
+    rows = enumerate(zip(seen.rates, seen.losses, seen.smoothed, strict=True), 1)
+    lines = (f"{step},{rate},{loss},{smoothed}\n" for step, (rate, loss, smoothed) in rows)
+    return "".join(["step,optimizer.lr,loss,smoothed\n", *lines])
 
 
 def _as_json(seen: RangeTest, step: int, groups: Mapping[str, float], line: str) -> dict[str, Any]:
@@ -244,8 +211,4 @@ def _page(
         names = list(members)
         head = names[0] + (f" ... {names[-1]}" if len(names) > 1 else "")
         blocks.append(Entry(["  ", Piece(f"{head}:", "name"), " "], [f"{rate:.2g}"], len(head) + 4))
-    blocks += [
-        Line("  ", Piece(f"{'files':10}", "name"), f" {folder}"),
-        Line("  ", Piece(f"{'next':10}", "name"), f" {line}"),
-    ]
-    return Page(*blocks)
+    return Page(*blocks, *copied_lines({"files": folder, "next": line}))

@@ -86,18 +86,23 @@ class Ensemble:
         Each process calls this with the same examples, and does a part of them.
         """
         # Every process has examples of all lengths, so none waits long for the others.
-        sizes = [sum(map(len, self.task.texts(each))) for each in examples]
-        by_length = np.argsort(sizes, kind="stable")
-        parts = [
-            shard(by_length, rank, distributed.world_size())
-            for rank in range(distributed.world_size())
-        ]
+        by_length = np.argsort(
+            [sum(map(len, self.task.texts(each))) for each in examples], kind="stable"
+        )
+        world = distributed.world_size()
+        parts = [shard(by_length, rank, world) for rank in range(world)]
         own = [examples[number] for number in parts[distributed.rank()]]
+        tasks = [member.task for member in self._members]
+        found, num_cut = zip(*(member.answers(own) for member in self._members), strict=True)
+        combined = [
+            self.task.combine(list(zip(tasks, each, strict=True)))
+            for each in zip(*found, strict=True)
+        ]
         answers: list[Answer] = [{}] * len(examples)
-        own_answers = json.dumps(self._answer(own))
-        for part, text in zip(parts, distributed.all_gather_text(own_answers), strict=True):
-            found, cut = json.loads(text)
-            for number, answer in zip(part, found, strict=True):
+        gathered = distributed.all_gather_text(json.dumps([combined, num_cut]))
+        for part, text in zip(parts, gathered, strict=True):
+            theirs, cut = json.loads(text)
+            for number, answer in zip(part, theirs, strict=True):
                 answers[number] = answer
             self._num_cut = [sum(pair) for pair in zip(self._num_cut, cut, strict=True)]
         self._num_texts += len(examples)
@@ -107,11 +112,3 @@ class Ensemble:
         """Say how many examples were too long for a run."""
         for member, num_cut in zip(self._members, self._num_cut, strict=True):
             warn_of_cuts(num_cut, self._num_texts, member.longest)
-
-    def _answer(self, examples: Sequence[Any]) -> tuple[list[Answer], list[int]]:
-        """Return the members' combined answers, and how many examples were cut for each of them."""
-        found = [member.answers(examples) for member in self._members]
-        tasks = [member.task for member in self._members]
-        each = zip(*(answers for answers, _ in found), strict=True)
-        combined = [self.task.combine(list(zip(tasks, own, strict=True))) for own in each]
-        return combined, [num_cut for _, num_cut in found]

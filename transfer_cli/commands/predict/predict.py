@@ -31,32 +31,29 @@ WINDOW_BATCHES = 64
 def predict(config: DictConfig) -> None:
     """Write the label and the probabilities of every text."""
     _check(config)
-    in_process_group(config, lambda: _predict(config))
-
-
-def _predict(config: DictConfig) -> None:
-    precision = device_and_precision(config.device, config.precision)
-    paths = _paths(config.run)
-    ensemble = Ensemble(paths, precision, config.base, config.batch)
-    if not distributed.is_main():
-        while asked := json.loads(distributed.broadcast_text("")):
-            ensemble.together([ensemble.task.example(**example) for example in asked])
-        return
-    columns = Columns(config.text, config.pair, config.keep, ensemble.task)
-    write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
-    with reading.opened(config.input) as given, writing.opened(config.output) as out:
-        answers = write(out, columns)
-        skipped = Skipped()
-        on_error = skipped if config.errors == "skip" else reading.stop
-        rows = _rows(config, given, answers, on_error)
-        most = config.batch * WINDOW_BATCHES * distributed.world_size()
-        num_texts = 0
-        for window in reading.windows(rows, most, given.is_there):
-            _answer(ensemble, answers, window)
-            num_texts += len(window)
-        skipped.say(num_texts, given.name)
-        distributed.broadcast_text("[]")
-    ensemble.say_cuts()
+    with in_process_group(config):
+        precision = device_and_precision(config.device, config.precision)
+        ensemble = Ensemble(_paths(config.run), precision, config.base, config.batch)
+        if not distributed.is_main():
+            while asked := json.loads(distributed.broadcast_text("")):
+                ensemble.together([ensemble.task.example(**example) for example in asked])
+            return
+        columns = Columns(config.text, config.pair, config.keep, ensemble.task)
+        write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
+        table_format = reading.format_of(config.format, config.input)
+        with reading.opened(config.input) as given, writing.opened(config.output) as out:
+            answers = write(out, columns)
+            skipped = Skipped()
+            on_error = skipped if config.errors == "skip" else reading.stop
+            rows = _rows(table_format, given, answers, on_error)
+            most = config.batch * WINDOW_BATCHES * distributed.world_size()
+            num_texts = 0
+            for window in reading.windows(rows, most, given.is_there):
+                _answer(ensemble, answers, window)
+                num_texts += len(window)
+            skipped.say(num_texts, given.name)
+            distributed.broadcast_text("[]")
+        ensemble.say_cuts()
 
 
 def _answer(ensemble: Ensemble, answers: Answers, window: Sequence[Row]) -> None:
@@ -67,9 +64,8 @@ def _answer(ensemble: Ensemble, answers: Answers, window: Sequence[Row]) -> None
     answers.write_window(window, ensemble.together(examples))
 
 
-def _rows(config: DictConfig, given: Input, answers: Answers, on_error: OnError) -> Iterator[Row]:
+def _rows(table_format: str, given: Input, answers: Answers, on_error: OnError) -> Iterator[Row]:
     """Yield the rows that can be read, and written when they are labelled."""
-    table_format = reading.format_of(config.format, config.input)
     columns = answers.columns
     for row in reading.rows_of(given.stream, given.name, table_format, columns, on_error):
         problem = answers.problem_of(row)
@@ -87,11 +83,8 @@ def _check(config: DictConfig) -> None:
             f"pair: plain text has no column {config.pair!r}; for a table say format=csv, tsv "
             "or jsonl"
         )
-    same = config.input != "-" and config.output != "-"
-    if (
-        same
-        and Path(config.input).expanduser().resolve() == Path(config.output).expanduser().resolve()
-    ):
+    files = [Path(name).expanduser().resolve() for name in (config.input, config.output)]
+    if "-" not in (config.input, config.output) and files[0] == files[1]:
         raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")
     writing.format_of(config.output_format, config.output)
     at_least("batch:", config.batch, 1, ConfigError)

@@ -1,8 +1,8 @@
-"""The rows that `predict` is given: read one by one, and put together to windows.
+"""The rows that `predict` is given: read one by one, and grouped into windows.
 
-A window is what is labelled at once. Its rows can then be sorted by length, and memory does not
+The rows of a window are labelled together. They can then be sorted by length, and memory does not
 grow with the file. It is full after so many rows or characters, and where the next line of a pipe
-is not there yet: who types a line gets an answer before the next one.
+is not there yet: a line that is typed is answered before the next one.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _NOTHING: Mapping[str, object] = {}
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the input, by the line on which it begins, with what goes on to the output."""
+    """A row of the input, by the line on which it begins, with the columns kept for the output."""
 
     line: int
     example: Any
@@ -134,13 +134,7 @@ def rows_of(
 
 
 def windows(rows: Iterator[Row], most: int, is_there: Callable[[], bool]) -> Iterator[list[Row]]:
-    """Yield rows put together, in order.
-
-    Args:
-        rows: The rows; no more of them are taken than the window has.
-        most: How many a window has at most.
-        is_there: Whether more of the input can be read without waiting for it.
-    """
+    """Yield at most `most` rows at a time, in order; no row is taken before its window needs it."""
     window: list[Row] = []
     characters = 0
     for row in rows:
@@ -189,7 +183,7 @@ class PipedLines:
 
     def _read_more(self) -> bool:
         """Wait for more; return False at the end."""
-        if not self._ended:  # a terminal would have to be told twice
+        if not self._ended:  # a terminal would ask for a second end of input
             more = os.read(self._descriptor, _CHUNK_BYTES)
             self._data, self._at = self._data[self._at :] + more, 0
             self._ended = not more
@@ -221,7 +215,7 @@ def opened(path: str) -> Iterator[Input]:
 
 
 def format_of(chosen: str, path: str) -> str:
-    """Return the format of an input: what was chosen, else what its name tells, else text."""
+    """Return the format of an input: the one chosen, else that of its ending, else text."""
     if chosen != "auto":
         return chosen
     return (readers.format_of(Path(path)) if path != "-" else None) or "text"

@@ -5,13 +5,13 @@ import csv
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, ClassVar, TextIO
 
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.runs.atomic import replaced_file, writing
 from transfer_cli.tasks.base import Answer
 
@@ -44,7 +44,7 @@ class Answers(ABC):
 
 
 class JsonLines(Answers):
-    """`{"text": ..., "label": ..., "probabilities": {...}}`, the second text and what is kept."""
+    """`{"text": ..., "label": ..., "probabilities": {...}}`, the pair and the columns kept."""
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
@@ -67,22 +67,19 @@ class JsonLines(Answers):
 
 
 class Csv(Answers):
-    """Columns `text`, perhaps `pair`, those of the answer, and what is kept.
+    """Columns `text`, perhaps `pair`, those of the answer, and those kept of the first row."""
 
-    The columns that are kept are those of the first row.
-    """
+    dialect: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
         self._texts = ["text"] if columns.pair is None else ["text", "pair"]
         self._ours = [*self._texts, *self.task.cell_names]
         self._kept: list[str] | None = None
-        self._write_row = self._row_writer()
-        self._begun = False
-
-    def _row_writer(self) -> Callable[[Iterable[object]], object]:
         # With this end of a row, values that hold either of its characters are put in quotes.
-        return csv.writer(_WithoutReturns(self.out), lineterminator="\r\n").writerow
+        lines = _WithoutReturns(out)
+        self._write_row = csv.writer(lines, lineterminator="\r\n", **self.dialect).writerow
+        self._begun = False
 
     def problem_of(self, row: Row) -> str | None:
         """See `Answers`."""
@@ -111,16 +108,13 @@ class Csv(Answers):
 class Tsv(Csv):
     """The same with tabs, and no quotes: a value can hold neither a tab nor the end of a line."""
 
+    dialect: ClassVar = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns)
         split = [label for label in self.task.labels if _splits(label)]
         if split:
             raise ConfigError(f"output_format: TSV cannot hold the label {split[0]!r}; take csv")
-
-    def _row_writer(self) -> Callable[[Iterable[object]], object]:
-        return csv.writer(
-            self.out, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None, lineterminator="\n"
-        ).writerow
 
     def problem_of(self, row: Row) -> str | None:
         """See `Answers`."""
@@ -130,6 +124,19 @@ class Tsv(Csv):
         if problem is None and any(map(_splits, values)):
             return "a tab or the end of a line in a value, which TSV cannot hold; CSV can."
         return problem
+
+    def write(self, row: Row, answer: Answer) -> None:
+        """See `Csv`.
+
+        Raises:
+            DataError: The answer would be taken for several values, or for several rows.
+        """
+        if any(isinstance(cell, str) and _splits(cell) for cell in self.task.cells(answer)):
+            raise DataError(
+                f"line {row.line}: its answer holds a tab or the end of a line, which TSV cannot "
+                "hold; take output_format=csv or jsonl"
+            )
+        super().write(row, answer)
 
 
 FORMATS: Mapping[str, type[Answers]] = {"jsonl": JsonLines, "csv": Csv, "tsv": Tsv}
@@ -179,7 +186,7 @@ def _cell(value: object) -> str:
 
 
 def format_of(chosen: str, path: str) -> str:
-    """Return the format of an output: what was chosen, else what its name tells, else jsonl.
+    """Return the format of an output: the one chosen, else that of its ending, else jsonl.
 
     Raises:
         ConfigError: The name says that it is packed.

@@ -11,7 +11,7 @@ from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import FORMATS, format_of
 from transfer_cli.data import readers
 from transfer_cli.data.tasks import Example
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.tasks.classification import ClassificationTask
 
 LABELS = ("no", "yes")
@@ -97,6 +97,31 @@ def test_what_tsv_cannot_hold_is_said(value):
     assert "which TSV cannot hold" in problem("tsv", Row(1, Example(value), {}, 0))
     assert "which TSV cannot hold" in problem("tsv", Row(1, Example("a"), {"n": value}, 0))
     assert problem("csv", Row(1, Example(value), {"n": value}, 0)) is None
+
+
+class Spoken(ClassificationTask):
+    """Answers with a text, as `probabilities` says it."""
+
+    cell_names = ("label",)
+
+    def cells(self, answer):
+        return [answer["probabilities"]]
+
+
+@pytest.mark.parametrize("answer", ["a\tb", "a\nb", "a\rb"])
+def test_an_answer_does_not_break_a_row(answer):
+    spoken = Columns("text", None, keep=False, task=Spoken(LABELS))
+    row = Row(3, Example("a"), {}, 0)
+    out = io.StringIO(newline="")
+
+    with pytest.raises(DataError, match=r"^line 3: its answer holds a tab .*output_format=csv"):
+        FORMATS["tsv"](out, spoken).write_window([row], [{"probabilities": answer}])
+
+    assert out.getvalue() == ""
+    FORMATS["csv"](out, spoken).write_window([row], [{"probabilities": answer}])
+    lines = readers.numbered_lines(io.BytesIO(out.getvalue().encode()), "a")
+    [record] = readers.table_records(lines, "a", "csv")
+    assert record.fields == {"text": "a", "label": answer}
 
 
 def test_half_a_surrogate_pair_is_said_before_it_is_written():

@@ -1,0 +1,46 @@
+"""How many processes there may be, and what those that are started are told."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.training import workers
+
+ONE = {"devices": 1, "timeout_minutes": 30.0, "resume": None}
+
+
+def test_started_processes_get_what_was_typed_and_the_directory_of_their_job():
+    typed = ["seed=1", "run.dir=all"]
+
+    assert workers.overrides(typed, None) == typed
+    assert workers.overrides(typed, "all/job 3") == ["seed=1", "run.dir='all/job 3'"]
+
+
+@pytest.mark.parametrize(("world", "wanted"), [(None, [False, True]), ("2", [False, False])])
+def test_only_a_process_that_no_torchrun_has_started_starts_others(monkeypatch, world, wanted):
+    monkeypatch.setattr(workers.distributed, "started_by_torchrun", lambda: world is not None)
+
+    assert [workers.wanted(devices) for devices in (1, 2)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"devices": 0}, r"^devices: must be at least 1"),
+     ({"timeout_minutes": 0}, r"^timeout_minutes: must be above 0"),
+     ({"parallel": "fdsp"}, r"^parallel: 'fdsp' is not one of ddp, fsdp\. Did you mean 'fsdp'"),
+     ({"restarts": 1}, r"^restarts: .* give resume=auto")],
+)  # fmt: skip
+def test_numbers_of_processes_that_cannot_be_are_refused(changes, message):
+    workers.check(OmegaConf.create(ONE))
+
+    with pytest.raises(ConfigError, match=message):
+        workers.check(OmegaConf.create({**ONE, **changes}))
+
+
+def test_processes_with_other_configs_are_refused(monkeypatch):
+    monkeypatch.setattr(workers.distributed, "all_gather_text", lambda own: [own, own])
+    workers._check_alike("seed: 0")
+
+    monkeypatch.setattr(workers.distributed, "all_gather_text", lambda own: [own, "another"])
+    with pytest.raises(RunError, match=r"^process 1 of 2 has another config or version"):
+        workers._check_alike("seed: 0")
