@@ -1,9 +1,10 @@
 """BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and ELECTRA (Clark et al. 2020).
 
-The three have one encoder under other names; they differ in positions, embeddings and heads.
+They have the same encoder, and differ in positions, embeddings and heads.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,14 +18,19 @@ from transfer_cli.interop.family import (
     PublishedHead,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import Copied, FromRow, Rule, packed_attention, same
+from transfer_cli.interop.rules import (
+    Copied,
+    FromRow,
+    Rule,
+    classifier_head,
+    masked_lm_head,
+    packed_attention,
+    same,
+)
 from transfer_cli.model.backbone import BackboneShape
 
 PAD = 1
 """RoBERTa's padding token."""
-
-ROBERTA_FIRST_POSITION = PAD + 1
-"""Its positions are counted on from that number."""
 
 _SEGMENTS = "embeddings.token_type_embeddings"
 
@@ -58,56 +64,52 @@ class Bert(Family):
         "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
     }  # fmt: skip
     pooler_activation = "tanh"
+    bare_pooler = "pooler.dense"
+    first_position: ClassVar[int] = 0
+    """The row of the position table that belongs to the first token."""
+
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
+        """Return the fields of the shape."""
+        found = super().shape_fields(settings)
+        return {**found, "positions": found["positions"] - self.first_position}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape; their models have a segment at least."""
-        return {**super().config(shape), "type_vocab_size": max(1, shape.segments)}
+        """Return the config that describes a shape; their models have at least one segment."""
+        rows, segments = shape.positions + self.first_position, max(1, shape.segments)
+        found = super().config(shape)
+        return {**found, "max_position_embeddings": rows, "type_vocab_size": segments}
 
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads; the classifier reads the pooler of the backbone."""
-        transform = "cls.predictions.transform"
-        output = [
-            *same("heads.lm.transform", f"{transform}.dense"),
-            *same("heads.lm.norm", f"{transform}.LayerNorm"),
-            *_output(shape, "cls.predictions"),
-        ]
         found = {
             SEQUENCE_CLASSIFICATION: PublishedHead(
                 "BertForSequenceClassification",
                 "text-classification",
-                [*self.pooler(), *same("heads.class.linear", "classifier")],
+                classifier_head("bert.pooler.dense", "classifier"),
             )
         }
-        if shape.activation == "gelu":  # there it is the head's, too
-            found[LANGUAGE_MODEL] = PublishedHead("BertForMaskedLM", "fill-mask", output)
+        if shape.activation == "gelu":  # the head's activation is that of the blocks
+            transform, output = "cls.predictions.transform", _output(shape, "cls.predictions")
+            rules = masked_lm_head(f"{transform}.dense", f"{transform}.LayerNorm", output)
+            found[LANGUAGE_MODEL] = PublishedHead("BertForMaskedLM", "fill-mask", rules)
         return found
 
-    def pooler(self) -> list[Rule]:
-        """Return the rules of the pooler."""
-        return same("heads.pooler.linear", f"{self.prefix}.pooler.dense")
-
     def constants(self, shape: BackboneShape) -> dict[str, Tensor]:
-        """Return a row of zeros for the one segment that their embeddings always have."""
-        return (
-            {} if shape.segments else {f"{_SEGMENTS}.weight": torch.zeros(1, shape.embedding_size)}
-        )
+        """Return a row of zeros for the segment that their embeddings always have."""
+        row = torch.zeros(1, shape.embedding_size)
+        return {} if shape.segments else {f"{_SEGMENTS}.weight": row}
 
     def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of the embeddings."""
+        table = same("backbone.position_embedding", "embeddings.position_embeddings", "weight")
         rules = [
             *same("backbone.token_embedding", "embeddings.word_embeddings", "weight"),
-            self.positions(),
+            replace(table[0], conversion=FromRow(self.first_position)),
             *same("backbone.embedding_norm", "embeddings.LayerNorm"),
         ]
         if shape.segments:
             rules += same("backbone.segment_embedding", _SEGMENTS, "weight")
         return rules
-
-    def positions(self) -> Rule:
-        """Return the rule of the position table."""
-        return Rule(
-            "backbone.position_embedding.weight", ("embeddings.position_embeddings.weight",)
-        )
 
     def block(self) -> list[Rule]:
         """Return the rules of a block."""
@@ -123,17 +125,18 @@ class Bert(Family):
 
 
 class Roberta(Bert):
-    """RoBERTa: other positions, another vocabulary, a pooler that belongs to the classifier."""
+    """RoBERTa: positions begin behind the padding token's number, the classifier has a pooler."""
 
     name = "RoBERTa"
     model_type = "roberta"
     base_model = "RobertaModel"
     prefix = "roberta"
+    first_position = PAD + 1
     only: ClassVar[Mapping[str, Any]] = {"pad_token_id": PAD, **Bert.only}
     mask_lstrip = True
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
-        """Return what no RoBERTa has."""
+        """Return what no model of this family has."""
         wrong = super().misfits(shape, tokenizer)
         if shape.segments != 1:
             wrong.append(f"segments={shape.segments}, not 1")
@@ -141,33 +144,11 @@ class Roberta(Bert):
             wrong.append("a tokenizer without <s>")
         return wrong
 
-    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape."""
-        found = super().shape_fields(settings)
-        return {**found, "positions": found["positions"] - ROBERTA_FIRST_POSITION}
-
-    def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape."""
-        rows = shape.positions + ROBERTA_FIRST_POSITION
-        return {**super().config(shape), "max_position_embeddings": rows}
-
-    def positions(self) -> Rule:
-        """Return the rule of the position table."""
-        rule = super().positions()
-        return Rule(rule.ours, rule.theirs, FromRow(ROBERTA_FIRST_POSITION))
-
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads; the classifier has a pooler of its own."""
+        output = masked_lm_head("lm_head.dense", "lm_head.layer_norm", _output(shape, "lm_head"))
         return {
-            LANGUAGE_MODEL: PublishedHead(
-                "RobertaForMaskedLM",
-                "fill-mask",
-                [
-                    *same("heads.lm.transform", "lm_head.dense"),
-                    *same("heads.lm.norm", "lm_head.layer_norm"),
-                    *_output(shape, "lm_head"),
-                ],
-            ),
+            LANGUAGE_MODEL: PublishedHead("RobertaForMaskedLM", "fill-mask", output),
             SEQUENCE_CLASSIFICATION: PublishedHead(
                 "RobertaForSequenceClassification", "text-classification", _two_layers()
             ),
@@ -175,7 +156,7 @@ class Roberta(Bert):
 
 
 class Electra(Bert):
-    """ELECTRA: embeddings of a width of their own, a classifier with GELU."""
+    """ELECTRA: narrower embeddings, a classifier with GELU and a pooler of its own."""
 
     name = "ELECTRA"
     model_type = "electra"
@@ -185,6 +166,7 @@ class Electra(Bert):
         key: value for key, value in Bert.fixed.items() if key != "embedding_width"
     }
     pooler_activation = "gelu"
+    bare_pooler = ""
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
@@ -204,14 +186,12 @@ class Electra(Bert):
         return rules
 
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
-        """Return its heads, of which the language model's is the generator's."""
-        output = [
-            *same("heads.lm.transform", "generator_predictions.dense"),
-            *same("heads.lm.norm", "generator_predictions.LayerNorm"),
-            *same("heads.lm", "generator_lm_head", "bias"),
-        ]
-        if not shape.tie_output:
-            output += same("heads.lm", "generator_lm_head", "weight")
+        """Return its heads; that of the language model is the generator's."""
+        last = same(
+            "heads.lm", "generator_lm_head", "bias", *(() if shape.tie_output else ("weight",))
+        )
+        transform = "generator_predictions"
+        output = masked_lm_head(f"{transform}.dense", f"{transform}.LayerNorm", last)
         return {
             LANGUAGE_MODEL: PublishedHead("ElectraForMaskedLM", "fill-mask", output),
             SEQUENCE_CLASSIFICATION: PublishedHead(
@@ -219,24 +199,13 @@ class Electra(Bert):
             ),
         }
 
-    def pooler(self) -> list[Rule]:
-        """Return nothing: its classifier alone has one."""
-        return []
-
 
 def _two_layers() -> list[Rule]:
-    """Return the rules of a classifier that brings its own pooler."""
-    return [
-        *same("heads.pooler.linear", "classifier.dense"),
-        *same("heads.class.linear", "classifier.out_proj"),
-    ]
+    return classifier_head("classifier.dense", "classifier.out_proj")
 
 
 def _output(shape: BackboneShape, theirs: str) -> list[Rule]:
-    """Return the rules of the last layer of the language-model head.
-
-    Its bias stands beside the layer; a layer that is not tied has it as its own, too.
-    """
+    """Return the rules of a language model's last layer; if it is not tied, it has two biases."""
     if shape.tie_output:
         return same("heads.lm", theirs, "bias")
     biases = (f"{theirs}.decoder.bias", f"{theirs}.bias")

@@ -1,4 +1,4 @@
-"""The model card that goes along with a written model: a README.md of what is known of it."""
+"""The model card of an exported model: a README.md about it and its training."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ from transfer_cli.safe_files import escaped
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a model.
+    """What a card says about a model.
 
     Args:
-        title: What it is called.
-        task: `text-classification`, `text-generation`, `fill-mask` or `feature-extraction`.
-        what: TaskInfo about the model, by name.
-        how: TaskInfo about its training, by name.
+        title: Its name.
+        task: What the hub calls its task, such as `text-classification`.
+        what: Facts about the model, by name.
+        how: Facts about its training, by name.
         measures: By split and name.
         labels: Names of the classes.
-        command: What was typed to train it, word by word.
+        command: Lines that were typed to train it.
         architecture: What `transformers` calls it.
-        left_out: Tensors that did not come along.
+        left_out: Tensors that were not written.
     """
 
     title: str

@@ -9,11 +9,14 @@ from transfer_cli.interop.family import (
     Family,
     PublishedHead,
 )
-from transfer_cli.interop.rules import Rule, packed_attention, same
+from transfer_cli.interop.rules import (
+    Rule,
+    classifier_head,
+    masked_lm_head,
+    packed_attention,
+    same,
+)
 from transfer_cli.model.backbone import BackboneShape
-
-EPSILON = 1e-12
-"""Its config has no say in this."""
 
 
 class DistilBert(Family):
@@ -30,7 +33,7 @@ class DistilBert(Family):
     }  # fmt: skip
     fixed: ClassVar[Mapping[str, Any]] = {
         "residual": "post", "direction": "bidirectional", "position_kind": "learned",
-        "embedding_norm": True, "embedding_width": None, "segments": 0, "epsilon": EPSILON,
+        "embedding_norm": True, "embedding_width": None, "segments": 0, "epsilon": 1e-12,
     }  # fmt: skip
     options: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "dropout": ("dropout", 0.1),
@@ -47,23 +50,18 @@ class DistilBert(Family):
 
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads; the classifier has two layers."""
-        classifier = [
-            *same("heads.pooler.linear", "pre_classifier"),
-            *same("heads.class.linear", "classifier"),
-        ]
-        output = [
-            *same("heads.lm.transform", "vocab_transform"),
-            *same("heads.lm.norm", "vocab_layer_norm"),
-            *same("heads.lm", "vocab_projector", "bias"),
-        ]
-        if not shape.tie_output:
-            output += same("heads.lm", "vocab_projector", "weight")
         found = {
             SEQUENCE_CLASSIFICATION: PublishedHead(
-                "DistilBertForSequenceClassification", "text-classification", classifier
+                "DistilBertForSequenceClassification",
+                "text-classification",
+                classifier_head("pre_classifier", "classifier"),
             )
         }
-        if shape.activation == "gelu":  # there it is the head's, too
+        if shape.activation == "gelu":  # the head's activation is that of the blocks
+            last = same(
+                "heads.lm", "vocab_projector", "bias", *(() if shape.tie_output else ("weight",))
+            )
+            output = masked_lm_head("vocab_transform", "vocab_layer_norm", last)
             found[LANGUAGE_MODEL] = PublishedHead("DistilBertForMaskedLM", "fill-mask", output)
         return found
 

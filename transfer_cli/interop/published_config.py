@@ -35,24 +35,24 @@ class PublishedConfig:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
-    def number(self, key: str, otherwise: int | None = None) -> int:
-        """Return a whole number."""
-        return self._of_kind(key, otherwise, int)
+    def number(self, key: str, default: int | None = None) -> int:
+        """Return a whole number; a key without a default must be there."""
+        return self._of_kind(key, default, int)
 
-    def value(self, key: str, otherwise: T) -> T:
-        """Return a value of the kind of the one that stands in for it: a number, true or false."""
-        return self._of_kind(key, otherwise, type(otherwise))
+    def value(self, key: str, default: T) -> T:
+        """Return a value of the type of its default: a number, true or false."""
+        return self._of_kind(key, default, type(default))
 
-    def one_of(self, key: str, known: Mapping[str, str], otherwise: str) -> str:
+    def one_of(self, key: str, known: Mapping[str, str], default: str) -> str:
         """Return what we call the value of a key."""
-        value = self._value(key, otherwise)
+        value = self._value(key, default)
         if not isinstance(value, str) or value not in known:
             close = nearest(value, known) if isinstance(value, str) else ""
             raise self.wrong(key, f"one of {', '.join(known)}", close)
         return known[value]
 
     def only(self, key: str, value: Any) -> None:
-        """Refuse any other value: the model would be another one than ours."""
+        """Refuse any other value, with which the model would compute something else than ours."""
         if self._value(key, value) != value:
             raise self.wrong(key, f"{value!r}, which is all that is built here")
 
@@ -62,16 +62,15 @@ class PublishedConfig:
             f"{self.path}: {key} is {self.values.get(key)!r}, expected {expected}.{hint}"
         )
 
-    def _of_kind(self, key: str, otherwise: T | None, kind: type[T]) -> T:
-        value = self._value(key, otherwise)
+    def _of_kind(self, key: str, default: T | None, kind: type[T]) -> T:
+        value = self._value(key, default)
         if type(value) is not kind and (kind is not float or type(value) is not int):
             raise self.wrong(key, _KINDS[kind])
         return kind(value)  # type: ignore[call-arg]
 
-    def _value(self, key: str, otherwise: Any) -> Any:
+    def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
-        if value is None:
-            value = otherwise
-        if value is None:
+        found = default if value is None else value
+        if found is None:
             raise CheckpointError(f"{self.path} has no {key}, which says how the model is built")
-        return value
+        return found
