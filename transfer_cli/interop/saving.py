@@ -19,6 +19,7 @@ from transfer_cli.interop.published_config import CONFIG
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.weights import readable_like
+from transfer_cli.objectives.classification import Classification
 
 TOKENS = "backbone.token_embedding.weight"
 FINAL_NORM = "backbone.final_norm.bias"
@@ -30,16 +31,6 @@ PADDING = "[PAD]"
 
 
 @dataclass(frozen=True)
-class ClassificationHead:
-    """From a text's hidden state to labels; `is_linear`: by one layer, after a pooler or none."""
-
-    labels: tuple[str, ...]
-    pooling: str
-    has_pooler: bool
-    is_linear: bool
-
-
-@dataclass(frozen=True)
 class Ours:
     """A model to be written.
 
@@ -48,9 +39,10 @@ class Ours:
         tensors: Its weights, by our names.
         tokenizer: Its tokenizer.
         head: The kind of head to write, as in `Family.heads`; None: none.
-        classifier: Of a head that gives labels; None for other heads.
+        classifier: What a head that gives labels was trained by; None for other heads.
         texts: Which layout of special tokens it was trained with last: that of lines to pretrain
             on, that of labelled texts, or (published) its tokenizer's.
+        labels: Names of the classifier's classes.
         added: Names of tensors that edits have added, each with a description of its part.
     """
 
@@ -58,8 +50,9 @@ class Ours:
     tensors: Mapping[str, Tensor]
     tokenizer: Tokenizer
     head: str | None
-    classifier: ClassificationHead | None
+    classifier: Classification | None
     texts: Literal["lines", "labelled", "published"]
+    labels: tuple[str, ...] = ()
     added: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -114,7 +107,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     save_file(given, folder / files.WEIGHTS, metadata={"format": "pt"})
     readable_like(folder / files.WEIGHTS, folder)
     architecture = head.architecture if head else kind.base_model
-    labels = classifier.labels if classifier else ()
+    labels = ours.labels if classifier else ()
     config = {
         "architectures": [architecture],
         "model_type": kind.model_type,
@@ -129,7 +122,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
         config["id2label"] = {str(number): label for number, label in enumerate(labels)}
         config["label2id"] = {label: number for number, label in enumerate(labels)}
         config["problem_type"] = "single_label_classification"
-    _write_json(folder / CONFIG, config)
+    files.dump_json(folder / CONFIG, config)
     _write_tokenizer(ours, kind, folder, pad)
     used = {rule.ours for rule in rules} | ({_CLASS_BIAS} if folds_bias else set())
     return Written(
@@ -140,10 +133,6 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
         folds_bias,
         tuple(sorted(ours.tensors.keys() - used)),
     )
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _fitting(ours: Ours, wanted: str | None) -> Family:
@@ -191,19 +180,18 @@ def _misfits(family: Family, ours: Ours) -> list[str]:
     return wrong
 
 
-def _classifier_misfits(family: Family, ours: Ours, classifier: ClassificationHead) -> list[str]:
-    wrong = []
+def _classifier_misfits(family: Family, ours: Ours, classifier: Classification) -> list[str]:
+    wrong, activation = [], family.pooler_activation
     if classifier.pooling != family.pooling:
         wrong.append(f"objective.pooling={classifier.pooling}, not {family.pooling}")
-    if not classifier.is_linear:
+    if classifier.hidden or classifier.batch_norm:
         wrong.append("a classifier of several layers (objective.hidden, objective.batch_norm)")
-    needs_pooler = family.pooler_activation != "none"
-    if needs_pooler and not classifier.has_pooler:
+    if not classifier.pooler and activation != "none":
         wrong.append("a classifier without a pooler (objective.pooler=true trains one)")
-    if classifier.has_pooler and not needs_pooler:
+    if classifier.pooler and activation == "none":
         wrong.append("a classifier with a pooler (objective.pooler=false)")
-    if ours.shape.pooler == "none" and classifier.has_pooler and family.pooler_activation != "tanh":
-        wrong.append(f"a pooler with tanh, not {family.pooler_activation}")
+    if classifier.pooler and ours.shape.pooler == "none" and activation != "tanh":
+        wrong.append(f"a pooler with tanh, not {activation}")
     return wrong
 
 
@@ -242,9 +230,8 @@ def _write_tokenizer(ours: Ours, family: Family, folder: Path, pad: int) -> None
     tokenizer, path = ours.tokenizer, folder / vocabulary.FILE
     tokenizer.save(path)
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    kinds = ("pad", "unk", "cls", "sep", "mask")
-    numbers = [getattr(tokenizer, kind) for kind in kinds]
-    names = dict(zip(kinds, tokenizer.pieces(numbers), strict=True))
+    numbers = [getattr(tokenizer, kind) for kind in vocabulary.SPECIAL_TOKENS]
+    names = dict(zip(vocabulary.SPECIAL_TOKENS, tokenizer.pieces(numbers), strict=True))
     if pad != tokenizer.pad:
         names["pad"] = PADDING
         data["added_tokens"].append(
@@ -261,7 +248,7 @@ def _write_tokenizer(ours: Ours, family: Family, folder: Path, pad: int) -> None
     is_bare = data.get("post_processor") is None and not causal
     if ours.texts != "published" or is_bare:
         data["post_processor"] = _layout(ours, names)
-    _write_json(path, data)
+    files.dump_json(path, data)
     options = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": ours.shape.positions,
@@ -276,7 +263,7 @@ def _write_tokenizer(ours: Ours, family: Family, folder: Path, pad: int) -> None
     }
     if causal:
         options |= {"bos_token": names["cls"], "eos_token": names["sep"]}
-    _write_json(folder / vocabulary.OPTIONS, options)
+    files.dump_json(folder / vocabulary.OPTIONS, options)
 
 
 def _layout(ours: Ours, names: Mapping[str, str]) -> dict[str, Any]:

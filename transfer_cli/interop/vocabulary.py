@@ -19,20 +19,22 @@ BYTE_PAIRS = "vocab.json"
 OPTIONS = "tokenizer_config.json"
 ADDED = "added_tokens.json"
 
+SPECIAL_TOKENS = ("pad", "unk", "cls", "sep", "mask")
+
 LAYOUTS = {
     ("labelled", "causal"): ("A cls", "A sep B cls"),
     ("labelled", "bidirectional"): ("cls A sep", "cls A sep B sep"),
     ("lines", "causal"): ("sep A", "sep A sep B"),
     ("lines", "bidirectional"): ("sep A sep", "sep A sep B sep"),
 }
-"""Where special tokens stand around a text A, and around two, by what the model was trained on last
-(see `data.encoded_task` and `data.corpus`) and its direction."""
+"""A text A among its special tokens, and two texts, by what the model was trained on last (see
+`data.encoded_task` and `data.corpus`) and its direction."""
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a model's folder.
 
-    `tokenizer.json` is taken where it is there, with what `tokenizer_config.json` says otherwise;
+    It is that of `tokenizer.json`, with the options of `tokenizer_config.json`, if there is one;
     else it is made of BERT's `vocab.txt` or of GPT-2's `vocab.json` and `merges.txt`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a run says about itself, for the card of its model."""
+"""The model card of a run, from the files of its directory."""
 
 import re
 import shlex
@@ -16,29 +16,28 @@ from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import read_json, read_text
 
 _PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")
-"""A path from the root, the home or the current folder, wherever in a value."""
+"""A path from the root, the home or the current folder, anywhere in a value."""
 
 
 def card_of(start: Pretrained, written: Written, to: str) -> Card:
-    """Return the card of a model, from what its run has noted; of other models little is known."""
-    description = start.description
+    """Return the card of a model; how it was trained only the directory of a run can say."""
+    shape, vocabulary = start.description.shape, start.description.vocabulary
     what = {
         "kind of model": f"{written.family.name} (`{written.architecture}`)",
-        "size": f"{description.shape.depth} blocks of width {description.shape.width}, "
-        f"{description.vocabulary:,} tokens, {description.shape.positions} positions",
+        "size": f"{shape.depth} blocks of width {shape.width}, {vocabulary:,} tokens, "
+        f"{shape.positions} positions",
         "numbers": "float32",
     }
     run = RunDirectory(start.folder.parent)
-    results = _json(run.results)
-    known = start.published is None and bool(results)
+    results = _json(run.results) if start.published is None else {}
     return Card(
         title=Path(to).name,
         task=written.pipeline,
         what=what,
-        how=_training(run, results) if known else {},
-        measures=_measures(results) if known else {},
+        how=_training(run, results) if results else {},
+        measures=_measures(results),
         labels=written.labels,
-        command=_command(run, results) if known else (),
+        command=_command(run, results) if results else (),
         architecture=written.architecture,
         left_out=written.left_out,
     )
@@ -53,8 +52,10 @@ def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
         "objective": presets.get("objective"),
         "started from": _started_from(run),
         "seed": results.get("seed"),
-        "seen": _seen(results),
-        "parameters that trained": _trained(results),
+        "seen": _filled(
+            "{steps:,} steps, {examples:,} examples, {tokens:,} tokens", results.get("seen")
+        ),
+        "parameters that trained": _filled("{trainable:,} of {total:,}", results.get("parameters")),
         "seconds": timing.get("seconds"),
         "versions": ", ".join(
             f"{name} {version}" for name, version in environment.get("versions", {}).items()
@@ -63,28 +64,18 @@ def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
 
-def _trained(results: Mapping[str, Any]) -> str | None:
-    return _counts(results.get("parameters"), "{trainable:,} of {total:,}")
-
-
-def _seen(results: Mapping[str, Any]) -> str | None:
-    return _counts(results.get("seen"), "{steps:,} steps, {examples:,} examples, {tokens:,} tokens")
-
-
-def _counts(found: Any, sentence: str) -> str | None:
-    """Return a sentence with numbers in it; None where they are not there."""
+def _filled(sentence: str, numbers: Any) -> str | None:
+    """Return a sentence with numbers in it; None where they are missing."""
     try:
-        return sentence.format_map(found)
+        return sentence.format_map(numbers)
     except (TypeError, KeyError, ValueError, IndexError, AttributeError):
         return None
 
 
 def _started_from(run: RunDirectory) -> str | None:
-    for word in _words(run):
-        if word.startswith("init_from="):
-            value = word.partition("=")[2]
-            return value if value.startswith(HUB) else Path(value).name
-    return None
+    given = (word.partition("=") for word in _words(run))
+    place = next((value for key, _, value in given if key == "init_from"), None)
+    return place if place is None or place.startswith(HUB) else Path(place).name
 
 
 def _measures(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -99,7 +90,7 @@ def _measures(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _command(run: RunDirectory, results: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what was typed; of places the last part alone, which is what they are called."""
+    """Return what was typed, with the last part of each path."""
     shown = [_without_place(word) for word in _words(run)]
     return (shlex.join(["transfer", str(results.get("command", "finetune")), *shown]),)
 

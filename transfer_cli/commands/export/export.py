@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from omegaconf import DictConfig
@@ -17,7 +17,7 @@ from transfer_cli.errors import CheckpointError, ConfigError, RunError, one_of
 from transfer_cli.interop.card import card_text
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.published_folder import open_folder
-from transfer_cli.interop.saving import FINAL_NORM, ClassificationHead, Ours, Written, write_folder
+from transfer_cli.interop.saving import FINAL_NORM, TOKENS, Ours, Written, write_folder
 from transfer_cli.model.added import added_parameters, merge
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -48,17 +48,17 @@ def export(config: DictConfig) -> None:
 
 def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Write a folder as Hugging Face's libraries do; return what to say about it."""
-    if config.head:
-        _check_has_head(start)
+    head, classifier = _head(start) if config.head else (None, None)
     tensors, added = plain_tensors(start, keeps_head=config.head)
     own: Literal["labelled", "lines"] = "lines" if start.task is None else "labelled"
     ours = Ours(
         shape=start.description.shape,
         tensors=tensors,
         tokenizer=start.tokenizer,
-        head=_head(start) if config.head else None,
-        classifier=_classifier(start) if config.head else None,
+        head=head,
+        classifier=classifier,
         texts="published" if start.published is not None else own,
+        labels=start.description.labels,
         added=added,
     )
     own_family = start.published.family.model_type if start.published else None
@@ -80,16 +80,16 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
     """Write an ONNX graph; return what to say about it."""
     from transfer_cli.interop.onnx_graph import write_onnx
 
-    objective = objective_of(start) if config.head and _has_head(start) else None
-    if objective is not None:
-        model = load_trained(start, objective, start.tensors())
-    else:
-        model = _backbone(start, start.tensors())
-    labels = start.description.labels if objective is not None else ()
-    if objective is not None:
+    objective, tensors = None, start.tensors()
+    if config.head and _has_head(start):
         _check_has_head(start)
+        objective = objective_of(start)
+        model = load_trained(start, objective, tensors)
+    else:
+        model = _backbone(start, tensors)
+    labels = start.description.labels if objective is not None else ()
     causal = start.description.shape.direction == "causal"
-    # A published model knows texts as we lay out labelled ones, not as lines of a long text.
+    # A published model was trained with the layout of our labelled texts, not with that of lines.
     usual = "A" if causal else "cls A sep"
     layout = usual if start.published is not None else None
     largest = write_onnx(model.eval(), objective, start.tokenizer, labels, folder, layout=layout)
@@ -147,43 +147,32 @@ def _backbone(start: Pretrained, tensors: Mapping[str, Tensor]) -> TransferModel
     return model
 
 
-def _head(start: Pretrained) -> str:
-    """Return what families call the kind of head that the model was trained for."""
-    return LANGUAGE_MODEL if start.task is None else str(start.task.export_head)
-
-
-def _classifier(start: Pretrained) -> ClassificationHead | None:
-    """Return what turns states into labels; None for a language model."""
-    description = start.description
-    objective: Objective = build(description.objective, "objective", Objective)
-    if not isinstance(objective, Classification):
-        if start.task is not None and start.task.export_head == SEQUENCE_CLASSIFICATION:
-            raise CheckpointError(
-                f"run: {type(objective).__name__} is no classification that other libraries know; "
-                "head=false writes the backbone alone"
-            )
-        return None
-    return ClassificationHead(
-        labels=description.labels,
-        pooling=objective.pooling,
-        has_pooler=bool(objective.pooler),
-        is_linear=not objective.hidden and not objective.batch_norm,
-    )
+def _head(start: Pretrained) -> tuple[str, Classification | None]:
+    """Return what families call the head's kind, and the classification that trained it, if any."""
+    _check_has_head(start)
+    if start.task is None:
+        return LANGUAGE_MODEL, None
+    kind = str(start.task.export_head)
+    objective: Objective = build(start.description.objective, "objective", Objective)
+    if isinstance(objective, Classification):
+        return kind, objective
+    if kind == SEQUENCE_CLASSIFICATION:
+        raise CheckpointError(
+            f"run: {type(objective).__name__} is no classification that other libraries know; "
+            "head=false writes the backbone alone"
+        )
+    return kind, None
 
 
 def _check(
     folder: Path, start: Pretrained, tensors: Mapping[str, Tensor], written: Written
 ) -> None:
-    """Read the folder again and compare: nothing is called written that would be read otherwise."""
-    again: dict[str, Any] = open_folder(folder, "to").tensors()
-    changed = {FINAL_NORM} if written.folded_bias else set()
-    size = start.tokenizer.size
-    for name, tensor in again.items():
+    """Read the folder again and compare it with the model."""
+    for name, tensor in open_folder(folder, "to").tensors().items():
         own = tensors.get(name)
-        if own is None or name in changed:
+        if own is None or (written.folded_bias and name == FINAL_NORM):
             continue
-        if not torch.equal(tensor[:size] if name.endswith(_TABLE) else tensor, own.float()):
+        # A padding token may have been added.
+        found = tensor[: start.tokenizer.size] if name == TOKENS else tensor
+        if not torch.equal(found, own.float()):
             raise CheckpointError(f"to: {name} was not written as it is; the disk may be damaged")
-
-
-_TABLE = "token_embedding.weight"
