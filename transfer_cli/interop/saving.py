@@ -16,16 +16,14 @@ from transfer_cli.interop import files, vocabulary
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, Family, PublishedHead
 from transfer_cli.interop.published_config import CONFIG
+from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.weights import readable_like
 from transfer_cli.objectives.classification import Classification
 
 TOKENS = "backbone.token_embedding.weight"
-FINAL_NORM = "backbone.final_norm.bias"
-"""It takes up the bias of a classifier that has none in its family."""
-
-_CLASS_BIAS = "heads.class.linear.bias"
+CLASS_BIAS = "heads.class.linear.bias"
 PADDING = "[PAD]"
 """For a classifier without a padding token, which needs one to find the end of a text."""
 
@@ -65,7 +63,6 @@ class Written:
         architecture: What that family calls it.
         pipeline: What the hub calls its task.
         labels: Names of the classes.
-        folded_bias: Whether the final norm has taken up the classifier's bias.
         left_out: Tensors of ours that the family has no place for and the outputs do not need.
     """
 
@@ -73,12 +70,11 @@ class Written:
     architecture: str
     pipeline: str
     labels: tuple[str, ...]
-    folded_bias: bool
     left_out: tuple[str, ...]
 
 
 def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written:
-    """Write `config.json`, `model.safetensors` and the tokenizer's files.
+    """Write `config.json`, `model.safetensors` and the tokenizer's files, and read them again.
 
     Args:
         ours: The model.
@@ -87,13 +83,14 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
 
     Raises:
         ConfigError: There is no such family.
-        CheckpointError: No family has such a model; the message says what does not fit.
+        CheckpointError: No family has such a model, and the message says what does not fit; or
+            what was read is not what was written.
     """
     kind = _fitting(ours, family)
     rules, head = _rules(kind, ours)
     tensors, tokenizer, classifier = dict(ours.tensors), ours.tokenizer, ours.classifier
     pad = tokenizer.pad
-    folds_bias = classifier is not None and not any(r.ours == _CLASS_BIAS for r in rules)
+    folds_bias = classifier is not None and not any(r.ours == CLASS_BIAS for r in rules)
     if folds_bias:
         _fold_bias(tensors, kind)
     if classifier is not None and pad == tokenizer.cls:
@@ -124,13 +121,15 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
         config["problem_type"] = "single_label_classification"
     files.dump_json(folder / CONFIG, config)
     _write_tokenizer(ours, kind, folder, pad)
-    used = {rule.ours for rule in rules} | ({_CLASS_BIAS} if folds_bias else set())
+    for name, tensor in open_folder(folder, "to").tensors().items():
+        if name in tensors and not torch.equal(tensor, tensors[name].float()):
+            raise CheckpointError(f"to: {name} was not written as it is; the disk may be damaged")
+    used = {rule.ours for rule in rules} | ({CLASS_BIAS} if folds_bias else set())
     return Written(
         kind,
         architecture,
         head.pipeline if head else "feature-extraction",
         labels,
-        folds_bias,
         tuple(sorted(ours.tensors.keys() - used)),
     )
 
@@ -214,15 +213,15 @@ def _fold_bias(tensors: dict[str, Tensor], family: Family) -> None:
 
     Of the shifts c of the norm with W c = b, this takes the shortest; the logits are the same.
     """
-    weight, bias = tensors["heads.class.linear.weight"].double(), tensors.pop(_CLASS_BIAS).double()
-    norm = tensors.get(FINAL_NORM)
+    weight, bias = tensors["heads.class.linear.weight"].double(), tensors.pop(CLASS_BIAS).double()
+    norm = tensors.get("backbone.final_norm.bias")
     shift = torch.linalg.lstsq(weight, bias[:, None], driver="gelsd").solution[:, 0]
     if norm is None or not torch.allclose(weight @ shift, bias, atol=1e-7):
         raise CheckpointError(
             f"run: the classifier's bias has no place in {family.name}, whose classifier has none; "
             "format=onnx takes any model"
         )
-    tensors[FINAL_NORM] = (norm.double() + shift).to(norm.dtype)
+    tensors["backbone.final_norm.bias"] = (norm.double() + shift).to(norm.dtype)
 
 
 def _write_tokenizer(ours: Ours, family: Family, folder: Path, pad: int) -> None:

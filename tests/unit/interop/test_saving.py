@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.published import TEXT, reference, wordpiece
 from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.interop import saving
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.published_folder import open_folder
@@ -157,6 +159,18 @@ def test_texts_get_the_tokens_that_the_model_was_trained_with(tmp_path, tokenize
     assert theirs(one, two)["input_ids"] == [*a, tokenizer.sep, *b, tokenizer.cls]
     assert theirs.pad_token_id == tokenizer.pad
     assert theirs.mask_token_id == tokenizer.mask
+
+
+def test_weights_that_are_read_otherwise_are_not_called_written(tmp_path, tokenizer, monkeypatch):
+    model = ours(CAUSAL, model_of(CAUSAL, tokenizer).state_dict(), tokenizer, None)
+    monkeypatch.setattr(
+        saving,
+        "save_file",
+        lambda given, *where, **more: save_file({n: t * 0 for n, t in given.items()}, *where),
+    )
+
+    with pytest.raises(CheckpointError, match="was not written as it is"):
+        write_folder(model, tmp_path)
 
 
 @pytest.mark.parametrize("head", [LANGUAGE_MODEL, None])

@@ -16,8 +16,7 @@ from transfer_cli.config.build import build
 from transfer_cli.errors import CheckpointError, ConfigError, RunError, one_of
 from transfer_cli.interop.card import card_text
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
-from transfer_cli.interop.published_folder import open_folder
-from transfer_cli.interop.saving import FINAL_NORM, TOKENS, Ours, Written, write_folder
+from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.model.added import added_parameters, merge
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -63,7 +62,6 @@ def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, 
     )
     own_family = start.published.family.model_type if start.published else None
     written = write_folder(ours, folder, config.family or own_family)
-    _check(folder, start, tensors, written)
     card = card_of(start, written, config.to)
     (folder / "README.md").write_text(card_text(card), encoding="utf-8")
     facts = {
@@ -162,17 +160,3 @@ def _head(start: Pretrained) -> tuple[str, Classification | None]:
             "head=false writes the backbone alone"
         )
     return kind, None
-
-
-def _check(
-    folder: Path, start: Pretrained, tensors: Mapping[str, Tensor], written: Written
-) -> None:
-    """Read the folder again and compare it with the model."""
-    for name, tensor in open_folder(folder, "to").tensors().items():
-        own = tensors.get(name)
-        if own is None or (written.folded_bias and name == FINAL_NORM):
-            continue
-        # A padding token may have been added.
-        found = tensor[: start.tokenizer.size] if name == TOKENS else tensor
-        if not torch.equal(found, own.float()):
-            raise CheckpointError(f"to: {name} was not written as it is; the disk may be damaged")
