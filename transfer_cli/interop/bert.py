@@ -1,6 +1,7 @@
-"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and ELECTRA (Clark et al. 2020).
+"""BERT and its relatives: the same encoder with other positions, embeddings and heads.
 
-They have the same encoder, and differ in positions, embeddings and heads.
+Sources: Devlin et al. 2019 (BERT), Liu et al. 2019 (RoBERTa), Clark et al. 2020 (ELECTRA), Sanh et
+al. 2019 (DistilBERT).
 """
 
 from collections.abc import Mapping
@@ -18,15 +19,7 @@ from transfer_cli.interop.family import (
     PublishedHead,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import (
-    Copied,
-    FromRow,
-    Rule,
-    classifier_head,
-    masked_lm_head,
-    packed_attention,
-    same,
-)
+from transfer_cli.interop.rules import Copied, FromRow, Rule, packed_attention, same
 from transfer_cli.model.backbone import BackboneShape
 
 PAD = 1
@@ -35,8 +28,56 @@ PAD = 1
 _SEGMENTS = "embeddings.token_type_embeddings"
 
 
-class Bert(Family):
-    """BERT."""
+class EncoderFamily(Family):
+    """Their heads: a masked language model with a transform, a classifier with a pooler.
+
+    Attributes:
+        lm_head: The layer, the norm and the output layer of the language model.
+        decoder: The part of that output layer with the matrix and a second bias; "": it has none.
+        is_gelu_head: Whether the language model has GELU whatever the activation of the blocks.
+        classifier: The pooler and the last layer of the classifier.
+    """
+
+    fixed: ClassVar[Mapping[str, Any]] = {
+        "residual": "post", "direction": "bidirectional", "position_kind": "learned",
+        "embedding_norm": True, "embedding_width": None,
+    }  # fmt: skip
+    output: ClassVar[Mapping[str, bool]] = {"output_transform": True}
+    lm_head: ClassVar[tuple[str, str, str]]
+    decoder: ClassVar[str] = ""
+    is_gelu_head: ClassVar[bool] = False
+    classifier: ClassVar[tuple[str, str]]
+
+    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
+        """Return its heads."""
+        stem = self.base_model.removesuffix("Model")
+        pooler, linear = self.classifier
+        found = {
+            SEQUENCE_CLASSIFICATION: PublishedHead(
+                f"{stem}ForSequenceClassification",
+                "text-classification",
+                [*same("heads.pooler.linear", pooler), *same("heads.class.linear", linear)],
+            )
+        }
+        if self.is_gelu_head or shape.activation == "gelu":  # that of our head
+            rules = self._language_model(shape)
+            found[LANGUAGE_MODEL] = PublishedHead(f"{stem}ForMaskedLM", "fill-mask", rules)
+        return found
+
+    def _language_model(self, shape: BackboneShape) -> list[Rule]:
+        transform, norm, last = self.lm_head
+        rules = [*same("heads.lm.transform", transform), *same("heads.lm.norm", norm)]
+        if shape.tie_output:
+            return [*rules, *same("heads.lm", last, "bias")]
+        if not self.decoder:
+            return [*rules, *same("heads.lm", last)]
+        decoder = f"{last}.{self.decoder}"
+        biases = Rule("heads.lm.bias", (f"{decoder}.bias", f"{last}.bias"), Copied(2))
+        return [*rules, *same("heads.lm", decoder, "weight"), biases]
+
+
+class Bert(EncoderFamily):
+    """BERT, whose classifier reads the pooler of the backbone."""
 
     name = "BERT"
     model_type = "bert"
@@ -47,10 +88,6 @@ class Bert(Family):
         "width": "hidden_size", "heads": "num_attention_heads", "depth": "num_hidden_layers",
         "feedforward": "intermediate_size", "positions": "max_position_embeddings",
     }  # fmt: skip
-    fixed: ClassVar[Mapping[str, Any]] = {
-        "residual": "post", "direction": "bidirectional", "position_kind": "learned",
-        "embedding_norm": True, "embedding_width": None,
-    }  # fmt: skip
     options: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "dropout": ("hidden_dropout_prob", 0.1),
         "attention_dropout": ("attention_probs_dropout_prob", 0.1),
@@ -59,10 +96,14 @@ class Bert(Family):
         "epsilon": ("layer_norm_eps", 1e-12),
         "tie_output": ("tie_word_embeddings", True),
     }
-    output: ClassVar[Mapping[str, bool]] = {"output_transform": True}
     only: ClassVar[Mapping[str, Any]] = {
         "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
     }  # fmt: skip
+    lm_head = (
+        "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions",
+    )  # fmt: skip
+    decoder = "decoder"
+    classifier = ("bert.pooler.dense", "classifier")
     pooler_activation = "tanh"
     bare_pooler = "pooler.dense"
     first_position: ClassVar[int] = 0
@@ -78,21 +119,6 @@ class Bert(Family):
         rows, segments = shape.positions + self.first_position, max(1, shape.segments)
         found = super().config(shape)
         return {**found, "max_position_embeddings": rows, "type_vocab_size": segments}
-
-    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
-        """Return its heads; the classifier reads the pooler of the backbone."""
-        found = {
-            SEQUENCE_CLASSIFICATION: PublishedHead(
-                "BertForSequenceClassification",
-                "text-classification",
-                classifier_head("bert.pooler.dense", "classifier"),
-            )
-        }
-        if shape.activation == "gelu":  # the head's activation is that of the blocks
-            transform, output = "cls.predictions.transform", _output(shape, "cls.predictions")
-            rules = masked_lm_head(f"{transform}.dense", f"{transform}.LayerNorm", output)
-            found[LANGUAGE_MODEL] = PublishedHead("BertForMaskedLM", "fill-mask", rules)
-        return found
 
     def constants(self, shape: BackboneShape) -> dict[str, Tensor]:
         """Return a row of zeros for the segment that their embeddings always have."""
@@ -133,6 +159,9 @@ class Roberta(Bert):
     prefix = "roberta"
     first_position = PAD + 1
     only: ClassVar[Mapping[str, Any]] = {"pad_token_id": PAD, **Bert.only}
+    lm_head = ("lm_head.dense", "lm_head.layer_norm", "lm_head")
+    is_gelu_head = True
+    classifier = ("classifier.dense", "classifier.out_proj")
     mask_lstrip = True
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
@@ -144,19 +173,9 @@ class Roberta(Bert):
             wrong.append("a tokenizer without <s>")
         return wrong
 
-    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
-        """Return its heads; the classifier has a pooler of its own."""
-        output = masked_lm_head("lm_head.dense", "lm_head.layer_norm", _output(shape, "lm_head"))
-        return {
-            LANGUAGE_MODEL: PublishedHead("RobertaForMaskedLM", "fill-mask", output),
-            SEQUENCE_CLASSIFICATION: PublishedHead(
-                "RobertaForSequenceClassification", "text-classification", _two_layers()
-            ),
-        }
-
 
 class Electra(Bert):
-    """ELECTRA: narrower embeddings, a classifier with GELU and a pooler of its own."""
+    """ELECTRA: narrower embeddings, the generator's language model, a classifier with a pooler."""
 
     name = "ELECTRA"
     model_type = "electra"
@@ -165,6 +184,12 @@ class Electra(Bert):
     fixed: ClassVar[Mapping[str, Any]] = {
         key: value for key, value in Bert.fixed.items() if key != "embedding_width"
     }
+    lm_head = (
+        "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head",
+    )  # fmt: skip
+    decoder = ""
+    is_gelu_head = True
+    classifier = Roberta.classifier
     pooler_activation = "gelu"
     bare_pooler = ""
 
@@ -185,31 +210,49 @@ class Electra(Bert):
             rules += same("backbone.embedding_projection", "embeddings_project")
         return rules
 
-    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
-        """Return its heads; that of the language model is the generator's."""
-        last = same(
-            "heads.lm", "generator_lm_head", "bias", *(() if shape.tie_output else ("weight",))
-        )
-        transform = "generator_predictions"
-        output = masked_lm_head(f"{transform}.dense", f"{transform}.LayerNorm", last)
-        return {
-            LANGUAGE_MODEL: PublishedHead("ElectraForMaskedLM", "fill-mask", output),
-            SEQUENCE_CLASSIFICATION: PublishedHead(
-                "ElectraForSequenceClassification", "text-classification", _two_layers()
-            ),
-        }
 
+class DistilBert(EncoderFamily):
+    """DistilBERT: half of the blocks, no segments, other names."""
 
-def _two_layers() -> list[Rule]:
-    return classifier_head("classifier.dense", "classifier.out_proj")
+    name = "DistilBERT"
+    model_type = "distilbert"
+    base_model = "DistilBertModel"
+    prefix = "distilbert"
+    blocks = "transformer.layer"
+    keys: ClassVar[Mapping[str, str]] = {
+        "width": "dim", "heads": "n_heads", "depth": "n_layers", "feedforward": "hidden_dim",
+        "positions": "max_position_embeddings",
+    }  # fmt: skip
+    fixed: ClassVar[Mapping[str, Any]] = {**EncoderFamily.fixed, "segments": 0, "epsilon": 1e-12}
+    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.1),
+        "activation": ("activation", "gelu"),
+        "tie_output": ("tie_word_embeddings", True),
+    }
+    lm_head = ("vocab_transform", "vocab_layer_norm", "vocab_projector")
+    classifier = ("pre_classifier", "classifier")
+    pooler_activation = "relu"
 
+    def config(self, shape: BackboneShape) -> dict[str, Any]:
+        """Return the config that describes a shape."""
+        return {**super().config(shape), "sinusoidal_pos_embds": False}
 
-def _output(shape: BackboneShape, theirs: str) -> list[Rule]:
-    """Return the rules of a language model's last layer; if it is not tied, it has two biases."""
-    if shape.tie_output:
-        return same("heads.lm", theirs, "bias")
-    biases = (f"{theirs}.decoder.bias", f"{theirs}.bias")
-    return [
-        *same("heads.lm", f"{theirs}.decoder", "weight"),
-        Rule("heads.lm.bias", biases, Copied(len(biases))),
-    ]
+    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of the embeddings."""
+        return [
+            *same("backbone.token_embedding", "embeddings.word_embeddings", "weight"),
+            *same("backbone.position_embedding", "embeddings.position_embeddings", "weight"),
+            *same("backbone.embedding_norm", "embeddings.LayerNorm"),
+        ]
+
+    def block(self) -> list[Rule]:
+        """Return the rules of a block."""
+        return [
+            *packed_attention("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+            *same("attention.output", "attention.out_lin"),
+            *same("attention_norm", "sa_layer_norm"),
+            *same("feed_forward.inner", "ffn.lin1"),
+            *same("feed_forward.output", "ffn.lin2"),
+            *same("feed_forward_norm", "output_layer_norm"),
+        ]

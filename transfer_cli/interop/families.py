@@ -3,8 +3,7 @@
 from typing import TypeVar
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.interop.bert import Bert, Electra, Roberta
-from transfer_cli.interop.distilbert import DistilBert
+from transfer_cli.interop.bert import Bert, DistilBert, Electra, Roberta
 from transfer_cli.interop.family import Family
 from transfer_cli.interop.gpt2 import Gpt2
 

@@ -106,16 +106,6 @@ def packed_attention(query: str, key: str, value: str) -> list[Rule]:
     ]
 
 
-def masked_lm_head(transform: str, norm: str, output: Sequence[Rule]) -> list[Rule]:
-    """Return the rules of a language-model head with a layer and a norm before its output."""
-    return [*same("heads.lm.transform", transform), *same("heads.lm.norm", norm), *output]
-
-
-def classifier_head(pooler: str, linear: str) -> list[Rule]:
-    """Return the rules of a classifier with a pooler."""
-    return [*same("heads.pooler.linear", pooler), *same("heads.class.linear", linear)]
-
-
 def with_prefix(rules: Iterable[Rule], theirs: str, ours: str = "") -> list[Rule]:
     """Return the rules with a prefix before their names there, and here."""
     return [
