@@ -15,15 +15,13 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.interop.files import dump_json
 from transfer_cli.interop.onnx_check import compare, samples_of
 from transfer_cli.interop.onnx_modules import Graph, graph_of
-from transfer_cli.interop.vocabulary import LAYOUTS, SPECIAL_TOKENS
+from transfer_cli.interop.vocabulary import FILE, LAYOUTS, SPECIAL_TOKENS
 from transfer_cli.model.added import merge, unmerge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 
 GRAPH = "model.onnx"
 FACTS = "onnx.json"
-TOKENIZER = "tokenizer.json"
-
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -31,7 +29,6 @@ def write_onnx(
     model: TransferModel,
     objective: Objective | None,
     tokenizer: Tokenizer,
-    labels: tuple[str, ...],
     folder: Path,
     *,
     layout: str | None = None,
@@ -63,7 +60,6 @@ def write_onnx(
         model: On the CPU, in float32. It is in evaluation mode afterwards, otherwise unchanged.
         objective: Bound; None to write hidden states.
         tokenizer: The model's.
-        labels: See the table.
         folder: An empty folder.
         layout: See the table. None: that of labelled texts, or for a language model that of lines
             to pretrain on.
@@ -87,8 +83,22 @@ def write_onnx(
     finally:
         unmerge(model, merged)
     largest = compare(folder / GRAPH, graph.output, samples)
-    tokenizer.save(folder / TOKENIZER)
-    dump_json(folder / FACTS, _facts(model, graph, tokenizer, labels, layout))
+    tokenizer.save(folder / FILE)
+    direction = "causal" if model.backbone.causal else "bidirectional"
+    usual, pair = LAYOUTS["labelled" if graph.with_pairs else "lines", direction]
+    if not graph.with_pairs and tokenizer.sep == tokenizer.cls:
+        usual = "A"  # its one special token is between documents
+    facts = {
+        "inputs": list(graph.inputs),
+        "output": graph.output,
+        "labels": list(objective.info.labels if objective else ()),
+        "positions": model.backbone.shape.positions,
+        "pad": tokenizer.pad,
+        "special": {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS},
+        "layout": usual if layout is None else layout,
+        "pair_layout": pair if graph.with_pairs else None,
+    }
+    dump_json(folder / FACTS, facts)
     return largest
 
 
@@ -140,26 +150,3 @@ def _forget_origin(model: Any) -> None:
     values = (*model.graph.inputs, *model.graph.initializers.values(), *outputs)
     for each in (*nodes, *values, model.graph, model):
         each.metadata_props.clear()
-
-
-def _facts(
-    model: TransferModel,
-    graph: Graph,
-    tokenizer: Tokenizer,
-    labels: tuple[str, ...],
-    layout: str | None,
-) -> dict[str, Any]:
-    texts = "labelled" if graph.with_pairs else "lines"
-    usual, pair = LAYOUTS[texts, "causal" if model.backbone.causal else "bidirectional"]
-    if not graph.with_pairs and tokenizer.sep == tokenizer.cls:
-        usual = "A"  # its one special token stands between documents
-    return {
-        "inputs": list(graph.inputs),
-        "output": graph.output,
-        "labels": list(labels),
-        "positions": model.backbone.shape.positions,
-        "pad": tokenizer.pad,
-        "special": {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS},
-        "layout": usual if layout is None else layout,
-        "pair_layout": pair if graph.with_pairs else None,
-    }

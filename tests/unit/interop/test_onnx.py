@@ -134,7 +134,7 @@ def check(case, folder, capfd):
     model = case.model()
     before = tiny.weights_of(model)
 
-    largest = write_onnx(model, case.objective, TOKENIZER, tiny.LABELS, folder)
+    largest = write_onnx(model, case.objective, TOKENIZER, folder)
 
     assert capfd.readouterr() == ("", "")
     assert 0 <= largest < 1e-4
@@ -173,7 +173,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("onnx")
     case = Case(Classification(), {**BERT, "pooler": "tanh"})
     model = case.model()
-    write_onnx(model, case.objective, TOKENIZER, tiny.LABELS, folder)
+    write_onnx(model, case.objective, TOKENIZER, folder)
     return folder, model, case.objective
 
 
@@ -253,7 +253,7 @@ def test_a_missing_package_is_named_with_its_cure(package, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, package, None)
 
     with pytest.raises(ConfigError) as caught:
-        write_onnx(Case().model(), None, TOKENIZER, (), tmp_path)
+        write_onnx(Case().model(), None, TOKENIZER, tmp_path)
 
     assert str(caught.value) == (
         "format=onnx needs the packages onnx, onnxscript and onnxruntime; "

@@ -85,12 +85,11 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
         model = load_trained(start, objective, tensors)
     else:
         model = _backbone(start, tensors)
-    labels = start.description.labels if objective is not None else ()
     causal = start.description.shape.direction == "causal"
     # A published model was trained with the layout of our labelled texts, not with that of lines.
     usual = "A" if causal else "cls A sep"
     layout = usual if start.published is not None else None
-    largest = write_onnx(model.eval(), objective, start.tokenizer, labels, folder, layout=layout)
+    largest = write_onnx(model.eval(), objective, start.tokenizer, folder, layout=layout)
     return {
         "written": config.to,
         "checked": f"against torch in onnxruntime: outputs differ by at most {largest:.1e}",
