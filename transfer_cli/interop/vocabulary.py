@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from transfer_cli.data.tokenizer import MAX_FILE_BYTES, Tokenizer, check_numbers, library_errors
 from transfer_cli.errors import CheckpointError, DataError
-from transfer_cli.safe_files import parse_json, read_json, read_text
+from transfer_cli.safe_files import read_json, read_text
 
 FILE = "tokenizer.json"
 WORDPIECES = "vocab.txt"
@@ -55,8 +55,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def _whole(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return the tokenizer of a `tokenizer.json`, as `tokenizer_config.json` changes it."""
-    text = read_text(folder / FILE, MAX_FILE_BYTES)
-    data = parse_json(text)
+    data = read_json(folder / FILE, MAX_FILE_BYTES)
     check_numbers(data)
     normalizer, splitter = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
     if normalizer.get("type") == "BertNormalizer":

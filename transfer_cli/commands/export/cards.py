@@ -1,25 +1,27 @@
 """The model card of a run, from the files of its directory."""
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import CheckpointError
-from transfer_cli.interop.card import Card
 from transfer_cli.interop.hub import HUB
 from transfer_cli.interop.saving import Written
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.safe_files import read_json, read_text
+from transfer_cli.safe_files import escaped, read_json, read_text
 
 _PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")
 """A path from the root, the home or the current folder, anywhere in a value."""
 
 
-def card_of(start: Pretrained, written: Written, to: str) -> Card:
+def card_of(start: Pretrained, written: Written, to: str) -> str:
     """Return the card of a model; how it was trained only the directory of a run can say."""
     shape, vocabulary = start.description.shape, start.description.vocabulary
     what = {
@@ -30,17 +32,40 @@ def card_of(start: Pretrained, written: Written, to: str) -> Card:
     }
     run = RunDirectory(start.folder.parent)
     results = _json(run.results) if start.published is None else {}
-    return Card(
+    return rendered(
         title=Path(to).name,
         task=written.pipeline,
-        what=what,
-        how=_training(run, results) if results else {},
-        measures=_measures(results),
-        labels=written.labels,
-        command=_command(run, results) if results else (),
         architecture=written.architecture,
+        what=what,
+        labels=written.labels,
+        how=_training(run, results) if results else {},
+        command=_command(run, results) if results else "",
+        measures=_measures(results),
         left_out=written.left_out,
     )
+
+
+def rendered(measures: Mapping[str, Mapping[str, float]], **values: Any) -> str:
+    """Return `card.md` with values, which may come from the run of a stranger."""
+    environment = Environment(  # noqa: S701 - Markdown, in which every value becomes `_plain`
+        loader=PackageLoader("transfer_cli", "commands/export"),
+        undefined=StrictUndefined,
+        finalize=_plain,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "json": json.dumps,
+        "cell": lambda text: text.replace("|", "\\|"),
+        "number": lambda value: "" if value is None else f"{value:.4g}",
+    }
+    names = dict.fromkeys(name for split in measures.values() for name in split)
+    return environment.get_template("card.md").render(values, measures=measures, names=names)
+
+
+def _plain(text: str) -> str:
+    """Return a text as one line that ends no code block."""
+    return escaped(text).replace("\n", " ").replace("```", "'''")
 
 
 def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
@@ -89,10 +114,10 @@ def _measures(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     }
 
 
-def _command(run: RunDirectory, results: Mapping[str, Any]) -> tuple[str, ...]:
+def _command(run: RunDirectory, results: Mapping[str, Any]) -> str:
     """Return what was typed, with the last part of each path."""
     shown = [_without_place(word) for word in _words(run)]
-    return (shlex.join(["transfer", str(results.get("command", "finetune")), *shown]),)
+    return shlex.join(["transfer", str(results.get("command", "finetune")), *shown])
 
 
 def _without_place(word: str) -> str:

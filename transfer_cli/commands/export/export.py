@@ -14,7 +14,6 @@ from transfer_cli.assembly.model import make_edits
 from transfer_cli.commands.export.cards import card_of
 from transfer_cli.config.build import build
 from transfer_cli.errors import CheckpointError, ConfigError, RunError, one_of
-from transfer_cli.interop.card import card_text
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.model.added import added_parameters, merge
@@ -62,8 +61,7 @@ def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, 
     )
     own_family = start.published.family.model_type if start.published else None
     written = write_folder(ours, folder, config.family or own_family)
-    card = card_of(start, written, config.to)
-    (folder / "README.md").write_text(card_text(card), encoding="utf-8")
+    (folder / "README.md").write_text(card_of(start, written, config.to), encoding="utf-8")
     facts = {
         "written": config.to,
         "loads as": f"transformers.{written.architecture}",
