@@ -1,9 +1,4 @@
-"""What any edit must satisfy, ours or a user's.
-
-Call `check_edit` from a test of your own:
-
-    def test_my_edit_keeps_the_contract():
-        check_edit(MyEdit())
+"""What any edit must satisfy.
 
 Legend: B batch, T positions, D width.
 """

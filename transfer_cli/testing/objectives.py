@@ -1,9 +1,4 @@
-"""What any objective must satisfy, ours or a user's.
-
-Call `check_objective` from a test of your own:
-
-    def test_my_objective_keeps_the_contract():
-        check_objective(MyObjective(), TaskInfo(tokenizer, labels), data.batch(np.arange(8)))
+"""What any objective must satisfy.
 
 Legend: B batch, T positions, D width.
 """

@@ -1,16 +1,4 @@
-"""What any plan, schedule and layer scale must satisfy, ours or a user's.
-
-Call them from tests of your own:
-
-    def test_my_plan_keeps_the_contract():
-        check_plan(MyPlan())
-
-    def test_my_schedule_keeps_the_contract():
-        check_schedule(MySchedule(warmup=10))
-
-    def test_my_layer_scale_keeps_the_contract():
-        check_layer_scale(MyLayerScale())
-"""
+"""What any plan, schedule and layer scale must satisfy."""
 
 import itertools
 import math

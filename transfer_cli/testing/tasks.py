@@ -1,10 +1,4 @@
-"""What any task must satisfy, ours or a user's, with the objective that trains for it.
-
-Call `check_task` from a test of your own:
-
-    def test_my_task_keeps_the_contract():
-        check_task(MyTask, MyObjective(), tokenizer)
-"""
+"""What any task must satisfy, with the objective that trains for it."""
 
 import json
 import math
