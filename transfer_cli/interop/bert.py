@@ -19,7 +19,7 @@ from transfer_cli.interop.family import (
     PublishedHead,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import Copied, FromRow, Rule, packed_attention, same
+from transfer_cli.interop.rules import FromRow, Rule, packed_attention, same
 from transfer_cli.model.backbone import BackboneShape
 
 PAD = 1
@@ -72,7 +72,7 @@ class EncoderFamily(Family):
         if not self.decoder:
             return [*rules, *same("heads.lm", last)]
         decoder = f"{last}.{self.decoder}"
-        biases = Rule("heads.lm.bias", (f"{decoder}.bias", f"{last}.bias"), Copied(2))
+        biases = Rule("heads.lm.bias", (f"{decoder}.bias", f"{last}.bias"))
         return [*rules, *same("heads.lm", decoder, "weight"), biases]
 
 

@@ -101,10 +101,10 @@ class Family(ABC):
         """Return the fields of that shape."""
         sizes = {ours: settings.number(key) for ours, key in self.keys.items()}
         options = {
-            ours: settings.one_of(key, ACTIVATIONS, otherwise)
+            ours: settings.one_of(key, ACTIVATIONS, default)
             if ours == "activation"
-            else settings.value(key, otherwise)
-            for ours, (key, otherwise) in self.options.items()
+            else settings.value(key, default, type(default))
+            for ours, (key, default) in self.options.items()
         }
         return {**self.fixed, **self.output, **sizes, **options, "pooler": self.pooler_activation}
 

@@ -37,11 +37,14 @@ class PublishedConfig:
 
     def number(self, key: str, default: int | None = None) -> int:
         """Return a whole number; a key without a default must be there."""
-        return self._of_kind(key, default, int)
+        return self.value(key, default, int)
 
-    def value(self, key: str, default: T) -> T:
-        """Return a value of the type of its default: a number, true or false."""
-        return self._of_kind(key, default, type(default))
+    def value(self, key: str, default: T | None, kind: type[T]) -> T:
+        """Return a whole number, a number, or true or false."""
+        value = self._value(key, default)
+        if type(value) is not kind and (kind is not float or type(value) is not int):
+            raise self.wrong(key, _KINDS[kind])
+        return kind(value)  # type: ignore[call-arg]
 
     def one_of(self, key: str, known: Mapping[str, str], default: str) -> str:
         """Return what we call the value of a key."""
@@ -61,12 +64,6 @@ class PublishedConfig:
         return CheckpointError(
             f"{self.path}: {key} is {self.values.get(key)!r}, expected {expected}.{hint}"
         )
-
-    def _of_kind(self, key: str, default: T | None, kind: type[T]) -> T:
-        value = self._value(key, default)
-        if type(value) is not kind and (kind is not float or type(value) is not int):
-            raise self.wrong(key, _KINDS[kind])
-        return kind(value)  # type: ignore[call-arg]
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key)

@@ -167,9 +167,11 @@ class _Folder:
                 "class": SequenceHead(shape.width, max(1, labels), "cls_first"),
             }
             own = TransferModel(Backbone(shape, vocabulary), heads).state_dict()
-            expected = [each for rule in rules for each in rule.conversion.give(own[rule.ours])]
-        names = (name for rule in rules for name in rule.theirs)
-        for name, tensor in zip(names, expected, strict=True):
+            expected: dict[str, Tensor] = {}
+            for rule in rules:
+                parts = rule.conversion.give(own[rule.ours], len(rule.theirs))
+                expected |= zip(rule.theirs, parts, strict=True)
+        for name, tensor in expected.items():
             found = self.found[name]
             if tensor.shape != found.shape:
                 raise self._contradiction(name, tensor)

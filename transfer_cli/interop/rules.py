@@ -12,26 +12,15 @@ from torch import Tensor
 
 
 class Conversion:
-    """How a tensor of ours is stored there; by default it is the same tensor."""
+    """How a tensor of ours is stored there; by default it is the same, under each of its names."""
 
     def take(self, theirs: Sequence[Tensor]) -> Tensor:
         """Return our tensor."""
         return theirs[0]
 
-    def give(self, ours: Tensor) -> list[Tensor]:
-        """Return their tensors."""
-        return [ours]
-
-
-@dataclass(frozen=True)
-class Copied(Conversion):
-    """One tensor here that has several names there, the first of which is in use."""
-
-    names: int
-
-    def give(self, ours: Tensor) -> list[Tensor]:
-        """Return a copy for each name."""
-        return [ours.clone() for _ in range(self.names)]
+    def give(self, ours: Tensor, count: int) -> list[Tensor]:
+        """Return their tensors, as many as there are names."""
+        return [ours, *(ours.clone() for _ in range(count - 1))]
 
 
 class Transposed(Conversion):
@@ -41,24 +30,21 @@ class Transposed(Conversion):
         """Return it transposed."""
         return theirs[0].T.contiguous()
 
-    def give(self, ours: Tensor) -> list[Tensor]:
+    def give(self, ours: Tensor, count: int) -> list[Tensor]:
         """Return it transposed."""
         return [ours.T.contiguous()]
 
 
-@dataclass(frozen=True)
 class Concatenated(Conversion):
     """Several tensors of one size there, concatenated here."""
-
-    parts: int
 
     def take(self, theirs: Sequence[Tensor]) -> Tensor:
         """Return them concatenated."""
         return torch.cat(list(theirs))
 
-    def give(self, ours: Tensor) -> list[Tensor]:
+    def give(self, ours: Tensor, count: int) -> list[Tensor]:
         """Return them one by one."""
-        return [part.contiguous() for part in ours.chunk(self.parts)]
+        return [part.contiguous() for part in ours.chunk(count)]
 
 
 @dataclass(frozen=True)
@@ -71,7 +57,7 @@ class FromRow(Conversion):
         """Return the rows in use."""
         return theirs[0][self.row :].contiguous()
 
-    def give(self, ours: Tensor) -> list[Tensor]:
+    def give(self, ours: Tensor, count: int) -> list[Tensor]:
         """Return them below rows of zeros."""
         unused = torch.zeros(self.row, ours.shape[1], dtype=ours.dtype, device=ours.device)
         return [torch.cat([unused, ours])]
@@ -100,7 +86,7 @@ def packed_attention(query: str, key: str, value: str) -> list[Rule]:
         Rule(
             f"attention.packed.{kind}",
             tuple(f"{part}.{kind}" for part in (query, key, value)),
-            Concatenated(3),
+            Concatenated(),
         )
         for kind in ("weight", "bias")
     ]

@@ -99,7 +99,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     prefix = f"{kind.prefix}." if head else ""
     given = {f"{prefix}{name}": each for name, each in kind.constants(ours.shape).items()}
     for rule in rules:
-        parts = rule.conversion.give(tensors[rule.ours].detach().cpu())
+        parts = rule.conversion.give(tensors[rule.ours].detach().cpu(), len(rule.theirs))
         given |= zip(rule.theirs, (part.contiguous() for part in parts), strict=True)
     save_file(given, folder / files.WEIGHTS, metadata={"format": "pt"})
     readable_like(folder / files.WEIGHTS, folder)
