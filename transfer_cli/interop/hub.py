@@ -48,8 +48,8 @@ def fetch(name: str, key: str) -> Path:
         problems = {
             HFValidationError: f"{name!r} is no name of a model; expected hf:owner/name",
             RevisionNotFoundError: f"{repository} has no revision {revision!r}",
-            GatedRepoError: f"{repository} wants its terms agreed to; agree to them on its page "
-            "and log in with `hf auth login`",
+            GatedRepoError: f"{repository} is for those who have agreed to its terms; agree on its "
+            "page and log in with `hf auth login`",
             RepositoryNotFoundError: f"there is no model {repository!r}, or it is private "
             "(`hf auth login`)",
             LocalEntryNotFoundError: f"{repository} is not in the cache, and its server cannot be "

@@ -41,14 +41,14 @@ class PublishedConfig:
 
     def value(self, key: str, default: T | None, kind: type[T]) -> T:
         """Return a whole number, a number, or true or false."""
-        value = self._value(key, default)
+        value = self.get(key, default)
         if type(value) is not kind and (kind is not float or type(value) is not int):
             raise self.wrong(key, _KINDS[kind])
         return kind(value)  # type: ignore[call-arg]
 
     def one_of(self, key: str, known: Mapping[str, str], default: str) -> str:
         """Return what we call the value of a key."""
-        value = self._value(key, default)
+        value = self.get(key, default)
         if not isinstance(value, str) or value not in known:
             close = nearest(value, known) if isinstance(value, str) else ""
             raise self.wrong(key, f"one of {', '.join(known)}", close)
@@ -56,7 +56,7 @@ class PublishedConfig:
 
     def only(self, key: str, value: Any) -> None:
         """Refuse any other value, with which the model would compute something else than ours."""
-        if self._value(key, value) != value:
+        if self.get(key, value) != value:
             raise self.wrong(key, f"{value!r}, which is all that is built here")
 
     def wrong(self, key: str, expected: str, hint: str = "") -> CheckpointError:
@@ -65,7 +65,8 @@ class PublishedConfig:
             f"{self.path}: {key} is {self.values.get(key)!r}, expected {expected}.{hint}"
         )
 
-    def _value(self, key: str, default: Any) -> Any:
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return whatever a key says; without a default it must be there."""
         value = self.values.get(key)
         found = default if value is None else value
         if found is None:

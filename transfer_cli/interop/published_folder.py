@@ -115,12 +115,7 @@ def open_folder(folder: Path, key: str) -> Published:
 
 
 def _family(settings: PublishedConfig, key: str) -> Family:
-    kind = settings.values.get("model_type")
-    if kind is None:
-        raise CheckpointError(
-            f"{key}: {settings.path} has no model_type, which says what family the model is of"
-        )
-    known = families()
+    kind, known = settings.get("model_type"), families()
     if isinstance(kind, str) and kind in known:
         return known[kind]
     names = ", ".join(f"{family.name} ({family.model_type})" for family in known.values())

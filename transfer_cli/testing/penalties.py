@@ -22,13 +22,7 @@ DISTANCE = 0.1
 
 @dataclass(frozen=True)
 class PenaltyCase:
-    """A penalty that has seen a small model, all of it inherited, where it started.
-
-    Args:
-        penalty: Already started.
-        model: At its starting weights.
-        away: A random direction, by parameter.
-    """
+    """A penalty, started on a small inherited model, and a random direction by parameter."""
 
     penalty: Penalty
     model: TransferModel

@@ -130,8 +130,11 @@ def check_layer_scale(scale: LayerScale, names: Sequence[str] | None = None) -> 
     Raises:
         AssertionError: A claim does not hold; the message says which.
     """
-    models = [names] if names is not None else [_names(depth) for depth in DEPTHS]
-    for model in models:
+    usual = [
+        ["embeddings", *(f"block.{number}" for number in range(depth)), "head.class"]
+        for depth in DEPTHS
+    ]
+    for model in usual if names is None else [names]:
         try:
             getattr(scale, "check", lambda names: None)(list(model))
         except ValueError as error:
@@ -147,7 +150,3 @@ def check_layer_scale(scale: LayerScale, names: Sequence[str] | None = None) -> 
                 f"{name}, at depth {depth} of {top}, has the multiplier {value}; "
                 "it must be above 0 and finite (a plan says what is frozen)",
             )
-
-
-def _names(depth: int) -> list[str]:
-    return ["embeddings", *(f"block.{number}" for number in range(depth)), "head.class"]

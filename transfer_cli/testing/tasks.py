@@ -14,7 +14,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.evaluation import row_by_row
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
-from transfer_cli.tasks.base import Encoded, Rows, Task, by_example, task_of
+from transfer_cli.tasks.base import Direction, Encoded, Rows, Task, by_example, task_of
 from transfer_cli.testing.claims import claim
 from transfer_cli.testing.objectives import TOLERANCE, ObjectiveCase, check_objective, make_case
 
@@ -33,11 +33,10 @@ class _Asked:
     examples: Sequence[Any]
     case: ObjectiveCase
     tokenizer: Tokenizer
+    direction: Direction
 
     def encoded(self, length: int) -> Encoded:
-        direction = self.case.model.backbone.shape.direction
-        assert direction != "auto"  # noqa: S101
-        return self.task.encode(self.examples, self.tokenizer, length, direction)
+        return self.task.encode(self.examples, self.tokenizer, length, self.direction)
 
     def said(self, ask: Callable[[TransferModel, Batch, Encoding], T], batch: Batch) -> T:
         with torch.no_grad():
@@ -61,7 +60,7 @@ def check_task(task: type[Task], objective: Objective, tokenizer: Tokenizer) -> 
     batch = _all(found.encode(examples, tokenizer, LENGTH, direction))
     info = TaskInfo(tokenizer, found.labels, task=found)
     check_objective(objective, info, batch)
-    asked = _Asked(found, examples, make_case(objective, info, batch), tokenizer)
+    asked = _Asked(found, examples, make_case(objective, info, batch), tokenizer, direction)
     it_is_built_again_from_what_is_stored(asked)
     examples_survive_json(asked)
     rows_belong_to_examples(asked)

@@ -78,7 +78,7 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
 
     objective, tensors = None, start.tensors()
     if config.head and _has_head(start):
-        _check_has_head(start)
+        _head(start)  # refuses what others do not know
         objective = objective_of(start)
         model = load_trained(start, objective, tensors)
     else:
@@ -100,15 +100,6 @@ def _has_head(start: Pretrained) -> bool:
     tied = shape.tie_output and not shape.output_bias and not shape.output_transform
     head = "heads.lm." if start.task is None else f"heads.{start.task.head}."
     return (tied and start.task is None) or any(n.startswith(head) for n in start.shapes())
-
-
-def _check_has_head(start: Pretrained) -> None:
-    """Refuse a model whose head no published model has."""
-    if start.task is not None and start.task.export_head is None:
-        raise CheckpointError(
-            f"run: it was trained for {start.task.name}, which no published head is for; "
-            "head=false writes the backbone alone"
-        )
 
 
 def plain_tensors(
@@ -143,11 +134,19 @@ def _backbone(start: Pretrained, tensors: Mapping[str, Tensor]) -> TransferModel
 
 
 def _head(start: Pretrained) -> tuple[str, Classification | None]:
-    """Return what families call the head's kind, and the classification that trained it, if any."""
-    _check_has_head(start)
+    """Return what families call the head's kind, and the classification that trained it, if any.
+
+    Raises:
+        CheckpointError: No published model has such a head.
+    """
     if start.task is None:
         return LANGUAGE_MODEL, None
-    kind = str(start.task.export_head)
+    kind = start.task.export_head
+    if kind is None:
+        raise CheckpointError(
+            f"run: it was trained for {start.task.name}, which no published head is for; "
+            "head=false writes the backbone alone"
+        )
     objective: Objective = build(start.description.objective, "objective", Objective)
     if isinstance(objective, Classification):
         return kind, objective
