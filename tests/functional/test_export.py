@@ -287,6 +287,20 @@ def test_a_classifier_as_an_onnx_graph(transfer, finetuned, tmp_path):
     )
 
 
+def test_a_graph_that_is_refused_leaves_nothing(transfer, finetuned, tmp_path, monkeypatch):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run = onnxruntime.InferenceSession.run
+    monkeypatch.setattr(
+        onnxruntime.InferenceSession, "run", lambda self, *given: [run(self, *given)[0] + 0.25]
+    )
+
+    ended = transfer("export", f"run={finetuned}", "to=graph", "format=onnx")
+
+    assert ended.code == 2
+    assert "the graph's outputs differ from the model's by up to 0.25" in ended.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_onnx_without_its_packages(transfer, finetuned, tmp_path, monkeypatch):
     import importlib.util
 

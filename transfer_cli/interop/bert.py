@@ -1,9 +1,11 @@
-"""BERT (Devlin et al. 2019), RoBERTa (Liu et al. 2019) and ELECTRA (Clark et al. 2020).
+"""BERT and its relatives: the same encoder with other positions, embeddings and heads.
 
-The three have one encoder under other names; they differ in positions, embeddings and heads.
+Sources: Devlin et al. 2019 (BERT), Liu et al. 2019 (RoBERTa), Clark et al. 2020 (ELECTRA), Sanh et
+al. 2019 (DistilBERT).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,20 +19,65 @@ from transfer_cli.interop.family import (
     PublishedHead,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import Copied, FromRow, Rule, packed_attention, same
+from transfer_cli.interop.rules import FromRow, Rule, packed_attention, same
 from transfer_cli.model.backbone import BackboneShape
 
 PAD = 1
 """RoBERTa's padding token."""
 
-ROBERTA_FIRST_POSITION = PAD + 1
-"""Its positions are counted on from that number."""
-
 _SEGMENTS = "embeddings.token_type_embeddings"
 
 
-class Bert(Family):
-    """BERT."""
+class EncoderFamily(Family):
+    """Their heads: a masked language model with a transform, a classifier with a pooler.
+
+    Attributes:
+        lm_head: The layer, the norm and the output layer of the language model.
+        decoder: The part of that output layer with the matrix and a second bias; "": it has none.
+        is_gelu_head: Whether the language model has GELU whatever the activation of the blocks.
+        classifier: The pooler and the last layer of the classifier.
+    """
+
+    fixed: ClassVar[Mapping[str, Any]] = {
+        "residual": "post", "direction": "bidirectional", "position_kind": "learned",
+        "embedding_norm": True, "embedding_width": None,
+    }  # fmt: skip
+    output: ClassVar[Mapping[str, bool]] = {"output_transform": True}
+    lm_head: ClassVar[tuple[str, str, str]]
+    decoder: ClassVar[str] = ""
+    is_gelu_head: ClassVar[bool] = False
+    classifier: ClassVar[tuple[str, str]]
+
+    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
+        """Return its heads."""
+        stem = self.base_model.removesuffix("Model")
+        pooler, linear = self.classifier
+        found = {
+            SEQUENCE_CLASSIFICATION: PublishedHead(
+                f"{stem}ForSequenceClassification",
+                "text-classification",
+                [*same("heads.pooler.linear", pooler), *same("heads.class.linear", linear)],
+            )
+        }
+        if self.is_gelu_head or shape.activation == "gelu":  # that of our head
+            rules = self._language_model(shape)
+            found[LANGUAGE_MODEL] = PublishedHead(f"{stem}ForMaskedLM", "fill-mask", rules)
+        return found
+
+    def _language_model(self, shape: BackboneShape) -> list[Rule]:
+        transform, norm, last = self.lm_head
+        rules = [*same("heads.lm.transform", transform), *same("heads.lm.norm", norm)]
+        if shape.tie_output:
+            return [*rules, *same("heads.lm", last, "bias")]
+        if not self.decoder:
+            return [*rules, *same("heads.lm", last)]
+        decoder = f"{last}.{self.decoder}"
+        biases = Rule("heads.lm.bias", (f"{decoder}.bias", f"{last}.bias"))
+        return [*rules, *same("heads.lm", decoder, "weight"), biases]
+
+
+class Bert(EncoderFamily):
+    """BERT, whose classifier reads the pooler of the backbone."""
 
     name = "BERT"
     model_type = "bert"
@@ -41,10 +88,6 @@ class Bert(Family):
         "width": "hidden_size", "heads": "num_attention_heads", "depth": "num_hidden_layers",
         "feedforward": "intermediate_size", "positions": "max_position_embeddings",
     }  # fmt: skip
-    fixed: ClassVar[Mapping[str, Any]] = {
-        "residual": "post", "direction": "bidirectional", "position_kind": "learned",
-        "embedding_norm": True, "embedding_width": None,
-    }  # fmt: skip
     options: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "dropout": ("hidden_dropout_prob", 0.1),
         "attention_dropout": ("attention_probs_dropout_prob", 0.1),
@@ -53,61 +96,46 @@ class Bert(Family):
         "epsilon": ("layer_norm_eps", 1e-12),
         "tie_output": ("tie_word_embeddings", True),
     }
-    output: ClassVar[Mapping[str, bool]] = {"output_transform": True}
     only: ClassVar[Mapping[str, Any]] = {
         "position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False,
     }  # fmt: skip
+    lm_head = (
+        "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions",
+    )  # fmt: skip
+    decoder = "decoder"
+    classifier = ("bert.pooler.dense", "classifier")
     pooler_activation = "tanh"
+    bare_pooler = "pooler.dense"
+    first_position: ClassVar[int] = 0
+    """The row of the position table that belongs to the first token."""
+
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
+        """Return the fields of the shape."""
+        found = super().shape_fields(settings)
+        return {**found, "positions": found["positions"] - self.first_position}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape; their models have a segment at least."""
-        return {**super().config(shape), "type_vocab_size": max(1, shape.segments)}
-
-    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
-        """Return its heads; the classifier reads the pooler of the backbone."""
-        transform = "cls.predictions.transform"
-        output = [
-            *same("heads.lm.transform", f"{transform}.dense"),
-            *same("heads.lm.norm", f"{transform}.LayerNorm"),
-            *_output(shape, "cls.predictions"),
-        ]
-        found = {
-            SEQUENCE_CLASSIFICATION: PublishedHead(
-                "BertForSequenceClassification",
-                "text-classification",
-                [*self.pooler(), *same("heads.class.linear", "classifier")],
-            )
-        }
-        if shape.activation == "gelu":  # there it is the head's, too
-            found[LANGUAGE_MODEL] = PublishedHead("BertForMaskedLM", "fill-mask", output)
-        return found
-
-    def pooler(self) -> list[Rule]:
-        """Return the rules of the pooler."""
-        return same("heads.pooler.linear", f"{self.prefix}.pooler.dense")
+        """Return the config that describes a shape; their models have at least one segment."""
+        rows, segments = shape.positions + self.first_position, max(1, shape.segments)
+        found = super().config(shape)
+        return {**found, "max_position_embeddings": rows, "type_vocab_size": segments}
 
     def constants(self, shape: BackboneShape) -> dict[str, Tensor]:
-        """Return a row of zeros for the one segment that their embeddings always have."""
-        return (
-            {} if shape.segments else {f"{_SEGMENTS}.weight": torch.zeros(1, shape.embedding_size)}
-        )
+        """Return a row of zeros for the segment that their embeddings always have."""
+        row = torch.zeros(1, shape.embedding_size)
+        return {} if shape.segments else {f"{_SEGMENTS}.weight": row}
 
     def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of the embeddings."""
+        table = same("backbone.position_embedding", "embeddings.position_embeddings", "weight")
         rules = [
             *same("backbone.token_embedding", "embeddings.word_embeddings", "weight"),
-            self.positions(),
+            replace(table[0], conversion=FromRow(self.first_position)),
             *same("backbone.embedding_norm", "embeddings.LayerNorm"),
         ]
         if shape.segments:
             rules += same("backbone.segment_embedding", _SEGMENTS, "weight")
         return rules
-
-    def positions(self) -> Rule:
-        """Return the rule of the position table."""
-        return Rule(
-            "backbone.position_embedding.weight", ("embeddings.position_embeddings.weight",)
-        )
 
     def block(self) -> list[Rule]:
         """Return the rules of a block."""
@@ -123,17 +151,21 @@ class Bert(Family):
 
 
 class Roberta(Bert):
-    """RoBERTa: other positions, another vocabulary, a pooler that belongs to the classifier."""
+    """RoBERTa: positions begin behind the padding token's number, the classifier has a pooler."""
 
     name = "RoBERTa"
     model_type = "roberta"
     base_model = "RobertaModel"
     prefix = "roberta"
+    first_position = PAD + 1
     only: ClassVar[Mapping[str, Any]] = {"pad_token_id": PAD, **Bert.only}
+    lm_head = ("lm_head.dense", "lm_head.layer_norm", "lm_head")
+    is_gelu_head = True
+    classifier = ("classifier.dense", "classifier.out_proj")
     mask_lstrip = True
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
-        """Return what no RoBERTa has."""
+        """Return what no model of this family has."""
         wrong = super().misfits(shape, tokenizer)
         if shape.segments != 1:
             wrong.append(f"segments={shape.segments}, not 1")
@@ -141,41 +173,9 @@ class Roberta(Bert):
             wrong.append("a tokenizer without <s>")
         return wrong
 
-    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
-        """Return the fields of the shape."""
-        found = super().shape_fields(settings)
-        return {**found, "positions": found["positions"] - ROBERTA_FIRST_POSITION}
-
-    def config(self, shape: BackboneShape) -> dict[str, Any]:
-        """Return the config that describes a shape."""
-        rows = shape.positions + ROBERTA_FIRST_POSITION
-        return {**super().config(shape), "max_position_embeddings": rows}
-
-    def positions(self) -> Rule:
-        """Return the rule of the position table."""
-        rule = super().positions()
-        return Rule(rule.ours, rule.theirs, FromRow(ROBERTA_FIRST_POSITION))
-
-    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
-        """Return its heads; the classifier has a pooler of its own."""
-        return {
-            LANGUAGE_MODEL: PublishedHead(
-                "RobertaForMaskedLM",
-                "fill-mask",
-                [
-                    *same("heads.lm.transform", "lm_head.dense"),
-                    *same("heads.lm.norm", "lm_head.layer_norm"),
-                    *_output(shape, "lm_head"),
-                ],
-            ),
-            SEQUENCE_CLASSIFICATION: PublishedHead(
-                "RobertaForSequenceClassification", "text-classification", _two_layers()
-            ),
-        }
-
 
 class Electra(Bert):
-    """ELECTRA: embeddings of a width of their own, a classifier with GELU."""
+    """ELECTRA: narrower embeddings, the generator's language model, a classifier with a pooler."""
 
     name = "ELECTRA"
     model_type = "electra"
@@ -184,7 +184,14 @@ class Electra(Bert):
     fixed: ClassVar[Mapping[str, Any]] = {
         key: value for key, value in Bert.fixed.items() if key != "embedding_width"
     }
+    lm_head = (
+        "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head",
+    )  # fmt: skip
+    decoder = ""
+    is_gelu_head = True
+    classifier = Roberta.classifier
     pooler_activation = "gelu"
+    bare_pooler = ""
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
@@ -203,44 +210,49 @@ class Electra(Bert):
             rules += same("backbone.embedding_projection", "embeddings_project")
         return rules
 
-    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
-        """Return its heads, of which the language model's is the generator's."""
-        output = [
-            *same("heads.lm.transform", "generator_predictions.dense"),
-            *same("heads.lm.norm", "generator_predictions.LayerNorm"),
-            *same("heads.lm", "generator_lm_head", "bias"),
+
+class DistilBert(EncoderFamily):
+    """DistilBERT: half of the blocks, no segments, other names."""
+
+    name = "DistilBERT"
+    model_type = "distilbert"
+    base_model = "DistilBertModel"
+    prefix = "distilbert"
+    blocks = "transformer.layer"
+    keys: ClassVar[Mapping[str, str]] = {
+        "width": "dim", "heads": "n_heads", "depth": "n_layers", "feedforward": "hidden_dim",
+        "positions": "max_position_embeddings",
+    }  # fmt: skip
+    fixed: ClassVar[Mapping[str, Any]] = {**EncoderFamily.fixed, "segments": 0, "epsilon": 1e-12}
+    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.1),
+        "activation": ("activation", "gelu"),
+        "tie_output": ("tie_word_embeddings", True),
+    }
+    lm_head = ("vocab_transform", "vocab_layer_norm", "vocab_projector")
+    classifier = ("pre_classifier", "classifier")
+    pooler_activation = "relu"
+
+    def config(self, shape: BackboneShape) -> dict[str, Any]:
+        """Return the config that describes a shape."""
+        return {**super().config(shape), "sinusoidal_pos_embds": False}
+
+    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of the embeddings."""
+        return [
+            *same("backbone.token_embedding", "embeddings.word_embeddings", "weight"),
+            *same("backbone.position_embedding", "embeddings.position_embeddings", "weight"),
+            *same("backbone.embedding_norm", "embeddings.LayerNorm"),
         ]
-        if not shape.tie_output:
-            output += same("heads.lm", "generator_lm_head", "weight")
-        return {
-            LANGUAGE_MODEL: PublishedHead("ElectraForMaskedLM", "fill-mask", output),
-            SEQUENCE_CLASSIFICATION: PublishedHead(
-                "ElectraForSequenceClassification", "text-classification", _two_layers()
-            ),
-        }
 
-    def pooler(self) -> list[Rule]:
-        """Return nothing: its classifier alone has one."""
-        return []
-
-
-def _two_layers() -> list[Rule]:
-    """Return the rules of a classifier that brings its own pooler."""
-    return [
-        *same("heads.pooler.linear", "classifier.dense"),
-        *same("heads.class.linear", "classifier.out_proj"),
-    ]
-
-
-def _output(shape: BackboneShape, theirs: str) -> list[Rule]:
-    """Return the rules of the last layer of the language-model head.
-
-    Its bias stands beside the layer; a layer that is not tied has it as its own, too.
-    """
-    if shape.tie_output:
-        return same("heads.lm", theirs, "bias")
-    biases = (f"{theirs}.decoder.bias", f"{theirs}.bias")
-    return [
-        *same("heads.lm", f"{theirs}.decoder", "weight"),
-        Rule("heads.lm.bias", biases, Copied(len(biases))),
-    ]
+    def block(self) -> list[Rule]:
+        """Return the rules of a block."""
+        return [
+            *packed_attention("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+            *same("attention.output", "attention.out_lin"),
+            *same("attention_norm", "sa_layer_norm"),
+            *same("feed_forward.inner", "ffn.lin1"),
+            *same("feed_forward.output", "ffn.lin2"),
+            *same("feed_forward_norm", "output_layer_norm"),
+        ]

@@ -3,15 +3,14 @@
 from typing import TypeVar
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.interop.bert import Bert, Electra, Roberta
-from transfer_cli.interop.distilbert import DistilBert
+from transfer_cli.interop.bert import Bert, DistilBert, Electra, Roberta
 from transfer_cli.interop.family import Family
 from transfer_cli.interop.gpt2 import Gpt2
 
 _families: dict[str, Family] = {
     family.model_type: family for family in (Roberta(), Bert(), DistilBert(), Electra(), Gpt2())
 }
-"""An export takes the first that fits; so whoever asks for more comes first."""
+"""An export takes the first that fits, so the family that asks for most comes first."""
 
 _Kind = TypeVar("_Kind", bound=type[Family])
 
@@ -27,15 +26,12 @@ def register_family(kind: _Kind) -> _Kind:
     Raises:
         ConfigError: Another family has its `model_type`.
     """
-    there = _families.get(kind.model_type)
-    if there is not None and _path(type(there)) != _path(kind):
+    there = type(_families.get(kind.model_type, kind()))
+    paths = [f"{each.__module__}.{each.__qualname__}" for each in (kind, there)]
+    if paths[0] != paths[1]:
         raise ConfigError(
-            f"{_path(kind)}: model_type {kind.model_type!r} is that of {_path(type(there))}; "
+            f"{paths[0]}: model_type {kind.model_type!r} is that of {paths[1]}; "
             "a family needs one of its own"
         )
     _families[kind.model_type] = kind()
     return kind
-
-
-def _path(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

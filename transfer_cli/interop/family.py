@@ -1,19 +1,19 @@
-"""What there is to know about a family of published models.
+"""The description of a family of published models.
 
-A family is a description, not a model: how its config says what our `BackboneShape` says, and which
-of its tensors are which of ours. One table serves both directions.
+It says how their config describes our `BackboneShape`, and which of their tensors are which of
+ours. One table serves both directions.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import Rule, with_prefix
+from transfer_cli.interop.rules import Rule, same, with_prefix
 from transfer_cli.model.backbone import BackboneShape
 
 ACTIVATIONS = {
@@ -23,9 +23,6 @@ ACTIVATIONS = {
 
 COMMON = {"norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full"}
 """What `fixed` holds in every family that does not say otherwise."""
-
-ALL_SIZES = ("width", "heads", "depth", "feedforward", "positions")
-
 
 LANGUAGE_MODEL = "language_model"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
@@ -38,8 +35,8 @@ class PublishedHead:
     Args:
         architecture: What `config.json` calls a model with it.
         pipeline: What the hub and `transformers.pipeline` call its task.
-        rules: Its tensors, under their whole names; its own pooler is one of them. None where it
-            has no tensors of its own (an output layer that is the token embedding).
+        rules: Its tensors, with their full names, those of its pooler included. Empty where it has
+            none of its own (an output layer that is the token embedding).
     """
 
     architecture: str
@@ -48,24 +45,24 @@ class PublishedHead:
 
 
 class Family(ABC):
-    """One of the families whose models are read and written.
-
-    All that tells one family from another is asked here; nobody asks which family it is.
+    """A family whose models are read and written; no other code asks which family it is.
 
     Attributes:
         name: What people call it.
         model_type: What `config.json` calls it.
         base_model: What `config.json` calls a model without a head.
-        prefix: What stands before the names of the backbone's tensors in a model with a head.
-        blocks: Where its blocks stand: the tensors of block 2 begin with `{blocks}.2.`.
+        prefix: The prefix of the backbone's tensors in a model with a head.
+        blocks: The name of its blocks: the tensors of block 2 begin with `{blocks}.2.`.
         keys: What the config calls the fields of a `BackboneShape` that are numbers.
         fixed: Fields that have one value in all models of the family, such as `direction`,
             `position_kind` and `residual`.
-        options: What the config calls the fields that are no sizes, and what holds without them.
+        options: What the config calls the other fields, and their defaults.
         output: Fields of its language-model head.
-        only: Keys of the config, each with the one value that is built here.
-        pooling: Which state of a text its classifier reads.
-        pooler_activation: What its classifier has between that state and the last layer.
+        only: Keys of the config, each with the one value that we can build.
+        pooling: Which hidden state its classifier reads.
+        pooler_activation: That of the classifier's pooler; none: it has no pooler.
+        bare_pooler: The pooler of a model without a classifier, by its name after the prefix;
+            "": there is none.
         mask_lstrip: Whether the mask token of its tokenizer takes the space before it.
     """
 
@@ -81,11 +78,12 @@ class Family(ABC):
     only: ClassVar[Mapping[str, Any]] = {}
     pooling: ClassVar[str] = "cls_first"
     pooler_activation: ClassVar[str] = "none"
+    bare_pooler: ClassVar[str] = ""
     mask_lstrip: ClassVar[bool] = False
 
     @property
     def is_causal(self) -> bool:
-        """Whether a token sees those before it alone."""
+        """Whether a token attends to earlier ones alone."""
         return bool(self.fixed["direction"] == "causal")
 
     def shape(self, settings: PublishedConfig) -> BackboneShape:
@@ -101,19 +99,18 @@ class Family(ABC):
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of that shape."""
-        sizes = {ours: settings.number(self.keys[ours]) for ours in ALL_SIZES if ours in self.keys}
+        sizes = {ours: settings.number(key) for ours, key in self.keys.items()}
         options = {
-            ours: settings.one_of(key, ACTIVATIONS, otherwise)
+            ours: settings.one_of(key, ACTIVATIONS, default)
             if ours == "activation"
-            else settings.value(key, otherwise)
-            for ours, (key, otherwise) in self.options.items()
+            else settings.value(key, default, type(default))
+            for ours, (key, default) in self.options.items()
         }
         return {**self.fixed, **self.output, **sizes, **options, "pooler": self.pooler_activation}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape, without vocabulary, labels and names."""
-        names = {ours: self.keys[ours] for ours in ALL_SIZES if ours in self.keys}
-        names |= {ours: key for ours, (key, _) in self.options.items()}
+        names = {**self.keys, **{ours: key for ours, (key, _) in self.options.items()}}
         found = {key: getattr(shape, ours) for ours, key in names.items()}
         theirs = {ours: there for there, ours in reversed(ACTIVATIONS.items())}
         return {**found, names["activation"]: theirs[shape.activation]}
@@ -128,14 +125,15 @@ class Family(ABC):
 
     @abstractmethod
     def block(self) -> list[Rule]:
-        """Return the rules of a block, whose names begin inside it on both sides."""
+        """Return the rules of a block; names here and there lack the block's own."""
 
     def pooler(self) -> list[Rule]:
         """Return the rules of the pooler that a model without a classifier may have."""
-        return []
+        theirs = f"{self.prefix}.{self.bare_pooler}"
+        return same("heads.pooler.linear", theirs) if self.bare_pooler else []
 
     def constants(self, shape: BackboneShape) -> dict[str, Tensor]:
-        """Return backbone tensors, by their names, that ours lacks and that change nothing."""
+        """Return tensors of their backbone, by name, that ours lacks and that change nothing."""
         return {}
 
     def backbone(self, shape: BackboneShape) -> list[Rule]:
@@ -146,15 +144,14 @@ class Family(ABC):
         return rules
 
     def block_number(self, name: str) -> int | None:
-        """Return the number of the block that a tensor there is of; None where it is of none."""
+        """Return the number of the block that a tensor of theirs belongs to; None: to none."""
         stem, _, rest = name.removeprefix(f"{self.prefix}.").partition(f"{self.blocks}.")
         number = rest.partition(".")[0]
         return int(number) if not stem and number.isdecimal() and len(number) < 10 else None
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         """Return what no model of this family has, as `option=value, not its own value`."""
-        found = {field.name: getattr(shape, field.name) for field in fields(shape)}
-        found["embedding_norm"] = shape.has_embedding_norm
+        found = {**vars(shape), "embedding_norm": shape.has_embedding_norm}
         fixed = {**COMMON, **self.fixed}
         wrong = [
             f"{name}={value}, not {fixed[name]}"

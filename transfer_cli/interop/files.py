@@ -1,8 +1,10 @@
 """The weights of a published model: one file or several, safetensors or, at need, a pickle."""
 
+import json
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +16,7 @@ from transfer_cli.safe_files import read_json
 
 WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
-"""As models were published before safetensors. Read by `weights_only`, which builds no objects."""
-
-_OLD_NAMES = {"gamma": "weight", "beta": "bias"}
-"""What the oldest files call the parameters of a LayerNorm."""
+"""The format before safetensors. It is read with `weights_only`, which builds no objects."""
 
 Reader = Callable[[Path], dict[str, Tensor]]
 
@@ -34,13 +33,22 @@ def read_shapes(folder: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: There are none, or a file is missing, damaged or holds code.
     """
-    return _read(folder, shapes_of, lambda path: _without_values(_unpickled(path)))
+
+    def pickled(path: Path) -> dict[str, Tensor]:
+        return {name: tensor.to("meta") for name, tensor in _unpickled(path).items()}
+
+    return _read(folder, shapes_of, pickled)
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Return all tensors of a folder; numbers of half precision in float32."""
     found = _read(folder, tensors_of, _unpickled)
     return {n: t.float() if t.is_floating_point() else t for n, t in found.items()}
+
+
+def dump_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file of a folder that nobody reads yet."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _read(folder: Path, safe: Reader, pickled: Reader) -> dict[str, Tensor]:
@@ -82,27 +90,19 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
         if zipfile.is_zipfile(path):
             check_unpacked(path)
         found = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:
-        # Whatever is raised: nothing was built, and the file is not what it should be.
+    except Exception as error:  # of many kinds, none of which has built an object
         raise CheckpointError(
             f"{path} is a pickle that holds more than tensors, or it is damaged, and is not read; "
             f"take the model's {WEIGHTS}"
         ) from error
-    if not isinstance(found, Mapping) or not all(_is_plain(t) for t in found.values()):
+    if not isinstance(found, Mapping) or not all(
+        isinstance(value, Tensor) and value.layout == torch.strided for value in found.values()
+    ):
         raise CheckpointError(f"{path} holds something else than plain tensors by name")
     return {str(name): tensor for name, tensor in found.items()}
 
 
-def _is_plain(value: object) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided
-
-
-def _without_values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.to("meta") for name, tensor in tensors.items()}
-
-
 def _modern(name: str) -> str:
-    stem, _, last = name.rpartition(".")
-    if stem.endswith("LayerNorm") and last in _OLD_NAMES:
-        return f"{stem}.{_OLD_NAMES[last]}"
-    return name
+    """Return today's name of a parameter of a LayerNorm; the oldest files have others."""
+    new = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+    return new.replace("LayerNorm.beta", "LayerNorm.bias")

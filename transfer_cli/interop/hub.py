@@ -1,4 +1,4 @@
-"""Published models by name, fetched with the ecosystem's own client into its own cache."""
+"""Published models by name, fetched by Hugging Face's client into its own cache."""
 
 from functools import partial
 from pathlib import Path
@@ -7,7 +7,7 @@ from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.files import holds_weights
 
 HUB = "hf:"
-"""What a name begins with that is no path."""
+"""The beginning of a name that is no path."""
 
 _FILES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
@@ -39,22 +39,22 @@ def fetch(name: str, key: str) -> Path:
             "pip install 'transfer-cli[hf]', or give a folder"
         ) from error
     repository, _, revision = name.removeprefix(HUB).partition("@")
+    get = partial(snapshot_download, repository, revision=revision or None)
     try:
-        get = partial(snapshot_download, repository, revision=revision or None)
-        folder = Path(str(get(allow_patterns=list(_FILES))))
+        folder = Path(str(get(allow_patterns=[*_FILES])))
         if not holds_weights(folder):
             folder = Path(str(get(allow_patterns=[*_FILES, *_PICKLES])))
     except Exception as error:
         problems = {
             HFValidationError: f"{name!r} is no name of a model; expected hf:owner/name",
             RevisionNotFoundError: f"{repository} has no revision {revision!r}",
-            GatedRepoError: f"{repository} is given to those alone who have agreed to its terms; "
-            "agree on its page and log in with `hf auth login`",
+            GatedRepoError: f"{repository} is for those who have agreed to its terms; agree on its "
+            "page and log in with `hf auth login`",
             RepositoryNotFoundError: f"there is no model {repository!r}, or it is private "
             "(`hf auth login`)",
             LocalEntryNotFoundError: f"{repository} is not in the cache, and its server cannot be "
             "reached; check the network, or fetch the folder elsewhere and give its path",
-            # Whatever the libraries below the client raise while it fetches has no common kind.
+            # The libraries below the client raise errors of many kinds.
             Exception: f"{repository} cannot be fetched: {error}",
         }
         problem = next(said for kind, said in problems.items() if isinstance(error, kind))

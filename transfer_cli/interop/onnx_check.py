@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,21 +17,21 @@ from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.language_model import HEAD
 
 TOLERANCE = 1e-4
-"""How far an output x may be from the model's, as a share of 1 + |x|: float32, added up in another
-order, through dozens of layers."""
+"""The largest difference between an output x and the model's, as a share of 1 + |x|: float32 sums
+in another order, through dozens of layers."""
 
 CHECKED = ((1, 1), (3, 1), (1, 5), (3, 5), (4, 64), (1, 1024))
-"""Texts and positions of the batches that are compared; of a shorter model, all its positions."""
+"""The batches to compare: how many texts, of how many positions if the model has as many."""
 
 
 @dataclass(frozen=True)
 class CheckedBatch:
-    """A batch, and what the model makes of it.
+    """A batch, and the model's output.
 
     Args:
         inputs: By the graph's names, in its order.
-        expected: The model's own output.
-        counts: `[B, T]` bool for outputs at every position: where they mean something.
+        expected: The model's output.
+        counts: `[B, T]` bool, the positions to compare; None: an output is for a text.
     """
 
     inputs: dict[str, Tensor]
@@ -42,7 +40,7 @@ class CheckedBatch:
 
 
 def samples_of(model: TransferModel, objective: Objective | None) -> list[CheckedBatch]:
-    """Return batches of several shapes, and what the model itself makes of them."""
+    """Return batches of several shapes, with the model's outputs."""
     positions = model.backbone.shape.positions
     shapes = sorted({(rows, min(length, positions)) for rows, length in CHECKED})
     return [_sample(model, objective, rows, length) for rows, length in shapes]
@@ -51,7 +49,7 @@ def samples_of(model: TransferModel, objective: Objective | None) -> list[Checke
 def _sample(
     model: TransferModel, objective: Objective | None, rows: int, length: int
 ) -> CheckedBatch:
-    """Return a batch, padded on the right, and what the model itself makes of it."""
+    """Return a batch, padded on the right, with the model's output."""
     generator = torch.Generator().manual_seed(rows * length)
     vocabulary, segments = model.backbone.vocabulary, model.backbone.shape.segments
     tokens_BT = torch.randint(vocabulary, (rows, length), generator=generator)
@@ -67,18 +65,17 @@ def _sample(
         encoded = Encoding(model, batch)
         if isinstance(objective, Classification):
             return CheckedBatch(inputs, objective.class_logits(model, batch, encoded), None)
-        top_BTD = encoded.top
-        if objective is None:
-            return CheckedBatch(inputs, top_BTD, mask_BT)
-        logits_BTV = model.heads[HEAD](top_BTD, model.backbone.token_embedding.weight)
-        return CheckedBatch(inputs, logits_BTV, mask_BT)
+        output = encoded.top
+        if objective is not None:
+            output = model.heads[HEAD](output, model.backbone.token_embedding.weight)
+        return CheckedBatch(inputs, output, mask_BT)
 
 
 def compare(path: Path, output: str, samples: Iterable[CheckedBatch]) -> float:
-    """Return the largest absolute difference between what the graph gives and what it should.
+    """Return the largest absolute difference between the outputs of the graph and of the model.
 
     Raises:
-        CheckpointError: One is too large, or the shapes are not the same.
+        CheckpointError: It is too large, or the shapes are not the same.
     """
     import onnxruntime
 
@@ -90,12 +87,12 @@ def compare(path: Path, output: str, samples: Iterable[CheckedBatch]) -> float:
     for sample in samples:
         given = {name: tensor.numpy() for name, tensor in sample.inputs.items()}
         (found,) = session.run([output], given)
-        largest = max(largest, _difference(found, sample))
+        largest = max(largest, _difference(torch.from_numpy(found), sample))
     return largest
 
 
-def _difference(found: npt.NDArray[np.float32], sample: CheckedBatch) -> float:
-    expected = sample.expected.numpy()
+def _difference(found: Tensor, sample: CheckedBatch) -> float:
+    expected = sample.expected
     where = f"a batch of {' x '.join(map(str, sample.inputs['input_ids'].shape))} tokens"
     if found.shape != expected.shape:
         raise CheckpointError(
@@ -103,12 +100,10 @@ def _difference(found: npt.NDArray[np.float32], sample: CheckedBatch) -> float:
             f"{list(expected.shape)}; nothing is written, try other versions of torch and onnx"
         )
     if sample.counts is not None:
-        # States at padded positions mean nothing.
-        real = sample.counts.numpy()
-        found, expected = found[real], expected[real]
-    apart = np.abs(found - expected)
-    # Asked this way round, since nothing is true of a difference that is no number.
-    if not (apart <= TOLERANCE * (1 + np.abs(expected))).all():
+        found, expected = found[sample.counts], expected[sample.counts]
+    apart = (found - expected).abs()
+    # Not `any(apart > ...)`: of NaN, every comparison is false.
+    if not (apart <= TOLERANCE * (1 + expected.abs())).all():
         raise CheckpointError(
             f"format=onnx: the graph's outputs differ from the model's by up to {apart.max():.2g} "
             f"for {where}, more than {TOLERANCE:g} of 1 + |output|; nothing is written, try other "

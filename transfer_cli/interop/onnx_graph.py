@@ -1,9 +1,7 @@
-"""A model as an ONNX graph, which is checked against the model before it is there."""
+"""A model as an ONNX graph, which is checked against the model before it is written."""
 
 import importlib.util
-import json
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,28 +12,23 @@ import torch
 
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
+from transfer_cli.interop.files import dump_json
 from transfer_cli.interop.onnx_check import compare, samples_of
 from transfer_cli.interop.onnx_modules import Graph, graph_of
-from transfer_cli.interop.vocabulary import LAYOUTS
+from transfer_cli.interop.vocabulary import FILE, LAYOUTS, SPECIAL_TOKENS
 from transfer_cli.model.added import merge, unmerge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 
 GRAPH = "model.onnx"
 FACTS = "onnx.json"
-TOKENIZER = "tokenizer.json"
-
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-
-TALKATIVE = ("torch.onnx", "onnxscript", "onnx_ir")
-"""Loggers that tell what an exporter goes through."""
 
 
 def write_onnx(
     model: TransferModel,
     objective: Objective | None,
     tokenizer: Tokenizer,
-    labels: tuple[str, ...],
     folder: Path,
     *,
     layout: str | None = None,
@@ -47,7 +40,7 @@ def write_onnx(
     right, any batch and any length up to the model's positions. It gives float32: of a classifier
     `logits` `[batch, labels]`, of a language model `logits` `[batch, length, vocabulary]`, of a
     model without a head `hidden` `[batch, length, width]`. Edits that can be merged are merged into
-    their matrices. Weights of more than 1.5 GB lie beside the graph, in `model.onnx.data`.
+    their matrices. Weights of more than 1.5 GB are in a file of their own, `model.onnx.data`.
 
     `onnx.json` holds what else a program must know to use it:
 
@@ -56,21 +49,20 @@ def write_onnx(
     `output`       name
     `labels`       names of the classes, in the order of their logits; [] without classes
     `positions`    longest input in tokens, special ones included
-    `pad`          token that fills up shorter texts
+    `pad`          padding token
     `special`      numbers of the tokens pad, unk, cls, sep, mask
-    `layout`       where special tokens stand around a text A, for example "cls A sep"
-    `pair_layout`  the same for two texts A and B, where B and what follows it are of segment 1,
-                   all before it of segment 0; null for a language model
+    `layout`       a text A among its special tokens, for example "cls A sep"
+    `pair_layout`  the same for two texts A and B: B and what follows it are segment 1, all before
+                   it is segment 0; null for a language model
     =============  =========================================================================
 
     Args:
-        model: On the CPU, in float32; afterwards in evaluation mode and otherwise as before.
-        objective: Bound; None for a model of which the hidden states are wanted.
+        model: On the CPU, in float32. It is in evaluation mode afterwards, otherwise unchanged.
+        objective: Bound; None to write hidden states.
         tokenizer: The model's.
-        labels: See the table.
-        folder: Made if it is missing. Nothing is left in it when something fails.
-        layout: See the table. None: as labelled texts are laid out, or for a language model as text
-            to pretrain on is, line by line.
+        folder: An empty folder.
+        layout: See the table. None: that of labelled texts, or for a language model that of lines
+            to pretrain on.
 
     Raises:
         ConfigError: A package is missing, or the model has no head that a graph can end with.
@@ -84,46 +76,50 @@ def write_onnx(
     graph = graph_of(model, objective).eval()
     model.eval()
     samples = samples_of(model, objective)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".onnx-") as place:
-        unfinished = Path(place)
-        merged = merge(model)
-        try:
-            with _quiet():
-                _export(graph, model.backbone.shape.positions, unfinished / GRAPH)
-        finally:
-            unmerge(model, merged)
-        largest = compare(unfinished / GRAPH, graph.output, samples)
-        tokenizer.save(unfinished / TOKENIZER)
-        facts = _facts(model, graph, tokenizer, labels, layout)
-        text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
-        (unfinished / FACTS).write_text(text, encoding="utf-8")
-        for file in sorted(unfinished.iterdir()):
-            file.replace(folder / file.name)
+    merged = merge(model)
+    try:
+        with _quiet():
+            _export(graph, model.backbone.shape.positions, folder / GRAPH)
+    finally:
+        unmerge(model, merged)
+    largest = compare(folder / GRAPH, graph.output, samples)
+    tokenizer.save(folder / FILE)
+    direction = "causal" if model.backbone.causal else "bidirectional"
+    usual, pair = LAYOUTS["labelled" if graph.with_pairs else "lines", direction]
+    if not graph.with_pairs and tokenizer.sep == tokenizer.cls:
+        usual = "A"  # its one special token is between documents
+    facts = {
+        "inputs": list(graph.inputs),
+        "output": graph.output,
+        "labels": list(objective.info.labels if objective else ()),
+        "positions": model.backbone.shape.positions,
+        "pad": tokenizer.pad,
+        "special": {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS},
+        "layout": usual if layout is None else layout,
+        "pair_layout": pair if graph.with_pairs else None,
+    }
+    dump_json(folder / FACTS, facts)
     return largest
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what the exporter says of its own inside: nobody here can act on it."""
-    loggers = [logging.getLogger(name) for name in TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
+    """Silence the exporter's warnings about its own inside: a user cannot act on them."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+    finally:
+        logging.disable(before)
 
 
 def _export(graph: Graph, positions: int, path: Path) -> None:
     """Write the graph and check that it is well formed."""
     import onnx
 
-    # Sizes of 1 in the example would be taken for constants.
+    # The exporter takes a size of 1 in the example for a constant.
     shape = (2, min(positions, 3))
     example = tuple(torch.ones(shape, dtype=torch.long) for _ in graph.inputs)
     sizes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
@@ -143,40 +139,14 @@ def _export(graph: Graph, positions: int, path: Path) -> None:
         raise RuntimeError("torch.onnx.export has returned no program")
     _forget_origin(program.model)
     program.save(path)
-    # By its path: a graph of over 2 GB cannot be checked in memory.
+    # By path, since a graph of over 2 GB cannot be checked in memory.
     onnx.checker.check_model(path, full_check=True)
 
 
 def _forget_origin(model: Any) -> None:
     """Drop the lines and paths of our source that the exporter notes at every node."""
-    values = [*model.graph.inputs, *model.graph.initializers.values()]
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
-        values += node.outputs
-    for each in (*values, model.graph, model):
+    nodes = list(model.graph.all_nodes())
+    outputs = (value for node in nodes for value in node.outputs)
+    values = (*model.graph.inputs, *model.graph.initializers.values(), *outputs)
+    for each in (*nodes, *values, model.graph, model):
         each.metadata_props.clear()
-
-
-def _facts(
-    model: TransferModel,
-    graph: Graph,
-    tokenizer: Tokenizer,
-    labels: tuple[str, ...],
-    layout: str | None,
-) -> dict[str, Any]:
-    texts = "labelled" if graph.with_pairs else "lines"
-    usual, pair = LAYOUTS[texts, "causal" if model.backbone.causal else "bidirectional"]
-    if not graph.with_pairs and tokenizer.sep == tokenizer.cls:
-        usual = "A"  # its one special token stands between documents
-    return {
-        "inputs": list(graph.inputs),
-        "output": graph.output,
-        "labels": list(labels),
-        "positions": model.backbone.shape.positions,
-        "pad": tokenizer.pad,
-        "special": {
-            name: getattr(tokenizer, name) for name in ("pad", "unk", "cls", "sep", "mask")
-        },
-        "layout": usual if layout is None else layout,
-        "pair_layout": pair if graph.with_pairs else None,
-    }

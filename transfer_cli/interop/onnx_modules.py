@@ -1,4 +1,4 @@
-"""The outputs that an ONNX graph can have, as modules that torch's exporter can follow.
+"""What an ONNX graph can compute, as modules that torch's exporter can trace.
 
 Legend: B batch, T positions, D width, V vocabulary, C classes.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.model.heads import BatchNorm, LanguageModelHead, Pooling, SequenceHead, pool
+from transfer_cli.model.heads import BatchNorm, Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.classification import POOLER, Classification
@@ -17,15 +17,15 @@ from transfer_cli.objectives.language_model import HEAD
 
 
 class Graph(nn.Module):
-    """What the graph computes: hidden states, from which others read more."""
+    """Hidden states; subclasses compute logits from them."""
 
     output = "hidden"
     with_pairs = True
-    """Whether its inputs are labelled texts, of which there may be two."""
+    """Whether an input may be two texts."""
 
     def __init__(self, model: TransferModel) -> None:
         super().__init__()
-        # The parts by themselves: the code that torch writes cannot say `heads.class`.
+        # Not the model: torch's exporter writes code, in which `heads.class` is no name.
         self.backbone = model.backbone
         self.readout = model.readout
 
@@ -40,12 +40,12 @@ class Graph(nn.Module):
     ) -> Tensor:
         """Return the output."""
         mask_BT = attention_BT != 0
-        # Whether there is padding is not asked: the answer would be a constant of the graph.
+        # `padded` as found in the example would be a constant of the graph.
         states = self.backbone(tokens_BT, mask_BT, segment_BT, padded=True)
         return self.read(self.readout(states), mask_BT)
 
     def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Return what comes out, from what the heads see."""
+        """Return the output, from the hidden states that the heads read."""
         return top_BTD
 
 
@@ -55,9 +55,9 @@ class _LanguageModelGraph(Graph):
     output = "logits"
     with_pairs = False
 
-    def __init__(self, model: TransferModel, head: LanguageModelHead) -> None:
+    def __init__(self, model: TransferModel) -> None:
         super().__init__(model)
-        self.head = head
+        self.head = model.heads[HEAD]
 
     def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """Return `[B, T, V]`."""
@@ -66,17 +66,19 @@ class _LanguageModelGraph(Graph):
 
 
 class _ClassifierGraph(Graph):
-    """Logits of the classes, `[B, C]`: the head's own layers without its `len` of a batch.
+    """Logits of the classes, `[B, C]`, from the layers of the head without its `len(batch)`.
 
-    To the exporter `len` is a number, and the graph would take batches of that size only.
+    To the exporter that is a constant, and the graph would take batches of that size only.
     """
 
     output = "logits"
 
-    def __init__(self, model: TransferModel, head: SequenceHead, pooler: nn.Module | None) -> None:
+    def __init__(self, model: TransferModel, objective: Classification) -> None:
         super().__init__(model)
-        self.head = head
-        self.pooler = nn.Identity() if pooler is None else pooler
+        heads: Any = model.heads
+        self.head = heads[objective.head]
+        has_pooler = POOLER in heads and objective.pooler is not False
+        self.pooler = heads[POOLER] if has_pooler else nn.Identity()
 
     def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
         """Return `[B, C]`."""
@@ -90,7 +92,7 @@ class _ClassifierGraph(Graph):
 
 
 def _pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
-    """Return what `model.heads.pool` does, for any batch."""
+    """Do what `model.heads.pool` does, without `len(batch)`."""
     if pooling == "concat":
         parts: tuple[Pooling, ...] = ("cls_last", "max", "mean")
         return torch.cat([_pool(hidden_BTD, mask_BT, part) for part in parts], dim=1)
@@ -106,24 +108,17 @@ def _pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
 
 
 def graph_of(model: TransferModel, objective: Objective | None) -> Graph:
-    """Return the module whose graph is wanted.
+    """Return the module to export.
 
     Raises:
         ConfigError: The model has no head that a graph can end with.
     """
-    heads: Any = model.heads
     if objective is None:
         return Graph(model)
     if isinstance(objective, Classification):
-        return _ClassifierGraph(model, heads[objective.head], _pooler(model, objective))
-    if HEAD in heads:
-        return _LanguageModelGraph(model, heads[HEAD])
+        return _ClassifierGraph(model, objective)
+    if HEAD in model.heads:
+        return _LanguageModelGraph(model)
     raise ConfigError(
         f"format=onnx writes classifiers and language models; {type(objective).__name__} is neither"
     )
-
-
-def _pooler(model: TransferModel, objective: Classification) -> nn.Module | None:
-    if POOLER not in model.heads or objective.pooler is False:
-        return None
-    return model.heads[POOLER]

@@ -35,25 +35,28 @@ class PublishedConfig:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
-    def number(self, key: str, otherwise: int | None = None) -> int:
-        """Return a whole number."""
-        return self._of_kind(key, otherwise, int)
+    def number(self, key: str, default: int | None = None) -> int:
+        """Return a whole number; a key without a default must be there."""
+        return self.value(key, default, int)
 
-    def value(self, key: str, otherwise: T) -> T:
-        """Return a value of the kind of the one that stands in for it: a number, true or false."""
-        return self._of_kind(key, otherwise, type(otherwise))
+    def value(self, key: str, default: T | None, kind: type[T]) -> T:
+        """Return a whole number, a number, or true or false."""
+        value = self.get(key, default)
+        if type(value) is not kind and (kind is not float or type(value) is not int):
+            raise self.wrong(key, _KINDS[kind])
+        return kind(value)  # type: ignore[call-arg]
 
-    def one_of(self, key: str, known: Mapping[str, str], otherwise: str) -> str:
+    def one_of(self, key: str, known: Mapping[str, str], default: str) -> str:
         """Return what we call the value of a key."""
-        value = self._value(key, otherwise)
+        value = self.get(key, default)
         if not isinstance(value, str) or value not in known:
             close = nearest(value, known) if isinstance(value, str) else ""
             raise self.wrong(key, f"one of {', '.join(known)}", close)
         return known[value]
 
     def only(self, key: str, value: Any) -> None:
-        """Refuse any other value: the model would be another one than ours."""
-        if self._value(key, value) != value:
+        """Refuse any other value, with which the model would compute something else than ours."""
+        if self.get(key, value) != value:
             raise self.wrong(key, f"{value!r}, which is all that is built here")
 
     def wrong(self, key: str, expected: str, hint: str = "") -> CheckpointError:
@@ -62,16 +65,10 @@ class PublishedConfig:
             f"{self.path}: {key} is {self.values.get(key)!r}, expected {expected}.{hint}"
         )
 
-    def _of_kind(self, key: str, otherwise: T | None, kind: type[T]) -> T:
-        value = self._value(key, otherwise)
-        if type(value) is not kind and (kind is not float or type(value) is not int):
-            raise self.wrong(key, _KINDS[kind])
-        return kind(value)  # type: ignore[call-arg]
-
-    def _value(self, key: str, otherwise: Any) -> Any:
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return whatever a key says; without a default it must be there."""
         value = self.values.get(key)
-        if value is None:
-            value = otherwise
-        if value is None:
+        found = default if value is None else value
+        if found is None:
             raise CheckpointError(f"{self.path} has no {key}, which says how the model is built")
-        return value
+        return found

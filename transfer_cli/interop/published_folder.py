@@ -25,13 +25,16 @@ from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead
 from transfer_cli.model.meta_device import without_weights
+from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import ModelDescription
 
 log = logging.getLogger(__name__)
 
-_OBJECTIVES = "transfer_cli.objectives"
+_CAUSAL = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
+_MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
+_CLASSIFICATION = "transfer_cli.objectives.classification.Classification"
 _PADDED_TO = (8, 64, 128)
-"""Tables of tokens are often made longer, to a multiple of one of these, for speed."""
+"""For speed, tables of tokens are often padded to a multiple of one of these sizes."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,11 @@ class Published:
     """A model that others have published, as one of ours.
 
     Args:
-        folder: Where it lies.
-        family: What kind of model it is.
-        description: What must be known to build ours.
+        folder: Its folder.
+        family: Its family.
+        description: That of our model.
         tokenizer: Its tokenizer.
-        rules: How our tensors are made of those in the folder, whose names are whole.
+        rules: How our tensors are made of those in the folder, by their full names.
         dropped: The tensors in the folder that none of ours is made of.
     """
 
@@ -95,11 +98,11 @@ def open_folder(folder: Path, key: str) -> Published:
     backbone = family.backbone(shape)
     if any(name.startswith(f"{family.prefix}.") for name in found):
         backbone = with_prefix(backbone, f"{family.prefix}.")
-    there.check_backbone(backbone)
-    there.check_vocabulary(backbone, tokenizer)
+    there.check_blocks(backbone)
     heads, objective, labels = there.heads()
-    there.check_heads(heads, len(labels))
     rules = (*backbone, *heads)
+    there.check_sizes(rules, len(labels))
+    there.check_vocabulary(backbone, tokenizer)
     description = ModelDescription(
         shape=shape,
         vocabulary=tokenizer.size,
@@ -112,12 +115,7 @@ def open_folder(folder: Path, key: str) -> Published:
 
 
 def _family(settings: PublishedConfig, key: str) -> Family:
-    kind = settings.values.get("model_type")
-    if kind is None:
-        raise CheckpointError(
-            f"{key}: {settings.path} has no model_type, which says what family the model is of"
-        )
-    known = families()
+    kind, known = settings.get("model_type"), families()
     if isinstance(kind, str) and kind in known:
         return known[kind]
     names = ", ".join(f"{family.name} ({family.model_type})" for family in known.values())
@@ -129,15 +127,15 @@ def _family(settings: PublishedConfig, key: str) -> Family:
 
 @dataclass(frozen=True)
 class _Folder:
-    """What a folder holds, compared with itself: a config and tensors, each by its name there."""
+    """The config of a folder and its tensors, by their names there, to be compared."""
 
     settings: PublishedConfig
     family: Family
     shape: BackboneShape
     found: Mapping[str, Tensor]
 
-    def check_backbone(self, rules: Sequence[Rule]) -> None:
-        """Refuse a backbone that lacks tensors, or has others than the config says."""
+    def check_blocks(self, rules: Sequence[Rule]) -> None:
+        """Refuse a backbone with fewer tensors than the config asks for, or with more blocks."""
         place, depth = self.settings.path, f"{self.family.keys['depth']}={self.shape.depth}"
         lost = [name for rule in rules for name in rule.theirs if name not in self.found]
         if lost:
@@ -145,9 +143,6 @@ class _Folder:
                 f"{place.parent}: the weights lack {listed(lost)}, which {place.name} asks for "
                 f"({depth}); without the whole backbone nothing is loaded"
             )
-        with without_weights():
-            backbone = Backbone(self.shape, self._vocabulary).state_dict(prefix="backbone.")
-        self._check_sizes(rules, backbone)
         surplus = [n for n in self.found if (self.family.block_number(n) or 0) >= self.shape.depth]
         if surplus:
             raise CheckpointError(
@@ -155,20 +150,31 @@ class _Folder:
                 "of another model"
             )
 
-    def check_heads(self, rules: Sequence[Rule], labels: int) -> None:
-        """Refuse heads of other sizes than the config says."""
+    def check_sizes(self, rules: Sequence[Rule], labels: int) -> None:
+        """Refuse tensors of other sizes than the config asks for, or without fractions."""
+        shape, vocabulary = self.shape, self.settings.number("vocab_size")
+        if not 0 < vocabulary <= MAX_SIZE:
+            raise self.settings.wrong("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
         with without_weights():
             heads = {
-                "lm": LanguageModelHead(self.shape, self._vocabulary),
-                "pooler": Pooler(self.shape.width, "tanh"),
-                "class": SequenceHead(self.shape.width, max(1, labels), "cls_first"),
+                "lm": LanguageModelHead(shape, vocabulary),
+                "pooler": Pooler(shape.width, "tanh"),
+                "class": SequenceHead(shape.width, max(1, labels), "cls_first"),
             }
-            own = {
-                f"heads.{name}.{each}": tensor
-                for name, head in heads.items()
-                for each, tensor in head.state_dict().items()
-            }
-        self._check_sizes(rules, own)
+            own = TransferModel(Backbone(shape, vocabulary), heads).state_dict()
+            expected: dict[str, Tensor] = {}
+            for rule in rules:
+                parts = rule.conversion.give(own[rule.ours], len(rule.theirs))
+                expected |= zip(rule.theirs, parts, strict=True)
+        for name, tensor in expected.items():
+            found = self.found[name]
+            if tensor.shape != found.shape:
+                raise self._contradiction(name, tensor)
+            if not found.is_floating_point():
+                raise CheckpointError(
+                    f"{self.settings.path.parent}: {name} holds numbers of type {found.dtype}, "
+                    "expected float"
+                )
 
     def check_vocabulary(self, rules: Sequence[Rule], tokenizer: Tokenizer) -> None:
         """Refuse a tokenizer that is not the model's."""
@@ -187,8 +193,7 @@ class _Folder:
 
     def heads(self) -> tuple[list[Rule], dict[str, Any], tuple[str, ...]]:
         """Return the rules of the heads there, what the model was trained for, its labels."""
-        family = self.family
-        heads = family.heads(self.shape)
+        family, heads = self.family, self.family.heads(self.shape)
         rules: list[Rule] = []
         if LANGUAGE_MODEL in heads and self._has(heads[LANGUAGE_MODEL].rules):
             rules += heads[LANGUAGE_MODEL].rules
@@ -197,42 +202,36 @@ class _Folder:
         if classifier is not None:
             own_pooler = [r for r in classifier.rules if r.ours.startswith("heads.pooler.")]
             # A causal one reads the last token of a text, ours the classification token behind it.
-            reads = not family.is_causal and _is_classifier(classifier, self.settings)
-            if reads and self._has(classifier.rules):
-                labels = self._labels(self.found[_output_of(classifier).theirs[0]])
+            if not family.is_causal and self._is_classifier(classifier):
+                labels = self._labels(classifier)
                 if len(labels) > 1:
-                    return [*rules, *classifier.rules], _classification(family), labels
-        objective = {"_target_": f"{_OBJECTIVES}.{_CAUSAL if family.is_causal else _MASKED}"}
-        for pooler in (family.pooler(), own_pooler):
-            for each in (pooler, without_prefix(pooler, f"{family.prefix}.")):
-                if self._has(each):
-                    return [*rules, *each], objective, ()
-        return rules, objective, ()
+                    has_pooler = family.pooler_activation != "none"
+                    options = {"pooling": family.pooling, "pooler": has_pooler}
+                    return (
+                        [*rules, *classifier.rules],
+                        {"_target_": _CLASSIFICATION, **options},
+                        labels,
+                    )
+        poolers = (
+            each
+            for pooler in (family.pooler(), own_pooler)
+            for each in (pooler, without_prefix(pooler, f"{family.prefix}."))
+        )
+        pooler = next(filter(self._has, poolers), [])
+        return [*rules, *pooler], dict(_CAUSAL if family.is_causal else _MASKED), ()
 
     def _has(self, rules: Sequence[Rule]) -> bool:
         return bool(rules) and all(name in self.found for rule in rules for name in rule.theirs)
 
-    @property
-    def _vocabulary(self) -> int:
-        size = self.settings.number("vocab_size")
-        if not 0 < size <= MAX_SIZE:
-            raise self.settings.wrong("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
-        return size
-
-    def _check_sizes(self, rules: Sequence[Rule], own: Mapping[str, Tensor]) -> None:
-        """Compare tensors in the files with what ours would be there."""
-        for rule in rules:
-            with without_weights():
-                expected = rule.conversion.give(own[rule.ours])
-            for name, tensor in zip(rule.theirs, expected, strict=True):
-                found = self.found[name]
-                if tensor.shape != found.shape:
-                    raise self._contradiction(name, tensor)
-                if not found.is_floating_point():
-                    raise CheckpointError(
-                        f"{self.settings.path.parent}: {name} holds numbers of type {found.dtype}, "
-                        "expected float"
-                    )
+    def _is_classifier(self, head: PublishedHead) -> bool:
+        """Return whether a head is there that gives each text one label."""
+        values = self.settings.values
+        return (
+            self._has(head.rules)
+            # not each token, nor each text several
+            and values.get("architectures") in (None, [head.architecture])
+            and values.get("problem_type") in (None, "single_label_classification")
+        )
 
     def _contradiction(self, name: str, expected: Tensor) -> CheckpointError:
         found = self.found[name]
@@ -249,49 +248,26 @@ class _Folder:
             f"config asks for {list(expected.shape)}{said}"
         )
 
-    def _labels(self, classifier: Tensor) -> tuple[str, ...]:
+    def _labels(self, head: PublishedHead) -> tuple[str, ...]:
         """Return the names of the classes, in the order of their numbers."""
-        count = len(classifier) if classifier.dim() else 0
-        if not 0 < count <= MAX_LABELS:
+        linear = next(rule for rule in head.rules if rule.ours == "heads.class.linear.weight")
+        size = self.found[linear.theirs[0]].shape
+        if not size or not 0 < size[0] <= MAX_LABELS:
             raise CheckpointError(
-                f"{self.settings.path.parent}: its classifier is {list(classifier.shape)}, "
-                f"expected up to {MAX_LABELS:,} rows"
+                f"{self.settings.path.parent}: its classifier is {list(size)}, expected up to "
+                f"{MAX_LABELS:,} rows"
             )
         named = self.settings.values.get("id2label")
         if named is None:
-            return tuple(f"LABEL_{number}" for number in range(count))
+            return tuple(f"LABEL_{number}" for number in range(size[0]))
         labels = [named.get(str(n)) for n in range(len(named))] if isinstance(named, dict) else []
-        texts = tuple(label for label in labels if isinstance(label, str) and _is_text(label))
-        if len(labels) != count or len(set(texts)) < count:
-            expected = f"{count} names, as many as the classifier has rows"
+        # Half of a surrogate pair could not be written.
+        texts = tuple(
+            label
+            for label in labels
+            if isinstance(label, str) and label == label.encode("utf-8", "replace").decode()
+        )
+        if len(labels) != size[0] or len(set(texts)) < size[0]:
+            expected = f"{size[0]} names, as many as the classifier has rows"
             raise self.settings.wrong("id2label", expected)
         return texts
-
-
-_CAUSAL = "causal_lm.CausalLM"
-_MASKED = "masked_lm.MaskedLM"
-
-
-def _classification(family: Family) -> dict[str, Any]:
-    return {
-        "_target_": f"{_OBJECTIVES}.classification.Classification",
-        "pooling": family.pooling,
-        "pooler": family.pooler_activation != "none",
-    }
-
-
-def _output_of(classifier: PublishedHead) -> Rule:
-    return next(rule for rule in classifier.rules if rule.ours == "heads.class.linear.weight")
-
-
-def _is_classifier(head: PublishedHead, settings: PublishedConfig) -> bool:
-    """Return whether the head gives each text one label, not each token, nor several."""
-    architectures = settings.values.get("architectures")
-    if architectures is not None and architectures != [head.architecture]:
-        return False
-    return settings.values.get("problem_type") in (None, "single_label_classification")
-
-
-def _is_text(label: str) -> bool:
-    """Return whether a label can be written: not half of a surrogate pair."""
-    return label == label.encode("utf-8", "replace").decode()

@@ -1,84 +1,55 @@
-"""How our tensors are made of the tensors of a published model, and the other way round.
+"""How our tensors are made of those of a published model, and theirs of ours.
 
-Every rule works both ways without rounding, so that a model that was read and written again is the
-same to the last bit.
+Every rule works both ways without rounding: a model that is read and written again is the same to
+the last bit.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 
-class Conversion(Protocol):
-    """How numbers are arranged there, as seen from here."""
+class Conversion:
+    """How a tensor of ours is stored there; by default it is the same, under each of its names."""
 
     def take(self, theirs: Sequence[Tensor]) -> Tensor:
         """Return our tensor."""
-
-    def give(self, ours: Tensor) -> list[Tensor]:
-        """Return their tensors."""
-
-
-class Same:
-    """One tensor, the same in both models."""
-
-    def take(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Return it."""
         return theirs[0]
 
-    def give(self, ours: Tensor) -> list[Tensor]:
-        """Return it."""
-        return [ours]
+    def give(self, ours: Tensor, count: int) -> list[Tensor]:
+        """Return their tensors, as many as there are names."""
+        return [ours, *(ours.clone() for _ in range(count - 1))]
 
 
-class Copied:
-    """One tensor here that stands there under several names."""
-
-    def __init__(self, names: int) -> None:
-        self.names = names
+class Transposed(Conversion):
+    """A matrix that is stored with its inputs as rows (GPT-2)."""
 
     def take(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Return the first, the one in use."""
-        return theirs[0]
-
-    def give(self, ours: Tensor) -> list[Tensor]:
-        """Return it as often as it is there."""
-        return [ours.clone() for _ in range(self.names)]
-
-
-class Transposed:
-    """A matrix that stands there with its inputs as rows (GPT-2)."""
-
-    def take(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Return it turned."""
+        """Return it transposed."""
         return theirs[0].T.contiguous()
 
-    def give(self, ours: Tensor) -> list[Tensor]:
-        """Return it turned."""
+    def give(self, ours: Tensor, count: int) -> list[Tensor]:
+        """Return it transposed."""
         return [ours.T.contiguous()]
 
 
-@dataclass(frozen=True)
-class Concatenated:
-    """Several tensors of one size there that are one here, one below the other."""
-
-    parts: int
+class Concatenated(Conversion):
+    """Several tensors of one size there, concatenated here."""
 
     def take(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Return all of them."""
+        """Return them concatenated."""
         return torch.cat(list(theirs))
 
-    def give(self, ours: Tensor) -> list[Tensor]:
-        """Return its parts."""
-        return [part.contiguous() for part in ours.chunk(self.parts)]
+    def give(self, ours: Tensor, count: int) -> list[Tensor]:
+        """Return them one by one."""
+        return [part.contiguous() for part in ours.chunk(count)]
 
 
 @dataclass(frozen=True)
-class FromRow:
-    """A table whose first rows there no token ever uses (RoBERTa's positions); `row` is in use."""
+class FromRow(Conversion):
+    """A table of which no token uses the rows before `row` (RoBERTa's positions)."""
 
     row: int
 
@@ -86,18 +57,18 @@ class FromRow:
         """Return the rows in use."""
         return theirs[0][self.row :].contiguous()
 
-    def give(self, ours: Tensor) -> list[Tensor]:
+    def give(self, ours: Tensor, count: int) -> list[Tensor]:
         """Return them below rows of zeros."""
         unused = torch.zeros(self.row, ours.shape[1], dtype=ours.dtype, device=ours.device)
         return [torch.cat([unused, ours])]
 
 
-SAME = Same()
+SAME = Conversion()
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One tensor of ours, the names of what it is made of, and how."""
+    """The name of a tensor of ours, the names of those that it is made of, and how."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -115,14 +86,14 @@ def packed_attention(query: str, key: str, value: str) -> list[Rule]:
         Rule(
             f"attention.packed.{kind}",
             tuple(f"{part}.{kind}" for part in (query, key, value)),
-            Concatenated(3),
+            Concatenated(),
         )
         for kind in ("weight", "bias")
     ]
 
 
 def with_prefix(rules: Iterable[Rule], theirs: str, ours: str = "") -> list[Rule]:
-    """Return the rules with something before their names."""
+    """Return the rules with a prefix before their names there, and here."""
     return [
         replace(r, ours=f"{ours}{r.ours}", theirs=tuple(f"{theirs}{n}" for n in r.theirs))
         for r in rules
@@ -130,5 +101,5 @@ def with_prefix(rules: Iterable[Rule], theirs: str, ours: str = "") -> list[Rule
 
 
 def without_prefix(rules: Iterable[Rule], theirs: str) -> list[Rule]:
-    """Return the rules without what stands before their names there, where it does."""
+    """Return the rules with a prefix removed from their names there, where they have it."""
     return [replace(r, theirs=tuple(n.removeprefix(theirs) for n in r.theirs)) for r in rules]

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from transfer_cli.data.tokenizer import MAX_FILE_BYTES, Tokenizer, check_numbers, library_errors
 from transfer_cli.errors import CheckpointError, DataError
-from transfer_cli.safe_files import parse_json, read_json, read_text
+from transfer_cli.safe_files import read_json, read_text
 
 FILE = "tokenizer.json"
 WORDPIECES = "vocab.txt"
@@ -19,20 +19,22 @@ BYTE_PAIRS = "vocab.json"
 OPTIONS = "tokenizer_config.json"
 ADDED = "added_tokens.json"
 
+SPECIAL_TOKENS = ("pad", "unk", "cls", "sep", "mask")
+
 LAYOUTS = {
     ("labelled", "causal"): ("A cls", "A sep B cls"),
     ("labelled", "bidirectional"): ("cls A sep", "cls A sep B sep"),
     ("lines", "causal"): ("sep A", "sep A sep B"),
     ("lines", "bidirectional"): ("sep A sep", "sep A sep B sep"),
 }
-"""Where special tokens stand around a text A, and around two, by what the model was trained on last
-(see `data.encoded_task` and `data.corpus`) and its direction."""
+"""A text A among its special tokens, and two texts, by what the model was trained on last (see
+`data.encoded_task` and `data.corpus`) and its direction."""
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a model's folder.
 
-    `tokenizer.json` is taken where it is there, with what `tokenizer_config.json` says otherwise;
+    It is that of `tokenizer.json`, with the options of `tokenizer_config.json`, if there is one;
     else it is made of BERT's `vocab.txt` or of GPT-2's `vocab.json` and `merges.txt`.
 
     Raises:
@@ -53,8 +55,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def _whole(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return the tokenizer of a `tokenizer.json`, as `tokenizer_config.json` changes it."""
-    text = read_text(folder / FILE, MAX_FILE_BYTES)
-    data = parse_json(text)
+    data = read_json(folder / FILE, MAX_FILE_BYTES)
     check_numbers(data)
     normalizer, splitter = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
     if normalizer.get("type") == "BertNormalizer":

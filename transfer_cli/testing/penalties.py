@@ -1,21 +1,17 @@
-"""What any penalty must satisfy, ours or a user's.
+"""What any penalty must satisfy."""
 
-Call `check_penalty` from a test of your own:
-
-    def test_my_penalty_keeps_the_contract():
-        check_penalty(MyPenalty(strength=0.1))
-"""
-
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transfer_cli.adaptation.penalties import Penalty, Start
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.testing.claims import claim, randomize
 
 VOCABULARY = 24
 TOLERANCE = 1e-2
@@ -26,13 +22,7 @@ DISTANCE = 0.1
 
 @dataclass(frozen=True)
 class PenaltyCase:
-    """A penalty that has seen a small model, all of it inherited, where it started.
-
-    Args:
-        penalty: Already started.
-        model: At its starting weights.
-        away: A random direction, by parameter.
-    """
+    """A penalty, started on a small inherited model, and a random direction by parameter."""
 
     penalty: Penalty
     model: TransferModel
@@ -45,9 +35,9 @@ class PenaltyCase:
                 if parameter.requires_grad:
                     parameter.add_(self.away[name], alpha=distance)
 
-    def value(self) -> Tensor:
-        """Return the penalty, without a gradient."""
-        return self.penalty(self.model).detach()
+    def value(self) -> float:
+        """Return the penalty."""
+        return float(self.penalty(self.model).detach())
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradient of each parameter that gets one."""
@@ -80,23 +70,19 @@ def make_case(penalty: Penalty, *, frozen: bool = False) -> PenaltyCase:
     shape = BackboneShape(
         width=8, heads=2, depth=1, feedforward=16, positions=8, dropout=0.0, direction="causal"
     )
-    generator = torch.Generator().manual_seed(0)
-    backbone = Backbone(shape, VOCABULARY)
-    model = TransferModel(backbone, {"lm": LanguageModelHead(shape, VOCABULARY)})
+    lm_head = LanguageModelHead(shape, VOCABULARY)
+    model = TransferModel(Backbone(shape, VOCABULARY), {"lm": lm_head})
     model.requires_grad_(not frozen)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=0.3, generator=generator)
-    away = {
-        name: DISTANCE * torch.randn(p.shape, generator=generator)
-        for name, p in model.named_parameters()
-    }
+    randomize(model)
+
+    def drawn(draw: Callable[..., Tensor], seed: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {n: draw(p.shape, generator=generator) for n, p in model.named_parameters()}
 
     def fisher(sequences: int, kind: str) -> dict[str, Tensor]:
-        drawn = torch.Generator().manual_seed(sequences)
-        named = model.named_parameters()
-        return {name: 0.1 + torch.rand(p.shape, generator=drawn) for name, p in named}
+        return {name: 0.1 + each for name, each in drawn(torch.rand, sequences).items()}
 
+    away = {name: DISTANCE * each for name, each in drawn(torch.randn, 1).items()}
     penalty.start(Start(model, frozenset(away), fisher))
     return PenaltyCase(penalty, model, away)
 
@@ -114,11 +100,11 @@ def nothing_inherited_is_refused(penalty: Penalty) -> None:
 def the_start_costs_nothing(case: PenaltyCase) -> None:
     """Claim: where training starts, the penalty is a float32 scalar 0 and its gradient is 0."""
     value = case.penalty(case.model)
-    _claim(value.dtype == torch.float32, f"the penalty is {value.dtype}, not float32")
-    _claim(value.shape == (), f"the penalty has the shape {tuple(value.shape)}, and is no scalar")
-    _claim(float(value.detach()) == 0, f"the penalty is {float(value.detach())} at the start")
+    claim(value.dtype == torch.float32, f"the penalty is {value.dtype}, not float32")
+    claim(value.shape == (), f"the penalty has the shape {tuple(value.shape)}, and is no scalar")
+    claim(case.value() == 0, f"the penalty is {case.value()} at the start")
     for name, gradient in case.gradients().items():
-        _claim(not gradient.any(), f"{name} has a gradient at the start")
+        claim(not gradient.any(), f"{name} has a gradient at the start")
 
 
 def elsewhere_it_pulls_back(case: PenaltyCase) -> None:
@@ -126,22 +112,20 @@ def elsewhere_it_pulls_back(case: PenaltyCase) -> None:
 
     The gradient is the slope that finite differences measure along the way.
     """
-    before = {name: p.detach().clone() for name, p in case.model.named_parameters()}
     case.walk(1.0)
-    value, gradients = float(case.value()), case.gradients()
-    _claim(value > 0, f"the penalty is {value} away from the start")
-    for name, parameter in case.model.named_parameters():
-        if name in gradients:
-            along = float((gradients[name] * (parameter.detach() - before[name])).sum())
-            _claim(along >= 0, f"the gradient of {name} pushes it away from the start")
-    slope = sum(float((gradient * case.away[name]).sum()) for name, gradient in gradients.items())
-    _claim(slope > 0, "the gradient does not lead back to the start")
+    value, gradients = case.value(), case.gradients()
+    claim(value > 0, f"the penalty is {value} away from the start")
+    slopes = {name: float((each * case.away[name]).sum()) for name, each in gradients.items()}
+    for name, along in slopes.items():
+        claim(along >= 0, f"the gradient of {name} pushes it away from the start")
+    slope = sum(slopes.values())
+    claim(slope > 0, "the gradient does not lead back to the start")
     little = 0.05
     case.walk(little)
-    above = float(case.value())
+    above = case.value()
     case.walk(-2 * little)
-    measured = (above - float(case.value())) / (2 * little)
-    _claim(
+    measured = (above - case.value()) / (2 * little)
+    claim(
         abs(slope - measured) <= TOLERANCE * abs(measured),
         f"the gradient has the slope {slope}, and finite differences {measured}",
     )
@@ -150,37 +134,26 @@ def elsewhere_it_pulls_back(case: PenaltyCase) -> None:
 def frozen_parameters_are_left_alone(case: PenaltyCase) -> None:
     """Claim: a frozen parameter adds nothing, wherever it is, and gets no gradient."""
     case.walk(1.0)
-    everything = float(case.value())
+    everything = case.value()
     block = case.model.backbone.blocks
     block.requires_grad_(requires_grad=False)
-    rest, gradients = float(case.value()), case.gradients()
-    _claim(rest < everything, "frozen parameters add to the penalty")
-    _shift(block)
-    _claim(float(case.value()) == rest, "the value of a frozen parameter matters")
+    rest, gradients = case.value(), case.gradients()
+    claim(rest < everything, "frozen parameters add to the penalty")
+    randomize(block)
+    claim(case.value() == rest, "the value of a frozen parameter matters")
     got = [name for name in gradients if name.startswith("backbone.blocks.")]
-    _claim(not got, f"{', '.join(got[:1])} is frozen and gets a gradient")
+    claim(not got, f"{', '.join(got[:1])} is frozen and gets a gradient")
     case.model.requires_grad_(requires_grad=False)
-    _claim(float(case.value()) == 0, "there is a penalty where nothing trains")
+    claim(case.value() == 0, "there is a penalty where nothing trains")
 
 
 def what_thaws_later_is_pulled_to_where_it_started(penalty: Penalty) -> None:
     """Claim: a parameter that was frozen when the run began is held like the others."""
     case = make_case(penalty, frozen=True)
     case.model.requires_grad_(requires_grad=True)
-    _claim(float(case.value()) == 0, "parameters that thaw where they started have a penalty")
+    claim(case.value() == 0, "parameters that thaw where they started have a penalty")
     case.walk(1.0)
-    thawed = float(case.value())
+    thawed = case.value()
     whole = make_case(penalty)
     whole.walk(1.0)
-    _claim(thawed == float(whole.value()), "parameters that thaw later are held otherwise")
-
-
-def _shift(module: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(1.0)
-
-
-def _claim(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - a condition, as of `assert`
-    if not holds:
-        raise AssertionError(otherwise)
+    claim(thawed == whole.value(), "parameters that thaw later are held otherwise")

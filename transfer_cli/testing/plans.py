@@ -1,16 +1,4 @@
-"""What any plan, schedule and layer scale must satisfy, ours or a user's.
-
-Call them from tests of your own:
-
-    def test_my_plan_keeps_the_contract():
-        check_plan(MyPlan())
-
-    def test_my_schedule_keeps_the_contract():
-        check_schedule(MySchedule(warmup=10))
-
-    def test_my_layer_scale_keeps_the_contract():
-        check_layer_scale(MyLayerScale())
-"""
+"""What any plan, schedule and layer scale must satisfy."""
 
 import itertools
 import math
@@ -26,6 +14,7 @@ from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.heads import SequenceHead
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
+from transfer_cli.testing.claims import claim
 
 TOTALS = (1, 2, 3, 10, 100, 921)
 DEPTHS = (1, 3, 16)
@@ -50,7 +39,10 @@ def check_plan(
         AssertionError: A claim does not hold; the message says which.
     """
     for what, groups in (models or example_models()).items():
-        _check_plan_on(plan, list(groups), what, total, steps_per_epoch)
+        try:
+            _check_plan_on(plan, list(groups), total, steps_per_epoch)
+        except (AssertionError, TransferError) as error:
+            raise AssertionError(f"{what}: {error}") from error
 
 
 def example_models(depth: int = 3) -> dict[str, list[LayerGroup]]:
@@ -76,38 +68,29 @@ def _model(depth: int) -> TransferModel:
     return TransferModel(Backbone(shape, 12), {"class": SequenceHead(8, 3, "cls_last")})
 
 
-def _check_plan_on(
-    plan: Plan, groups: list[LayerGroup], what: str, total: int, steps_per_epoch: int
-) -> None:
+def _check_plan_on(plan: Plan, groups: list[LayerGroup], total: int, steps_per_epoch: int) -> None:
     before = list(groups)
-    try:
-        stages, again = plan(groups), plan(groups)
-        _claim(groups == before, f"{what}: the plan changes the layer groups that it is given")
-        _claim(stages == again, f"{what}: the plan gives other stages when it is asked again")
-        _check_stages(stages, groups, what)
-        spans = Adaptation(plan, Uniform()).plan_stages(groups, total, steps_per_epoch)
-    except TransferError as error:
-        raise AssertionError(f"{what}: {error}") from error
+    stages, again = plan(groups), plan(groups)
+    claim(groups == before, "the plan changes the layer groups that it is given")
+    claim(stages == again, "the plan gives other stages when it is asked again")
+    claim(len(stages) > 0, "there is no stage")
+    for number, stage in enumerate(stages, start=1):
+        claim(isinstance(stage, Stage), f"stage {number} is no Stage but {stage!r}")
+        claim(
+            isinstance(stage.train, tuple) and bool(select(stage.train, groups)),
+            f"stage {number} trains nothing, or its patterns are no tuple: {stage.train!r}",
+        )
+        claim(
+            number == len(stages) or stage.length.resolve(100, 1000, len(stages)) is not None,
+            f"stage {number} takes the rest of the run, and others follow it",
+        )
+    spans = Adaptation(plan, Uniform()).plan_stages(groups, total, steps_per_epoch)
     covered = [(span.begin, span.end) for span in spans]
     ends = [0, *(span.end for span in spans)]
-    _claim(
+    claim(
         ends[-1] == total and covered == list(itertools.pairwise(ends)),
-        f"{what}: the stages are at {covered}, which is not a run of {total} steps",
+        f"the stages are at {covered}, which does not cover a run of {total} steps once",
     )
-
-
-def _check_stages(stages: Sequence[Stage], groups: Sequence[LayerGroup], what: str) -> None:
-    _claim(len(stages) > 0, f"{what}: there is no stage")
-    for number, stage in enumerate(stages, start=1):
-        _claim(isinstance(stage, Stage), f"{what}: stage {number} is no Stage but {stage!r}")
-        _claim(
-            isinstance(stage.train, tuple) and bool(select(stage.train, groups)),
-            f"{what}: stage {number} trains nothing, or its patterns are no tuple: {stage.train!r}",
-        )
-        _claim(
-            number == len(stages) or stage.length.resolve(100, 1000, len(stages)) is not None,
-            f"{what}: stage {number} takes the rest of the run, and others follow it",
-        )
 
 
 def check_schedule(schedule: Callable[[int, int], float], totals: Sequence[int] = TOTALS) -> None:
@@ -124,16 +107,16 @@ def check_schedule(schedule: Callable[[int, int], float], totals: Sequence[int] 
         forwards = [schedule(step, total) for step in range(total)]
         for step, value in enumerate(forwards):
             # Above 1, `optimizer.lr` would not be the peak; what is not a number is in no range.
-            _claim(
+            claim(
                 0 <= value <= 1,
                 f"step {step} of {total} has the multiplier {value}, which is not in [0, 1]",
             )
         backwards = [schedule(step, total) for step in reversed(range(total))]
-        _claim(
+        claim(
             forwards == backwards[::-1],
             f"in a run of {total} steps, a multiplier depends on which were asked for before",
         )
-        _claim(forwards[0] > 0, f"the first step of {total} has a rate of 0: its batch is wasted")
+        claim(forwards[0] > 0, f"the first step of {total} has a rate of 0: its batch is wasted")
 
 
 def check_layer_scale(scale: LayerScale, names: Sequence[str] | None = None) -> None:
@@ -147,36 +130,23 @@ def check_layer_scale(scale: LayerScale, names: Sequence[str] | None = None) -> 
     Raises:
         AssertionError: A claim does not hold; the message says which.
     """
-    models = [names] if names is not None else [_names(depth) for depth in DEPTHS]
-    for model in models:
-        _check_names(scale, model)
+    usual = [
+        ["embeddings", *(f"block.{number}" for number in range(depth)), "head.class"]
+        for depth in DEPTHS
+    ]
+    for model in usual if names is None else [names]:
+        try:
+            getattr(scale, "check", lambda names: None)(list(model))
+        except ValueError as error:
+            raise AssertionError(f"{error}; give the names of a model that it is for") from error
         top = len(model) - 1
         places = [*((name, depth) for depth, name in enumerate(model)), ("added.0", top)]
         first = [scale(name, depth, top) for name, depth in places]
         again = [scale(name, depth, top) for name, depth in reversed(places)]
-        _claim(first == again[::-1], "a multiplier depends on which were asked for before")
+        claim(first == again[::-1], "a multiplier depends on which were asked for before")
         for (name, depth), value in zip(places, first, strict=True):
-            _claim(
+            claim(
                 0 < value < math.inf,
                 f"{name}, at depth {depth} of {top}, has the multiplier {value}; "
                 "it must be above 0 and finite (a plan says what is frozen)",
             )
-
-
-def _check_names(scale: LayerScale, names: Sequence[str]) -> None:
-    check = getattr(scale, "check", None)
-    if check is None:
-        return
-    try:
-        check(list(names))
-    except ValueError as error:
-        raise AssertionError(f"{error}; give the names of a model that it is for") from error
-
-
-def _names(depth: int) -> list[str]:
-    return ["embeddings", *(f"block.{number}" for number in range(depth)), "head.class"]
-
-
-def _claim(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - a condition, as of `assert`
-    if not holds:
-        raise AssertionError(otherwise)

@@ -1,16 +1,10 @@
-"""What any task must satisfy, ours or a user's, with the objective that trains for it.
-
-Call `check_task` from a test of your own:
-
-    def test_my_task_keeps_the_contract():
-        check_task(MyTask, MyObjective(), tokenizer)
-"""
+"""What any task must satisfy, with the objective that trains for it."""
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,9 +12,13 @@ import torch
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.evaluation import row_by_row
+from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
-from transfer_cli.tasks.base import Encoded, Rows, Task, by_example, task_of
+from transfer_cli.tasks.base import Direction, Encoded, Rows, Task, by_example, task_of
+from transfer_cli.testing.claims import claim
 from transfer_cli.testing.objectives import TOLERANCE, ObjectiveCase, check_objective, make_case
+
+T = TypeVar("T")
 
 LENGTH = 64
 SHORT = 6
@@ -35,26 +33,14 @@ class _Asked:
     examples: Sequence[Any]
     case: ObjectiveCase
     tokenizer: Tokenizer
+    direction: Direction
 
-    def encoded(self, length: int, examples: Sequence[Any] | None = None) -> Encoded:
-        direction = self.case.model.backbone.shape.direction
-        assert direction != "auto"  # noqa: S101
-        return self.task.encode(examples or self.examples, self.tokenizer, length, direction)
+    def encoded(self, length: int) -> Encoded:
+        return self.task.encode(self.examples, self.tokenizer, length, self.direction)
 
-    def predictions(self, batch: Batch) -> list[dict[str, Any]]:
+    def said(self, ask: Callable[[TransferModel, Batch, Encoding], T], batch: Batch) -> T:
         with torch.no_grad():
-            encoded = Encoding(self.case.model, batch)
-            found = self.case.objective.predictions(self.case.model, batch, encoded)
-        _claim(bool(found), "the objective has no predictions")
-        return row_by_row(found, len(batch["tokens"]))
-
-    def example_results(self, batch: Batch) -> list[dict[str, Any]]:
-        with torch.no_grad():
-            encoded = Encoding(self.case.model, batch)
-            found = self.case.objective.example_results(self.case.model, batch, encoded)
-        if found is None:
-            raise AssertionError("the objective has no outcomes")
-        return row_by_row(found.predicted, len(batch["tokens"]))
+            return ask(self.case.model, batch, Encoding(self.case.model, batch))
 
 
 def check_task(task: type[Task], objective: Objective, tokenizer: Tokenizer) -> None:
@@ -69,12 +55,12 @@ def check_task(task: type[Task], objective: Objective, tokenizer: Tokenizer) -> 
         AssertionError: A claim does not hold; the message says which.
     """
     found, examples = task.sample()
-    _claim(objective.task == task.name, f"the objective is for {objective.task}, not {task.name}")
+    claim(objective.task == task.name, f"the objective is for {objective.task}, not {task.name}")
     direction = objective.direction or "causal"
     batch = _all(found.encode(examples, tokenizer, LENGTH, direction))
     info = TaskInfo(tokenizer, found.labels, task=found)
     check_objective(objective, info, batch)
-    asked = _Asked(found, examples, make_case(objective, info, batch), tokenizer)
+    asked = _Asked(found, examples, make_case(objective, info, batch), tokenizer, direction)
     it_is_built_again_from_what_is_stored(asked)
     examples_survive_json(asked)
     rows_belong_to_examples(asked)
@@ -87,7 +73,7 @@ def it_is_built_again_from_what_is_stored(asked: _Asked) -> None:
     """Claim: its config node and its labels, as JSON, give an equal task."""
     task = asked.task
     stored = json.loads(json.dumps(task.as_node()))
-    _claim(task_of(stored, task.labels, "task") == task, f"{stored} builds another task")
+    claim(task_of(stored, task.labels, "task") == task, f"{stored} builds another task")
 
 
 def examples_survive_json(asked: _Asked) -> None:
@@ -95,10 +81,10 @@ def examples_survive_json(asked: _Asked) -> None:
     task = asked.task
     for example in asked.examples:
         again = task.example(**json.loads(json.dumps(asdict(example))))
-        _claim(task.texts(again) == task.texts(example), f"{example} is another one after JSON")
-        _claim(bool(task.texts(example)), f"{example} has no text")
+        claim(task.texts(again) == task.texts(example), f"{example} is another one after JSON")
+        claim(bool(task.texts(example)), f"{example} has no text")
         unknown = set(task.labels_of(example)) - set(task.labels)
-        _claim(not unknown, f"{example} has the labels {unknown}, which the task has not")
+        claim(not unknown, f"{example} has the labels {unknown}, which the task has not")
 
 
 def rows_belong_to_examples(asked: _Asked) -> None:
@@ -106,17 +92,17 @@ def rows_belong_to_examples(asked: _Asked) -> None:
     for length in (LENGTH, SHORT):
         data = asked.encoded(length)
         owners = sorted(set(data.example_of.tolist()))
-        _claim(owners == list(range(len(asked.examples))), f"rows belong to the examples {owners}")
+        claim(owners == list(range(len(asked.examples))), f"rows belong to the examples {owners}")
         plain = asked.task.makes_windows or len(data) == len(asked.examples)
-        _claim(plain, f"there are {len(data)} rows, and makes_windows is not set")
-        _claim(len(data.example_of) == len(data) == len(data.lengths), "there are not as many rows")
+        claim(plain, f"there are {len(data)} rows, and makes_windows is not set")
+        claim(len(data.example_of) == len(data) == len(data.lengths), "there are not as many rows")
         batch = _all(data)
-        _claim(batch["mask"].sum(-1).amax().item() <= length, f"a row is longer than {length}")
+        claim(batch["mask"].sum(-1).amax().item() <= length, f"a row is longer than {length}")
         for row in range(len(data)):
             alone = data.batch(np.array([row]))
             for name, value in alone.items():
                 part = batch[name][row][tuple(slice(size) for size in value.shape[1:])]
-                _claim(torch.equal(part, value[0]), f"{name} of row {row} is another one alone")
+                claim(torch.equal(part, value[0]), f"{name} of row {row} is another one alone")
 
 
 def every_example_gets_one_answer(asked: _Asked) -> None:
@@ -127,7 +113,7 @@ def every_example_gets_one_answer(asked: _Asked) -> None:
         apart = _answers(asked, data, [np.array([row]) for row in range(len(data))])
         for at, (one, other) in enumerate(zip(together, apart, strict=True)):
             same = _alike(asked.task.written(one), asked.task.written(other))
-            _claim(same, f"example {at} is answered otherwise in another batch")
+            claim(same, f"example {at} is answered otherwise in another batch")
 
 
 def answers_can_be_written(asked: _Asked) -> None:
@@ -136,43 +122,47 @@ def answers_can_be_written(asked: _Asked) -> None:
     for answer in _answers(asked, data, [np.arange(len(data))]):
         again = json.loads(json.dumps(answer))
         written = task.written(again)
-        _claim(written == task.written(answer), "an answer is another one after JSON")
-        _claim(tuple(written) == task.fields, f"an answer has the keys {list(written)}")
+        claim(written == task.written(answer), "an answer is another one after JSON")
+        claim(tuple(written) == task.fields, f"an answer has the keys {list(written)}")
         cells = task.cells(answer)
-        _claim(len(cells) == len(task.cell_names), f"there are {len(cells)} cells")
+        claim(len(cells) == len(task.cell_names), f"there are {len(cells)} cells")
         plain = all(isinstance(cell, str | int | float) for cell in cells)
-        _claim(plain, f"a cell holds neither text nor number: {cells}")
+        claim(plain, f"a cell holds neither text nor number: {cells}")
 
 
 def results_are_told(asked: _Asked) -> None:
     """Claim: what became of an example can be told, from one row or several."""
     for length in (LENGTH, SHORT):
         data = asked.encoded(length)
-        rows: Rows = dict(enumerate(asked.example_results(_all(data))))
+        noted = asked.said(asked.case.objective.example_results, _all(data))
+        if noted is None:
+            raise AssertionError("the objective has no example_results")
+        rows: Rows = dict(enumerate(row_by_row(noted.predicted, len(data))))
         apart = by_example(data, rows)
         for at, own in apart.items():
             found = asked.task.result(data, at, own)
-            _claim(0 <= found.probability <= 1, f"a probability is {found.probability}")
-            _claim(found.score is None or 0 <= found.score <= 1, f"a score is {found.score}")
-            _claim(isinstance(found.expected, str), "what would have been right is no text")
+            claim(0 <= found.probability <= 1, f"a probability is {found.probability}")
+            claim(found.score is None or 0 <= found.score <= 1, f"a score is {found.score}")
+            claim(isinstance(found.expected, str), "what would have been right is no text")
         scores = asked.task.scores(data, apart)
         numbers = all(isinstance(value, int | float) for value in scores.values())
-        _claim(numbers, f"scores are no numbers: {scores}")
+        claim(numbers, f"scores are no numbers: {scores}")
         declared = {metric.name for metric in asked.case.objective.answer_metrics()}
-        _claim(scores.keys() == declared, f"answer_metrics does not declare {set(scores)}")
+        claim(scores.keys() == declared, f"answer_metrics does not declare {set(scores)}")
 
 
 def _answers(asked: _Asked, data: Encoded, batches: Sequence[np.ndarray]) -> list[Any]:
     rows: dict[int, Any] = {}
     for indices in batches:
-        found = asked.predictions(data.batch(indices))
-        rows |= zip(map(int, indices), found, strict=True)
+        found = asked.said(asked.case.objective.predictions, data.batch(indices))
+        claim(bool(found), "the objective has no predictions")
+        rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
     apart = by_example(data, rows)
     return [asked.task.answer(data, at, apart[at]) for at in range(len(asked.examples))]
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Return whether two JSON values are the same, numbers but for rounding."""
+    """Return whether two JSON values are equal, numbers up to rounding."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -184,8 +174,3 @@ def _alike(one: Any, other: Any) -> bool:
 
 def _all(data: Encoded) -> Batch:
     return data.batch(np.arange(len(data)))
-
-
-def _claim(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - a condition, as of `assert`
-    if not holds:
-        raise AssertionError(otherwise)

@@ -134,7 +134,7 @@ def check(case, folder, capfd):
     model = case.model()
     before = tiny.weights_of(model)
 
-    largest = write_onnx(model, case.objective, TOKENIZER, tiny.LABELS, folder)
+    largest = write_onnx(model, case.objective, TOKENIZER, folder)
 
     assert capfd.readouterr() == ("", "")
     assert 0 <= largest < 1e-4
@@ -159,13 +159,13 @@ def check_outputs(folder, model, objective):
 
 @pytest.mark.parametrize("name", FAST)
 def test_the_graph_gives_what_the_model_gives_for_any_batch_and_length(name, tmp_path, capfd):
-    check(FAST[name](), tmp_path / "new", capfd)
+    check(FAST[name](), tmp_path, capfd)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_rarer_kinds_of_models_have_the_same_graph(name, tmp_path, capfd):
-    check(SLOW[name](), tmp_path / "new", capfd)
+    check(SLOW[name](), tmp_path, capfd)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("onnx")
     case = Case(Classification(), {**BERT, "pooler": "tanh"})
     model = case.model()
-    write_onnx(model, case.objective, TOKENIZER, tiny.LABELS, folder)
+    write_onnx(model, case.objective, TOKENIZER, folder)
     return folder, model, case.objective
 
 
@@ -248,27 +248,18 @@ def test_another_output_than_the_models_is_refused(written, monkeypatch, spoil, 
         compare(folder / "model.onnx", "logits", samples)
 
 
-def test_a_graph_that_is_refused_leaves_nothing(tmp_path, monkeypatch):
-    spoil_outputs(monkeypatch, lambda logits: logits + np.float32(0.25))
-
-    with pytest.raises(CheckpointError, match="the graph's outputs differ from the model's"):
-        write_onnx(Case().model(), None, TOKENIZER, (), tmp_path)
-
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_is_named_with_its_cure(package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
 
     with pytest.raises(ConfigError) as caught:
-        write_onnx(Case().model(), None, TOKENIZER, (), tmp_path / "new")
+        write_onnx(Case().model(), None, TOKENIZER, tmp_path)
 
     assert str(caught.value) == (
         "format=onnx needs the packages onnx, onnxscript and onnxruntime; "
         "pip install 'transfer-cli[onnx]'"
     )
-    assert not (tmp_path / "new").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def spoil_outputs(monkeypatch, spoil):

@@ -5,17 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.published import TEXT, reference, wordpiece
 from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.interop import saving
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.published_folder import open_folder
-from transfer_cli.interop.saving import ClassificationHead, Ours, write_folder
+from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.classification import Classification
 
 CAUSAL = BackboneShape(
     width=16, heads=4, depth=2, feedforward=24, positions=30, direction="causal", output_bias=False
@@ -43,10 +46,17 @@ def model_of(shape, tokenizer):
     return model
 
 
+def classifier_of(tokenizer):
+    """Return the weights of a causal model with two classes."""
+    tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
+    head = {"weight": torch.randn(2, 16), "bias": torch.randn(2)}
+    return tensors | {f"heads.class.linear.{kind}": tensor for kind, tensor in head.items()}
+
+
 def ours(shape, tensors, tokenizer, classifier):
     texts = "lines" if classifier is None else "labelled"
     head = LANGUAGE_MODEL if classifier is None else SEQUENCE_CLASSIFICATION
-    return Ours(shape, tensors, tokenizer, head, classifier, texts)
+    return Ours(shape, tensors, tokenizer, head, classifier, texts, ("a", "b"))
 
 
 def loaded(auto, folder):
@@ -117,36 +127,29 @@ def test_what_fits_no_family_is_named(tmp_path, tokenizer, shape, told):
     ("change", "told"),
     [
         ({"pooling": "mean"}, "objective.pooling=mean, not cls_last"),
-        ({"is_linear": False}, "several layers"),
-        ({"has_pooler": True}, "a pooler"),
+        ({"hidden": (8,)}, "several layers"),
+        ({"pooler": True}, "a pooler"),
     ],
 )
 def test_a_classifier_that_gpt2_does_not_have(tmp_path, tokenizer, change, told):
-    plain = ClassificationHead(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
-    tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
-    tensors |= {"heads.class.linear.weight": torch.randn(2, 16)}
-    tensors |= {"heads.class.linear.bias": torch.randn(2)}
+    classifier = Classification(**{"pooling": "cls_last", **change})
 
     with pytest.raises(CheckpointError, match=told):
-        write_folder(ours(CAUSAL, tensors, tokenizer, replace(plain, **change)), tmp_path)
+        write_folder(ours(CAUSAL, classifier_of(tokenizer), tokenizer, classifier), tmp_path)
 
 
 def test_a_bias_that_cannot_be_folded_in_is_refused(tmp_path, tokenizer):
-    tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
+    tensors = classifier_of(tokenizer)
     tensors |= {"heads.class.linear.weight": torch.ones(2, 16)}  # one row twice
     tensors |= {"heads.class.linear.bias": torch.tensor([1.0, 2.0])}
-    classifier = ClassificationHead(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
 
     with pytest.raises(CheckpointError, match="bias has no place in GPT-2"):
-        write_folder(ours(CAUSAL, tensors, tokenizer, classifier), tmp_path)
+        write_folder(ours(CAUSAL, tensors, tokenizer, Classification("cls_last")), tmp_path)
 
 
 def test_texts_get_the_tokens_that_the_model_was_trained_with(tmp_path, tokenizer):
-    tensors = dict(Backbone(CAUSAL, tokenizer.size).state_dict(prefix="backbone."))
-    tensors |= {"heads.class.linear.weight": torch.randn(2, 16)}
-    tensors |= {"heads.class.linear.bias": torch.randn(2)}
-    classifier = ClassificationHead(("a", "b"), "cls_last", has_pooler=False, is_linear=True)
-    write_folder(ours(CAUSAL, tensors, tokenizer, classifier), tmp_path)
+    classifier = Classification("cls_last")
+    write_folder(ours(CAUSAL, classifier_of(tokenizer), tokenizer, classifier), tmp_path)
 
     theirs = reference().AutoTokenizer.from_pretrained(tmp_path)
 
@@ -156,6 +159,18 @@ def test_texts_get_the_tokens_that_the_model_was_trained_with(tmp_path, tokenize
     assert theirs(one, two)["input_ids"] == [*a, tokenizer.sep, *b, tokenizer.cls]
     assert theirs.pad_token_id == tokenizer.pad
     assert theirs.mask_token_id == tokenizer.mask
+
+
+def test_weights_that_are_read_otherwise_are_not_called_written(tmp_path, tokenizer, monkeypatch):
+    model = ours(CAUSAL, model_of(CAUSAL, tokenizer).state_dict(), tokenizer, None)
+    monkeypatch.setattr(
+        saving,
+        "save_file",
+        lambda given, *where, **more: save_file({n: t * 0 for n, t in given.items()}, *where),
+    )
+
+    with pytest.raises(CheckpointError, match="was not written as it is"):
+        write_folder(model, tmp_path)
 
 
 @pytest.mark.parametrize("head", [LANGUAGE_MODEL, None])

@@ -86,7 +86,7 @@ class DeclaresAnIdleModule(Classification):
         (ChangesItsInput(), "changes the batch that it is given"),
         (LooksAtItsCompany(), "differently when it is alone"),
         (NamesTermsDifferently(), "counts names"),
-        (NotesHalfOfItsLoss(), "do not add up to that of tallies"),
+        (NotesHalfOfItsLoss(), "the losses of example_results and metric_sums differ"),
         (NotesTokensAsTargets(), "targets, and counts are"),
         (NotesOneForAll(), "no probability for each example"),
         (DeclaresAnIdleModule(), r"heads\.idle\.weight gets no gradient"),

@@ -1,47 +1,71 @@
-"""What a run says about itself, for the card of its model."""
+"""The model card of a run, from the files of its directory."""
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import CheckpointError
-from transfer_cli.interop.card import Card
 from transfer_cli.interop.hub import HUB
 from transfer_cli.interop.saving import Written
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.safe_files import read_json, read_text
+from transfer_cli.safe_files import escaped, read_json, read_text
 
 _PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")
-"""A path from the root, the home or the current folder, wherever in a value."""
+"""A path from the root, the home or the current folder, anywhere in a value."""
 
 
-def card_of(start: Pretrained, written: Written, to: str) -> Card:
-    """Return the card of a model, from what its run has noted; of other models little is known."""
-    description = start.description
+def card_of(start: Pretrained, written: Written, to: str) -> str:
+    """Return the card of a model; how it was trained only the directory of a run can say."""
+    shape, vocabulary = start.description.shape, start.description.vocabulary
     what = {
         "kind of model": f"{written.family.name} (`{written.architecture}`)",
-        "size": f"{description.shape.depth} blocks of width {description.shape.width}, "
-        f"{description.vocabulary:,} tokens, {description.shape.positions} positions",
+        "size": f"{shape.depth} blocks of width {shape.width}, {vocabulary:,} tokens, "
+        f"{shape.positions} positions",
         "numbers": "float32",
     }
     run = RunDirectory(start.folder.parent)
-    results = _json(run.results)
-    known = start.published is None and bool(results)
-    return Card(
+    results = _json(run.results) if start.published is None else {}
+    return rendered(
         title=Path(to).name,
         task=written.pipeline,
-        what=what,
-        how=_training(run, results) if known else {},
-        measures=_measures(results) if known else {},
-        labels=written.labels,
-        command=_command(run, results) if known else (),
         architecture=written.architecture,
+        what=what,
+        labels=written.labels,
+        how=_training(run, results) if results else {},
+        command=_command(run, results) if results else "",
+        measures=_measures(results),
         left_out=written.left_out,
     )
+
+
+def rendered(measures: Mapping[str, Mapping[str, float]], **values: Any) -> str:
+    """Return `card.md` with values, which may come from the run of a stranger."""
+    environment = Environment(  # noqa: S701 - Markdown, in which every value becomes `_plain`
+        loader=PackageLoader("transfer_cli", "commands/export"),
+        undefined=StrictUndefined,
+        finalize=_plain,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "json": json.dumps,
+        "cell": lambda text: text.replace("|", "\\|"),
+        "number": lambda value: "" if value is None else f"{value:.4g}",
+    }
+    names = dict.fromkeys(name for split in measures.values() for name in split)
+    return environment.get_template("card.md").render(values, measures=measures, names=names)
+
+
+def _plain(text: str) -> str:
+    """Return a text as one line that ends no code block."""
+    return escaped(text).replace("\n", " ").replace("```", "'''")
 
 
 def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
@@ -53,8 +77,10 @@ def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
         "objective": presets.get("objective"),
         "started from": _started_from(run),
         "seed": results.get("seed"),
-        "seen": _seen(results),
-        "parameters that trained": _trained(results),
+        "seen": _filled(
+            "{steps:,} steps, {examples:,} examples, {tokens:,} tokens", results.get("seen")
+        ),
+        "parameters that trained": _filled("{trainable:,} of {total:,}", results.get("parameters")),
         "seconds": timing.get("seconds"),
         "versions": ", ".join(
             f"{name} {version}" for name, version in environment.get("versions", {}).items()
@@ -63,28 +89,18 @@ def _training(run: RunDirectory, results: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value not in (None, "")}
 
 
-def _trained(results: Mapping[str, Any]) -> str | None:
-    return _counts(results.get("parameters"), "{trainable:,} of {total:,}")
-
-
-def _seen(results: Mapping[str, Any]) -> str | None:
-    return _counts(results.get("seen"), "{steps:,} steps, {examples:,} examples, {tokens:,} tokens")
-
-
-def _counts(found: Any, sentence: str) -> str | None:
-    """Return a sentence with numbers in it; None where they are not there."""
+def _filled(sentence: str, numbers: Any) -> str | None:
+    """Return a sentence with numbers in it; None where they are missing."""
     try:
-        return sentence.format_map(found)
+        return sentence.format_map(numbers)
     except (TypeError, KeyError, ValueError, IndexError, AttributeError):
         return None
 
 
 def _started_from(run: RunDirectory) -> str | None:
-    for word in _words(run):
-        if word.startswith("init_from="):
-            value = word.partition("=")[2]
-            return value if value.startswith(HUB) else Path(value).name
-    return None
+    given = (word.partition("=") for word in _words(run))
+    place = next((value for key, _, value in given if key == "init_from"), None)
+    return place if place is None or place.startswith(HUB) else Path(place).name
 
 
 def _measures(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -98,10 +114,10 @@ def _measures(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     }
 
 
-def _command(run: RunDirectory, results: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what was typed; of places the last part alone, which is what they are called."""
+def _command(run: RunDirectory, results: Mapping[str, Any]) -> str:
+    """Return what was typed, with the last part of each path."""
     shown = [_without_place(word) for word in _words(run)]
-    return (shlex.join(["transfer", str(results.get("command", "finetune")), *shown]),)
+    return shlex.join(["transfer", str(results.get("command", "finetune")), *shown])
 
 
 def _without_place(word: str) -> str:

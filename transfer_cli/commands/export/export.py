@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from omegaconf import DictConfig
@@ -14,10 +14,8 @@ from transfer_cli.assembly.model import make_edits
 from transfer_cli.commands.export.cards import card_of
 from transfer_cli.config.build import build
 from transfer_cli.errors import CheckpointError, ConfigError, RunError, one_of
-from transfer_cli.interop.card import card_text
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
-from transfer_cli.interop.published_folder import open_folder
-from transfer_cli.interop.saving import FINAL_NORM, ClassificationHead, Ours, Written, write_folder
+from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.model.added import added_parameters, merge
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -48,24 +46,22 @@ def export(config: DictConfig) -> None:
 
 def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, str]:
     """Write a folder as Hugging Face's libraries do; return what to say about it."""
-    if config.head:
-        _check_has_head(start)
+    head, classifier = _head(start) if config.head else (None, None)
     tensors, added = plain_tensors(start, keeps_head=config.head)
     own: Literal["labelled", "lines"] = "lines" if start.task is None else "labelled"
     ours = Ours(
         shape=start.description.shape,
         tensors=tensors,
         tokenizer=start.tokenizer,
-        head=_head(start) if config.head else None,
-        classifier=_classifier(start) if config.head else None,
+        head=head,
+        classifier=classifier,
         texts="published" if start.published is not None else own,
+        labels=start.description.labels,
         added=added,
     )
     own_family = start.published.family.model_type if start.published else None
     written = write_folder(ours, folder, config.family or own_family)
-    _check(folder, start, tensors, written)
-    card = card_of(start, written, config.to)
-    (folder / "README.md").write_text(card_text(card), encoding="utf-8")
+    (folder / "README.md").write_text(card_of(start, written, config.to), encoding="utf-8")
     facts = {
         "written": config.to,
         "loads as": f"transformers.{written.architecture}",
@@ -80,19 +76,18 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
     """Write an ONNX graph; return what to say about it."""
     from transfer_cli.interop.onnx_graph import write_onnx
 
-    objective = objective_of(start) if config.head and _has_head(start) else None
-    if objective is not None:
-        model = load_trained(start, objective, start.tensors())
+    objective, tensors = None, start.tensors()
+    if config.head and _has_head(start):
+        _head(start)  # refuses what others do not know
+        objective = objective_of(start)
+        model = load_trained(start, objective, tensors)
     else:
-        model = _backbone(start, start.tensors())
-    labels = start.description.labels if objective is not None else ()
-    if objective is not None:
-        _check_has_head(start)
+        model = _backbone(start, tensors)
     causal = start.description.shape.direction == "causal"
-    # A published model knows texts as we lay out labelled ones, not as lines of a long text.
+    # A published model was trained with the layout of our labelled texts, not with that of lines.
     usual = "A" if causal else "cls A sep"
     layout = usual if start.published is not None else None
-    largest = write_onnx(model.eval(), objective, start.tokenizer, labels, folder, layout=layout)
+    largest = write_onnx(model.eval(), objective, start.tokenizer, folder, layout=layout)
     return {
         "written": config.to,
         "checked": f"against torch in onnxruntime: outputs differ by at most {largest:.1e}",
@@ -105,15 +100,6 @@ def _has_head(start: Pretrained) -> bool:
     tied = shape.tie_output and not shape.output_bias and not shape.output_transform
     head = "heads.lm." if start.task is None else f"heads.{start.task.head}."
     return (tied and start.task is None) or any(n.startswith(head) for n in start.shapes())
-
-
-def _check_has_head(start: Pretrained) -> None:
-    """Refuse a model whose head no published model has."""
-    if start.task is not None and start.task.export_head is None:
-        raise CheckpointError(
-            f"run: it was trained for {start.task.name}, which no published head is for; "
-            "head=false writes the backbone alone"
-        )
 
 
 def plain_tensors(
@@ -147,43 +133,26 @@ def _backbone(start: Pretrained, tensors: Mapping[str, Tensor]) -> TransferModel
     return model
 
 
-def _head(start: Pretrained) -> str:
-    """Return what families call the kind of head that the model was trained for."""
-    return LANGUAGE_MODEL if start.task is None else str(start.task.export_head)
+def _head(start: Pretrained) -> tuple[str, Classification | None]:
+    """Return what families call the head's kind, and the classification that trained it, if any.
 
-
-def _classifier(start: Pretrained) -> ClassificationHead | None:
-    """Return what turns states into labels; None for a language model."""
-    description = start.description
-    objective: Objective = build(description.objective, "objective", Objective)
-    if not isinstance(objective, Classification):
-        if start.task is not None and start.task.export_head == SEQUENCE_CLASSIFICATION:
-            raise CheckpointError(
-                f"run: {type(objective).__name__} is no classification that other libraries know; "
-                "head=false writes the backbone alone"
-            )
-        return None
-    return ClassificationHead(
-        labels=description.labels,
-        pooling=objective.pooling,
-        has_pooler=bool(objective.pooler),
-        is_linear=not objective.hidden and not objective.batch_norm,
-    )
-
-
-def _check(
-    folder: Path, start: Pretrained, tensors: Mapping[str, Tensor], written: Written
-) -> None:
-    """Read the folder again and compare: nothing is called written that would be read otherwise."""
-    again: dict[str, Any] = open_folder(folder, "to").tensors()
-    changed = {FINAL_NORM} if written.folded_bias else set()
-    size = start.tokenizer.size
-    for name, tensor in again.items():
-        own = tensors.get(name)
-        if own is None or name in changed:
-            continue
-        if not torch.equal(tensor[:size] if name.endswith(_TABLE) else tensor, own.float()):
-            raise CheckpointError(f"to: {name} was not written as it is; the disk may be damaged")
-
-
-_TABLE = "token_embedding.weight"
+    Raises:
+        CheckpointError: No published model has such a head.
+    """
+    if start.task is None:
+        return LANGUAGE_MODEL, None
+    kind = start.task.export_head
+    if kind is None:
+        raise CheckpointError(
+            f"run: it was trained for {start.task.name}, which no published head is for; "
+            "head=false writes the backbone alone"
+        )
+    objective: Objective = build(start.description.objective, "objective", Objective)
+    if isinstance(objective, Classification):
+        return kind, objective
+    if kind == SEQUENCE_CLASSIFICATION:
+        raise CheckpointError(
+            f"run: {type(objective).__name__} is no classification that other libraries know; "
+            "head=false writes the backbone alone"
+        )
+    return kind, None
