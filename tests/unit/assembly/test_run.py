@@ -215,10 +215,6 @@ def test_states_of_a_frozen_backbone_are_computed_once(put):
     assert cached == ["train", "validation"]
 
 
-CLM_TOO = {"words": configs.CLM}
-MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"adaptation__plan": {"_target_": f"{configs.PLANS}.AllAtOnce"}},

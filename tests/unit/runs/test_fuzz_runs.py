@@ -18,7 +18,6 @@ STATE = {
     "progress": {"step": 2},
 }
 SMALL = {"command": "pretrain", "status": "finished", "data": "text"}
-RECORDS = [{"kind": "train", "step": step, "loss": 1.5} for step in range(4)]
 
 
 def written(state) -> bytes:
