@@ -181,21 +181,25 @@ def test_ctrl_c_saves_too(stopped, words_of):
     assert Path("run/checkpoints/step-00000003/train_state.pt").exists()
 
 
-def test_a_signal_from_the_shell_stops_a_run_with_a_checkpoint(shell, words_of, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
+def test_a_signal_from_the_shell_stops_a_run_with_a_checkpoint(
+    shell, words_of, tmp_path, number, code
+):
     words = words_of("clm", "loop.steps=100000", "loop.evaluate_every=10 epochs")
-    codes = {signal.SIGTERM: 75, signal.SIGINT: 130}
-    runs = {number: tmp_path / number.name for number in codes}
-    started = {number: shell(*words, f"run.dir={run}") for number, run in runs.items()}
+    run = tmp_path / "run"
+    process = shell(*words, f"run.dir={run}")
 
-    for number, process in started.items():
-        wait_for_records(process, runs[number])
-        process.send_signal(number)
-        _, err = process.communicate(timeout=120)
+    wait_for_records(process, run)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
 
-        assert process.returncode == codes[number], err
-        assert "Traceback" not in err
-        assert err.splitlines()[-1].startswith("transfer pretrain: stopped at step ")
-        assert status(runs[number])["status"] == "stopped"
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("transfer pretrain: stopped at step ")
+    assert status(run)["status"] == "stopped"
 
 
 # --- resume=auto -------------------------------------------------------------------------------

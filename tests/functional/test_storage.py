@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.model.weights import backbone_hash, read_description
 
-pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+pytestmark = pytest.mark.functional
 
 PARTLY = ("adapters", "lora", "bias_only", "frozen", "feature_extraction", "adapters_tutorial")
 """Presets that store what trained alone."""

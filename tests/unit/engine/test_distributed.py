@@ -21,7 +21,7 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 pytestmark = pytest.mark.multiprocess
 
 UNFREEZING = tiny.Given(
-    (("head.*",), "5 steps"), (("head.*", "block.2"), "5 steps"), (("*",), "9 steps")
+    (("head.*",), "3 steps"), (("head.*", "block.2"), "3 steps"), (("*",), "6 steps")
 )
 """Freezes, unfreezes, and never trains the same set twice."""
 CASES = {
@@ -33,11 +33,11 @@ CASES = {
 }
 COPIED = ("clm", "mlm", "classification", "unfreezing")
 SHARDED = ("mlm", "unfreezing", "mix")
-STEPS, BATCH, MICRO = 25, 32, 8
+STEPS, BATCH, MICRO = 12, 32, 8
 
 
 def trained(case, *, sharded=False):
-    """Return weights and losses after 25 steps: 65 examples make each third step one of one."""
+    """Return weights and losses after 12 steps: 65 examples make each third step one of one."""
     objective, data, changes, recipe = CASES[case]
     made = tiny.Recipe(rate=0.1, total=STEPS, clip=0.5, optimizer=torch.optim.SGD, **recipe)
     objective, data = objective(), data()
