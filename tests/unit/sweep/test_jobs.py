@@ -1,7 +1,9 @@
 import copy
+import itertools
 import shutil
-import time
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from transfer_cli.config.flags import parse
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, PrunedError, RunError, StoppedError, SweepError
 from transfer_cli.runs.sweep import JobState, SweepDirectory
+from transfer_cli.sweep import jobs as working
 
 
 @pytest.fixture(autouse=True)
@@ -225,9 +228,12 @@ def test_a_swept_length_tells_jobs_apart():
     assert run(["-m", "loop.steps=7,8", "run.dir=mine", "resume=auto"])[0] == []
 
 
-def test_without_a_folder_the_latest_sweep_of_the_same_words_goes_on():
+def test_without_a_folder_the_latest_sweep_of_the_same_words_goes_on(monkeypatch):
+    # A folder is called by the second in which its sweep began.
+    seconds = (datetime(2026, 1, 1, 12, 0, number) for number in itertools.count())
+    for module in (launching, working):
+        monkeypatch.setattr(module, "datetime", SimpleNamespace(now=lambda: next(seconds)))
     _, first, _ = run(["-m", "seed=1,2"], fails=lambda config: StoppedError("asked to"))
-    time.sleep(1.1)  # a folder is called by the second in which its sweep began
     _, other, _ = run(["-m", "seed=1,2", "loop.batch=5"])
 
     configs, again, _ = run(["-m", "resume=auto", "seed=1,2"])
