@@ -90,7 +90,9 @@ def test_jobs_that_ran_in_other_processes_are_reported():
 
 
 @pytest.mark.usefixtures("_elsewhere")
-@pytest.mark.parametrize("typed", ["all/of them", "'all/of them'", '"all/of them"'])
+@pytest.mark.parametrize(
+    "typed", [pytest.param("all/of them", marks=pytest.mark.slow), "'all/of them'"]
+)
 def test_the_root_of_sweeps_may_be_typed_in_quotes(typed):
     _, jobs, _ = run(["-m", "seed=1,2", f"run.root={typed}"])
 
