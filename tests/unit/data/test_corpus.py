@@ -112,12 +112,14 @@ def test_an_entry_says_what_it_holds(tmp_path):
     assert meta["counts"]["num_tokens"] == len(encoded.tokens)
 
 
-@pytest.mark.parametrize("damaged", ["tokens.bin", "meta.json"])
-def test_a_damaged_entry_is_built_again_with_a_warning(tmp_path, caplog, damaged):
+@pytest.mark.parametrize(
+    ("damaged", "lost"), [("tokens.bin", 3), ("tokens.bin", 4), ("meta.json", 3)]
+)
+def test_a_damaged_entry_is_built_again_with_a_warning(tmp_path, caplog, damaged, lost):
     encoded = encode_text(Text().split, WORDPIECE, tmp_path)
     expected = encoded.tokens.tolist()
     file = encoded.path / damaged
-    file.write_bytes(file.read_bytes()[:-3])
+    file.write_bytes(file.read_bytes()[:-lost])
 
     again = encode_text(Text().split, WORDPIECE, tmp_path)
 
