@@ -9,7 +9,7 @@ help:      ## Show this list
 demo: .venv/test.stamp      ## Pretrain and adapt a small model on the embedded sample, offline
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash scripts/demo.sh
 test: .venv/test.stamp      ## Unit and quick functional tests: no network, no GPU
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n auto --dist loadfile --durations=25
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n auto --dist loadfile --no-loadscope-reorder --durations=25
 test-all: .venv/test.stamp  ## Every test that this machine can run
 	$(BIN)/python -m pytest -n auto --dist loadfile --durations=25
 test-gpu: .venv/test.stamp  ## Only what needs a CUDA device

@@ -343,16 +343,3 @@ def adapted(tmp_path_factory, adapting):
         return made[preset]
 
     return run_of
-
-
-@pytest.fixture(scope="module")
-def composed_once():
-    """Let Hydra compose a config once instead of twice, for tests with very many commands.
-
-    The first time is only to learn whether the config itself asks for a sweep. Ours do not.
-    """
-    from hydra._internal.hydra import Hydra
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
-        yield

@@ -15,7 +15,7 @@ from transfer_cli.config.locate import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
 from transfer_cli.runs.records import read_metrics
 
-pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+pytestmark = pytest.mark.functional
 
 PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
 

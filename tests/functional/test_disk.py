@@ -11,7 +11,7 @@ import pytest
 
 from transfer_cli.runs import checkpoint
 
-pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+pytestmark = pytest.mark.functional
 
 LOOP = ("loop.steps=8", "checkpoint.every=3 steps", "loop.evaluate_every=2 steps", "run.dir=run",
         "resume=auto")  # fmt: skip

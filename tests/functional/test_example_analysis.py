@@ -1,13 +1,12 @@
 """The analysis of `docs/example`: written from outside the package, shown by `transfer report`."""
 
 import re
-import subprocess
+import runpy
+import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
-from transfer_cli.config.locate import conf_dir
 from transfer_cli.report import sections
 
 pytestmark = [
@@ -18,21 +17,15 @@ pytest.importorskip("plotly", reason="the page's charts need plotly")
 
 
 @pytest.fixture
-def analysed(mylab, finetuned, monkeypatch):
+def analysed(mylab, finetuned, monkeypatch, capsys):
     """Return a folder in which the example's analysis was made of a run that really ran."""
-    import os
-    import shutil
-
     monkeypatch.setattr(sections, "SECTIONS", {})
     run = mylab / "runs" / "tuned"
     shutil.copytree(finetuned, run)
-    done = subprocess.run(
-        [sys.executable, "-m", "mylab.token_lengths", "runs/tuned"], cwd=mylab, check=False,
-        capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(conf_dir()).parent)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "runs/tuned/analyses/token_lengths.json\n"
+    monkeypatch.chdir(mylab)
+    monkeypatch.setattr(sys, "argv", ["token_lengths", "runs/tuned"])
+    runpy.run_module("mylab.token_lengths", run_name="__main__")
+    assert capsys.readouterr().out == "runs/tuned/analyses/token_lengths.json\n"
     return mylab
 
 

@@ -38,6 +38,7 @@ def commands():
     return [shlex.split(line) for line in block.splitlines()]
 
 
+@pytest.mark.slow
 def test_every_command_of_the_readme_runs(transfer, mylab, read_json):
     ended = {}
     for tool, command, *words in commands():
@@ -224,6 +225,7 @@ def test_the_own_edit_is_merged_because_it_says_that_it_can_be(scaled, deep, pro
     assert torch.allclose(probabilities("merged"), probabilities("apart"), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_lora_is_merged_beside_the_own_edit(scaled, probabilities):
     both = (
         "adaptation/edits=[scaled_attention,lora]", "adaptation.edits.lora.targets=[output]",
@@ -235,6 +237,7 @@ def test_lora_is_merged_beside_the_own_edit(scaled, probabilities):
     assert torch.allclose(probabilities("merged"), probabilities("apart"), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_own_edit_is_merged_into_what_is_exported(transfer, scaled):
     assert scaled("run").code == 0
     assert scaled("merged", "adaptation.store=merged").code == 0
@@ -259,7 +262,7 @@ def test_what_cannot_be_merged_is_refused_by_its_edits_name(transfer, scaled, my
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("command", ["finetune", "plan"])
+@pytest.mark.parametrize("command", ["finetune", pytest.param("plan", marks=pytest.mark.slow)])
 def test_an_own_edit_without_the_mark_is_refused(transfer, adapting, mylab, command):
     rewrite(
         mylab / "mylab" / "scaled_attention.py", "class Factors(Added)", "class Factors(nn.Module)"
@@ -283,6 +286,7 @@ def test_an_edit_that_would_remove_what_another_one_has_added_is_refused(scaled)
     refused(ended, "adaptation.edits.lora: removes backbone.blocks.0.attention.packed.factors")
 
 
+@pytest.mark.slow
 def test_the_own_edit_can_be_distilled_to_the_source(scaled):
     ended = scaled("run", "+objective@losses.source=source_distillation", "losses.source.weight=1")
 

@@ -126,7 +126,8 @@ def test_a_classifier_gives_the_same_logits_elsewhere(adapted, transfer):
     torch.testing.assert_close(theirs, of_pairs, atol=1e-5, rtol=0)
 
 
-def test_the_card_says_where_the_model_comes_from(adapted, transfer, tmp_path):
+@pytest.mark.parametrize("adapted", ["bert"], indirect=True)
+def test_the_card_says_where_the_model_comes_from_and_names_no_folder(adapted, transfer, tmp_path):
     transfer("export", f"run={adapted}", "to=out")
 
     card = (tmp_path / "out" / "README.md").read_text()
@@ -137,6 +138,9 @@ def test_the_card_says_where_the_model_comes_from(adapted, transfer, tmp_path):
                  "init_from=published", "| accuracy |", "`person`, `place`"):  # fmt: skip
         assert part in card, part
     assert str(adapted.parent) not in card
+    command = next(line for line in card.splitlines() if line.startswith("transfer finetune"))
+    assert "data.train=questions.csv" in command
+    assert not [word for word in command.split() if word.partition("=")[2].startswith("/")]
 
 
 def test_our_own_causal_model_is_a_gpt2(transfer, finetuned):
@@ -267,6 +271,7 @@ def test_pretraining_goes_on_with_a_published_model(transfer, tmp_path, corpus):
     assert not torch.equal(one["heads.lm.bias"], other["heads.lm.bias"])
 
 
+@pytest.mark.slow
 def test_a_classifier_as_an_onnx_graph(transfer, finetuned, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -363,19 +368,6 @@ def test_an_export_leaves_nothing_where_it_is_refused(transfer, tmp_path, pretra
     out = tmp_path / "new" / "folder" / "out"
     modes = {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()}
     assert modes["model.safetensors"] == modes["config.json"]
-
-
-def test_a_card_names_no_folder(adapted, transfer, tmp_path):
-    transfer("export", f"run={adapted}", "to=out")
-
-    command = next(
-        line
-        for line in (tmp_path / "out" / "README.md").read_text().splitlines()
-        if line.startswith("transfer finetune")
-    )
-
-    assert "data.train=questions.csv" in command
-    assert not [word for word in command.split() if word.partition("=")[2].startswith("/")]
 
 
 def test_a_published_model_without_a_head_says_so(transfer, tmp_path):

@@ -13,7 +13,7 @@ from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.commands.fill import _around
 
-pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+pytestmark = pytest.mark.functional
 
 
 @pytest.fixture(scope="module")

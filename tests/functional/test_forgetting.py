@@ -17,7 +17,7 @@ from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 from transfer_cli.runs.records import read_metrics
 
-pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+pytestmark = pytest.mark.functional
 
 FP32 = Precision("fp32", torch.device("cpu"))
 

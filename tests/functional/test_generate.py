@@ -16,7 +16,7 @@ from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.cli import main
 from transfer_cli.generation.sampling import Sampling
 
-pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+pytestmark = pytest.mark.functional
 
 
 @pytest.fixture

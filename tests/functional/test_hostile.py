@@ -33,9 +33,9 @@ def refusal(transfer):
 
 
 @pytest.fixture
-def stranger(pretrained, tmp_path):
+def stranger(short_run, tmp_path):
     """Return a copy of a pretrained run that a test may change."""
-    return shutil.copytree(pretrained, tmp_path / "stranger")
+    return shutil.copytree(short_run, tmp_path / "stranger")
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_model_description_builds_nothing_of_other_packages(
 
 
 def test_the_package_may_be_named_on_the_command_line(transfer, stranger, evil):
-    set_value(stranger / "config.yaml", "data._target_", "evilpackage.Evil")
+    set_value(stranger / "config.yaml", "data", {**PARTS["data"], "length": 32})
 
     ended = transfer("evaluate", f"run={stranger}", "split=validation", "--plugin", "evilpackage")
 
@@ -347,7 +347,9 @@ HYDRA = {
 
 
 @pytest.mark.parametrize("kind", HYDRA)
-@pytest.mark.parametrize("as_sweep", [False, True], ids=["run", "sweep"])
+@pytest.mark.parametrize(
+    "as_sweep", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["run", "sweep"]
+)
 def test_a_folder_of_configs_has_hydra_run_nothing(transfer, tmp_path, tiny, loop, kind, as_sweep):
     (tmp_path / "secret").write_text("mine")
     folder = tmp_path / "own" / "experiment"

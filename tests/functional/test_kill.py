@@ -189,6 +189,7 @@ def test_fine_tuning_that_was_killed_ends_as_if_it_was_not(commands, adapting, t
     assert_same(tmp_path / "killed" / "run", whole)
 
 
+@pytest.mark.slow
 def test_a_command_killed_from_the_shell_goes_on_when_it_is_typed_again(shell, words, tmp_path):
     again = (*words, "loop.steps=2000", "loop.patience=null", "run.dir=run", "resume=auto")
     killed = shell(*again)

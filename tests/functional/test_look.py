@@ -77,7 +77,9 @@ def in_a_pipe(*words):
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(words, id=name, marks=[pytest.mark.slow] if name == "plan" else [])
+        pytest.param(
+            words, id=name, marks=[] if name in ("overview", "error") else [pytest.mark.slow]
+        )
         for name, words in SHOWN.items()
     ],
 )
@@ -96,7 +98,9 @@ def test_colours_are_for_terminals_that_want_them(words, environment, monkeypatc
     assert CODES.sub("", coloured).splitlines()[-1].strip() == piped.splitlines()[-1].strip()
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize(
+    "columns", [40, *(pytest.param(n, marks=pytest.mark.slow) for n in (80, 200))]
+)
 @pytest.mark.parametrize("name", [*SHORT, pytest.param("plan", marks=pytest.mark.slow)])
 def test_texts_fit_the_terminal(name, columns, environment):
     code, shown = on_a_terminal(*SHOWN[name], columns=columns)

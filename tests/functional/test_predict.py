@@ -183,6 +183,7 @@ def test_what_is_read_is_never_further_ahead_than_a_window(transfer, finetuned, 
     assert 32 < most_ahead <= 64
 
 
+@pytest.mark.slow
 def test_a_single_line_that_is_typed_is_answered_at_once(shell, finetuned):
     process = shell("predict", f"run={finetuned}", "device=cpu")
     process.stdin.write("Who ?\n")

@@ -94,7 +94,13 @@ def wait_for_records(process, run):
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [("clm", 3), ("clm", 6), ("mlm", 3), ("full", 3), ("frozen", 3), ("bucketed", 3)],
+    [
+        ("clm", 3),
+        ("mlm", 3),
+        ("full", 3),
+        ("bucketed", 3),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("clm", 6), ("frozen", 3))),
+    ],
 )
 def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kind, step):
     words = words_of(kind, "loop.steps=6")
@@ -181,21 +187,25 @@ def test_ctrl_c_saves_too(stopped, words_of):
     assert Path("run/checkpoints/step-00000003/train_state.pt").exists()
 
 
-def test_a_signal_from_the_shell_stops_a_run_with_a_checkpoint(shell, words_of, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
+def test_a_signal_from_the_shell_stops_a_run_with_a_checkpoint(
+    shell, words_of, tmp_path, number, code
+):
     words = words_of("clm", "loop.steps=100000", "loop.evaluate_every=10 epochs")
-    codes = {signal.SIGTERM: 75, signal.SIGINT: 130}
-    runs = {number: tmp_path / number.name for number in codes}
-    started = {number: shell(*words, f"run.dir={run}") for number, run in runs.items()}
+    run = tmp_path / "run"
+    process = shell(*words, f"run.dir={run}")
 
-    for number, process in started.items():
-        wait_for_records(process, runs[number])
-        process.send_signal(number)
-        _, err = process.communicate(timeout=120)
+    wait_for_records(process, run)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
 
-        assert process.returncode == codes[number], err
-        assert "Traceback" not in err
-        assert err.splitlines()[-1].startswith("transfer pretrain: stopped at step ")
-        assert status(runs[number])["status"] == "stopped"
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("transfer pretrain: stopped at step ")
+    assert status(run)["status"] == "stopped"
 
 
 # --- resume=auto -------------------------------------------------------------------------------
@@ -236,27 +246,27 @@ def test_what_an_unchanged_command_adds_and_takes_away_is_no_contradiction(trans
     assert len(set(Path("run/overrides.txt").read_text().splitlines())) == len(words) + 1
 
 
-@pytest.mark.parametrize(
-    ("typed", "key"),
-    [
-        (("seed=1",), "seed=1 contradicts the run's seed=0"),
-        (("objective=mlm",), "objective"),
-        (("+objective@losses.second=clm",), "losses.second"),
-        (("optimizer.lr=0.5",), "optimizer.lr=0.5 contradicts the run's optimizer.lr=0.00025"),
-    ],
-)
-def test_another_command_for_the_same_directory_is_refused(transfer, words_of, typed, key):
+ANOTHER = {
+    "seed=1": "seed=1 contradicts the run's seed=0",
+    "objective=mlm": "objective",
+    "+objective@losses.second=clm": "losses.second",
+    "optimizer.lr=0.5": "optimizer.lr=0.5 contradicts the run's optimizer.lr=0.00025",
+}
+
+
+def test_another_command_for_the_same_directory_is_refused(transfer, words_of):
     words = words_of("clm", "loop.steps=2", "run.dir=run", "resume=auto")
     assert transfer(*words).code == 0
     before = records("run"), status("run")
 
-    ended = transfer(*words, *typed)
+    for typed, key in ANOTHER.items():
+        ended = transfer(*words, typed)
 
-    assert ended.code == 2
-    assert f"resume: {key}" in ended.err
-    assert "choose another run.dir" in ended.err
-    assert ended.err.count("\n") == 1
-    assert (records("run"), status("run")) == before
+        assert ended.code == 2
+        assert f"resume: {key}" in ended.err
+        assert "choose another run.dir" in ended.err
+        assert ended.err.count("\n") == 1
+        assert (records("run"), status("run")) == before
 
 
 def test_auto_needs_to_know_where(transfer, words_of):

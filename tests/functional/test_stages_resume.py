@@ -18,9 +18,12 @@ from transfer_cli.errors import StoppedError
 from transfer_cli.runs.records import read_metrics
 from transfer_cli.training.train import train
 
-pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+pytestmark = pytest.mark.functional
 
 PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
+
+OF_EACH_STATE = ("adapters", "lora", "gradual_unfreezing", "chain_thaw", "ewc", "multitask")
+"""Others keep what some of these keep of their stages, penalties, streams and parts."""
 
 
 def config_of(run, **changes):
@@ -96,7 +99,10 @@ def assert_same(run, other):
 # --- every preset ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param(n, marks=[] if n in OF_EACH_STATE else [pytest.mark.slow]) for n in PRESETS],
+)
 def test_stopped_in_and_between_all_stages_it_ends_as_if_it_was_not(
     preset, adapted, stopped_again_and_again
 ):

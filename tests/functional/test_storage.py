@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.model.weights import backbone_hash, read_description
 
-pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+pytestmark = pytest.mark.functional
 
 PARTLY = ("adapters", "lora", "bias_only", "frozen", "feature_extraction", "adapters_tutorial")
 """Presets that store what trained alone."""
@@ -103,7 +103,14 @@ def test_a_run_in_which_everything_trains_needs_no_other(preset, adapted):
     assert stored(run).keys() == open_pretrained(str(run)).tensors().keys()
 
 
-@pytest.mark.parametrize("preset", ["adapters", "lora", "bias_only", "feature_extraction"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        "lora",
+        "bias_only",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("adapters", "feature_extraction")),
+    ],
+)
 def test_it_scores_and_predicts_as_the_same_run_that_stores_everything(
     preset, adapted, transfer, adapting, predictions, accuracy, read_json
 ):

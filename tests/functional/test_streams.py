@@ -11,7 +11,7 @@ from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.runs.records import read_metrics
 
-pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
+pytestmark = pytest.mark.functional
 
 CONSTANT = ("schedule=constant",)
 

@@ -40,6 +40,7 @@ def copied(pretrained, tmp_path):
     return copy
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_run_is_the_same(pretrained, copied):
     ended = call("compare_runs.py", pretrained, copied)
 

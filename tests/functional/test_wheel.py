@@ -98,6 +98,7 @@ def test_the_installed_command_composes_and_refuses(transfer):
     assert done.stderr.startswith("transfer pretrain: model=tinny: no such option.")
 
 
+@pytest.mark.slow
 def test_the_installed_command_trains(transfer, tmp_path):
     run_dir = tmp_path / "run"
 

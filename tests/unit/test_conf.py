@@ -54,6 +54,7 @@ GIVEN = {
 }
 
 
+@cache
 def composed(command, *overrides):
     words = (*GIVEN.get(command, []), *overrides)
     return launch.compose(command, Request(overrides=words))

@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +54,18 @@ def test_the_order_follows_from_the_seed(put):
     orders = [put(seed=seed).streams["main"].sampler.indices(0).tolist() for seed in (0, 0, 1)]
 
     assert orders[0] == orders[1] != orders[2]
+
+
+def test_what_a_step_draws_follows_from_the_seed(put):
+    runs = [put(seed=seed, objective__dropout=0.5) for seed in (0, 0, 1)]
+    batch = runs[0].data.splits["train"].data.batch(np.arange(8))
+    weights = tiny.weights_of(runs[0].model)
+    totals = []
+    for parts in runs:
+        parts.model.load_state_dict(weights)
+        totals.append(float(parts.step([{"main": batch}], 0).total))
+
+    assert totals[0] == totals[1] != totals[2]
 
 
 def test_only_a_run_that_asks_for_it_puts_texts_of_like_length_together(put, tmp_path):

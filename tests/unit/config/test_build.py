@@ -338,13 +338,13 @@ def test_what_a_constructor_says_in_any_of_torchs_ways_gets_the_key_in_front():
 def test_a_plugin_is_trusted_once_the_command_line_names_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("transfer_cli.config.build._plugins", set())
-    (tmp_path / "mylab.py").write_text("class Part:\n    pass\n")
-    node = {"_target_": "mylab.Part"}
+    (tmp_path / "named_package.py").write_text("class Part:\n    pass\n")
+    node = {"_target_": "named_package.Part"}
 
     before = refusal(node)
-    trust(["mylab"])
+    trust(["named_package"])
 
-    assert before.startswith("part: mylab.Part is not trusted.")
+    assert before.startswith("part: named_package.Part is not trusted.")
     assert type(build(node, "part", object)).__name__ == "Part"
 
 

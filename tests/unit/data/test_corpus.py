@@ -1,5 +1,6 @@
 import json
 import logging
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -103,12 +104,14 @@ def test_an_entry_says_what_it_holds(tmp_path):
     assert meta["counts"]["num_tokens"] == len(encoded.tokens)
 
 
-@pytest.mark.parametrize("damaged", ["tokens.bin", "meta.json"])
-def test_a_damaged_entry_is_built_again_with_a_warning(tmp_path, caplog, damaged):
+@pytest.mark.parametrize(
+    ("damaged", "lost"), [("tokens.bin", 3), ("tokens.bin", 4), ("meta.json", 3)]
+)
+def test_a_damaged_entry_is_built_again_with_a_warning(tmp_path, caplog, damaged, lost):
     encoded = encode_text(Text().split, WORDPIECE, tmp_path)
     expected = encoded.tokens.tolist()
     file = encoded.path / damaged
-    file.write_bytes(file.read_bytes()[:-3])
+    file.write_bytes(file.read_bytes()[:-lost])
 
     again = encode_text(Text().split, WORDPIECE, tmp_path)
 
@@ -180,25 +183,18 @@ def test_a_cache_that_cannot_be_written_names_folder_and_key(tmp_path):
 
 @pytest.mark.multiprocess
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
-    code = f"""
-import resource
-from pathlib import Path
-from transfer_cli.data.corpus import encode_text
-from transfer_cli.data.text import TextSplit
-from transfer_cli.data.tokenizer import BytePairs
-from transfer_cli.errors import RunError
-lines = ["a b c d e f g h"] * 100_000
-tokenizer = BytePairs(300).make(lambda: iter(lines[:10]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
+    lines = ["a b c d e f g h"] * 10_000
+    tokenizer = BytePairs(300).make(lambda: iter(lines[:10]))
     split = TextSplit("train", lambda: iter(lines), "ab")
-    encode_text(split, tokenizer, Path({str(tmp_path)!r}))
-except RunError as error:
-    print(error)
-"""
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(RunError) as error:
+            encode_text(split, tokenizer, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    assert run.stdout.startswith(
+    assert str(error.value).startswith(
         f"Cannot write the cache in {tmp_path / 'encoded'}: File too large"
     )
     assert entries(tmp_path) == []

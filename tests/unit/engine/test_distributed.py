@@ -21,7 +21,7 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 pytestmark = pytest.mark.multiprocess
 
 UNFREEZING = tiny.Given(
-    (("head.*",), "5 steps"), (("head.*", "block.2"), "5 steps"), (("*",), "9 steps")
+    (("head.*",), "3 steps"), (("head.*", "block.2"), "3 steps"), (("*",), "6 steps")
 )
 """Freezes, unfreezes, and never trains the same set twice."""
 CASES = {
@@ -33,13 +33,13 @@ CASES = {
 }
 COPIED = ("clm", "mlm", "classification", "unfreezing")
 SHARDED = ("mlm", "unfreezing", "mix")
-STEPS, BATCH, MICRO = 25, 32, 8
+STEPS, BATCH, MICRO = 12, 32, 8
 
 
-def trained(case, *, sharded=False):
-    """Return weights and losses after 25 steps: 65 examples make each third step one of one."""
+def trained(case, *, sharded=False, steps=STEPS):
+    """Return weights and losses after some steps: 65 examples make each third step one of one."""
     objective, data, changes, recipe = CASES[case]
-    made = tiny.Recipe(rate=0.1, total=STEPS, clip=0.5, optimizer=torch.optim.SGD, **recipe)
+    made = tiny.Recipe(rate=0.1, total=steps, clip=0.5, optimizer=torch.optim.SGD, **recipe)
     objective, data = objective(), data()
     model = tiny.model(objective, **changes)
     if case == "mix":  # one of its parameters is a single number
@@ -164,6 +164,15 @@ def a_part_of_it():
     }
 
 
+def more_steps():
+    """Return what becomes of more steps than a quick test takes."""
+    return {
+        name: trained(case, sharded=name != case and distributed.world_size() > 1, steps=50)
+        for name in ALL
+        for case in [name.removesuffix(", sharded")]
+    }
+
+
 @pytest.fixture(scope="module")
 def alone():
     return everything()
@@ -184,6 +193,18 @@ ALL = [*COPIED, *(f"{case}, sharded" for case in SHARDED)]
 
 @pytest.mark.parametrize("case", ALL)
 def test_losses_and_weights_are_those_of_one_process(alone, together, case):
+    assert_same_steps(alone, together, case)
+
+
+@pytest.mark.slow
+def test_fifty_steps_are_those_of_one_process_too(tmp_path):
+    alone, together = more_steps(), several.on_processes(2, more_steps, tmp_path)
+
+    for case in ALL:
+        assert_same_steps(alone, together, case)
+
+
+def assert_same_steps(alone, together, case):
     for found in together:
         assert found[case]["seen"] == alone[case]["seen"]
         assert found[case]["rates"] == alone[case]["rates"]

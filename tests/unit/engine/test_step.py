@@ -122,6 +122,20 @@ def test_dropout_follows_from_the_seed_and_the_step_and_nothing_else():
     assert len({first, second, *totals(1)}) == 4
 
 
+def test_what_is_hidden_follows_from_the_seed_and_the_step_and_nothing_else():
+    objective, batch = MaskedLM(), tiny.all_of(tiny.blocks(tokens=100))
+
+    def totals(seed):
+        still = tiny.Recipe(optimizer=torch.optim.SGD, rate=1e-30, seed=seed)
+        model = tiny.model(objective, direction="bidirectional")
+        step = tiny.train_step(model, objective, still)
+        return [float(step([{"main": batch}], number).total) for number in (0, 1, 0)]
+
+    first, second, again = totals(0)
+    assert first == again
+    assert len({first, second, *totals(1)}) == 4
+
+
 # Several losses.
 
 

@@ -58,10 +58,10 @@ FAST = {
         {"residual": "tutorial", "position_kind": "sinusoidal"},
         (Adapters(4), LoRA(2), MixLayers()),
     ),
-    "causal language model": lambda: Case(CausalLM(), {"activation": "gelu_tanh"}),
 }
 
 SLOW = {
+    "causal language model": lambda: Case(CausalLM(), {"activation": "gelu_tanh"}),
     "masked language model, narrow embeddings, new rows": lambda: Case(
         MaskedLM(), {**BERT, "output_transform": True, "embedding_width": 8}, (NewRows(),)
     ),

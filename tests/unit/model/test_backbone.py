@@ -107,7 +107,8 @@ def test_any_shape_has_the_size_of_the_formula(**changes):
 
 @pytest.mark.parametrize("residual", RESIDUALS)
 @pytest.mark.parametrize("position_kind", ["learned", "sinusoidal"])
-def test_changing_a_token_changes_no_causal_state_before_it(residual, position_kind):
+@pytest.mark.parametrize("padded", [True, False])
+def test_changing_a_token_changes_no_causal_state_before_it(residual, position_kind, padded):
     backbone = tiny.backbone(residual=residual, position_kind=position_kind).eval()
     tiny.lively(backbone)
     tokens = torch.randint(5, 48, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -115,7 +116,7 @@ def test_changing_a_token_changes_no_causal_state_before_it(residual, position_k
     changed = tokens.clone()
     changed[:, 6] = (tokens[:, 6] + 1) % 48
 
-    before, after = backbone(tokens, mask), backbone(changed, mask)
+    before, after = (backbone(each, mask, padded=padded) for each in (tokens, changed))
 
     for old, new in zip(before, after, strict=True):
         assert torch.equal(old[:, :6], new[:, :6])

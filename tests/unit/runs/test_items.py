@@ -30,6 +30,12 @@ def test_what_is_written_is_read_back(tmp_path_factory, found):
     assert list(read_items(path, "test")) == found
 
 
+def test_a_score_says_how_right_an_item_is_where_there_is_one():
+    right = dataclasses.replace(ONE, predicted=ONE.label)
+
+    assert [ONE.wrong, right.wrong, dataclasses.replace(ONE, score=0.75).wrong] == [1, 0, 0.25]
+
+
 def test_only_the_split_that_is_asked_for_is_read(tmp_path):
     other = dataclasses.replace(ONE, split="validation")
     write_items(tmp_path / "items.jsonl", [other, ONE])

@@ -1,8 +1,9 @@
 import copy
+import itertools
 import shutil
-import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from transfer_cli.config.flags import parse
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError, PrunedError, RunError, StoppedError, SweepError
 from transfer_cli.runs.sweep import JobState, SweepDirectory
+from transfer_cli.sweep import jobs as working
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +114,9 @@ def test_jobs_that_ran_in_other_processes_are_reported():
 
 
 @pytest.mark.usefixtures("_elsewhere")
-@pytest.mark.parametrize("typed", ["all/of them", "'all/of them'", '"all/of them"'])
+@pytest.mark.parametrize(
+    "typed", [pytest.param("all/of them", marks=pytest.mark.slow), "'all/of them'"]
+)
 def test_the_root_of_sweeps_may_be_typed_in_quotes(typed):
     _, jobs, _ = run(["-m", "seed=1,2", f"run.root={typed}"])
 
@@ -250,9 +254,11 @@ def test_a_swept_length_tells_jobs_apart():
     assert run(["-m", "loop.steps=7,8", "run.dir=mine", "resume=auto"])[0] == []
 
 
-def test_without_a_folder_the_latest_sweep_of_the_same_words_goes_on():
+def test_without_a_folder_the_latest_sweep_of_the_same_words_goes_on(monkeypatch):
+    # A sweep knows the second in which it began.
+    seconds = (datetime(2026, 1, 1, 12, 0, number) for number in itertools.count())
+    monkeypatch.setattr(working, "datetime", SimpleNamespace(now=lambda: next(seconds)))
     _, first, _ = run(["-m", "seed=1,2"], fails=lambda config: StoppedError("asked to"))
-    time.sleep(1.1)  # a sweep knows the second in which it began
     _, other, _ = run(["-m", "seed=1,2", "loop.batch=5"])
 
     configs, again, _ = run(["-m", "resume=auto", "seed=1,2"])

@@ -60,6 +60,7 @@ def test_a_search_comes_close_to_what_is_best():
     assert study().best_value == min(values)
 
 
+@pytest.mark.slow
 def test_it_can_make_a_measure_large():
     search("sweep.trials=3", "sweep.direction=maximize")
 
@@ -157,6 +158,7 @@ def test_a_failed_or_pruned_trial_is_told_to_the_study():
     assert [job.value for job in jobs] == [1.0, None, None, None]
 
 
+@pytest.mark.slow
 def test_a_study_can_lie_elsewhere_and_be_shared():
     search("sweep.trials=2", "sweep.study=shared.db")
     configs, _ = search("sweep.trials=5", "sweep.study=shared.db", "run.dir=second")
