@@ -38,7 +38,6 @@ class Metric:
     per_example: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError where the unit is unknown or the name empty."""
         if not self.name:
             raise ValueError("a metric needs a name")
         one_of(self.name, self.unit, get_args(Unit), ValueError)
@@ -91,12 +90,17 @@ def require(name: str, declared: Iterable[Metric], key: str) -> Metric:
     known = tuple(declared)
     found = find(name, known)
     if found is None:
-        names = [each.name for each in known]
-        raise ConfigError(
-            f"{key}: there is no measure {name!r}.{nearest(name, names)} "
-            f"This run measures {', '.join(names)}"
-        )
+        raise unknown_metric(key, name, [each.name for each in known])
     return found
+
+
+def unknown_metric(key: str, name: str, measured: Iterable[str]) -> ConfigError:
+    """Return the error for a config key that names a metric that a run does not measure."""
+    names = list(measured)
+    return ConfigError(
+        f"{key}: there is no measure {name!r}.{nearest(name, names)} "
+        f"This run measures {', '.join(names)}"
+    )
 
 
 def by_preference(declared: Iterable[Metric]) -> list[Metric]:

@@ -105,7 +105,6 @@ class Adapters(Edit):
     activation: Activation = "relu"
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a value cannot work."""
         at_least("size", self.size, 1)
         one_of("placement", self.placement, ("both", "ffn_only"), ValueError)
         one_of("activation", self.activation, ACTIVATIONS, ValueError)
@@ -145,7 +144,6 @@ class LoRA(Edit):
     targets: tuple[Target, ...] = ("query", "value")
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a value cannot work."""
         at_least("rank", self.rank, 1)
         above_zero("alpha", self.alpha)
         if not 0 <= self.dropout < 1:
@@ -201,7 +199,6 @@ class FreshTop(Edit):
     blocks: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError where there is nothing to do."""
         at_least("blocks", self.blocks, 1)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
@@ -226,7 +223,6 @@ class NewRows(Edit):
     tokens: tuple[str, ...] = ("cls",)
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a name is unknown."""
         _check_names("tokens", self.tokens, SPECIAL)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:

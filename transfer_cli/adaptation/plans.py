@@ -38,7 +38,6 @@ class Stage:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a value cannot work."""
         above_zero("rate", self.rate)
         if self.patience is not None:
             at_least("patience", self.patience, 1)
@@ -71,7 +70,6 @@ class Only:
     train: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Raise ValueError if there is no pattern."""
         if not self.train:
             raise ValueError("train must name at least one pattern, for example 'head.*'")
 
@@ -118,7 +116,6 @@ class TopBlocks:
     count: int = 2
 
     def __post_init__(self) -> None:
-        """Raise ValueError where no block is left."""
         at_least("count", self.count, 1)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
@@ -153,7 +150,6 @@ class GradualUnfreezing:
     always: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the length is invalid."""
         _check_length("every", self.every)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
@@ -187,7 +183,6 @@ class ChainThaw:
     later_rate: float = 0.1
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a value is out of range."""
         _check_length("every", self.every)
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1, or null, got {self.patience}")
@@ -220,7 +215,6 @@ class SequentialUnfreezing:
     upper: str = "60%"
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a length is invalid."""
         _check_length("new", self.new)
         _check_length("upper", self.upper)
 

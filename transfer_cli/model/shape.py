@@ -85,7 +85,6 @@ class BackboneShape:
     attention_pattern: str = "full"
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a value is out of range."""
         for name in ("width", "heads", "depth", "feedforward", "positions"):
             most = MAX_DEPTH if name == "depth" else MAX_SIZE
             _check_size(name, getattr(self, name), 1, most)

@@ -99,7 +99,6 @@ class CachedFeatures:
         return self._data
 
     def __len__(self) -> int:
-        """Return the number of examples."""
         return len(self._data)
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
