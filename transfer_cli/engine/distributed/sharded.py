@@ -8,7 +8,7 @@ Imported only where it is asked for: what it imports takes most of a second.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor import zeros as sharded_zeros
 
 from transfer_cli.engine.distributed.group import all_reduce_tensor, world_size
-from transfer_cli.engine.distributed.replicated import LossSums
+from transfer_cli.engine.distributed.replicated import Parallel
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.model.transfer_model import TransferModel
 
@@ -81,19 +81,8 @@ def _lend(module: nn.Module, name: str, number: nn.Parameter) -> None:
     module.register_forward_hook(after, always_call=True)
 
 
-class Sharded:
-    """Every process has a shard of the model (FSDP); see `replicated.Parallel`."""
-
-    def __init__(self, model: TransferModel) -> None:
-        self._model: Any = model
-
-    def enter_stage(self) -> None:
-        """Nothing to do: the gradient of a tensor is reduced where there is one."""
-
-    def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
-        """Return what `work` computes with the model."""
-        found: LossSums = self._model(work)
-        return found
+class Sharded(Parallel):
+    """Every process has a shard of the model (FSDP)."""
 
     @contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:

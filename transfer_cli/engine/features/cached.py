@@ -1,13 +1,10 @@
-"""Frozen features: hidden states that are computed once and then only looked up.
+"""Frozen features: hidden states that are computed once and then looked up.
 
-Where nothing in the backbone trains and it runs without dropout, a text has the same hidden states
-in every epoch. With them in memory, a step costs what the readout and the heads cost.
+If nothing in the backbone trains and it runs without dropout, a text has the same hidden states in
+every epoch. With them in memory, a step costs only the readout and the heads.
 
-The states are those of the tokens as they lie in the data: an objective that changes tokens, such
-as masked language modelling, cannot use them.
-
-The states are the same in every run that starts from the same backbone, whatever its heads and
-rates are: the jobs of a sweep can share them (`engine.features.shared_states`).
+Objectives that change tokens, such as masked language modelling, cannot use them. All runs that
+start from the same backbone can share them (`engine.features.shared_states`).
 
 Legend: N examples, B batch, T positions, R real tokens of all examples, K kept layers, D width.
 """
@@ -39,24 +36,23 @@ Layers = tuple[int, ...] | None
 """Which of the L + 1 states are kept: `(-1,)` the last, None all of them."""
 
 _PORTION = 512
-"""Examples that are looked at at once where no model is involved."""
+"""Examples that are read at once where no model is involved."""
 
 
 class CachedFeatures:
-    """A data set whose batches bring the backbone's hidden states along, as `states`.
+    """A data set whose batches also hold the backbone's hidden states, as `states`.
 
-    What reads them finds them as a shorter list of states: K instead of L + 1. So `layers` has to
-    be one that the readout reads in the same way from both: `(-1,)` for the last, None for all.
+    These are a list of K states instead of L + 1, so the readout must read the same from both:
+    `layers` is `(-1,)` for the last one, or None for all.
 
     Args:
         data: The examples.
-        model: Its backbone computes the states, here and now, in evaluation mode, in which the
-            model is left.
-        precision: Of the forward pass. The states are kept in float32.
+        model: Its backbone computes the states, now; the model is left in evaluation mode.
+        precision: Of the forward pass. The states are stored in float32.
         batch: Examples that pass through the backbone at once.
         layers: The states to keep.
-        keep_on: The device that holds them and that batches find them on.
-        shared: Where other runs may have left them, and find them; None: they are this run's own.
+        keep_on: The device of the states, in memory and in batches.
+        shared: States on disk, shared with other runs; None: not shared.
     """
 
     def __init__(
@@ -70,7 +66,7 @@ class CachedFeatures:
         keep_on: torch.device = CPU,
         shared: SharedStates | None = None,
     ) -> None:
-        self._data = data
+        self.data = data
         lengths_N = _lengths(data)
         self._starts_N = np.cumsum(lengths_N) - lengths_N
         shape = model.backbone.shape
@@ -93,17 +89,12 @@ class CachedFeatures:
             key = _key(data, model, precision, batch, layers)
             self._states_RKD = shared.fetch(key, size, compute).to(keep_on)
 
-    @property
-    def data(self) -> Dataset:
-        """The examples themselves."""
-        return self._data
-
     def __len__(self) -> int:
-        return len(self._data)
+        return len(self.data)
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Return the data's own batch with `states` `[B, T, K, D]`, zero at padding."""
-        found = self._data.batch(indices)
+        found = self.data.batch(indices)
         mask_BT = found["mask"]
         size = (*mask_BT.shape, *self._states_RKD.shape[1:])
         states_BTKD = self._states_RKD.new_zeros(size)
@@ -122,7 +113,7 @@ class CachedFeatures:
 def memory_needed(data: Dataset, shape: BackboneShape, layers: Layers) -> int:
     """Return the bytes that `CachedFeatures` of this data would hold."""
     numbers = int(_lengths(data).sum()) * _kept(shape, layers) * shape.width
-    return numbers * torch.finfo(torch.float32).bits // 8
+    return numbers * torch.float32.itemsize
 
 
 def _kept(shape: BackboneShape, layers: Layers) -> int:
