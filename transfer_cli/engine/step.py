@@ -160,7 +160,7 @@ class TrainStep:
         if self._wrapped_in != self.stages.current:
             self._forward.enter_stage()
             self._wrapped_in = self.stages.current
-        stage = self.stages.clock(step)
+        stage = self.stages.spans[self.stages.at(step)]
         self.lr_scheduler.set_lr(
             self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate
         )

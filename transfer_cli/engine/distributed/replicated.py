@@ -66,7 +66,7 @@ class Replicated(Parallel):
             )
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
-        """Keep gradients to this process, unless it is the last pass of the step."""
+        """Reduce gradients over processes only in the last pass of the step."""
         return nullcontext() if last else self._model.no_sync()
 
 
