@@ -22,9 +22,7 @@ class StagePlan:
         end: The step after its last one.
         trains: Full names of the parameters that train.
         rate: Multiplies every learning rate.
-        patience: Number of validations without improvement after which the stage ends early. When
-            it ends, its best weights are restored. None: the stage has its full length and keeps
-            its last weights.
+        patience: See `plans.Stage`.
     """
 
     begin: int

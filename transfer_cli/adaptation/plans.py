@@ -27,9 +27,8 @@ class Stage:
         train: Patterns of the groups or parameters that train (see `selection`).
         length: Its length; the last stage has the remainder of the run.
         rate: Multiplies every learning rate in the stage.
-        patience: Number of validations without improvement after which the stage ends early. When
-            it ends, its best weights are restored. None: the stage has its full length and keeps
-            its last weights.
+        patience: Validations without improvement after which the stage ends early. At its end its
+            best weights are restored. None: it has its full length and keeps its last weights.
     """
 
     train: tuple[str, ...]
