@@ -1,8 +1,7 @@
 """Changes of a model before training: adapters, LoRA, layer mixes, new rows, new top blocks.
 
-An edit is called once a run, after the pretrained weights are loaded. It changes the model in
-place. Every loaded tensor keeps its name; an added module is an `Added`, and at first leaves the
-model's outputs unchanged.
+An edit is called once a run, after the pretrained weights are loaded. Every loaded tensor keeps its
+name; an added module is an `Added`, and at first leaves the model's outputs unchanged.
 """
 
 from abc import ABC, abstractmethod
@@ -48,16 +47,9 @@ class Edit(ABC):
 
 
 def make_edit(edit: Edit, name: str, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-    """Apply an edit, and check the parameters that it adds.
+    """Apply an edit, and check the parameters that it adds; see `Edit.__call__`.
 
-    Args:
-        edit: The edit.
-        name: Its name in `adaptation.edits`; every module that it adds keeps it.
-        model: See `Edit`.
-        special: See `Edit`.
-
-    Returns:
-        Names of the pretrained parameters that the edit has reinitialised.
+    Its name in `adaptation.edits` is stored in every module that it adds.
 
     Raises:
         ValueError: The edit does not fit the model, or breaks the contract of an edit.

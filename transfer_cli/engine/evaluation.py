@@ -29,9 +29,6 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 from transfer_cli.seeds import ExampleNoise
 
-EVALUATION_SEED = 0
-"""Masks of an evaluation do not depend on the run's seed, so that runs can be compared."""
-
 
 @dataclass(frozen=True)
 class Scores:
@@ -200,8 +197,8 @@ def reshard(model: nn.Module) -> None:
 
 
 def evaluation_noise() -> ExampleNoise:
-    """Return the random numbers of an evaluation, the same in every run."""
-    return ExampleNoise(EVALUATION_SEED, "evaluate")
+    """Return the random numbers of an evaluation, the same in every run, so that runs compare."""
+    return ExampleNoise(0, "evaluate")
 
 
 def samples(

@@ -28,8 +28,15 @@ def decides_on_device(optimizer: Optimizer, model: nn.Module, scaler: torch.amp.
 
 
 @dataclass(frozen=True)
-class _Unread:
-    """A step of which only the device knows so far whether it was skipped."""
+class NotedStep:
+    """A step that the host reads later.
+
+    Args:
+        step: Its number.
+        finite: Whether loss and gradient are finite; a bool on the device.
+        norms: Of each parameter's gradient, by name.
+        micro_batches: Its micro-batches, for the error.
+    """
 
     step: int
     finite: Tensor
@@ -54,38 +61,18 @@ class SkippedSteps:
         self._groups = groups
         self._most = most
         self.late = late
-        self._unread: list[_Unread] = []
+        self._unread: list[NotedStep] = []
 
-    def note(
-        self,
-        step: int,
-        finite: Tensor,
-        norms: Mapping[str, Tensor],
-        micro_batches: Sequence[Mapping[str, Batch]],
-    ) -> None:
-        """Note a step, to be read later.
+    def note(self, step: NotedStep) -> None:
+        """Note a step, to be read later."""
+        self._unread.append(step)
 
-        Args:
-            step: Its number.
-            finite: Whether loss and gradient are finite; a bool on the device.
-            norms: Of each parameter's gradient, by name.
-            micro_batches: Its micro-batches, for the error.
-        """
-        self._unread.append(_Unread(step, finite, norms, micro_batches))
-
-    def read_due(self) -> int:
-        """Read the steps that the device has finished; return how many were skipped.
+    def read(self, leave: int = 0) -> int:
+        """Read all noted steps but the last `leave` ones; return how many were skipped.
 
         Raises:
             DivergedError: Too many in a row.
         """
-        return self._read(leave=int(self.late))
-
-    def read_all(self) -> int:
-        """Read every noted step, as `read_due` does."""
-        return self._read(leave=0)
-
-    def _read(self, leave: int) -> int:
         skipped = 0
         while len(self._unread) > leave:
             noted = self._unread.pop(0)
@@ -98,7 +85,7 @@ class SkippedSteps:
                 self._give_up(noted)
         return skipped
 
-    def _give_up(self, last: _Unread) -> None:
+    def _give_up(self, last: NotedStep) -> None:
         bad = {name for name, norm in last.norms.items() if not full_tensor(norm.isfinite())}
         broken = [group.name for group in self._groups if bad.intersection(group.parameters)]
         raise DivergedError(

@@ -19,7 +19,7 @@ from transfer_cli.engine.distributed.replicated import (
 )
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.skipped_steps import SkippedSteps, decides_on_device
+from transfer_cli.engine.skipped_steps import NotedStep, SkippedSteps, decides_on_device
 from transfer_cli.engine.stages import Stages
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
@@ -174,7 +174,7 @@ class TrainStep:
         weighted = [weights[term] * mean for term, mean in means.items()] + list(penalty.values())
         total = sum(weighted, start=torch.zeros((), device=self._precision.device))
         norm = self._update(total, step, micro_batches)
-        skipped = self._skipped.read_due()
+        skipped = self._skipped.read(leave=int(self._skipped.late))
         average_statistics(self.model)
         return StepReport(
             losses=means | penalty,
@@ -191,7 +191,7 @@ class TrainStep:
         Raises:
             DivergedError: Too many in a row.
         """
-        return self._skipped.read_all()
+        return self._skipped.read()
 
     def state_dict(self) -> dict[str, object]:
         """Return what a resumed run needs beyond the weights; every step must have been read."""
@@ -319,7 +319,7 @@ class TrainStep:
         own_norm = nn.utils.get_total_norm(list(norms.values()))
         norm = full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
-        self._skipped.note(step, finite, norms, micro_batches)
+        self._skipped.note(NotedStep(step, finite, norms, micro_batches))
         take = self._decides_on_device or bool(finite)
         if take and self._clip is not None:
             nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
