@@ -152,7 +152,7 @@ def draw(
     )
     metrics = declared_metrics({loss.name: loss.objective for loss in losses})
     monitor = require(config.loop.monitor, metrics, "loop.monitor")
-    made = _Made.of(config, shape, losses, data, start, tensors, device)
+    made = _Made.of(config, adaptation, shape, losses, data, start, tensors, device)
     if adaptation.store == "merged":
         _check_mergeable(made.model)
     if adaptation.penalty is not None:
@@ -321,6 +321,7 @@ class _Made:
     def of(
         cls,
         config: DictConfig,
+        adaptation: Adaptation,
         shape: BackboneShape,
         losses: list[Loss],
         data: RunData,
@@ -344,7 +345,7 @@ class _Made:
             torch.manual_seed(derive(config.seed, "edits"))
             nodes = edit_nodes(config.adaptation)
             new = {name: node for name, node in nodes.items() if before.get(name) != node}
-            edited = make_edits(model, new, data.tokenizer)
+            edited = make_edits(model, new, data.tokenizer, adaptation.edits)
         names = {name for name, _ in model.named_parameters()}
         inherited = frozenset(names & set(report.loaded if report else ())) - edited.fresh
         return cls(model, report, inherited, edited.fresh, before | edited.structure)

@@ -63,8 +63,13 @@ class Edited:
     structure: dict[str, Any]
 
 
-def make_edits(trained: TransferModel, nodes: Mapping[str, Any], tokenizer: Tokenizer) -> Edited:
-    """Change the network as config nodes say, in their order.
+def make_edits(
+    trained: TransferModel,
+    nodes: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    built: Mapping[str, Edit] | None = None,
+) -> Edited:
+    """Change the network as config nodes say, in their order; `built` holds those built before.
 
     Raises:
         ConfigError: One cannot be made; the message begins with its key.
@@ -73,7 +78,7 @@ def make_edits(trained: TransferModel, nodes: Mapping[str, Any], tokenizer: Toke
     structure = {}
     for name, node in nodes.items():
         key = f"adaptation.edits.{name}"
-        edit: Edit = build(node, key, Edit)
+        edit: Edit = built[name] if built and name in built else build(node, key, Edit)
         try:
             fresh |= make_edit(edit, name, trained, special_tokens(tokenizer))
         except ValueError as error:

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from transfer_cli.batch import Batch, is_padded, to_device, with_facts
+from transfer_cli.batch import Batch, to_device, with_facts
 from transfer_cli.data.sampler import micro_batches
 from transfer_cli.data.split import Dataset
 from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding
 
 CPU = torch.device("cpu")
 
@@ -104,7 +105,7 @@ class CachedFeatures:
         return {**found, "states": states_BTKD}
 
     def _rows(self, indices: npt.NDArray[np.int64], mask_BT: Tensor) -> Tensor:
-        """Return where the states of real tokens lie, one example after the other."""
+        """Return the rows of the states of real tokens, one example after the other."""
         starts_B = torch.from_numpy(self._starts_N[indices])
         rows_BT = starts_B[:, None] + mask_BT.long().cumsum(1) - 1
         return rows_BT[mask_BT]
@@ -129,7 +130,7 @@ def _lengths(data: Dataset) -> npt.NDArray[np.int64]:
 def _key(
     data: Dataset, model: TransferModel, precision: Precision, batch: int, layers: Layers
 ) -> dict[str, Any]:
-    """Return what decides the states, to the last bit."""
+    """Return everything that decides the states, to the last bit."""
     return {
         "inputs": _digest_of_inputs(data),
         "backbone": _digest_of_backbone(model.backbone),
@@ -142,7 +143,7 @@ def _key(
 
 
 def _machine(device: torch.device) -> list[Any]:
-    """Return what else has a say in the last bits of a product."""
+    """Return what decides the last bits of a product on this machine."""
     if device.type == "cuda":
         own: list[Any] = [torch.cuda.get_device_name(device)]
     else:
@@ -151,7 +152,7 @@ def _machine(device: torch.device) -> list[Any]:
 
 
 def _digest_of_inputs(data: Dataset) -> str:
-    """Return a digest of what a pass sees of all examples, in their order."""
+    """Return a digest of the inputs of all examples, in their order."""
     digest = hashlib.blake2b(digest_size=16)
     for indices in micro_batches(np.arange(len(data)), _PORTION):
         found = data.batch(indices)
@@ -166,7 +167,7 @@ def _digest_of_backbone(backbone: nn.Module) -> str:
     digest = hashlib.blake2b(repr(backbone).encode(), digest_size=16)
     for name, tensor in itertools.chain(backbone.named_parameters(), backbone.named_buffers()):
         digest.update(_bytes(name, tensor))
-    # The code may be a user's, who is at work on it.
+    # A user's code may change between runs.
     modules = {type(module).__module__ for module in backbone.modules()}
     for name in sorted(modules):
         source = getattr(sys.modules.get(name), "__file__", None)
@@ -176,7 +177,7 @@ def _digest_of_backbone(backbone: nn.Module) -> str:
 
 
 def _bytes(name: str, tensor: Tensor) -> bytes:
-    """Return a tensor's content, with all that tells it from others of the same content."""
+    """Return a tensor's name, type, shape and content."""
     flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
     return f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + flat.numpy().tobytes()
 
@@ -185,13 +186,11 @@ def _states(model: TransferModel, batch: Batch, precision: Precision, layers: La
     """Return the chosen states of a batch's real tokens, `[R, K, D]`, in float32."""
     view = to_device({**with_facts(batch), "real": _real(batch["mask"])}, precision.device)
     with torch.inference_mode(), precision.context():
-        states = model.backbone(
-            view["tokens"], view["mask"], view.get("segment"), padded=is_padded(view)
-        )
+        states = Encoding(model, view).states
     chosen = states if layers is None else [states[layer] for layer in layers]
     return torch.stack([state.flatten(0, 1)[view["real"]].float() for state in chosen], dim=1)
 
 
 def _real(mask_BT: Tensor) -> Tensor:
-    """Return where real tokens lie, `[R]`, counted through a batch row by row."""
+    """Return the places of real tokens, `[R]`, counted through a batch row by row."""
     return mask_BT.flatten().nonzero().squeeze(1)
