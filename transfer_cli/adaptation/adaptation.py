@@ -57,7 +57,7 @@ class Adaptation:
 
     @property
     def uses_weight_decay(self) -> bool:
-        """Whether the optimizer's weight decay applies: some penalties replace it."""
+        """Whether the optimizer's weight decay applies; some penalties replace it."""
         return self.penalty is None or not self.penalty.replaces_weight_decay
 
     def plan_stages(
@@ -112,11 +112,7 @@ def _check_new_parts(groups: Sequence[LayerGroup], stage_plans: Sequence[StagePl
 
 
 def check_fresh(fresh: Set[str], stage_plans: Sequence[StagePlan]) -> None:
-    """Refuse reinitialised pretrained weights that no stage trains.
-
-    Raises:
-        ConfigError: There are such weights.
-    """
+    """Raise ConfigError if no stage trains some reinitialised pretrained weights."""
     never = sorted(fresh - frozenset[str]().union(*(stage.trains for stage in stage_plans)))
     if never:
         verb = "are" if len(never) > 1 else "is"

@@ -18,12 +18,9 @@ GRAPHS = 256
 def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: bool) -> None:
     """Compile the backbone as one graph, and the loss over the vocabulary.
 
-    A sharded model is compiled block by block, since its weights are gathered between blocks.
-
-    Args:
-        model: On its device, edited and, if it is to be, sharded.
-        device: The device.
-        lengths_vary: Whether batches usually differ in length: then one graph serves all.
+    Call it after edits and sharding, with the model on its device. A sharded model is compiled
+    block by block, since its weights are gathered between blocks. If lengths vary, one graph serves
+    batches of all lengths.
 
     Raises:
         ConfigError: The compiler for this device is not installed.

@@ -136,16 +136,8 @@ def evaluate(
 ) -> Scores:
     """Return the objective's measures on a split; the model is left in evaluation mode.
 
-    Each process scores its share of the batches, and all return the same.
-
-    Args:
-        model: The model.
-        objective: Measures it.
-        split: The examples.
-        batch: Number of examples that pass through the model at once.
-        precision: Of the forward pass.
-        each: Collects the results of every row, which takes a second pass through the head; None:
-            not wanted, unless the split has measures that need them.
+    Each process scores its share of the batches of `batch` examples, and all return the same.
+    `each` collects the results of every row, which takes a second pass through the head.
     """
     if each is None and split.scorer is not None:
         each = EachExample()
@@ -229,15 +221,7 @@ def predictions(
     precision: Precision,
     order: np.ndarray | None = None,
 ) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
-    """Yield the numbers of each batch's rows, and an objective's predictions for them.
-
-    Args:
-        model: The model.
-        objective: Makes the predictions.
-        data: The examples.
-        batch: Number of examples that pass through the model at once.
-        precision: Of the forward pass.
-        order: The order of the examples; None: that of the data.
+    """Yield the numbers of each batch's rows, in this order, and the predictions for them.
 
     Raises:
         ConfigError: The objective has no `predictions`.

@@ -99,14 +99,7 @@ def run_trainer(
 ) -> None:
     """Train from `start_step` until `total_steps` steps are taken or the engine is terminated.
 
-    Args:
-        trainer: The engine of `build_trainer`.
-        streams: Sources of batches by name, "main" among them.
-        micro_batch: Examples that pass through the model at once.
-        total_steps: Steps of the run.
-        start_step: Steps taken before.
-        epoch_length: Steps of an epoch; None: as many as the main stream has.
-        mixture: Which stream each step draws; None: always "main".
+    By default an epoch has the steps of the main stream, and every step draws that stream.
     """
     if epoch_length is None:
         epoch_length = streams[MAIN].sampler.steps_per_epoch

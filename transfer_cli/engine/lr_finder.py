@@ -90,17 +90,9 @@ def run_range(
 ) -> RangeTest:
     """Let the rate grow until the loss explodes; then restore the model and the optimizer.
 
-    Every parameter that trains in any stage of the run trains from the first step on.
-
-    Args:
-        step: The run's; it keeps the stages and rates of the test.
-        streams: The run's sources of batches; short ones are repeated.
-        growth: The rate, by step.
-        steps: Maximum number of steps.
-        frozen_eval: See `Stages`.
-        micro_batch: Examples that pass through the model at once.
-        mixture: Which stream each step draws; None: always "main".
-        attach: Attaches further handlers to the engine, such as a progress bar.
+    Every parameter that trains in any stage of the run trains from the first step on. The run's
+    step keeps the stages and rates of the test; short streams are repeated. `attach` adds handlers
+    to the engine, such as a progress bar.
 
     Raises:
         RunError: The loss exploded before there was a curve.

@@ -75,14 +75,9 @@ def choose_device(name: str) -> torch.device:
 def device_of_process(name: str, local_rank: int, local_count: int) -> torch.device:
     """Return the device of one of several processes of a machine: each has its own GPU.
 
-    Args:
-        name: See `choose_device`, whose errors this raises, too.
-        local_rank: The number of the process on its machine.
-        local_count: Number of processes on the machine.
-
     Raises:
-        ConfigError: One GPU is named, for all.
-        RunError: There are fewer GPUs than processes.
+        ConfigError: As `choose_device`; or one GPU is named, for all.
+        RunError: As `choose_device`; or there are fewer GPUs than processes.
     """
     device = choose_device(name)
     if device.type == "cpu":

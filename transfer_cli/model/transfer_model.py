@@ -64,11 +64,8 @@ def layer_groups(model: TransferModel, inherited: Set[str]) -> list[LayerGroup]:
 
     A norm after the last block belongs to that block, a norm on the embeddings to the embeddings.
     Modules that an edit added to a block or to the embeddings are a separate group, `added.0` or
-    `added.embeddings`: new like a head, with a head's learning rate.
-
-    Args:
-        model: Any model, edited or not.
-        inherited: Names of the parameters that pretrained weights filled.
+    `added.embeddings`: new like a head, with a head's learning rate. `inherited` are the names of
+    the parameters that pretrained weights filled.
     """
     depth, added = len(model.backbone.blocks), added_parameters(model)
     members: dict[_Place, list[str]] = {}

@@ -217,13 +217,7 @@ def load_strictly(
     source: Path,
     leave_out: Set[str] = frozenset(),
 ) -> None:
-    """Load every tensor of the model, from weights of the same model.
-
-    Args:
-        model: The model.
-        tensors: Its weights.
-        source: Their path, for the error.
-        leave_out: Names of tensors that are not loaded.
+    """Load weights of the same model, which hold every tensor but those to leave out.
 
     Raises:
         CheckpointError: A tensor is missing, left over or of another shape.

@@ -126,11 +126,7 @@ class Objective(ABC):
         """Return the modules that it adds to the backbone, by name; equal names are shared."""
 
     def inherit_options(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - most decide nothing
-        """Take over what an earlier run decided for the head that this one inherits.
-
-        Args:
-            options: Stored with that head.
-        """
+        """Take over the options stored with the head that this run inherits."""
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Decide the options that depend on which parameters ever train.
@@ -143,9 +139,8 @@ class Objective(ABC):
     def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:  # noqa: B027 - most need none
         """Read the starting weights: before the first step, and before a resume loads others.
 
-        Args:
-            model: With all edits, on its training device.
-            inherited: Names of the parameters that pretrained weights filled.
+        The model has all edits and is on its training device; `inherited` are the names of the
+        parameters that pretrained weights filled.
         """
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
@@ -212,11 +207,7 @@ class Objective(ABC):
 
 
 def declared_metrics(objectives: Mapping[str, Objective]) -> tuple[Metric, ...]:
-    """Return the metrics of a run: those of its main loss, then those of further ones.
-
-    Args:
-        objectives: Of its losses, by name; the main loss is "main".
-    """
+    """Return the metrics of a run, given the objective of each loss by name: "main" is first."""
     return tuple(
         metric if name == "main" else metric.of_loss(name)
         for name, objective in objectives.items()

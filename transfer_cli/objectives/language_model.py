@@ -66,11 +66,7 @@ class LanguageModel(Objective):
     ) -> Batch:
         """Return the batch with each target replaced by a draw from the model's softmax(logits).
 
-        Args:
-            model: The model.
-            batch: A prepared batch.
-            encoded: Its encoding.
-            generator: On the CPU, so that a seed gives the same draws on every device.
+        The generator is on the CPU, so that a seed gives the same draws on every device.
         """
         rows_N = rows_with_target(batch)
         # Outside `no_grad`: the loss is computed from the same states.

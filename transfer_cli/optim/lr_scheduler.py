@@ -29,11 +29,7 @@ class LRScheduler:
     def get_lr(self, step: int, *, begin: int, end: int, factor: float = 1.0) -> float:
         """Return the learning rate of a parameter group whose layer scale is 1.
 
-        Args:
-            step: Counted from 0.
-            begin: The first step of the current stage.
-            end: The step after its last one.
-            factor: The stage's multiplier.
+        Steps count from 0; those of the current stage are `begin` to `end - 1`, with its factor.
         """
         if not self.per_stage:
             begin, end = 0, self.total

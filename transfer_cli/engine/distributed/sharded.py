@@ -104,10 +104,9 @@ class Sharded(Parallel):
 
 
 def save(folder: Path, model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the weights and the sharded tensors of a state; all processes call this.
+    """Write the weights and the sharded tensors of a state; return the state without them.
 
-    Returns:
-        The state without those tensors: plain values and small tensors.
+    All processes call this.
     """
     parts: dict[str, Tensor] = {f"model.{name}": t for name, t in model.state_dict().items()}
     plain: dict[str, Any] = _without_shards(state, "state", parts)
@@ -117,13 +116,7 @@ def save(folder: Path, model: nn.Module, state: Mapping[str, Any]) -> dict[str, 
 
 
 def load(folder: Path, model: nn.Module, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Load the model, and return the state that `save` got; on any number of processes.
-
-    Args:
-        folder: The checkpoint's.
-        model: Sharded or not.
-        plain: The result of `save`.
-    """
+    """Load a model, sharded or not, and return the state that `save` got, from its result."""
     reader = HuggingFaceStorageReader(str(folder))
     known = reader.read_metadata().state_dict_metadata
     parts: dict[str, Tensor] = {f"model.{name}": t for name, t in model.state_dict().items()}

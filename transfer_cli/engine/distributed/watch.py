@@ -36,11 +36,8 @@ _GRACE_SECONDS = 3.0
 def process_group(device: torch.device, timeout_minutes: float) -> Iterator[None]:
     """Join the processes that torchrun has started, for the duration of the block.
 
-    A failure of one process ends all of them. The process that failed first reports it.
-
-    Args:
-        device: The device of this process.
-        timeout_minutes: How long to wait for a process that misses an exchange.
+    A failure of one process ends all of them. The process that failed first reports it; one that
+    misses an exchange has failed after the timeout.
 
     Raises:
         PeerError: Another process failed, and reports why.
@@ -69,10 +66,6 @@ class Heartbeats:
 
     Each process writes one now and then, and the first process reads all of them: a connection to a
     machine that is cut off looks like a connection without traffic.
-
-    Args:
-        own: The group.
-        over: Set when the work is done.
     """
 
     def __init__(self, own: JoinedGroup, over: threading.Event) -> None:

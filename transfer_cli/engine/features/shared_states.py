@@ -63,13 +63,7 @@ class SharedStates:
     def fetch(
         self, key: Mapping[str, Any], size: tuple[int, int, int], compute: Callable[[], Tensor]
     ) -> Tensor:
-        """Return states `[R, K, D]`, float32: stored ones, or else computed now.
-
-        Args:
-            key: What decides them; plain values.
-            size: R, K and D.
-            compute: Makes them, on any device.
-        """
+        """Return states `[R, K, D]`, float32: stored ones under this key, or else computed now."""
         whole = {**key, **self._circumstances, "size": size, "format": _FORMAT}
         entry = self._folder / cache.digest(whole)
         size_bytes = torch.Size(size).numel() * torch.float32.itemsize
