@@ -202,21 +202,13 @@ def attach_validation(
     on_measures: Callable[[int, dict[str, float]], None],
     on_best: Callable[[int], None],
 ) -> None:
-    """Measure validation every so often and at the end; keep the best weights; end when it stalls.
+    """Measure validation at intervals, at the end of stages with patience, and of the run.
 
-    Ignite's `EarlyStopping` has a counter of its own, and does not say when a value is the best.
-    The counter of a run is in `progress`: best weights and `Progress.has_ended` read it too.
-
-    Args:
-        trainer: The training engine.
-        progress: Stores the best value, its step, and the number of evaluations since.
-        measure: Returns the measures of the validation split.
-        every: How often.
-        monitor: The metric that decides.
-        patience: Evaluations without a better value after which to end; None for never.
-        stages: See every value: one may end early, and is measured at its end.
-        on_measures: Called with the step and the measures.
-        on_best: Called with the step when the monitored measure is the best so far.
+    `progress` stores the best value of the monitored metric, its step and the number of evaluations
+    since: Ignite's `EarlyStopping` has its own counter, and does not report the best value.
+    `stages` get every value: one may end early. `on_measures` is called with the step and the
+    measures, then `on_best` with the step if the value is the best so far. The run ends after
+    `patience` evaluations without a better one.
     """
     sign = 1.0 if monitor.higher_is_better else -1.0
 

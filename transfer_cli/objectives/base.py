@@ -129,11 +129,7 @@ class Objective(ABC):
         """Take over the options stored with the head that this run inherits."""
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
-        """Decide the options that depend on which parameters ever train.
-
-        Returns:
-            The decided options, by name; they are stored with the model.
-        """
+        """Return the options that depend on what trains, to be stored with the model."""
         return {}
 
     def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:  # noqa: B027 - most need none
@@ -197,8 +193,8 @@ class Objective(ABC):
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return the metrics of `compute_metrics`, in the order of a report; called before `setup`.
 
-        A split may lack some of them (if its words are not counted), and a metric may have parts
-        (`accuracy/LABEL`). There are no others.
+        A split may lack some (if its words are not counted); a metric may have parts
+        (`accuracy/LABEL`).
         """
 
     def answer_metrics(self) -> tuple[Metric, ...]:
