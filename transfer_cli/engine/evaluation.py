@@ -116,7 +116,7 @@ def _over_processes(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return each sum over all processes."""
     # A process without examples has no names; the first one always has some.
     own = json.dumps({name: list(value.shape) for name, value in sums.items()})
-    shapes: dict[str, list[int]] = json.loads(distributed.broadcast_text(own))
+    shapes: dict[str, list[int]] = json.loads(distributed.all_gather_text(own)[0])
     zeros = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
     values = {name: sums.get(name, zero) for name, zero in zeros.items()}
     flat = torch.cat([value.flatten() for value in values.values()])
