@@ -48,7 +48,7 @@ from transfer_cli.optim.muon import MuonWithAdamW
 
 WAITS = {
     # A step.
-    "engine.skipped_steps.SkippedSteps._read": "whether a gradient was finite, asked a step late",
+    "engine.skipped_steps.SkippedSteps.read": "whether a gradient was finite, asked a step late",
     "engine.step.TrainStep._update": "the same at once: fp16, optimizers that are not fused",
     "engine.handlers.attach_metrics_logger": "what is written down, each `loop.log_every` steps",
     # Before the first step.
@@ -85,7 +85,7 @@ WAITS = {
 """Functions of the package that may wait for the device, and what for. Cases name them by their
 last words."""
 
-READ = "SkippedSteps._read"
+READ = "SkippedSteps.read"
 SPECIAL = {name: getattr(tiny.VOCABULARY, name) for name in ("cls", "sep", "mask", "unk", "pad")}
 BOTH_SIDES = {"direction": "bidirectional"}
 ADAMW = functools.partial(AdamW, fused=True)

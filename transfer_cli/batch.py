@@ -1,4 +1,4 @@
-"""What a batch is.
+"""Batches: a documented dict of tensors.
 
 Legend: B examples, T positions, K kept layers, D width.
 
@@ -39,9 +39,9 @@ def size(batch: Batch) -> int:
 
 
 def with_facts(batch: Batch) -> Batch:
-    """Return the batch with what a pass would have to ask the device for: see the table above.
+    """Return the batch with the facts in the table above, so that a pass need not wait for them.
 
-    To ask makes the host wait until the device has done all that was given to it before.
+    To read a tensor on a device, the host waits for all work queued there.
     """
     found = {"padded": ~batch["mask"].all(), **batch}
     if "target" in batch:
@@ -73,7 +73,7 @@ def is_padded(batch: Batch) -> bool:
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return the batch on `device`; the host does not wait for the copies."""
     if device.type == "cuda":
-        # From other memory than pinned, the device would have to come to rest first.
+        # Copies from memory that is not pinned wait for the device.
         batch = {k: v if v.is_cuda else v.pin_memory() for k, v in batch.items()}
     return {
         key: value if key == "padded" else value.to(device, non_blocking=True)

@@ -1,7 +1,7 @@
-"""What an objective says of each number that it measures: which end is good, in which unit.
+"""Declarations of an objective's metrics: which end is good, in which unit.
 
-Early stopping, best weights, the direction of a search and reports read these declarations; the
-`results.json` of a run holds them, so that a report needs no class of the run.
+Early stopping, best weights, searches and reports read them. A run's `results.json` holds them, so
+that a report needs none of the run's classes.
 """
 
 from collections.abc import Iterable
@@ -15,20 +15,19 @@ Unit = Literal["none", "nats", "bits", "perplexity", "fraction", "percent"]
 
 @dataclass(frozen=True)
 class Metric:
-    """The declaration of a metric. Objectives declare them in the order in which to show them.
+    """The declaration of a metric. Objectives declare them in the order of a report.
 
     A metric may have parts, which are measured as `NAME/PART` (`accuracy/LABEL`) and need no
-    declaration of their own. Those of a further loss are called `LOSS/NAME`.
+    declaration. The metrics of a further loss are called `LOSS/NAME`.
 
     Args:
-        name: What it is called in `metrics.jsonl`, `results.json` and `loop.monitor`.
-        higher_is_better: Which end is the good one.
+        name: Its name in `metrics.jsonl`, `results.json` and `loop.monitor`.
+        higher_is_better: Whether higher values are better.
         unit: Of its values. A fraction is in [0, 1], a percentage in [0, 100].
-        headline: Whether runs are judged by it where nothing else is asked for; of several, by
-            the first one that was measured.
-        per_example: Whether it follows from the sum over examples of what `items.jsonl` holds, so
-            that two runs can be compared example by example: their losses (nats, bits,
-            perplexity), or how many are labelled wrongly (fraction, percent).
+        headline: Whether runs are judged by it by default; of several, by the first measured one.
+        per_example: Whether it follows from a sum over the examples in `items.jsonl`, so that two
+            runs can be compared example by example: of their losses (nats, bits, perplexity) or of
+            wrong labels (fraction, percent).
     """
 
     name: str
@@ -38,25 +37,24 @@ class Metric:
     per_example: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError where the unit is unknown or the name empty."""
         if not self.name:
             raise ValueError("a metric needs a name")
         one_of(self.name, self.unit, get_args(Unit), ValueError)
 
     def of_loss(self, loss: str) -> "Metric":
-        """Return the same metric of a further loss; single examples are kept of the main one."""
+        """Return the same metric of a further loss, whose examples are not in `items.jsonl`."""
         return replace(self, name=f"{loss}/{self.name}", headline=False, per_example=False)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a record that JSON can hold."""
+        """Return it as plain values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: Any) -> "Metric":
-        """Return the metric of a record; keys that it does not know are passed over.
+        """Return the metric of a record, whose unknown keys are ignored.
 
         Raises:
-            ValueError: It is no such record.
+            ValueError: The record is not a metric's.
         """
         stored = record if isinstance(record, dict) else {}
         known = {each.name: stored[each.name] for each in fields(cls) if each.name in stored}
@@ -68,8 +66,17 @@ class Metric:
         return cls(**known)
 
 
+LOSS = Metric("loss", higher_is_better=False, unit="nats", per_example=True)
+"""The mean over all targets."""
+
+
+def perplexity(name: str) -> Metric:
+    """Return a perplexity by which runs are judged."""
+    return replace(LOSS, name=name, unit="perplexity", headline=True)
+
+
 def find(name: str, declared: Iterable[Metric]) -> Metric | None:
-    """Return what is declared of a measured number: its own metric, or the one it is a part of."""
+    """Return the declaration of a measured number: its own, or that of the metric it is part of."""
     fitting = [each for each in declared if f"{name}/".startswith(f"{each.name}/")]
     found = max(fitting, key=lambda each: len(each.name), default=None)
     if found is None or found.name == name:
@@ -78,12 +85,7 @@ def find(name: str, declared: Iterable[Metric]) -> Metric | None:
 
 
 def require(name: str, declared: Iterable[Metric], key: str) -> Metric:
-    """Return what is declared of a metric that a config names.
-
-    Args:
-        name: The metric, or a part of one.
-        declared: What the run measures.
-        key: The key of the config, for errors.
+    """Return the declaration of a metric, or a part of one, that a config key names.
 
     Raises:
         ConfigError: There is no such metric.
@@ -91,14 +93,19 @@ def require(name: str, declared: Iterable[Metric], key: str) -> Metric:
     known = tuple(declared)
     found = find(name, known)
     if found is None:
-        names = [each.name for each in known]
-        raise ConfigError(
-            f"{key}: there is no measure {name!r}.{nearest(name, names)} "
-            f"This run measures {', '.join(names)}"
-        )
+        raise unknown_metric(key, name, [each.name for each in known])
     return found
 
 
+def unknown_metric(key: str, name: str, measured: Iterable[str]) -> ConfigError:
+    """Return the error for a config key that names a metric that a run does not measure."""
+    names = list(measured)
+    return ConfigError(
+        f"{key}: there is no measure {name!r}.{nearest(name, names)} "
+        f"This run measures {', '.join(names)}"
+    )
+
+
 def by_preference(declared: Iterable[Metric]) -> list[Metric]:
-    """Return the metrics by which to judge runs, the first choice first."""
+    """Return the metrics with the headlines first."""
     return sorted(declared, key=lambda each: not each.headline)

@@ -1,5 +1,6 @@
 """Every file in `conf/` says what it is, composes and builds."""
 
+from dataclasses import fields
 from functools import cache
 
 import pytest
@@ -24,6 +25,7 @@ from transfer_cli.config.describe import description, options
 from transfer_cli.config.flags import Request
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError
+from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Objective
 from transfer_cli.optim.layer_scale import Geometric, Uniform
 
@@ -44,6 +46,8 @@ NEEDS = {
     ("adaptation/layer_scale", "per_group"): ["adaptation.layer_scale.rates={block.*:0.5}"],
 }
 """What a user has to add to an option."""
+
+KINDS_OF_PART = ("norm", "feedforward_kind", "attention_pattern")
 
 GIVEN = {
     "evaluate": ["run=RUN"],
@@ -116,6 +120,35 @@ def test_an_option_composes_and_builds(option):
     if option.group == "objective":
         node = objective_options(node, key)
     build(node, key, object, **extra)
+
+
+@pytest.mark.parametrize("name", [option.name for option in OPTIONS if option.group == "model"])
+def test_a_model_names_every_option_of_its_shape(name):
+    model = composed("pretrain", f"model={name}").model
+
+    assert model.keys() - {"_target_"} == {field.name for field in fields(BackboneShape)}
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [("norm", "layer"), ("feedforward_kind", "mlp"), ("attention_pattern", "full"),
+     ("position_kind", "learned"), ("residual", "post")],
+)  # fmt: skip
+def test_a_part_of_a_model_is_chosen_by_name(key, near):
+    config = composed("pretrain", "model=toy", f"model.{key}={near}")
+    assert getattr(build(config.model, "model", BackboneShape), key) == near
+
+    config = composed("pretrain", "model=toy", f"model.{key}={near}s")
+    with pytest.raises(ConfigError, match=f"^model: {key}: '{near}s' is not one of ") as refused:
+        build(config.model, "model", BackboneShape)
+    assert f"Did you mean '{near}'?" in str(refused.value)
+
+
+def test_an_older_config_without_some_options_of_a_model_builds_the_same_shape():
+    model = composed("pretrain", "model=toy").model
+    older = {name: value for name, value in model.items() if name not in KINDS_OF_PART}
+
+    assert build(older, "model", BackboneShape) == build(model, "model", BackboneShape)
 
 
 @cache

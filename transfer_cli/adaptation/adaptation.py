@@ -22,9 +22,7 @@ class StagePlan:
         end: The step after its last one.
         trains: Full names of the parameters that train.
         rate: Multiplies every learning rate.
-        patience: Number of validations without improvement after which the stage ends early. When
-            it ends, its best weights are restored. None: the stage has its full length and keeps
-            its last weights.
+        patience: See `plans.Stage`.
     """
 
     begin: int
@@ -59,7 +57,7 @@ class Adaptation:
 
     @property
     def uses_weight_decay(self) -> bool:
-        """Whether the optimizer's weight decay applies: some penalties replace it."""
+        """Whether the optimizer's weight decay applies; some penalties replace it."""
         return self.penalty is None or not self.penalty.replaces_weight_decay
 
     def plan_stages(
@@ -114,11 +112,7 @@ def _check_new_parts(groups: Sequence[LayerGroup], stage_plans: Sequence[StagePl
 
 
 def check_fresh(fresh: Set[str], stage_plans: Sequence[StagePlan]) -> None:
-    """Refuse reinitialised pretrained weights that no stage trains.
-
-    Raises:
-        ConfigError: There are such weights.
-    """
+    """Raise ConfigError if no stage trains some reinitialised pretrained weights."""
     never = sorted(fresh - frozenset[str]().union(*(stage.trains for stage in stage_plans)))
     if never:
         verb = "are" if len(never) > 1 else "is"

@@ -1,8 +1,7 @@
 """Changes of a model before training: adapters, LoRA, layer mixes, new rows, new top blocks.
 
-An edit is called once a run, after the pretrained weights are loaded. It changes the model in
-place. Every loaded tensor keeps its name; an added module is an `Added`, and at first leaves the
-model's outputs unchanged.
+An edit is called once a run, after the pretrained weights are loaded. Every loaded tensor keeps its
+name; an added module is an `Added`, and at first leaves the model's outputs unchanged.
 """
 
 from abc import ABC, abstractmethod
@@ -48,16 +47,9 @@ class Edit(ABC):
 
 
 def make_edit(edit: Edit, name: str, model: TransferModel, special: Mapping[str, int]) -> set[str]:
-    """Apply an edit, and check the parameters that it adds.
+    """Apply an edit, and check the parameters that it adds; see `Edit.__call__`.
 
-    Args:
-        edit: The edit.
-        name: Its name in `adaptation.edits`; every module that it adds keeps it.
-        model: See `Edit`.
-        special: See `Edit`.
-
-    Returns:
-        Names of the pretrained parameters that the edit has reinitialised.
+    Its name in `adaptation.edits` is stored in every module that it adds.
 
     Raises:
         ValueError: The edit does not fit the model, or breaks the contract of an edit.
@@ -105,7 +97,6 @@ class Adapters(Edit):
     activation: Activation = "relu"
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a value cannot work."""
         at_least("size", self.size, 1)
         one_of("placement", self.placement, ("both", "ffn_only"), ValueError)
         one_of("activation", self.activation, ACTIVATIONS, ValueError)
@@ -145,7 +136,6 @@ class LoRA(Edit):
     targets: tuple[Target, ...] = ("query", "value")
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a value cannot work."""
         at_least("rank", self.rank, 1)
         above_zero("alpha", self.alpha)
         if not 0 <= self.dropout < 1:
@@ -201,7 +191,6 @@ class FreshTop(Edit):
     blocks: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError where there is nothing to do."""
         at_least("blocks", self.blocks, 1)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
@@ -226,7 +215,6 @@ class NewRows(Edit):
     tokens: tuple[str, ...] = ("cls",)
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a name is unknown."""
         _check_names("tokens", self.tokens, SPECIAL)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:

@@ -19,7 +19,7 @@ from transfer_cli.model.transfer_model import TransferModel
 
 @dataclass(frozen=True)
 class Start:
-    """The model and the data that penalties start from.
+    """The starting point of penalties.
 
     Args:
         model: At its starting weights, on its training device.
@@ -34,11 +34,7 @@ class Start:
 
 
 class Penalty(ABC):
-    """A loss term that depends only on the weights.
-
-    `start` copies every inherited parameter, in float32 and on its device, also those that are
-    frozen: they may train in a later stage.
-    """
+    """A loss term that depends only on the weights."""
 
     name: ClassVar[str]
     """Its name in a run's records."""
@@ -48,7 +44,9 @@ class Penalty(ABC):
     """The inherited parameters' starting values, by name."""
 
     def start(self, start: Start) -> None:
-        """Copy the starting weights, before a resume loads other weights.
+        """Copy the starting weights, before a resume loads others, in float32 and on their device.
+
+        Frozen parameters are copied too: they may train in a later stage.
 
         Raises:
             ConfigError: No parameter is inherited.
@@ -61,14 +59,7 @@ class Penalty(ABC):
         self.check(self.anchors)
 
     def check(self, inherited: Collection[str]) -> None:
-        """Check that there are starting weights.
-
-        Args:
-            inherited: Names of the parameters that pretrained weights filled.
-
-        Raises:
-            ConfigError: There are no such parameters.
-        """
+        """Raise ConfigError if there are no names of inherited parameters."""
         if not inherited:
             raise ConfigError(
                 f"adaptation.penalty: {self.name} pulls towards pretrained weights, and nothing "
@@ -95,20 +86,20 @@ class L2SP(Penalty):
     replaces_weight_decay = True
 
     def __init__(self, strength: float = 0.01, new_strength: float = 0.01) -> None:
-        self.strength = _strength("strength", strength)
-        self.new_strength = _strength("new_strength", new_strength)
+        at_least("strength", strength, 0)
+        at_least("new_strength", new_strength, 0)
+        self.strength = strength
+        self.new_strength = new_strength
 
     def __call__(self, model: TransferModel) -> Tensor:
         """Return the penalty on the trainable parameters, a float32 scalar."""
-        return _total(
-            model,
-            (
-                self.strength / 2 * (parameter - self.anchors[name]).square().sum()
-                if name in self.anchors
-                else self.new_strength / 2 * parameter.square().sum()
-                for name, parameter in _trainable(model)
-            ),
+        terms = (
+            self.strength / 2 * (parameter - self.anchors[name]).square().sum()
+            if name in self.anchors
+            else self.new_strength / 2 * parameter.square().sum()
+            for name, parameter in _trainable(model)
         )
+        return _total(model, terms)
 
 
 class EWC(Penalty):
@@ -139,11 +130,12 @@ class EWC(Penalty):
         fisher: Literal["true", "empirical", True] = "true",
         normalise: Literal["mean", "none"] = "mean",
     ) -> None:
+        at_least("strength", strength, 0)
         at_least("sequences", sequences, 1)
         self.fisher = "true" if fisher is True else fisher
         one_of("fisher", self.fisher, ("true", "empirical"), ValueError)
         one_of("normalise", normalise, ("mean", "none"), ValueError)
-        self.strength = _strength("strength", strength)
+        self.strength = strength
         self.sequences = sequences
         self.normalise = normalise
 
@@ -160,7 +152,7 @@ class EWC(Penalty):
             for name, anchor in self.anchors.items()
             if name in found
         }
-        # Most entries are tiny: a sum in float32 would lose them.
+        # Most entries are tiny: a float32 sum would lose them.
         total = sum(float(value.sum(dtype=torch.float64)) for value in information.values())
         if not 0 < total < math.inf:
             raise ConfigError(
@@ -175,16 +167,13 @@ class EWC(Penalty):
 
     def __call__(self, model: TransferModel) -> Tensor:
         """Return the penalty on the trainable parameters, a float32 scalar."""
-        return _total(
-            model,
-            (
-                self.strength
-                / 2
-                * (self.information[name] * (parameter - self.anchors[name]).square()).sum()
-                for name, parameter in _trainable(model)
-                if name in self.information
-            ),
+        half = self.strength / 2
+        terms = (
+            half * (self.information[name] * (parameter - self.anchors[name]).square()).sum()
+            for name, parameter in _trainable(model)
+            if name in self.information
         )
+        return _total(model, terms)
 
 
 def _trainable(model: TransferModel) -> Iterator[tuple[str, Tensor]]:
@@ -199,8 +188,3 @@ def _total(model: TransferModel, terms: Iterable[Tensor]) -> Tensor:
     found = list(terms)
     device = next(model.parameters()).device
     return torch.stack(found).sum() if found else torch.zeros((), device=device)
-
-
-def _strength(name: str, value: float) -> float:
-    at_least(name, value, 0)
-    return value

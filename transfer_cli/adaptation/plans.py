@@ -27,9 +27,8 @@ class Stage:
         train: Patterns of the groups or parameters that train (see `selection`).
         length: Its length; the last stage has the remainder of the run.
         rate: Multiplies every learning rate in the stage.
-        patience: Number of validations without improvement after which the stage ends early. When
-            it ends, its best weights are restored. None: the stage has its full length and keeps
-            its last weights.
+        patience: Validations without improvement after which the stage ends early. At its end its
+            best weights are restored. None: it has its full length and keeps its last weights.
     """
 
     train: tuple[str, ...]
@@ -38,7 +37,6 @@ class Stage:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError where a value cannot work."""
         above_zero("rate", self.rate)
         if self.patience is not None:
             at_least("patience", self.patience, 1)
@@ -71,7 +69,6 @@ class Only:
     train: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Raise ValueError if there is no pattern."""
         if not self.train:
             raise ValueError("train must name at least one pattern, for example 'head.*'")
 
@@ -118,7 +115,6 @@ class TopBlocks:
     count: int = 2
 
     def __post_init__(self) -> None:
-        """Raise ValueError where no block is left."""
         at_least("count", self.count, 1)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
@@ -153,7 +149,6 @@ class GradualUnfreezing:
     always: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError if the length is invalid."""
         _check_length("every", self.every)
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
@@ -187,7 +182,6 @@ class ChainThaw:
     later_rate: float = 0.1
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a value is out of range."""
         _check_length("every", self.every)
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience must be at least 1, or null, got {self.patience}")
@@ -220,7 +214,6 @@ class SequentialUnfreezing:
     upper: str = "60%"
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a length is invalid."""
         _check_length("new", self.new)
         _check_length("upper", self.upper)
 

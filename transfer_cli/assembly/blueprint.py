@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from transfer_cli.adaptation.adaptation import Adaptation, StagePlan, check_fresh
+from transfer_cli.adaptation.edits import Edit
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.init_from import Pretrained, open_start
@@ -154,9 +155,8 @@ def draw(
     monitor = require(loop.monitor, metrics, "loop.monitor")
     with without_weights() if device == "meta" else torch.device(device):
         model = build_model(shape, data.tokenizer.size, losses, config.seed)
-        made = _fill_and_edit(
-            model, data, start, tensors, edit_nodes(config.adaptation), config.seed
-        )
+        nodes = edit_nodes(config.adaptation)
+        made = _fill_and_edit(model, data, start, tensors, nodes, adaptation.edits, config.seed)
     if adaptation.store == "merged":
         _check_mergeable(model)
     if adaptation.penalty is not None:
@@ -300,7 +300,8 @@ def _fill_and_edit(
     data: RunData,
     start: Pretrained | None,
     tensors: Mapping[str, Tensor] | None,
-    edits: Mapping[str, Any],
+    nodes: Mapping[str, Any],
+    edits: Mapping[str, Edit],
     seed: int,
 ) -> _Weights:
     """Fill the network with what it inherits, and edit it."""
@@ -315,8 +316,8 @@ def _fill_and_edit(
         dropped = {*report.dropped, *(set(tensors) - set(fitting)), *start.dropped}
         report = replace(report, dropped=tuple(sorted(dropped)))
     torch.manual_seed(derive(seed, "edits"))
-    new = {name: node for name, node in edits.items() if before.get(name) != node}
-    fresh, structure = make_edits(model, new, data.tokenizer)
+    new = {name: node for name, node in nodes.items() if before.get(name) != node}
+    fresh, structure = make_edits(model, new, data.tokenizer, edits)
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh
     return _Weights(report, inherited, fresh, before | structure)

@@ -48,9 +48,12 @@ def shapes_of(module: torch.nn.Module) -> dict[str, torch.Size]:
 
 
 def make_edits(
-    model: TransferModel, nodes: Mapping[str, Any], tokenizer: Tokenizer
+    model: TransferModel,
+    nodes: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    built: Mapping[str, Edit] | None = None,
 ) -> tuple[frozenset[str], dict[str, Any]]:
-    """Change the network as config nodes say, in their order.
+    """Change the network as config nodes say, in their order; `built` holds those built before.
 
     Returns:
         The names of inherited parameters that were drawn anew, and the nodes of what has to be made
@@ -63,7 +66,7 @@ def make_edits(
     structure = {}
     for name, node in nodes.items():
         key = f"adaptation.edits.{name}"
-        edit: Edit = build(node, key, Edit)
+        edit: Edit = built[name] if built and name in built else build(node, key, Edit)
         try:
             fresh |= make_edit(edit, name, model, special_tokens(tokenizer))
         except ValueError as error:

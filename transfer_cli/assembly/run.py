@@ -30,7 +30,7 @@ from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.text import TextData
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
-from transfer_cli.engine.distributed.replicated import Parallel, Replicated, SingleProcess
+from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
@@ -193,7 +193,7 @@ def _parallel(
         shard_model(model, device)
         return Sharded(model)
     if distributed.world_size() == 1:
-        return SingleProcess(model)
+        return Parallel(model)
     return Replicated(model, some_unused=len({loss.stream for loss in losses}) > 1)
 
 

@@ -24,6 +24,11 @@ _WHOLE = re.compile(r"[-+]?\d{1,19}")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
+_SHAPE = "transfer_cli.model.backbone.BackboneShape"
+_LATER_OPTIONS = {"norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full"}
+"""Options of a model that older configs leave out, with their values then."""
+
+
 def read_plain(path: Path) -> dict[str, Any]:
     """Return the config in a file.
 
@@ -44,6 +49,10 @@ def read_plain(path: Path) -> dict[str, Any]:
         raise UnreadableError(f"{line}broken YAML: {reason}") from error
     if not isinstance(found, dict):
         raise UnreadableError("it is no mapping")
+    model = found.get("model")
+    if isinstance(model, dict) and model.get("_target_") == _SHAPE:
+        for name, value in _LATER_OPTIONS.items():
+            model.setdefault(name, value)
     return found
 
 

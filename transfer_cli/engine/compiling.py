@@ -1,4 +1,4 @@
-"""Passes whose kernels torch's compiler makes (Ansel et al. 2024)."""
+"""Compiles forward and backward passes with `torch.compile` (Ansel et al. 2024)."""
 
 import importlib.util
 import os
@@ -18,16 +18,12 @@ GRAPHS = 256
 def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: bool) -> None:
     """Compile the backbone as one graph, and the loss over the vocabulary.
 
-    Names and values of the weights stay what they are. Parts of a sharded model are compiled block
-    by block, since between the blocks their weights are gathered.
-
-    Args:
-        model: On its device, edited and, where it is to be, sharded.
-        device: Where it computes.
-        lengths_vary: Whether batches differ in length as a rule: then one graph serves all.
+    Call it after edits and sharding, with the model on its device. A sharded model is compiled
+    block by block, since its weights are gathered between blocks. If lengths vary, one graph serves
+    batches of all lengths.
 
     Raises:
-        ConfigError: What compiles for this device is not installed.
+        ConfigError: The compiler for this device is not installed.
     """
     _check_compiler(device)
     torch._dynamo.config.recompile_limit = GRAPHS
@@ -39,7 +35,7 @@ def compile_passes(model: TransferModel, device: torch.device, *, lengths_vary: 
 
 
 def _check_compiler(device: torch.device) -> None:
-    """Look before the first step does: its error would be long, and come late."""
+    """Refuse a missing compiler now: the error of the first step would be long and late."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             raise ConfigError(

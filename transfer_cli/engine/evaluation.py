@@ -1,7 +1,7 @@
 """Score a split: sums over all of it, divided once.
 
-The batch size, the order and the number of processes cannot change a measure, and nothing random is
-shared with training: masks come from a seed of their own and each example's number.
+Measures do not depend on the batch size, the order or the number of processes. Masks are drawn from
+a seed of the evaluation and each example's number.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,24 +19,20 @@ from ignite.metrics import Metric
 from ignite.metrics.metric import reinit__is_reduced
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, to_device, with_facts
 from transfer_cli.data.sampler import micro_batches, num_micro_batches, shard
 from transfer_cli.data.split import Dataset, Split
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.step import on_device
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 from transfer_cli.seeds import ExampleNoise
 
-EVALUATION_SEED = 0
-"""Masks of an evaluation never depend on the run's seed, so that runs can be compared."""
-
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation found.
+    """The results of an evaluation.
 
     Args:
         measures: Numbers by name.
@@ -49,13 +45,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one row.
+    """The results of one row; see `objectives.base.ExampleResults`.
 
     Args:
         index: Its number in the split.
         loss: Summed over its targets, in nats.
-        targets: How many it has.
-        predicted: What its task makes a result of, by name; see `objectives.base.ExampleResults`.
+        targets: Its number of targets.
+        predicted: The predictions of its task, by name.
     """
 
     index: int
@@ -65,13 +61,13 @@ class Outcome:
 
 
 class EachExample:
-    """What became of every row of a split, noted while an evaluation goes through it."""
+    """The results of every row of a split, collected during an evaluation."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
 
     def note(self, indices: Iterable[int], found: ExampleResults) -> None:
-        """Note the rows of a batch that this process has scored."""
+        """Add the rows of a batch that this process has scored."""
         self._rows += zip(
             map(int, indices),
             found.loss.double().tolist(),
@@ -81,7 +77,7 @@ class EachExample:
         )
 
     def gathered(self) -> list[Outcome]:
-        """Return those of all processes, by number; nothing where the objective has no outcomes."""
+        """Return those of all processes, by number; none if the objective has no outcomes."""
         rows = itertools.chain.from_iterable(
             json.loads(text) for text in distributed.all_gather_text(json.dumps(self._rows))
         )
@@ -89,49 +85,45 @@ class EachExample:
 
 
 def row_by_row(found: Mapping[str, Tensor], count: int) -> list[dict[str, Any]]:
-    """Return what was found of each row of a batch, as plain numbers and lists of them."""
+    """Return the values of each row of a batch, as plain numbers and lists of them."""
     columns = {name: value.tolist() for name, value in found.items()}
     return [{name: column[row] for name, column in columns.items()} for row in range(count)]
 
 
 class Sums(Metric):
-    """What an objective adds up over a split, exactly, on any number of processes."""
+    """Sums of an objective over a split, exact on any number of processes."""
 
     @reinit__is_reduced
     def reset(self) -> None:
         """Forget everything."""
-        self._totals: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._sums: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
 
     @reinit__is_reduced
-    def update(self, output: tuple[dict[str, Tensor], dict[str, int]]) -> None:
-        """Add a batch's tallies, in float64, and its counts."""
-        tallies, counts = output
-        for name, value in tallies.items():
-            value = value.detach().to("cpu", torch.float64)
-            self._totals[name] = self._totals.get(name, torch.zeros_like(value)) + value
-        for name, count in counts.items():
-            self._counts[name] = self._counts.get(name, 0) + count
+    def update(self, output: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
+        """Add a batch's tallies and counts, in float64."""
+        for sums, values in zip(self._sums, output, strict=True):
+            for name, value in values.items():
+                own = torch.as_tensor(value).detach().to("cpu", torch.float64)
+                sums[name] = sums.get(name, 0) + own
 
     def compute(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return the totals and counts over everything."""
-        # A process without examples does not know what is counted; the first one always has some.
-        shapes = {name: list(value.shape) for name, value in self._totals.items()}
-        # Gathered, since a broadcast waits without limit for a process that hangs in its share.
-        texts = distributed.all_gather_text(json.dumps([shapes, [*self._counts]]))
-        named: list[Any] = json.loads(texts[0])
-        empty = {n: torch.zeros(shape, dtype=torch.float64) for n, shape in named[0].items()}
-        totals = empty | self._totals
-        flat = torch.cat([value.flatten() for value in totals.values()]).tolist()
-        summed = distributed.all_reduce_sum(
-            [*flat, *(float(self._counts.get(n, 0)) for n in named[1])]
-        )
-        sizes = [value.numel() for value in totals.values()]
-        parts = torch.tensor(summed[: len(flat)], dtype=torch.float64).split(sizes)
-        return (
-            {n: part.reshape(totals[n].shape) for n, part in zip(totals, parts, strict=True)},
-            dict(zip(named[1], map(int, summed[len(flat) :]), strict=True)),
-        )
+        totals, counts = map(_over_processes, self._sums)
+        return totals, {name: int(count) for name, count in counts.items()}
+
+
+def _over_processes(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return each sum over all processes."""
+    # A process without examples has no names; the first one always has some. Gathered, since a
+    # broadcast waits without limit for a process that hangs in its share.
+    own = json.dumps({name: list(value.shape) for name, value in sums.items()})
+    shapes: dict[str, list[int]] = json.loads(distributed.all_gather_text(own)[0])
+    zeros = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    values = {name: sums.get(name, zero) for name, zero in zeros.items()}
+    flat = torch.cat([value.flatten() for value in values.values()])
+    summed = torch.tensor(distributed.all_reduce_sum(flat.tolist()), dtype=torch.float64)
+    parts = summed.split([value.numel() for value in values.values()])
+    return {name: part.view(shapes[name]) for name, part in zip(values, parts, strict=True)}
 
 
 def evaluate(
@@ -143,18 +135,10 @@ def evaluate(
     precision: Precision,
     each: EachExample | None = None,
 ) -> Scores:
-    """Return what the objective measures on a split; the model is left in evaluation mode.
+    """Return the objective's measures on a split; the model is left in evaluation mode.
 
-    Of several processes each takes its share of the batches, and all of them return the same.
-
-    Args:
-        model: The model.
-        objective: What it is judged by.
-        split: The examples.
-        batch: How many pass through the model at once.
-        precision: Of the pass.
-        each: Where to note what became of every single row, at the price of a second pass through
-            the head; None: nowhere, unless the split has measures that need it.
+    Each process scores its share of the batches of `batch` examples, and all return the same.
+    `each` collects the results of every row, which takes a second pass through the head.
     """
     if each is None and split.scorer is not None:
         each = EachExample()
@@ -168,7 +152,7 @@ def evaluate(
 
     def score(engine: Engine, indices: np.ndarray) -> tuple[dict[str, Tensor], dict[str, int]]:
         prepared = objective.prepare(split.data.batch(indices), evaluation_noise())
-        view = on_device({"": prepared}, precision.device)[""]
+        view = to_device(with_facts(prepared), precision.device)
         with without_gradients(model), precision.context():
             tallies, outcomes = model(lambda whole: judged(whole, view))
         if engine.state.iteration > len(own):
@@ -181,7 +165,7 @@ def evaluate(
     engine = Engine(score)
     Sums().attach(engine, "sums")
     model.eval()
-    batches = portions(split, batch)
+    batches = portions(split.data, split.order, batch)
     own = shard(batches, distributed.rank(), distributed.world_size())
     missing = num_micro_batches(len(batches), 1, distributed.world_size()) - len(own)
     engine.run([*own, *batches[:1] * missing])
@@ -195,30 +179,19 @@ def evaluate(
 
 
 def without_gradients(model: TransferModel) -> AbstractContextManager[None]:
-    """Return the context of a pass that only measures."""
+    """Return the context of a forward pass without a backward pass."""
     # Tensors made in inference mode would stay in the buffers of a sharded model.
-    return torch.no_grad() if isinstance(model, _HasParts) else torch.inference_mode()
+    return torch.no_grad() if hasattr(model, "reshard") else torch.inference_mode()
 
 
 def reshard(model: nn.Module) -> None:
-    """Keep this process's part of the model alone, if there are parts.
-
-    What a pass has gathered stays until the backward pass, and here there is none.
-    """
-    if isinstance(model, _HasParts):
-        model.reshard()
-
-
-@runtime_checkable
-class _HasParts(Protocol):
-    """What torch makes of a model that is sharded."""
-
-    def reshard(self) -> None: ...
+    """Free the parameters that a sharded model has gathered, which a backward pass would free."""
+    getattr(model, "reshard", lambda: None)()
 
 
 def evaluation_noise() -> ExampleNoise:
-    """Return the randomness of every evaluation, the same for any run."""
-    return ExampleNoise(EVALUATION_SEED, "evaluate")
+    """Return the random numbers of an evaluation, the same in every run, so that runs compare."""
+    return ExampleNoise(0, "evaluate")
 
 
 def samples(
@@ -227,7 +200,7 @@ def samples(
     """Return predictions for the first few examples of a split."""
     first = np.arange(min(count, len(split.data)))
     prepared = objective.prepare(split.data.batch(first), evaluation_noise())
-    view = on_device({"": prepared}, precision.device)[""]
+    view = to_device(with_facts(prepared), precision.device)
     model.eval()
     with without_gradients(model), precision.context():
         found: list[Sample] = model(lambda m: objective.samples(m, view, Encoding(m, view)))
@@ -235,10 +208,9 @@ def samples(
     return found
 
 
-def portions(split: Split, batch: int) -> list[np.ndarray]:
+def portions(data: Dataset, order: np.ndarray | None, batch: int) -> list[np.ndarray]:
     """Return the example numbers of each batch, every example once."""
-    order = np.arange(len(split.data)) if split.order is None else split.order
-    return micro_batches(order, batch)
+    return micro_batches(np.arange(len(data)) if order is None else order, batch)
 
 
 def predictions(
@@ -250,22 +222,14 @@ def predictions(
     precision: Precision,
     order: np.ndarray | None = None,
 ) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
-    """Yield the numbers of each batch's rows, and what an objective predicts for them.
-
-    Args:
-        model: The model.
-        objective: The one that predicts.
-        data: The examples.
-        batch: How many pass through the model at once.
-        precision: Of the pass.
-        order: In which the examples are taken; None: in that of the data.
+    """Yield the numbers of each batch's rows, in this order, and the predictions for them.
 
     Raises:
         ConfigError: The objective has no `predictions`.
     """
     model.eval()
-    for indices in micro_batches(np.arange(len(data)) if order is None else order, batch):
-        view = on_device({"": data.batch(indices)}, precision.device)[""]
+    for indices in portions(data, order, batch):
+        view = to_device(with_facts(data.batch(indices)), precision.device)
         with torch.inference_mode(), precision.context():
             found = objective.predictions(model, view, Encoding(model, view))
             if not found:

@@ -1,7 +1,7 @@
-"""How much a language model's predictions depend on each of its parameters."""
+"""The Fisher information of a language model: how its predictions depend on each parameter."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Literal
 
 import torch
@@ -26,18 +26,18 @@ def fisher_information(
 
     F = mean over sequences of (d/d parameter of the sum of log p(target | context))^2. The square
     is taken of each sequence's own gradient: that of a batch's mean gradient would be smaller by
-    about the number of sequences in the batch. With targets of the text it is no true Fisher
-    information, only easier to have (Kunstner et al. 2019).
+    about the number of sequences in the batch. With the text's targets it is only an approximation
+    (Kunstner et al. 2019).
 
-    The model is left in evaluation mode, and what trains in it as it was. Draws depend on the seed
-    and each sequence's `index`, not on how sequences are batched.
+    The model is left in evaluation mode. Draws depend on the seed and each sequence's `index`, not
+    on the batches.
 
     Args:
-        model: At the weights to measure, on any device.
-        objective: What it was pretrained for, bound.
-        batches: Of any number of sequences, on the CPU and not yet prepared.
+        model: On any device.
+        objective: Its pretraining objective, set up.
+        batches: Of any number of sequences, on the CPU, not prepared.
         kind: "true" draws each target from the model, "empirical" takes that of the text.
-        seed: Of the draws and of what a masked language model hides.
+        seed: Of the draws and of the masks of a masked language model.
 
     Raises:
         ValueError: Another kind, or no sequences.
@@ -83,12 +83,9 @@ def _loss(
 
 @contextmanager
 def _all_differentiable(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let every parameter have a gradient, whatever trains in the run's present stage."""
-    before = [(parameter, parameter.requires_grad) for parameter in parameters]
-    try:
-        for parameter, _ in before:
+    """Let every parameter have a gradient, whatever trains in the current stage."""
+    with ExitStack() as stack:
+        for parameter in parameters:
+            stack.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(True)  # noqa: FBT003 - torch names it otherwise for tensors
         yield
-    finally:
-        for parameter, trains in before:
-            parameter.requires_grad_(trains)

@@ -1,7 +1,6 @@
 """Handlers of the trainer's events: validation, metrics, progress, checkpoints, signals.
 
-Each `attach` function adds one thing to the engine by Ignite's events. Handlers of the same event
-act in the order in which they were attached.
+Handlers of the same event run in the order in which they were attached.
 """
 
 import logging
@@ -10,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -22,9 +21,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from transfer_cli.engine import distributed
 from transfer_cli.engine.loop import Progress, report_of
 from transfer_cli.engine.stages import Stages
-from transfer_cli.errors import ConfigError, DivergedError, StoppedError, nearest
+from transfer_cli.errors import DivergedError, StoppedError
 from transfer_cli.lengths import Length
-from transfer_cli.metrics import Metric
+from transfer_cli.metrics import Metric, unknown_metric
 from transfer_cli.runs.atomic import flush, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.records import MetricsFile, cut
@@ -42,45 +41,42 @@ ECHO_SECONDS = 1.0
 class MetricsLogger:
     """Writes metrics to `metrics.jsonl` and to TensorBoard under the same names.
 
-    Numbers that depend on the clock go to `speed.jsonl` instead: a resumed run then has the same
-    `metrics.jsonl` as one without a break. Ignite's `TensorboardLogger` writes by a thread, which a
-    full disk would end unseen (`runs.tensorboard`).
+    Numbers that depend on the clock go to `speed.jsonl`: a resumed run then has the same
+    `metrics.jsonl` as one without a break. Ignite's `TensorboardLogger` writes in a thread, where a
+    full disk would go unnoticed (`runs.tensorboard`).
 
     Args:
         run: The run directory to write to.
-        purge_step: TensorBoard forgets what it has read of this step and later ones.
+        purge_step: TensorBoard drops its records of this step and later ones.
     """
 
     def __init__(self, run: RunDirectory, purge_step: int | None = None) -> None:
         self._run = run
-        self._metrics = MetricsFile(run.metrics)
-        self._speed = MetricsFile(run.speed)
         self.writer = SummaryWriter(run.tensorboard, purge_step=purge_step)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write metrics of one step; `kind` is train, validation or test."""
-        self._metrics.write(kind, step, values)
-        self._draw(kind, step, values)
+        self._write(self._run.metrics, kind, step, values)
 
     def write_speed(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write numbers that depend on the clock."""
-        self._speed.write(kind, step, values)
-        self._draw(kind, step, values)
+        self._write(self._run.speed, kind, step, values)
 
     def mark(self) -> dict[str, int]:
         """Flush all files to the disk; return their sizes in bytes, by name."""
         sizes = {}
-        for path in _record_files(self._run):
+        for name, path in _record_files(self._run).items():
             with writing(path):
                 flush(path)
-                sizes[path.relative_to(self._run.path).as_posix()] = path.stat().st_size
+                sizes[name] = path.stat().st_size
         return sizes
 
     def close(self) -> None:
         """Close the TensorBoard file."""
         self.writer.close()
 
-    def _draw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    def _write(self, path: Path, kind: str, step: int, values: Mapping[str, float]) -> None:
+        MetricsFile(path).write(kind, step, values)
         for name, value in values.items():
             self.writer.add_scalar(f"{kind}/{name}", value, step)
 
@@ -91,26 +87,15 @@ class NoMetricsLogger:
     def __init__(self) -> None:
         self.writer = self
 
-    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Write nothing."""
-
-    write_speed = write
-
-    def add_text(self, name: str, text: str, step: int) -> None:
-        """Show nothing."""
-
-    def mark(self) -> dict[str, int]:
-        """Return that nothing was written."""
+    def _nothing(self, *_: object) -> dict[str, int]:
         return {}
 
-    def close(self) -> None:
-        """Close nothing."""
+    write = write_speed = add_text = mark = close = _nothing
 
 
 def rewind(run: RunDirectory, mark: Mapping[str, int]) -> None:
     """Remove everything written after `MetricsLogger.mark` returned `mark`."""
-    for path in _record_files(run):
-        name = path.relative_to(run.path).as_posix()
+    for name, path in _record_files(run).items():
         if name in mark:
             cut(path, mark[name])
         else:
@@ -118,9 +103,9 @@ def rewind(run: RunDirectory, mark: Mapping[str, int]) -> None:
                 path.unlink()
 
 
-def _record_files(run: RunDirectory) -> list[Path]:
+def _record_files(run: RunDirectory) -> dict[str, Path]:
     found = [run.metrics, run.speed, *event_files(run.tensorboard)]
-    return [path for path in found if path.is_file()]
+    return {path.relative_to(run.path).as_posix(): path for path in found if path.is_file()}
 
 
 def attach_metrics_logger(
@@ -132,19 +117,19 @@ def attach_metrics_logger(
     every: int,
     several: bool,
 ) -> None:
-    """Write losses, gradient norm, stage, the rate of what trains, and throughput, at times."""
-    clock = {"time": time.perf_counter(), "tokens": 0}
+    """Record losses, gradient norm, stage, the rates of what trains, and tokens per second.
 
-    @trainer.on(Events.ITERATION_COMPLETED)
-    def count(engine: Engine) -> None:
-        clock["tokens"] += report_of(engine).tokens
+    There is a record every so many steps, and one of the first step.
+    """
+    since, tokens = time.perf_counter(), 0
 
     @trainer.on(Events.ITERATION_COMPLETED)
     def record(engine: Engine) -> None:
-        step = engine.state.iteration
+        nonlocal since, tokens
+        step, report = engine.state.iteration, report_of(engine)
+        tokens += report.tokens
         if step != 1 and step % every:
             return
-        report = report_of(engine)
         now = time.perf_counter()
         values = {"loss": float(report.total)}
         if several or len(report.losses) > 1:
@@ -157,9 +142,9 @@ def attach_metrics_logger(
             if any(parameter.requires_grad for parameter in group["params"])
         }
         logger.write("train", step, values)
-        speed = clock["tokens"] / max(1e-9, now - clock["time"])
+        speed = tokens / max(1e-9, now - since)
         logger.write_speed("train", step, {"tokens_per_second": speed})
-        clock.update(time=now, tokens=0)
+        since, tokens = now, 0
 
 
 def attach_progress(trainer: Engine, optimizer: Optimizer, total_steps: int, what: str) -> None:
@@ -168,37 +153,34 @@ def attach_progress(trainer: Engine, optimizer: Optimizer, total_steps: int, wha
     Ignite's `ProgressBar` would read the loss in every step, which waits for the device, and shows
     nothing without a terminal.
     """
-    start = {"time": time.perf_counter(), "said": time.perf_counter(), "tokens": 0, "step": 0}
+    began = said = time.perf_counter()
+    first_step = done = 0
     bar = tqdm(total=total_steps, unit="step", disable=None, file=sys.stderr, leave=False)
-    quiet = bool(bar.disable)
+    pause = SECONDS_BETWEEN_LINES if bar.disable else SECONDS_BETWEEN_DRAWINGS
 
     @trainer.on(Events.STARTED)
     def begin(engine: Engine) -> None:
-        start["time"] = start["said"] = time.perf_counter()
-        start["step"] = engine.state.iteration
-        bar.update(engine.state.iteration - bar.n)
+        nonlocal began, said, first_step
+        began = said = time.perf_counter()
+        first_step = engine.state.iteration
+        bar.update(first_step - bar.n)
 
     @trainer.on(Events.ITERATION_COMPLETED)
     def show(engine: Engine) -> None:
-        report = report_of(engine)
-        start["tokens"] += report.tokens if what == "tokens" else report.examples
-        now, step = time.perf_counter(), engine.state.iteration
-        if now - start["said"] < (SECONDS_BETWEEN_LINES if quiet else SECONDS_BETWEEN_DRAWINGS):
+        nonlocal said, done
+        report, step, now = report_of(engine), engine.state.iteration, time.perf_counter()
+        done += report.tokens if what == "tokens" else report.examples
+        if now - said < pause:
             return
-        start["said"] = now
-        spent = max(1e-9, now - start["time"])
-        speed = f"{start['tokens'] / spent:,.0f} {what}/s"
+        said = now
+        spent = max(1e-9, now - began)
         rate = max(group["lr"] for group in optimizer.param_groups)
-        if quiet:
-            left = (total_steps - step) * spent / max(1, step - start["step"])
-            log.info(
-                "step %d of %d  loss %.3f  rate %.2e  %s  %s left",
-                step, total_steps, float(report.total), rate, speed, tqdm.format_interval(left),
-            )  # fmt: skip
+        shown = f"loss {float(report.total):.3f}  rate {rate:.2e}  {done / spent:,.0f} {what}/s"
+        if bar.disable:
+            left = tqdm.format_interval((total_steps - step) * spent / max(1, step - first_step))
+            log.info("step %d of %d  %s  %s left", step, total_steps, shown, left)
         else:
-            bar.set_postfix_str(
-                f"loss {float(report.total):.3f}  rate {rate:.2e}  {speed}", refresh=False
-            )
+            bar.set_postfix_str(shown, refresh=False)
             bar.update(step - bar.n)
 
     @trainer.on(Events.COMPLETED | Events.EXCEPTION_RAISED)
@@ -208,7 +190,7 @@ def attach_progress(trainer: Engine, optimizer: Optimizer, total_steps: int, wha
             raise error[0]
 
 
-def attach_validation(  # noqa: C901 - handlers of one event share what they remember
+def attach_validation(
     trainer: Engine,
     progress: Progress,
     measure: Callable[[], dict[str, float]],
@@ -220,48 +202,41 @@ def attach_validation(  # noqa: C901 - handlers of one event share what they rem
     on_measures: Callable[[int, dict[str, float]], None],
     on_best: Callable[[int], None],
 ) -> None:
-    """Measure validation every so often and at the end; keep the best weights; end when it stalls.
+    """Measure validation at intervals, at the end of stages with patience, and of the run.
 
-    Ignite's `EarlyStopping` has a counter of its own, and does not say when a value is the best.
-    The counter of a run is in `progress`: best weights and `Progress.has_ended` read it too.
-
-    Args:
-        trainer: The training engine.
-        progress: Remembers the best value, when it was, and how long ago.
-        measure: Returns the measures of the validation split.
-        every: How often.
-        monitor: The metric that decides; which end of it is good, it says.
-        patience: Evaluations without a better value after which to end; None for never.
-        stages: Told every value: one may end early, and is measured at its end.
-        on_measures: Called with the step and the measures.
-        on_best: Called with the step when the monitored measure is the best so far.
+    `progress` stores the best value of the monitored metric, its step and the number of evaluations
+    since: Ignite's `EarlyStopping` has its own counter, and does not report the best value.
+    `stages` get every value: one may end early. `on_measures` is called with the step and the
+    measures, then `on_best` with the step if the value is the best so far. The run ends after
+    `patience` evaluations without a better one.
     """
     sign = 1.0 if monitor.higher_is_better else -1.0
 
+    def is_time(engine: Engine, step: int) -> bool:
+        return _ends_interval(engine, every) or stages.ends_with_choice(step)
+
+    @trainer.on(Events.ITERATION_COMPLETED(event_filter=is_time) | Events.COMPLETED)
     def validate(engine: Engine) -> None:
         step = engine.state.iteration
         if progress.measures.get("step") == step:
             return
         measures = measure()
         if monitor.name not in measures:  # of a class, for example, that validation lacks
-            raise ConfigError(
-                f"loop.monitor: there is no measure {monitor.name!r}."
-                f"{nearest(monitor.name, measures)} This run measures {', '.join(measures)}"
-            )
+            raise unknown_metric("loop.monitor", monitor.name, measures)
         value = measures[monitor.name]
         if math.isnan(value):
             raise DivergedError(
                 f"step {step}: validation {monitor.name} is not a number; try a lower optimizer.lr "
                 "or a longer schedule.warmup"
             )
-        better = progress.best is None or sign * value > sign * progress.best
-        if better:
+        is_best = progress.best is None or sign * value > sign * progress.best
+        if is_best:
             progress.best, progress.best_step, progress.waited = value, step, 0
         else:
             progress.waited += 1
         progress.measures = {**measures, "step": float(step)}
         on_measures(step, measures)
-        if better:
+        if is_best:
             on_best(step)
         stages.observe(step, -sign * value)
         if stages.exhausted:
@@ -271,24 +246,11 @@ def attach_validation(  # noqa: C901 - handlers of one event share what they rem
             log.info("no better %s for %d evaluations: ending early", monitor.name, progress.waited)
             engine.terminate()
 
-    at_rhythm(trainer, every, validate)
 
-    @trainer.on(Events.ITERATION_COMPLETED)
-    def at_end_of_stage(engine: Engine) -> None:
-        if stages.ends_with_choice(engine.state.iteration):
-            validate(engine)
-
-    trainer.add_event_handler(Events.COMPLETED, validate)
-
-
-def at_rhythm(trainer: Engine, every: Length, action: Callable[[Engine], None]) -> None:
-    """Call `action` every so many steps of the run, counted from its very first."""
-
-    @trainer.on(Events.ITERATION_COMPLETED)
-    def maybe(engine: Engine) -> None:
-        steps = every.steps(engine.state.epoch_length or 1)
-        if steps is not None and engine.state.iteration % steps == 0:
-            action(engine)
+def _ends_interval(engine: Engine, every: Length) -> bool:
+    """Return whether the engine's step ends an interval; they count from the run's first step."""
+    steps = every.steps(engine.state.epoch_length or 1)
+    return steps is not None and engine.state.iteration % steps == 0
 
 
 def attach_checkpoints(
@@ -307,11 +269,11 @@ def attach_checkpoints(
         trainer: The training engine.
         save: Writes the state.
         every: How often by steps.
-        minutes: After how long without a save there is one; None: by steps alone.
-        share: The largest share of the time that saves by steps may take, going by the last one:
-            one that comes too early waits. None: none waits.
-        agree: Given whether this process finds that it is time for a save; returns whether there is
-            one. Several processes have to save after the same step, and their clocks differ.
+        minutes: Maximum time between two saves; None: by steps alone.
+        share: Maximum share of the time that saves by steps may take, judged by the last one; a
+            save that is too early waits. None: none waits.
+        agree: Maps "this process is due" to "all processes save": they have to save after the same
+            step, and their clocks differ.
         clock: Returns seconds.
     """
     saved, cost, due = clock(), 0.0, False
@@ -319,9 +281,7 @@ def attach_checkpoints(
     @trainer.on(Events.ITERATION_COMPLETED)
     def maybe(engine: Engine) -> None:
         nonlocal saved, cost, due
-        steps = every.steps(engine.state.epoch_length or 1)
-        due = due or (steps is not None and engine.state.iteration % steps == 0)
-        now = due
+        now = due = due or _ends_interval(engine, every)
         if minutes is not None or (due and share is not None):
             since = clock() - saved
             early = share is not None and since < cost / share
@@ -335,7 +295,7 @@ def attach_checkpoints(
 
 
 def speak_above_the_bar() -> AbstractContextManager[None]:
-    """Return a context in which what the package logs is written above the bar, not into it."""
+    """Return a context in which the package's log lines appear above the bar, not in it."""
     if not distributed.is_main():
         return nullcontext()  # no bar, and nothing to say
     return logging_redirect_tqdm([logging.getLogger("transfer_cli")])
@@ -345,7 +305,7 @@ def speak_above_the_bar() -> AbstractContextManager[None]:
 def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> Iterator[None]:
     """Turn SIGTERM, SIGUSR1 and Ctrl-C into: finish the step, save, end. A second one ends at once.
 
-    Several processes end after the same step, whichever of them was told to, and when it is saved.
+    Several processes save and end after the same step, whichever of them got the signal.
 
     Raises:
         StoppedError: After SIGTERM or SIGUSR1, exit code 75.
@@ -385,9 +345,7 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
 
 @contextmanager
 def end_on_signal() -> Iterator[None]:
-    """Turn SIGTERM and SIGUSR1 into an end with exit code 75 where no step has to be saved.
-
-    Before the first step nothing is there yet, and after the last everything is.
+    """Turn SIGTERM and SIGUSR1 into exit code 75 outside of training, where nothing is unsaved.
 
     Raises:
         StoppedError: After SIGTERM or SIGUSR1.
@@ -410,14 +368,10 @@ def end_on_signal() -> Iterator[None]:
 def _handling(
     numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    before = {}
-    try:
+    with ExitStack() as stack:
         for number in numbers:
-            before[number] = signal.signal(number, handler)
+            stack.callback(signal.signal, number, signal.signal(number, handler))
         yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
 
 
 def _say_stopping(number: int) -> None:

@@ -1,36 +1,33 @@
 """The Ignite engine around the step.
 
-One Ignite iteration is one optimizer step, so the iteration number is the only clock: rates,
-stages, evaluation, checkpoints and records all read it.
+One iteration is one optimizer step: rates, stages, evaluations, checkpoints and records all depend
+on the iteration number.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ignite.engine import Engine, Events
 
-from transfer_cli.batch import Batch
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import MAIN, Mixture
 from transfer_cli.engine import distributed
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import StepReport, TrainStep
 
-log = logging.getLogger(__name__)
-
 
 @dataclass
 class Progress:
-    """What a run has done so far; part of every checkpoint.
+    """The progress of a run; part of every checkpoint.
 
     Args:
         step: Optimizer steps taken.
         tokens: Real tokens seen.
         examples: Examples seen.
-        seconds: Spent training, evaluations included, over all of the run's processes in time.
-        skipped: Steps without a finite gradient.
+        seconds: Spent training and evaluating, before and after every resume.
+        skipped: Skipped steps, whose loss or gradient was not finite.
         best: The best value of the monitored measure; None before the first evaluation.
         best_step: When it was reached.
         waited: Evaluations since then.
@@ -47,7 +44,7 @@ class Progress:
     measures: dict[str, float] = field(default_factory=dict)
 
     def has_ended(self, total_steps: int, stages: Stages, patience: int | None) -> bool:
-        """Return whether nothing is left to train: all steps are taken, or patience ran out."""
+        """Return whether training is over: all steps are taken, or patience ran out."""
         gave_up = patience is not None and self.waited >= patience
         return gave_up or self.step >= total_steps or stages.exhausted
 
@@ -59,7 +56,7 @@ class Progress:
         """Take up where `state_dict` left off.
 
         Raises:
-            TypeError: A value is of another kind than a progress holds.
+            TypeError: A value has the wrong type.
         """
         for name, value in state.items():
             own = getattr(self, name)
@@ -70,11 +67,7 @@ class Progress:
 
 def build_trainer(step: TrainStep, progress: Progress) -> Engine:
     """Return an engine whose every iteration takes one optimizer step and counts it."""
-
-    def iterate(engine: Engine, micro_batches: Sequence[Mapping[str, Batch]]) -> StepReport:
-        return step(micro_batches, engine.state.iteration - 1)
-
-    trainer = Engine(iterate)
+    trainer = Engine(lambda engine, micro_batches: step(micro_batches, engine.state.iteration - 1))
     trainer.logger.setLevel(logging.CRITICAL)  # an error is reported once, by the command
 
     @trainer.on(Events.ITERATION_COMPLETED)
@@ -89,7 +82,7 @@ def build_trainer(step: TrainStep, progress: Progress) -> Engine:
 
 
 def report_of(engine: Engine) -> StepReport:
-    """Return what the engine's last step did."""
+    """Return the report of the engine's last step."""
     report: StepReport = engine.state.output  # type: ignore[assignment]
     return report
 
@@ -104,16 +97,9 @@ def run_trainer(
     epoch_length: int | None = None,
     mixture: Mixture | None = None,
 ) -> None:
-    """Train from `start_step` until `total_steps` steps are taken or the engine is told to end.
+    """Train from `start_step` until `total_steps` steps are taken or the engine is terminated.
 
-    Args:
-        trainer: What `build_trainer` returned.
-        streams: Sources of batches by name, "main" among them.
-        micro_batch: Examples that pass through the model at once.
-        total_steps: Steps of the whole run.
-        start_step: Steps that were taken already.
-        epoch_length: Steps of an epoch; None: as many as the main stream has.
-        mixture: Which stream each step draws; None: always "main".
+    By default an epoch has the steps of the main stream, and every step draws that stream.
     """
     if epoch_length is None:
         epoch_length = streams[MAIN].sampler.steps_per_epoch
@@ -122,7 +108,7 @@ def run_trainer(
             {"iteration": start_step, "max_iters": total_steps, "epoch_length": epoch_length}
         )
     if start_step >= total_steps:
-        # Ended between its last step and what comes at the end; Ignite would begin anew.
+        # It ended after its last step and before its final evaluation; Ignite would begin again.
         trainer.fire_event(Events.COMPLETED)
         return
     loader = StepDataLoader(

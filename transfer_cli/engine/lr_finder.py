@@ -1,8 +1,7 @@
-"""A range test of the learning rate (Smith 2017, section 3.3), by Ignite's finder.
+"""A range test of the learning rate (Smith 2017, section 3.3), with Ignite's finder.
 
-The rate grows by a constant factor from step to step until the loss explodes. A rate is then
-suggested from where the loss fell fastest. All layer groups grow together, each at its own scale,
-so what is found for one is found for all.
+The rate grows by a constant factor each step until the loss explodes. The suggested rate is the one
+at which the loss fell fastest. All layer groups grow together, each at its own scale.
 """
 
 import logging
@@ -28,27 +27,27 @@ from transfer_cli.optim.schedules import Schedule
 log = logging.getLogger(__name__)
 
 FEWEST_STEPS = 10
-"""With fewer, each step multiplies the rate by so much that no slope can be told."""
+"""With fewer, the rate grows too much in a step for a slope."""
 
 EXPLODED = 4.0
-"""How many times its best value the loss has to reach for the test to end (fast.ai's figure)."""
+"""The loss has exploded at this multiple of its best value (fast.ai's figure)."""
 
 _STEPS_SMOOTHED = 0.03
-"""The standard deviation of what smooths the curve, as a share of its steps."""
+"""Standard deviation of the Gaussian that smooths the curve, as a share of its steps."""
 
 _WEIGHT_OF_NEWEST = 0.3
-"""How much the newest loss counts in the average that tells whether it has exploded."""
+"""Weight of the newest loss in the running average that is tested for an explosion."""
 
 _CERTAIN = 3.0
-"""How many times as far as it mostly strays from its curve the loss must fall to be falling."""
+"""The loss is falling if it falls by this multiple of its median distance from the curve."""
 
 
 class Growth(Schedule):
-    """A rate that grows by a constant factor from step to step, and is no multiplier.
+    """A rate, not a multiplier, that grows by a constant factor each step.
 
     Args:
         start: The rate before the first step.
-        end: The rate of the last one.
+        end: The rate of the last step.
     """
 
     def __init__(self, start: float, end: float) -> None:
@@ -57,18 +56,18 @@ class Growth(Schedule):
         self.end = end
 
     def decay(self, step: int, warmup: int, total: int) -> float:
-        """Return start x (end / start)^((s + 1) / S), which is how Ignite's finder counts."""
+        """Return start x (end / start)^((s + 1) / S), the rate of Ignite's finder."""
         return self.start * math.pow(self.end / self.start, (step + 1) / total)
 
 
 @dataclass(frozen=True)
 class RangeTest:
-    """What a range test saw.
+    """The results of a range test.
 
     Args:
         rates: Of a layer group whose scale is 1, by step.
         losses: In nats a target, by step; all finite.
-        smoothed: The same, without most of their noise.
+        smoothed: See `smooth`.
         exploded: Whether the loss exploded before the last step.
     """
 
@@ -89,19 +88,11 @@ def run_range(
     mixture: Mixture | None = None,
     attach: Callable[[Engine], None] = lambda trainer: None,
 ) -> RangeTest:
-    """Let the rate grow until the loss explodes; then model and optimizer are as they were.
+    """Let the rate grow until the loss explodes; then restore the model and the optimizer.
 
-    Whatever the run trains at any time trains here from the first step on.
-
-    Args:
-        step: The run's; its stages and rates are those of the test from here on.
-        streams: The run's sources of batches; short ones are visited again and again.
-        growth: The rate, by step.
-        steps: How many, unless the loss explodes before.
-        frozen_eval: Whether parts of which nothing trains run without dropout.
-        micro_batch: Examples that pass through the model at once.
-        mixture: Which stream each step draws; None: always "main".
-        attach: Attaches a bar, say, to the engine.
+    Every parameter that trains in any stage of the run trains from the first step on. The run's
+    step keeps the stages and rates of the test; short streams are repeated. `attach` adds handlers
+    to the engine, such as a progress bar.
 
     Raises:
         RunError: The loss exploded before there was a curve.
@@ -109,7 +100,7 @@ def run_range(
     step.stages = Stages(
         step.model, [StagePlan(0, steps, step.stages.ever_trains)], frozen_eval=frozen_eval
     )
-    # As in any run, the step sets its rates from its number; the finder counts up to the same ones.
+    # The step sets its rates, as in any run; those of the finder are the same.
     step.lr_scheduler = LRScheduler(1.0, growth, steps)
     scales = [group["scale"] for group in step.optimizer.param_groups]
     trainer = build_trainer(step, Progress())
@@ -126,7 +117,7 @@ def run_range(
     attach(trainer)
     finder = FastaiLRFinder()
     with warnings.catch_warnings():
-        # It warns where the loss does not explode, which we say in our own words.
+        # It warns if the loss does not explode, which is reported elsewhere.
         warnings.simplefilter("ignore", UserWarning)
         with finder.attach(
             trainer,
@@ -138,7 +129,7 @@ def run_range(
             diverge_th=EXPLODED,
         ):
             try:
-                # Streams know of no end; the epochs of the run are nothing to the test.
+                # Streams have no end; the test ignores the epochs of the run.
                 loader = StepDataLoader(streams, micro_batch, lambda: 0, mixture)
                 trainer.run(loader, max_epochs=1, epoch_length=steps)
             except DivergedError:
@@ -155,14 +146,13 @@ def run_range(
 def smooth(losses: Sequence[float]) -> list[float]:
     """Return the losses, each averaged with its neighbours on both sides.
 
-    A running average, as Ignite has it, lags behind: what it shows at a rate is what happened at
-    smaller ones.
+    A running average, as in Ignite, would lag: it shows at a rate the losses of smaller ones.
     """
     width = max(1.0, _STEPS_SMOOTHED * len(losses))
     places = np.arange(len(losses))
     weights = np.exp(-0.5 * ((places[:, None] - places[None]) / width) ** 2)
-    averaged = weights @ np.asarray(losses) / weights.sum(1)
-    return [float(value) for value in averaged]
+    averaged: list[float] = (weights @ np.asarray(losses) / weights.sum(1)).tolist()
+    return averaged
 
 
 def steepest(seen: RangeTest) -> int:
@@ -173,7 +163,7 @@ def steepest(seen: RangeTest) -> int:
     """
     smoothed = np.asarray(seen.smoothed)
     lowest = int(smoothed.argmin())
-    # What the curve does beyond is no noise; medians, since an outlier tells nothing of the others.
+    # Beyond the lowest loss the curve rises, which is not noise; a median ignores outliers.
     noise = np.median(np.abs(np.asarray(seen.losses) - smoothed)[: lowest + 1])
     if lowest < 2 or smoothed[0] - smoothed[lowest] <= _CERTAIN * noise:
         raise RunError(

@@ -1,7 +1,7 @@
 """Check an optimizer's state from a file before the optimizer loads it.
 
-Torch's `load_state_dict` compares numbers of groups and parameters alone. Averages of another
-shape, or of another optimizer, would fail in the middle of the first step.
+Torch's `load_state_dict` only compares numbers of groups and parameters. Averages of another shape,
+or of another optimizer, would fail in the first step.
 """
 
 from collections.abc import Mapping
@@ -39,9 +39,9 @@ def checked_state(optimizer: Optimizer, saved: Any) -> dict[str, Any]:
 
 
 def _complete(optimizer: Optimizer, state: Mapping[int, Mapping[str, Any]]) -> bool:
-    """Return whether each parameter that has averages has all that the optimizer keeps of it.
+    """Return whether each parameter with averages has all of them.
 
-    An optimizer that keeps different ones of different parameters tells which by `averages()`.
+    An optimizer whose averages differ between parameters lists them in `averages()`.
     """
     found = {number: set(averages) for number, averages in state.items() if averages}
     if hasattr(optimizer, "averages"):

@@ -1,4 +1,4 @@
-"""Which numbers the forward pass computes in."""
+"""The device, and the precision of the forward pass."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -65,26 +65,19 @@ def choose_device(name: str) -> torch.device:
     if kind == "cuda":
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(number or 0) >= there:
-            have = (
-                f"this machine has {there} CUDA device(s)"
-                if there
-                else "there is no CUDA device here"
+            raise RunError(
+                f"device: {name} asked for, but this machine has {there or 'no'} CUDA device(s); "
+                "use device=auto or device=cpu"
             )
-            raise RunError(f"device: {name} asked for, but {have}; use device=auto or device=cpu")
     return torch.device(name)
 
 
 def device_of_process(name: str, local_rank: int, local_count: int) -> torch.device:
-    """Return the device of one of several processes of a machine: each has a GPU of its own.
-
-    Args:
-        name: See `choose_device`, whose errors this raises, too.
-        local_rank: The number of the process on its machine.
-        local_count: How many there are; all of them get the same error.
+    """Return the device of one of several processes of a machine: each has its own GPU.
 
     Raises:
-        ConfigError: One GPU is named, for all.
-        RunError: There are fewer GPUs than processes.
+        ConfigError: As `choose_device`; or one GPU is named, for all.
+        RunError: As `choose_device`; or there are fewer GPUs than processes.
     """
     device = choose_device(name)
     if device.type == "cpu":
@@ -101,11 +94,10 @@ def device_of_process(name: str, local_rank: int, local_count: int) -> torch.dev
 
 
 def device_and_precision(device: str, precision: str) -> Precision:
-    """Return where this process computes, and in what; see `choose_device` and `Precision.choose`.
+    """Return this process's device and precision.
 
     Raises:
-        ConfigError: There is no such device or precision.
-        RunError: A GPU that is not there.
+        ConfigError, RunError: See `choose_device`, `device_of_process` and `Precision.choose`.
     """
     place = choose_device(device)
     if distributed.started_by_torchrun():

@@ -1,4 +1,4 @@
-"""Which steps were skipped since loss or gradient was not finite; too many in a row end a run."""
+"""Steps skipped since loss or gradient was not finite; too many in a row end a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +21,22 @@ _SHOWN_EXAMPLES = 16
 def decides_on_device(optimizer: Optimizer, model: nn.Module, scaler: torch.amp.GradScaler) -> bool:
     """Return whether the device itself can skip a step, so that the host need not wait for it.
 
-    A fused optimizer leaves the weights alone where its `found_inf` says so.
+    A fused optimizer skips a step if its `found_inf` is set.
     """
     fused = getattr(optimizer, "_step_supports_amp_scaling", False)
     return fused and not scaler.is_enabled() and not is_sharded(model)
 
 
 @dataclass(frozen=True)
-class _Unread:
-    """A step that the host has not read yet: whether it was taken is known on the device alone."""
+class NotedStep:
+    """A step that the host reads later.
+
+    Args:
+        step: Its number.
+        finite: Whether loss and gradient are finite; a bool on the device.
+        norms: Of each parameter's gradient, by name.
+        micro_batches: Its micro-batches, for the error.
+    """
 
     step: int
     finite: Tensor
@@ -38,15 +45,15 @@ class _Unread:
 
 
 class SkippedSteps:
-    """Counts skipped steps in a row, and gives the run up when there are too many.
+    """Counts skipped steps in a row, and raises an error when there are too many.
 
     Args:
-        groups: The layer groups that an error can name.
-        most: Skipped steps in a row after which the run is given up.
-        late: Whether a step is read only while the next one is under way.
+        groups: The layer groups, for the error.
+        most: Skipped steps in a row after which the run fails.
+        late: Whether a step is read only during the next one.
 
     Attributes:
-        in_a_row: How many of the steps read last were skipped, without one in between.
+        in_a_row: Number of skipped steps since the last one that was taken.
     """
 
     def __init__(self, groups: Sequence[LayerGroup], most: int, *, late: bool) -> None:
@@ -54,38 +61,18 @@ class SkippedSteps:
         self._groups = groups
         self._most = most
         self.late = late
-        self._unread: list[_Unread] = []
+        self._unread: list[NotedStep] = []
 
-    def note(
-        self,
-        step: int,
-        finite: Tensor,
-        norms: Mapping[str, Tensor],
-        micro_batches: Sequence[Mapping[str, Batch]],
-    ) -> None:
-        """Note a step, to be read later.
+    def note(self, step: NotedStep) -> None:
+        """Note a step, to be read later."""
+        self._unread.append(step)
 
-        Args:
-            step: Its number.
-            finite: Whether loss and gradient are finite; a bool on the device.
-            norms: Of each parameter's gradient, by name.
-            micro_batches: What it has seen.
-        """
-        self._unread.append(_Unread(step, finite, norms, micro_batches))
-
-    def read_due(self) -> int:
-        """Read the steps that the device has finished; return how many were skipped.
+    def read(self, leave: int = 0) -> int:
+        """Read all noted steps but the last `leave` ones; return how many were skipped.
 
         Raises:
             DivergedError: Too many in a row.
         """
-        return self._read(leave=1 if self.late else 0)
-
-    def read_all(self) -> int:
-        """Read every noted step, as `read_due` does."""
-        return self._read(leave=0)
-
-    def _read(self, leave: int) -> int:
         skipped = 0
         while len(self._unread) > leave:
             noted = self._unread.pop(0)
@@ -98,16 +85,9 @@ class SkippedSteps:
                 self._give_up(noted)
         return skipped
 
-    def _give_up(self, last: _Unread) -> None:
-        broken = [
-            group.name
-            for group in self._groups
-            if any(
-                not full_tensor(last.norms[name].isfinite())
-                for name in group.parameters
-                if name in last.norms
-            )
-        ]
+    def _give_up(self, last: NotedStep) -> None:
+        bad = {name for name, norm in last.norms.items() if not full_tensor(norm.isfinite())}
+        broken = [group.name for group in self._groups if bad.intersection(group.parameters)]
         raise DivergedError(
             f"step {last.step + 1}: loss or gradient is not finite, {self.in_a_row} step(s) in a "
             f"row, in {', '.join(broken) or 'no group: it is the loss'}, on "
@@ -117,7 +97,7 @@ class SkippedSteps:
 
 
 def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
-    """Return which examples a step saw, on all processes, in few words."""
+    """Return which examples a step saw, on all processes."""
     own = [
         f"{stream} {number}"
         for micro in micro_batches

@@ -1,6 +1,8 @@
 """Enter a stage: set what moves; leave one: put its best weights back."""
 
+import bisect
 import dataclasses
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,13 +20,13 @@ log = logging.getLogger(__name__)
 class Stages:
     """Which weights train at which step.
 
-    What a step belongs to is a function of its number, and of the steps at which stages with
-    patience ended early: those few numbers are the only memory.
+    The stage of a step is a function of its number and of the steps at which stages with patience
+    ended early: those few numbers are the only state.
 
     Args:
         model: The model.
         spans: The run's stages as planned, in order and without gaps.
-        frozen_eval: Whether parts of which nothing trains run without dropout.
+        frozen_eval: Whether modules without trainable parameters run in evaluation mode.
     """
 
     def __init__(
@@ -48,43 +50,37 @@ class Stages:
         return len(self._planned) - 1 in self._early
 
     def at(self, step: int) -> int:
-        """Return the number of the stage that a step belongs to; the last one has no end."""
-        reached = [number for number, span in enumerate(self.spans) if span.begin <= step]
-        return reached[-1]
-
-    def clock(self, step: int) -> StagePlan:
-        """Return the stage that a step belongs to."""
-        return self.spans[self.at(step)]
+        """Return the number of a step's stage; the last stage has no end."""
+        return bisect.bisect(self.spans, step, key=lambda span: span.begin) - 1
 
     def enter(self, step: int) -> frozenset[str]:
-        """Make the step's weights, and only those, train; nothing happens within a stage.
+        """Let the step's weights train, and only those; does nothing within a stage.
 
-        A frozen parameter has no gradient at all: with one of zero, an optimizer's running averages
-        and weight decay would still move it.
+        A frozen parameter has no gradient: with one of zero, an optimizer's running averages and
+        weight decay would still move it.
 
         Returns:
-            Parameters whose running averages an optimizer must forget: they begin to train, or
+            Names of the parameters whose optimizer state must be dropped: they begin to train, or
             went back to earlier values.
         """
-        number = self.at(step)
-        entered, before = number != self.current, self.current
+        number, before = self.at(step), self.current
         forget: frozenset[str] = frozenset()
-        if entered:
+        if number != before:
             if before is not None:
                 restored = self._restore()
                 forget = (self._planned[number].trains - self._planned[before].trains) | restored
             self._best, self._waited, self._kept = None, 0, {}
             self._apply(number)
             self._report(number, step)
-        # An evaluation switches all of the model; a new stage, what is frozen in it.
-        if entered or not self._model.training:
+        # An evaluation switches the whole model; a new stage freezes other modules.
+        if number != before or not self._model.training:
             self.training_mode()
         return forget
 
     def observe(self, step: int, value: float) -> None:
         """Take a validation measure, the lower the better, after `step` steps.
 
-        A stage with patience keeps the weights that did best, and ends when nothing better comes.
+        A stage with patience keeps its best weights, and ends when there is no improvement.
         """
         if self.current is None:
             return
@@ -102,11 +98,11 @@ class Stages:
             self._lay_out()
 
     def ends_with_choice(self, step: int) -> bool:
-        """Return whether a stage that puts its best weights back ends after `step` steps."""
+        """Return whether a stage with patience ends after `step` steps."""
         return any(span.end == step and span.patience is not None for span in self.spans)
 
     def training_mode(self) -> None:
-        """Switch dropout on, where something trains or frozen parts keep theirs."""
+        """Switch to training mode; with `frozen_eval`, only where something trains."""
         self._model.train()
         if not self._frozen_eval:
             return
@@ -139,8 +135,8 @@ class Stages:
         """Take up where `state_dict` left off, in the middle of a stage or at its end.
 
         Raises:
-            ConfigError: A stage that has begun would have begun at another step: the run has
-                another length now, and its stages are shares of it.
+            ConfigError: A stage that has begun would have begun at another step: its length is a
+                share of the run, whose length has changed.
         """
         self.load_ends(state)
         begun = [span.begin for span in self.spans][: (self.current or 0) + 1]
@@ -159,7 +155,7 @@ class Stages:
             self.training_mode()
 
     def load_ends(self, state: Mapping[str, Any]) -> None:
-        """Take up which stage it is and which ended early, and leave the weights alone."""
+        """Restore which stage it is and which ended early, but no weights."""
         self.current = state["current"]
         self._early = dict(state["early"])
         self._lay_out()
@@ -168,7 +164,7 @@ class Stages:
         found: list[StagePlan] = []
         begin, last = 0, len(self._planned) - 1
         for number, planned in enumerate(self._planned):
-            # The last stage takes what early ends have left.
+            # The last stage takes the steps that early ends have left.
             own = planned.end if number == last else begin + planned.end - planned.begin
             end = self._early.get(number, own)
             found.append(dataclasses.replace(planned, begin=begin, end=end))
@@ -184,20 +180,18 @@ class Stages:
                 parameter.grad = None
 
     def _restore(self) -> frozenset[str]:
-        """Put the best weights of the stage back; return their names."""
+        """Restore the best weights of the stage; return their names."""
         with torch.no_grad():
             for name, tensor in self._moving():
                 if name in self._kept:
                     tensor.copy_(self._kept[name])
-        # Running statistics go back too, but no optimizer knows them.
+        # Running statistics are restored too, but have no optimizer state.
         return frozenset(name for name, _ in self._model.named_parameters()) & self._kept.keys()
 
     def _moving(self) -> Iterable[tuple[str, Tensor]]:
-        """Yield what this stage changes: parameters that train, and running statistics."""
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad:
-                yield name, parameter
-        yield from self._model.named_buffers()
+        """Return the tensors that this stage changes: trainable parameters, running statistics."""
+        trains = ((name, p) for name, p in self._model.named_parameters() if p.requires_grad)
+        return itertools.chain(trains, self._model.named_buffers())
 
     def _report(self, number: int, step: int) -> None:
         total = sum(p.numel() for p in self._model.parameters())

@@ -1,4 +1,4 @@
-"""ONE OPTIMIZER STEP: the same for pretraining, fine-tuning and every mix of losses."""
+"""One optimizer step: the same for pretraining, fine-tuning and every mix of losses."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,12 @@ from transfer_cli.data.loader import PaddingBatch
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import (
     Parallel,
-    SingleProcess,
     average_statistics,
     full_tensor,
 )
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.skipped_steps import SkippedSteps, decides_on_device
+from transfer_cli.engine.skipped_steps import NotedStep, SkippedSteps, decides_on_device
 from transfer_cli.engine.stages import Stages
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
@@ -30,13 +29,13 @@ from transfer_cli.seeds import ExampleNoise, derive
 
 @dataclass(frozen=True)
 class Loss:
-    """An objective at work in a run.
+    """An objective in a run.
 
     Args:
         name: "main", or the user's name for a further loss.
-        objective: What it computes.
+        objective: Computes it.
         stream: The stream of batches that it reads.
-        weight: How much it counts, at each step.
+        weight: Its weight, or the weight at each step.
     """
 
     name: str
@@ -45,20 +44,20 @@ class Loss:
     weight: float | Callable[[int], float] = 1.0
 
     def weight_at(self, step: int) -> float:
-        """Return how much it counts at a step."""
+        """Return its weight at a step."""
         return self.weight(step) if callable(self.weight) else self.weight
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did, on all processes. Tensors stay on the device until they are written down.
+    """The results of one step, of all processes. Tensors stay on the device until recorded.
 
     Args:
         losses: Mean of each loss term, in nats a target, and the penalty.
         total: Their weighted sum.
         gradient_norm: Global norm before clipping.
-        skipped: How many steps this one has found not to have been taken, since loss or gradient
-            was not finite: itself, or on a GPU the one before it.
+        skipped: Number of steps found to be skipped, since loss or gradient was not finite: this
+            one, or on a GPU the one before it.
         tokens: Real tokens seen.
         examples: Examples seen.
     """
@@ -76,8 +75,8 @@ def loss_sums(
 ) -> dict[str, Tensor]:
     """Return each loss term summed over its targets, by "loss/term".
 
-    A loss without a view has its batches in other steps. Losses whose views hold the very same
-    tokens share one pass through the backbone.
+    A loss without a view has its batches in other steps. Losses whose views hold the same tokens
+    share one pass through the backbone.
     """
     encoded: dict[int, Encoding] = {}
     sums: dict[str, Tensor] = {}
@@ -94,22 +93,22 @@ def loss_sums(
 class TrainStep:
     """Prepare, forward, backward, clip, update.
 
-    On a GPU the host never waits within a step: whether the gradient was finite decides on the
-    device whether weights move, and is read while the next step is under way.
+    On a GPU the host never waits within a step: the device itself skips a step whose gradient is
+    not finite, and the host reads that during the next step.
 
     Args:
         model: The model to train.
         losses: The losses to minimise.
-        optimizer: Built once, with a group for each layer group.
+        optimizer: With a parameter group for each layer group.
         lr_scheduler: Sets the learning rate of each parameter group.
         stages: Which weights train at each step.
-        groups: The layer groups, to be named in errors.
+        groups: The layer groups, for errors.
         seed: Seed of everything random.
         precision: Of the forward pass.
-        clip: Largest global gradient norm; None for no clipping.
-        max_bad_steps: Steps in a row without a finite gradient after which the run is given up.
-        penalty: Pulls the weights back to their starting values, which it has seen.
-        parallel: How several processes share the model; None: there is one process.
+        clip: Maximum global gradient norm; None for no clipping.
+        max_bad_steps: Skipped steps in a row after which the run fails.
+        penalty: Pulls the weights back to their starting values; already started.
+        parallel: How processes share the model; None: there is one process.
     """
 
     def __init__(  # noqa: PLR0913 - everything that a step is made of
@@ -133,9 +132,8 @@ class TrainStep:
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.stages = stages
-        self._forward = parallel or SingleProcess(model)
+        self._forward = parallel or Parallel(model)
         self._wrapped_in: int | None = None
-        self._terms = [f"{loss.name}/{t}" for loss in losses for t in loss.objective.weights]
         self._parameters = dict(model.named_parameters())
         self._seed = seed
         self._precision = precision
@@ -154,27 +152,29 @@ class TrainStep:
             step: Its number, counted from 0.
 
         Raises:
-            DivergedError: Too many steps in a row had no finite gradient.
+            DivergedError: Too many steps in a row had a loss or gradient that is not finite.
         """
-        self._forget(self.stages.enter(step))
+        # The averages of parameters that begin to train, or went back to earlier values.
+        for name in self.stages.enter(step):
+            self.optimizer.state.pop(self._parameters[name], None)
         if self._wrapped_in != self.stages.current:
             self._forward.enter_stage()
             self._wrapped_in = self.stages.current
-        stage = self.stages.clock(step)
+        stage = self.stages.spans[self.stages.at(step)]
         self.lr_scheduler.set_lr(
             self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate
         )
         self._seed_dropout(step)
         ready = [self._prepare(micro, step) for micro in micro_batches]
-        counts, tokens, examples = self._count(ready, micro_batches)
         weights = self._weights(step)
+        counts, tokens, examples = self._count(ready, micro_batches, weights)
         sums = self._accumulate(ready, micro_batches, counts, weights)
         penalty = self._add_penalty()
         means = {term: total / counts[term] for term, total in sums.items()}
         weighted = [weights[term] * mean for term, mean in means.items()] + list(penalty.values())
         total = sum(weighted, start=torch.zeros((), device=self._precision.device))
         norm = self._update(total, step, micro_batches)
-        skipped = self._skipped.read_due()
+        skipped = self._skipped.read(leave=int(self._skipped.late))
         average_statistics(self.model)
         return StepReport(
             losses=means | penalty,
@@ -186,17 +186,12 @@ class TrainStep:
         )
 
     def read(self) -> int:
-        """Read whether the last steps were taken; return how many were skipped.
+        """Read the steps that are still unread; return how many were skipped.
 
         Raises:
-            DivergedError: Too many steps in a row had no finite gradient.
+            DivergedError: Too many in a row.
         """
-        return self._skipped.read_all()
-
-    @property
-    def bad_steps(self) -> int:
-        """How many steps were skipped last, in a row."""
-        return self._skipped.in_a_row
+        return self._skipped.read()
 
     def state_dict(self) -> dict[str, object]:
         """Return what a resumed run needs beyond the weights; every step must have been read."""
@@ -204,7 +199,7 @@ class TrainStep:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "stages": self.stages.state_dict(),
-            "bad_steps": self.bad_steps,
+            "bad_steps": self._skipped.in_a_row,
         }
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -218,13 +213,8 @@ class TrainStep:
         self.stages.load_state_dict(state["stages"])  # type: ignore[arg-type]
         self._skipped.in_a_row = int(state["bad_steps"])  # type: ignore[call-overload]
 
-    def _forget(self, names: Iterable[str]) -> None:
-        """Drop the optimizer's averages of parameters that begin to train or were put back."""
-        for name in names:
-            self.optimizer.state.pop(self._parameters[name], None)
-
     def _weights(self, step: int) -> dict[str, float]:
-        """Return how much each loss term counts at a step."""
+        """Return the weight of each loss term at a step."""
         return {
             f"{loss.name}/{term}": loss.weight_at(step) * weight
             for loss in self.losses
@@ -245,23 +235,23 @@ class TrainStep:
 
         `torch.manual_seed` would note a stack trace for each kind of device that is not in use.
         """
-        seed = derive(self._seed, "dropout", step, *self._own_noise())
+        others = [distributed.rank()] if distributed.rank() else []
+        seed = derive(self._seed, "dropout", step, *others)
         torch.default_generator.manual_seed(seed)
         if self._precision.device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
 
-    def _own_noise(self) -> tuple[int, ...]:
-        """Return what makes dropout differ between processes; nothing for the first."""
-        return (distributed.rank(),) if distributed.rank() else ()
-
     def _count(
-        self, ready: Sequence[Mapping[str, Batch]], micro_batches: Sequence[Mapping[str, Batch]]
+        self,
+        ready: Sequence[Mapping[str, Batch]],
+        micro_batches: Sequence[Mapping[str, Batch]],
+        terms: Iterable[str],
     ) -> tuple[dict[str, int], int, int]:
         """Return the targets of each term, the tokens and the examples of the whole step.
 
         The targets, over all micro-batches and processes, are the only divisor there is.
         """
-        counts = dict.fromkeys(self._terms, 0)
+        counts = dict.fromkeys(terms, 0)
         tokens = examples = 0
         for views, micro in zip(ready, micro_batches, strict=True):
             if isinstance(micro, PaddingBatch):
@@ -298,7 +288,7 @@ class TrainStep:
             share = 0 if isinstance(micro, PaddingBatch) else 1
             with self._forward.accumulating(last=number == len(ready) - 1):
                 with self._precision.context():
-                    here = on_device(views, device)
+                    here = _on_device(views, device)
                     sums = self._forward(partial(loss_sums, losses=self.losses, views=here))
                 parts = [share * factor * sums[t] for t, factor in factors.items() if t in sums]
                 if parts:
@@ -329,7 +319,7 @@ class TrainStep:
         own_norm = nn.utils.get_total_norm(list(norms.values()))
         norm = full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
-        self._skipped.note(step, finite, norms, micro_batches)
+        self._skipped.note(NotedStep(step, finite, norms, micro_batches))
         take = self._decides_on_device or bool(finite)
         if take and self._clip is not None:
             nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)
@@ -344,7 +334,7 @@ class TrainStep:
         return norm
 
 
-def on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:
+def _on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:
     """Return the views on the device; tensors that views share are moved once and stay shared."""
     known = {name: with_facts(view) for name, view in views.items()}
     moved: dict[int, Tensor] = {}

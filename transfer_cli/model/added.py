@@ -55,8 +55,8 @@ def added_parameters(model: nn.Module) -> dict[str, Added]:
 def unmergeable_edits(model: nn.Module) -> dict[str, str]:
     """Return a description of each edit that cannot be merged, by name."""
     layers = _mergeable_layers(model).values()
-    foldable = {id(part) for layer in layers for part in layer.modules()}
-    stay = [part for part in added_modules(model).values() if id(part) not in foldable]
+    foldable = {part for layer in layers for part in layer.modules()}
+    stay = (part for part in added_modules(model).values() if part not in foldable)
     return {part.edit: part.describe() for part in stay}
 
 

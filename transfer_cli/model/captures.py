@@ -54,21 +54,17 @@ def captures(
             raise ValueError(f"the model has no module {name!r}.{nearest(name, modules)}")
     captured = Captured()
     with ExitStack() as stack:
-        if (
-            "torch._dynamo" in sys.modules
-        ):  # importing it takes a second; if it is missing, nothing is compiled
+        # Importing it takes a second; if it is missing, nothing is compiled.
+        if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for name in hidden_states:
-            hook = partial(_keep_output, captured.hidden_states, name)
-            stack.enter_context(modules[name].register_forward_hook(hook))
+
+            def keep(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
+                captured.hidden_states[name] = output
+
+            stack.enter_context(modules[name].register_forward_hook(keep))
         for name, module in modules.items():
             if attention and isinstance(module, SelfAttention):
                 stack.callback(setattr, module, "on_probabilities", module.on_probabilities)
                 module.on_probabilities = partial(captured.attention.__setitem__, name)
         yield captured
-
-
-def _keep_output(
-    found: dict[str, Any], name: str, _module: nn.Module, _inputs: Any, output: Any
-) -> None:
-    found[name] = output

@@ -122,13 +122,7 @@ class SequenceHead(nn.Module):
     def forward(
         self, hidden_BTD: Tensor, mask_BT: Tensor, pooler: nn.Module | None = None
     ) -> Tensor:
-        """Return logits `[B, C]`.
-
-        Args:
-            hidden_BTD: Output of the readout.
-            mask_BT: True at real tokens.
-            pooler: Applied to the pooled hidden state.
-        """
+        """Return logits `[B, C]`; the pooler, if any, is applied to the pooled hidden state."""
         pooled = pool(hidden_BTD, mask_BT, self.pooling)
         if pooler is not None:
             pooled = pooler(pooled)

@@ -5,7 +5,7 @@ adds the updates under `lora`.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, cast
 
 import torch
@@ -72,14 +72,14 @@ class LowRankLinear(nn.Linear):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return W_0 x + b, plus each update at its rows."""
         out = super().forward(hidden)
-        for update in self._updates():
+        for update in self._updates:
             out[..., update.rows].add_(update(hidden))
         return out
 
     def merged(self) -> nn.Linear:
         """Return a plain layer with the same outputs; this layer stays unchanged."""
         weight = self.weight.detach().clone()
-        for update in self._updates():
+        for update in self._updates:
             weight[update.rows] += update.matrix().detach()
         plain = nn.Linear(
             self.in_features, self.out_features, bias=self.bias is not None, device="meta"
@@ -88,8 +88,9 @@ class LowRankLinear(nn.Linear):
         plain.bias = self.bias
         return plain.train(self.training)
 
-    def _updates(self) -> list[LowRank]:
-        return cast("list[LowRank]", list(self.lora.values()))
+    @property
+    def _updates(self) -> Iterable[LowRank]:
+        return cast("Iterable[LowRank]", self.lora.values())
 
 
 def add_lora(

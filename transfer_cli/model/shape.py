@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from transfer_cli.errors import one_of
+from transfer_cli.errors import at_least, one_of
 from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Activation
 from transfer_cli.model.norms import NORMS
 from transfer_cli.model.patterns import PATTERNS
@@ -19,13 +19,12 @@ MAX_SIZE = 2**24
 MAX_DEPTH = 10_000
 """The deepest Transformers have 1000 blocks, and even on meta a block is many Python objects."""
 
-
 _CHOICES: dict[str, Collection[str]] = {
     "activation": get_args(Activation), "direction": get_args(Direction),
     "pooler": get_args(PoolerActivation), "residual": RESIDUALS, "norm": NORMS,
     "feedforward_kind": FEED_FORWARDS, "position_kind": POSITIONS, "attention_pattern": PATTERNS,
 }  # fmt: skip
-"""Known values of a field. A dict holds classes; a new class is added to it."""
+"""Values of a field. A dict holds classes; add new ones there."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ class BackboneShape:
     attention_pattern: str = "full"
 
     def __post_init__(self) -> None:
-        """Raise ValueError if a value is out of range."""
         for name in ("width", "heads", "depth", "feedforward", "positions"):
             most = MAX_DEPTH if name == "depth" else MAX_SIZE
             _check_size(name, getattr(self, name), 1, most)
@@ -133,8 +131,7 @@ class BackboneShape:
 
 
 def _check_size(name: str, value: int, least: int, most: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+    at_least(name, value, least)
     if value > most:
         raise ValueError(f"{name} must be at most {most:,}, got {value}")
 

@@ -55,13 +55,8 @@ class LayerGroup:
     inherited: bool
 
 
-@dataclass(frozen=True, order=True)
-class _Place:
-    """Order of the groups: by depth, then added groups from the bottom up, then heads by name."""
-
-    depth: int
-    order: int
-    name: str
+_Place = tuple[int, int, str]
+"""Order of the groups: by depth, then added groups from the bottom up, then heads by name."""
 
 
 def layer_groups(model: TransferModel, inherited: Set[str]) -> list[LayerGroup]:
@@ -69,22 +64,19 @@ def layer_groups(model: TransferModel, inherited: Set[str]) -> list[LayerGroup]:
 
     A norm after the last block belongs to that block, a norm on the embeddings to the embeddings.
     Modules that an edit added to a block or to the embeddings are a separate group, `added.0` or
-    `added.embeddings`: new like a head, with a head's learning rate.
-
-    Args:
-        model: Any model, edited or not.
-        inherited: Names of the parameters that pretrained weights filled.
+    `added.embeddings`: new like a head, with a head's learning rate. `inherited` are the names of
+    the parameters that pretrained weights filled.
     """
     depth, added = len(model.backbone.blocks), added_parameters(model)
     members: dict[_Place, list[str]] = {}
     for name, _ in model.named_parameters():
         place = _place(name, depth)
-        if name in added and place.depth <= depth:
-            place = _Place(depth + 1, place.depth, f"added.{place.name.removeprefix('block.')}")
+        if name in added and place[0] <= depth:
+            place = (depth + 1, place[0], f"added.{place[2].removeprefix('block.')}")
         members.setdefault(place, []).append(name)
     return [
-        LayerGroup(place.name, place.depth, tuple(names), inherited=set(names) <= inherited)
-        for place, names in sorted(members.items())
+        LayerGroup(group, place, tuple(names), inherited=set(names) <= inherited)
+        for (place, _, group), names in sorted(members.items())
     ]
 
 
@@ -92,9 +84,9 @@ def _place(name: str, depth: int) -> _Place:
     part, *rest = name.split(".")
     top = depth + 1
     if part != "backbone":
-        return _Place(top, top, f"head.{rest[0]}" if part == "heads" else f"head.{part}")
+        return top, top, f"head.{rest[0]}" if part == "heads" else f"head.{part}"
     if rest[0] == "blocks":
-        return _Place(int(rest[1]) + 1, 0, f"block.{rest[1]}")
+        return int(rest[1]) + 1, 0, f"block.{rest[1]}"
     if rest[0] == "final_norm":
-        return _Place(depth, 0, f"block.{depth - 1}")
-    return _Place(0, 0, "embeddings")
+        return depth, 0, f"block.{depth - 1}"
+    return 0, 0, "embeddings"

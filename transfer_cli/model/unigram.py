@@ -2,9 +2,8 @@
 
 Legend: B batch, T positions, V vocabulary.
 
-It predicts the same distribution at every position: the counts of the training text, plus one.
-The same evaluator scores it on the same tokens: a language model that does not clearly beat it has
-learned nothing.
+It predicts the same distribution at every position: the counts of the training text, plus one. A
+language model that does not clearly beat it has learned nothing.
 """
 
 from collections.abc import Iterable
@@ -28,14 +27,7 @@ class ZeroBackbone(nn.Module):
         self.token_embedding = nn.Embedding(vocabulary, 1)
         self.blocks = nn.ModuleList()
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        mask_BT: Tensor,
-        segment_BT: Tensor | None = None,
-        *,
-        padded: bool = True,
-    ) -> list[Tensor]:
+    def forward(self, tokens_BT: Tensor, *_: Tensor | None, padded: bool = True) -> list[Tensor]:
         """Return one hidden state of zeros, `[B, T, 1]`."""
         return [torch.zeros(*tokens_BT.shape, 1, device=tokens_BT.device)]
 

@@ -29,14 +29,8 @@ def summed_cross_entropy(
 ) -> Tensor:
     """Return -sum log softmax(hidden @ table^T + bias)[target], a float32 scalar.
 
-    Same value and gradients as torch's `cross_entropy(logits, target, reduction="sum")`.
-
-    Args:
-        hidden_ND: Hidden states.
-        table_VD: Output embeddings.
-        bias_V: Bias of the logits.
-        target_N: Target tokens.
-        compiled: Whether `torch.compile` fuses the operations on the logits.
+    Same value and gradients as torch's `cross_entropy(logits, target, reduction="sum")`. With
+    `compiled`, `torch.compile` fuses the operations on the logits.
     """
     if torch.is_grad_enabled() and (hidden_ND.requires_grad or table_VD.requires_grad):
         total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]

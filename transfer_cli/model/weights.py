@@ -24,15 +24,18 @@ WEIGHTS = "weights.safetensors"
 DESCRIPTION = "model.json"
 
 MAX_HEADER_BYTES = 4 * 2**20
-"""Maximum header of a safetensors file, for some 30,000 tensors: each becomes an object."""
+"""Maximum header of a safetensors file, enough for 30,000 tensors: each becomes an object."""
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_OURS = frozenset({"F64", "F32", "F16", "BF16", "I64"})
-"""Data types in our own models; files of others may also hold other types."""
+_OURS = {name: _DTYPES[name] for name in ("F64", "F32", "F16", "BF16", "I64")}
+"""Data types in our own models; published models may hold others."""
+
+_NODES = ("objective", "edits", "task")
+"""Fields of a description that hold config nodes."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Base:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """Everything that is needed to build a model, except its weights.
+    """All that is needed to build a model, except its weights.
 
     Args:
         shape: Shape of the backbone; its direction is not "auto".
@@ -78,8 +81,11 @@ class ModelDescription:
         tokenizer_hash: Hash of the tokenizer that the model was trained with.
         edits: Config nodes of the structural edits, by name, in order.
         base: The model that holds the weights not stored here; None: all are stored here.
-        task: Config node of the task of the data; None: that of older and of published models is
-            told by `labels` (`tasks.base.task_of`).
+        task: Config node of the task of the data; None: older and published models, whose `labels`
+            decide (`tasks.base.task_of`).
+
+    Raises:
+        TypeError, ValueError: A value cannot be right.
     """
 
     shape: BackboneShape
@@ -91,17 +97,19 @@ class ModelDescription:
     base: Base | None = None
     task: Mapping[str, Any] | None = None
 
-
-def save_weights(model: nn.Module, folder: Path, leave_out: Set[str] = frozenset()) -> None:
-    """Write the tensors of the model to `folder` in safetensors.
-
-    Args:
-        model: The model.
-        folder: The folder of `weights.safetensors`.
-        leave_out: Names of tensors that are not written.
-    """
-    kept = {name: tensor for name, tensor in model.state_dict().items() if name not in leave_out}
-    save_tensors(kept, folder / WEIGHTS)
+    def __post_init__(self) -> None:
+        if self.shape.direction == "auto":
+            raise ValueError("shape.direction is not settled")
+        if not 1 <= self.vocabulary <= MAX_SIZE:
+            raise ValueError(f"vocabulary is {self.vocabulary!r}")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("labels holds a label twice")
+        if not isinstance(self.edits, Mapping):
+            raise TypeError("edits is no mapping")
+        task = {} if self.task is None else {"task": self.task}
+        for name, node in {"objective": self.objective, **task, **self.edits}.items():
+            if not isinstance(node, Mapping) or not isinstance(node.get(TARGET), str):
+                raise TypeError(f"{name} names no class")
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -112,7 +120,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def readable_like(path: Path, folder: Path) -> None:
-    """Give a file the permissions of its folder: safetensors lets only the owner read it."""
+    """Give a file the permissions of its folder: safetensors allows only the owner to read it."""
     path.chmod((folder.stat().st_mode & 0o666) | 0o600)
 
 
@@ -120,25 +128,32 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the tensors in `folder`.
 
     Raises:
+        CheckpointError: See `read_shapes`.
+    """
+    read_shapes(folder)
+    return tensors_of(folder / WEIGHTS)
+
+
+def read_shapes(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors in `folder` without their values, on the meta device; reads no weights.
+
+    Raises:
         CheckpointError: There are none, they are damaged, or they are a pickle, which could run
             code and is never opened.
     """
     path = folder / WEIGHTS
-    if not path.is_file():
-        pickles = sorted(
-            p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth", ".pkl"}
-        )
-        if pickles:
-            raise CheckpointError(
-                f"{folder / pickles[0]} is a pickle, which could run code when opened; "
-                f"only safetensors are read ({WEIGHTS})"
-            )
+    if path.is_file():
+        return shapes_of(path, _OURS)
+    suffixes = {".bin", ".pt", ".pth", ".pkl"}
+    for pickle in sorted(path for path in folder.glob("*") if path.suffix in suffixes):
         raise CheckpointError(
-            f"{folder} holds no {WEIGHTS}: a run writes it when it is finished; before that, take "
-            "one of its checkpoints/"
+            f"{pickle} is a pickle, which could run code when opened; "
+            f"only safetensors are read ({WEIGHTS})"
         )
-    read_shapes(folder)
-    return tensors_of(path)
+    raise CheckpointError(
+        f"{folder} holds no {WEIGHTS}: a run writes it when it is finished; before that, take "
+        "one of its checkpoints/"
+    )
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
@@ -162,36 +177,26 @@ def backbone_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def read_shapes(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors in `folder` without their values, on the meta device; reads no weights.
-
-    Raises:
-        CheckpointError: There are none, or they are damaged.
-    """
-    path = folder / WEIGHTS
-    if not path.is_file():
-        return read_weights(folder)  # which raises the error
-    found = shapes_of(path)
-    for name, dtype in _DTYPES.items():
-        if name not in _OURS and any(tensor.dtype == dtype for tensor in found.values()):
-            raise CheckpointError(f"{path} holds numbers of type {name}; expected F32")
-    return found
-
-
-def shapes_of(path: Path) -> dict[str, Tensor]:
+def shapes_of(path: Path, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file without their values, on the meta device.
 
     Raises:
-        CheckpointError: The file is damaged.
+        CheckpointError: The file is damaged, or holds other data types.
     """
+    shapes = {}
     with _reading(path):
-        _check_header(path)
+        with path.open("rb") as raw:
+            header = int.from_bytes(raw.read(8), "little")
+        if header > MAX_HEADER_BYTES:
+            raise ValueError(f"its list of tensors has {header:,} bytes")
         with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            return {
-                name: torch.empty(found.get_shape(), dtype=_dtype_of(found, path), device="meta")
-                for name, found in slices.items()
-            }
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                found = file.get_slice(name)
+                kind = found.get_dtype()
+                if kind not in dtypes:
+                    raise CheckpointError(f"{path} holds numbers of type {kind}; expected F32")
+                shapes[name] = torch.empty(found.get_shape(), dtype=dtypes[kind], device="meta")
+    return shapes
 
 
 @contextmanager
@@ -199,25 +204,11 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
-        # torch raises the last three on impossible shapes.
+        # torch raises the last three for impossible shapes.
         raise CheckpointError(
             f"{path} is damaged or no safetensors file ({error}); files with pickled code in them "
             "are never opened"
         ) from error
-
-
-def _check_header(path: Path) -> None:
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-    if size > MAX_HEADER_BYTES:
-        raise ValueError(f"its list of tensors has {size:,} bytes")
-
-
-def _dtype_of(found: Any, path: Path) -> torch.dtype:
-    name = found.get_dtype()
-    if name not in _DTYPES:
-        raise CheckpointError(f"{path} holds numbers of type {name}; expected F32")
-    return _DTYPES[name]
 
 
 def load_strictly(
@@ -226,13 +217,7 @@ def load_strictly(
     source: Path,
     leave_out: Set[str] = frozenset(),
 ) -> None:
-    """Load every tensor of the model, from weights that the same model wrote.
-
-    Args:
-        model: The model.
-        tensors: Its weights.
-        source: Their path, for the error.
-        leave_out: Names of tensors that are not loaded and keep their values.
+    """Load weights of the same model, which hold every tensor but those to leave out.
 
     Raises:
         CheckpointError: A tensor is missing, left over or of another shape.
@@ -253,11 +238,11 @@ def load_pretrained(
 ) -> LoadReport:
     """Load the backbone and every head that fits; the other heads keep their initial values.
 
-    On the meta device only the report is made.
+    On the meta device it only returns the report.
 
     Raises:
-        CheckpointError: A tensor of the backbone is missing, left over or of another shape. It is
-            never skipped: the run would look normal with random weights.
+        CheckpointError: A tensor of the backbone is missing, left over or of another shape; without
+            the error, the run would look normal with random weights.
     """
     own = model.state_dict()
     fits = {n for n in own.keys() & tensors.keys() if _fits(own[n], tensors[n])}
@@ -273,7 +258,7 @@ def load_pretrained(
             f"{source} holds {listed(over)}, which the description of its model does not have; "
             "start from the run itself, whose model/ is whole"
         )
-    # A head is loaded completely or not at all: half of an old classifier is useless.
+    # A head is loaded completely or not at all: a part of an old classifier is useless.
     named = own.keys() | tensors.keys()
     broken = {_head(n) for n in named if n.startswith("heads.") and n not in fits}
     loaded = {n for n in fits if _head(n) not in broken}
@@ -311,37 +296,11 @@ def read_description(folder: Path) -> ModelDescription:
 
 
 def _description(found: dict[str, Any]) -> ModelDescription:
-    shape: BackboneShape = build(found["shape"], "shape", BackboneShape)
-    if shape.direction == "auto":
-        raise ValueError("shape.direction is not settled")
-    vocabulary, labels = found["vocabulary"], found["labels"]
-    if type(vocabulary) is not int or not 1 <= vocabulary <= MAX_SIZE:
-        raise ValueError(f"vocabulary is {vocabulary!r}")
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise TypeError("labels is no list of texts")
-    if len(set(labels)) < len(labels):
-        raise ValueError("labels holds a label twice")
-    objective, edits = found["objective"], found.get("edits", {})
-    task = found.get("task")
-    named = {"objective": objective, **({} if task is None else {"task": task})}
-    for name, node in {**named, **_mapping(edits, "edits")}.items():
-        if not isinstance(_mapping(node, name).get(TARGET), str):
-            raise TypeError(f"{name} names no class")
-    base = found.get("base")
-    described = {
-        **found,
-        "shape": shape,
-        "labels": tuple(labels),
-        "tokenizer_hash": str(found["tokenizer_hash"]),
-        "base": None if base is None else build(base, "base", Base),
-    }
-    return ModelDescription(**described)
-
-
-def _mapping(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"{name} is no mapping")
-    return value
+    for name in ("shape", "vocabulary", "objective", "labels", "tokenizer_hash"):
+        found[name]  # a KeyError names it
+    # Not built here: whoever reads a description may need none of these classes.
+    nodes = {name: found.pop(name) for name in _NODES if name in found}
+    return build(found, "model", ModelDescription, **nodes)
 
 
 def _fits(own: Tensor, found: Tensor) -> bool:

@@ -5,13 +5,14 @@ Legend: B batch, T positions.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.split import TextStats
-from transfer_cli.metrics import Metric
+from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
 
@@ -19,8 +20,8 @@ from transfer_cli.seeds import ExampleNoise
 class CausalLM(LanguageModel):
     """-log p(next token | tokens so far), over every target that is not padding.
 
-    On running text every token of the text is a target once. On labelled texts the targets are the
-    text's own tokens: never padding, never the appended classification token.
+    In running text every token is a target once. In labelled texts the targets are the text's own
+    tokens: never padding, never the appended classification token.
     """
 
     direction = "causal"
@@ -36,7 +37,7 @@ class CausalLM(LanguageModel):
         return {**batch, "target": target_BT}
 
     def predicts(self, batch: Batch) -> Tensor:
-        """Return `[B, T]`, True at every real token, the appended classification token too."""
+        """Return `[B, T]`, True at every real token, including the classification token."""
         return batch["mask"]
 
     def compute_metrics(
@@ -44,8 +45,8 @@ class CausalLM(LanguageModel):
     ) -> dict[str, float]:
         """Return loss and perplexities; with a text's counts also by word and by byte.
 
-        All from one sum over all tokens (Merity et al. 2017 count words as this does: one for each
-        space-separated word and one for each end of line).
+        Words are counted as in Merity et al. 2017: one for each space-separated word and one for
+        each end of line.
         """
         nats, tokens = float(totals["loss"]), counts["loss"]
         found = {"loss": nats / tokens, "token_perplexity": exponential(nats / tokens)}
@@ -56,22 +57,6 @@ class CausalLM(LanguageModel):
         return found
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the perplexity by word first, by token where words are not counted."""
-        return (
-            Metric(
-                "word_perplexity",
-                higher_is_better=False,
-                unit="perplexity",
-                headline=True,
-                per_example=True,
-            ),
-            Metric("bits_per_byte", higher_is_better=False, unit="bits", per_example=True),
-            Metric(
-                "token_perplexity",
-                higher_is_better=False,
-                unit="perplexity",
-                headline=True,
-                per_example=True,
-            ),
-            Metric("loss", higher_is_better=False, unit="nats", per_example=True),
-        )
+        """Return the metrics; perplexity by token is the headline if words are not counted."""
+        bits = replace(LOSS, name="bits_per_byte", unit="bits")
+        return perplexity("word_perplexity"), bits, perplexity("token_perplexity"), LOSS

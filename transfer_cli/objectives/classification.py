@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transfer_cli.batch import Batch, size
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import CheckpointError, one_of
-from transfer_cli.metrics import Metric
+from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
@@ -26,23 +26,29 @@ POOLER = "pooler"
 
 TABLE = "backbone.token_embedding.weight"
 
+METRICS = (
+    Metric("error_rate", higher_is_better=False, unit="percent", headline=True, per_example=True),
+    Metric("macro_f1", higher_is_better=True, unit="fraction"),
+    Metric("accuracy", higher_is_better=True, unit="fraction", per_example=True),
+    LOSS,
+)
+
 
 class Classification(Objective):
-    """Cross-entropy of the label, from one vector a text.
+    """Cross-entropy of the label, from one vector per text.
 
     Args:
-        pooling: How a text becomes one vector (see `model.heads.pool`). auto: the state of the
-            classification token, last in a causal and first in a bidirectional model. The mean
-            where that token's embedding is frozen, since it may never have occurred in pretraining;
-            in a published model it has, and there the mean is for backbones of which nothing
-            trains.
-        pooler: Whether that vector passes through a pooler first, a linear layer with an activation
-            (`model.heads.Pooler`). None: where the model's kind has one and `pooling` is auto or
-            the state of the classification token; not one that stays frozen over a mean.
+        pooling: See `model.heads.pool`. auto: the state of the classification token, last in a
+            causal and first in a bidirectional model; but the mean if that token's embedding is
+            frozen, since it may not have occurred in pretraining. In published models it has: there
+            it is the mean if nothing in the backbone trains.
+        pooler: Whether the vector passes through a `model.heads.Pooler`. None: if the kind of model
+            has one and `pooling` is auto or the state of the classification token; a frozen pooler
+            is not applied to a mean.
         dropout: Before every linear layer.
         hidden: Sizes of the layers between the pooled state and the last one.
-        batch_norm: Whether every layer begins with one. Howard and Ruder (2018, section 3.3) use it
-            with `hidden: [50]` and `pooling: concat`.
+        batch_norm: Whether every layer begins with batch norm. Howard and Ruder (2018, section 3.3)
+            use it with `hidden: [50]` and `pooling: concat`.
     """
 
     task = "classification"
@@ -69,7 +75,7 @@ class Classification(Objective):
 
     @property
     def head(self) -> str:
-        """The name of its head: each classification of a run has one of its own."""
+        """The name of its head, one for each classification of a run."""
         return "class" if self.info.name == "main" else f"class_{self.info.name}"
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
@@ -87,7 +93,8 @@ class Classification(Objective):
         if not self._has_pooler(backbone, pooling):
             return {self.head: head}
         kind = backbone.shape.pooler
-        return {self.head: head, POOLER: Pooler(backbone.shape.width, _activation(kind))}
+        activation = "tanh" if kind == "none" else kind
+        return {self.head: head, POOLER: Pooler(backbone.shape.width, activation)}
 
     def _has_pooler(self, backbone: Backbone, pooling: Pooling) -> bool:
         if self.pooler is None:
@@ -95,10 +102,10 @@ class Classification(Objective):
         return self.pooler
 
     def inherit_options(self, options: Mapping[str, Any]) -> None:
-        """Pool as the head has learnt to, when the choice is ours.
+        """Pool as the inherited head does, if `pooling` is auto.
 
         Raises:
-            CheckpointError: There is no such way of pooling.
+            CheckpointError: The stored pooling is unknown.
         """
         if self.pooling == "auto" and "pooling" in options:
             if options["pooling"] not in get_args(Pooling):
@@ -108,13 +115,13 @@ class Classification(Objective):
             self.pooler = bool(options["pooler"])
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
-        """Pool by the mean when the choice is ours and the classification token cannot learn."""
+        """Pool by the mean if `pooling` is auto and the classification token cannot learn."""
         head = model.heads[self.head]
         has_pooler = POOLER in model.heads
         if self.pooling == "auto" and not self._can_read_token(model, trains):
             head.pooling = "mean"  # type: ignore[assignment]
             if self.pooler is None:
-                # What a frozen one has learnt to read is another vector.
+                # A frozen pooler has learnt to read another vector.
                 learns = any(name.startswith(f"heads.{POOLER}.") for name in trains)
                 has_pooler = has_pooler and learns
         decided = {"pooling": head.pooling}
@@ -124,20 +131,17 @@ class Classification(Objective):
         return decided
 
     def _can_read_token(self, model: TransferModel, trains: Set[str]) -> bool:
-        """Return whether the state of the classification token can come to mean something."""
+        """Return whether the state of the classification token is pretrained or can be trained."""
         vocabulary = self.info.vocabulary
-        # A kind of model with a pooler, or whose only special token ends its texts.
+        # True of kinds of model with a pooler, or whose only special token ends its texts.
         was_pretrained = model.backbone.shape.pooler != "none" or vocabulary.cls == vocabulary.sep
         learns = any(name.startswith("backbone.") for name in trains)
-        return self._token_learns(model, trains) or (was_pretrained and learns)
-
-    def _token_learns(self, model: TransferModel, trains: Set[str]) -> bool:
         has_own_row = any(
-            isinstance(part, AddedRows) and self.info.vocabulary.cls in part.tokens
+            isinstance(part, AddedRows) and vocabulary.cls in part.tokens
             for name, part in added_parameters(model).items()
             if name in trains
         )
-        return TABLE in trains or has_own_row
+        return TABLE in trains or has_own_row or (was_pretrained and learns)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts."""
@@ -176,15 +180,12 @@ class Classification(Objective):
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults:
-        """Return each text's cross-entropy, its predicted label and how sure the model was."""
+        """Return each text's cross-entropy, its predicted label and that label's probability."""
         logits_BC, label_B = self.class_logits(model, batch, encoded), batch["label"]
         return ExampleResults(
             loss=F.cross_entropy(logits_BC, label_B, reduction="none"),
             targets=torch.ones_like(label_B),
-            predicted={
-                "label": logits_BC.argmax(1),
-                "probability": logits_BC.softmax(1).amax(1),
-            },
+            predicted={"label": logits_BC.argmax(1), "probability": logits_BC.softmax(1).amax(1)},
         )
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
@@ -209,8 +210,7 @@ class Classification(Objective):
         confusion = totals["confusion"].double()
         right, given, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
         accuracy = float(right.sum() / confusion.sum())
-        # A class that is neither given nor said has no F1; sklearn's macro average leaves it out
-        # too.
+        # As in sklearn's macro average, a class that is neither given nor predicted has no F1.
         occurs = given + said > 0
         f1 = 2 * right[occurs] / (given + said)[occurs]
         found = {
@@ -225,20 +225,5 @@ class Classification(Objective):
         return found
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the error rate first, then what else is measured."""
-        return (
-            Metric(
-                "error_rate",
-                higher_is_better=False,
-                unit="percent",
-                headline=True,
-                per_example=True,
-            ),
-            Metric("macro_f1", higher_is_better=True, unit="fraction"),
-            Metric("accuracy", higher_is_better=True, unit="fraction", per_example=True),
-            Metric("loss", higher_is_better=False, unit="nats", per_example=True),
-        )
-
-
-def _activation(kind: str) -> str:
-    return "tanh" if kind == "none" else kind
+        """Return the error rate first, then the other metrics."""
+        return METRICS

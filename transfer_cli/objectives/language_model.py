@@ -1,4 +1,4 @@
-"""What language-model objectives share: they predict tokens where there is a `target`.
+"""Base class of language-model objectives, which predict tokens at targets.
 
 Legend: B batch, T positions, N targets, D width, V vocabulary.
 """
@@ -18,7 +18,7 @@ from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sa
 HEAD = "lm"
 
 SHOWN_PLACES = 8
-"""Targets of a text that a sample shows."""
+"""Number of targets of a text in a sample."""
 
 
 class LanguageModel(Objective):
@@ -33,7 +33,7 @@ class LanguageModel(Objective):
         return {"loss": int((batch["target"] != IGNORE).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the summed cross-entropy of the targets, in nats; logits are made only there."""
+        """Return the summed cross-entropy of the targets, in nats, from their logits alone."""
         rows_N = rows_with_target(batch)
         loss = model.heads[HEAD].summed_loss(  # type: ignore[operator]
             encoded.top.flatten(0, 1).index_select(0, rows_N),
@@ -49,7 +49,7 @@ class LanguageModel(Objective):
         table_VD = model.backbone.token_embedding.weight
         has_target_BT = batch["target"] != IGNORE
         losses = []
-        # One at a time: never are there more logits than those of one text.
+        # One at a time, so that memory holds the logits of one text only.
         for top_TD, target_T, has_T in zip(
             encoded.top, batch["target"], has_target_BT, strict=True
         ):
@@ -58,26 +58,22 @@ class LanguageModel(Objective):
         return ExampleResults(torch.stack(losses), has_target_BT.sum(1))
 
     def predicts(self, batch: Batch) -> Tensor:
-        """Return `[B, T]`, True where the model's prediction means something: at the targets."""
+        """Return `[B, T]`, True where predictions are meaningful: at the targets."""
         return batch["target"] != IGNORE
 
     def with_drawn_targets(
         self, model: TransferModel, batch: Batch, encoded: Encoding, generator: torch.Generator
     ) -> Batch:
-        """Return the batch with each target replaced by a draw from what the model predicts there.
+        """Return the batch with each target replaced by a draw from the model's softmax(logits).
 
-        Args:
-            model: Whose prediction, softmax(logits), is drawn from.
-            batch: A prepared batch.
-            encoded: Of that batch.
-            generator: On the CPU, so that a seed means the same draws on every device.
+        The generator is on the CPU, so that a seed gives the same draws on every device.
         """
         rows_N = rows_with_target(batch)
-        # Outside `no_grad`: the states are kept, and the loss goes through them too.
+        # Outside `no_grad`: the loss is computed from the same states.
         hidden_ND = encoded.top.flatten(0, 1).index_select(0, rows_N)
         with torch.no_grad():
             logits_NV = model.heads[HEAD](hidden_ND, model.backbone.token_embedding.weight)
-        # In float64, since sums over a large vocabulary would lose its rare tokens in float32.
+        # In float32, sums over a large vocabulary would lose rare tokens.
         reached_NV = logits_NV.double().softmax(-1).cumsum(-1)
         draw_N1 = torch.rand(len(reached_NV), 1, generator=generator, dtype=torch.float64)
         wanted_N1 = draw_N1.to(reached_NV.device, non_blocking=True) * reached_NV[:, -1:]
@@ -87,7 +83,7 @@ class LanguageModel(Objective):
         return {**batch, "target": target.view_as(batch["target"])}
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
-        """Return, for each text, its last few targets and the likeliest token at each place."""
+        """Return the last few targets of each text, and the most likely token at each."""
         found = []
         for tokens_T, mask_T, target_T, top_TD in zip(
             batch["tokens"], batch["mask"], batch["target"], encoded.top, strict=True

@@ -1,4 +1,4 @@
-"""Masked language modelling (Devlin et al. 2019, section 3.1), drawn anew at each visit.
+"""Masked language modelling (Devlin et al. 2019, section 3.1), with new masks at each visit.
 
 Legend: B batch, T positions.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError
-from transfer_cli.metrics import Metric
+from transfer_cli.metrics import LOSS, Metric, perplexity
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel, exponential
 from transfer_cli.seeds import ExampleNoise
@@ -41,7 +41,7 @@ class MaskedLM(LanguageModel):
         self.whole_word = whole_word
 
     def setup(self, info: TaskInfo) -> None:
-        """Work out which tokens may be hidden and which may be drawn in their place."""
+        """Decide which tokens may be masked, and which may replace them."""
         super().setup(info)
         vocabulary = info.vocabulary
         if vocabulary.mask in (vocabulary.cls, vocabulary.pad):
@@ -56,7 +56,7 @@ class MaskedLM(LanguageModel):
         self._starts_word = torch.from_numpy(np.asarray(vocabulary.starts_word, dtype=bool))
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Return the batch with `tokens` hidden in places and `target` saying what stood there."""
+        """Return the batch with masked `tokens`; `target` holds the original ones."""
         tokens_BT = batch["tokens"]
         eligible_BT = self._eligible[tokens_BT] & batch["mask"]
         # Three draws a position: whether to select, what to do, which token to put there.
@@ -66,7 +66,7 @@ class MaskedLM(LanguageModel):
             selected_BT = self._words(tokens_BT, eligible_BT, select_BT)
         else:
             selected_BT = self._tokens(eligible_BT, select_BT)
-        # A draw of exactly 1 - 2^-24 times a large count may round up to the count itself.
+        # A draw of 1 - 2^-24 times a large count may round up to the count itself.
         drawn = (token_BT * len(self._ordinary)).long().clamp(max=len(self._ordinary) - 1)
         hidden_BT = torch.where(
             action_BT < self.MASKED,
@@ -82,22 +82,13 @@ class MaskedLM(LanguageModel):
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
-        """Return loss and masked-token perplexity, which is no likelihood of the text."""
+        """Return loss and masked-token perplexity, which is not a likelihood of the text."""
         mean = float(totals["loss"]) / counts["loss"]
         return {"loss": mean, "masked_token_perplexity": exponential(mean)}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return the perplexity, then the loss."""
-        return (
-            Metric(
-                "masked_token_perplexity",
-                higher_is_better=False,
-                unit="perplexity",
-                headline=True,
-                per_example=True,
-            ),
-            Metric("loss", higher_is_better=False, unit="nats", per_example=True),
-        )
+        return perplexity("masked_token_perplexity"), LOSS
 
     def _tokens(self, eligible_BT: Tensor, draw_BT: Tensor) -> Tensor:
         selected_BT = (draw_BT < self.rate) & eligible_BT

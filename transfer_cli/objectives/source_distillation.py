@@ -1,10 +1,11 @@
-"""Distillation to the source: go on predicting what the pretrained model predicted.
+"""Distillation to the source: keep the predictions of the pretrained model.
 
 Legend: B batch, T positions, N compared positions, D width, V vocabulary.
 """
 
 import copy
 from collections.abc import Mapping, Set
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +13,8 @@ from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, rows_compared
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import ConfigError, RunError, listed
-from transfer_cli.metrics import Metric
+from transfer_cli.errors import ConfigError, RunError, above_zero, listed
+from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.added import added_parameters
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
@@ -23,25 +24,22 @@ from transfer_cli.seeds import ExampleNoise
 
 
 class SourceDistillation(Objective):
-    """tau^2 KL(p0 || p) of the next or hidden tokens, p0 being the model as the run starts.
+    """tau^2 KL(p0 || p) of the next or masked tokens; p0 is the model at the start of the run.
 
     Learning without forgetting (Li and Hoiem 2016), on the run's own texts: no pretraining text is
-    needed. Both distributions are softened by the temperature. The paper's loss is the
-    cross-entropy, which has the same gradient; a divergence of 0 says "unchanged".
+    needed. The temperature softens both distributions. The paper's loss is the cross-entropy, which
+    has the same gradient; a divergence of 0 means "unchanged".
 
-    The starting model is kept by `start` and stored nowhere. So a finished run can be evaluated by
-    its other losses, and not by this one.
+    The starting model is not stored, so a finished run can only be evaluated by its other losses.
 
     Args:
-        language_model: What the pretrained model was trained for. It says where predictions are
-            compared: at every real token (causal), or where tokens are hidden (masked), in a
-            hidden copy of the text.
+        language_model: The pretraining objective. Predictions are compared at every real token
+            (causal), or at the masked tokens of a masked copy of the text (masked).
         temperature: tau, above 0.
     """
 
     def __init__(self, language_model: LanguageModel, temperature: float = 2.0) -> None:
-        if not 0 < temperature < float("inf"):
-            raise ValueError(f"temperature must be above 0, got {temperature}")
+        above_zero("temperature", temperature)
         self.language_model = language_model
         self.temperature = temperature
         self.direction = language_model.direction
@@ -49,7 +47,7 @@ class SourceDistillation(Objective):
         self._source: TransferModel | None = None
 
     def setup(self, info: TaskInfo) -> None:
-        """Take what is known about the run, for the language model too."""
+        """Store the facts of the run, for the language model too."""
         super().setup(info)
         self.language_model.setup(info)
 
@@ -61,7 +59,7 @@ class SourceDistillation(Objective):
         """Keep a frozen copy of the language model, in evaluation mode.
 
         Raises:
-            ConfigError: A part of it is not pretrained, so that its predictions mean nothing.
+            ConfigError: A part of it is not pretrained, so its predictions are meaningless.
         """
         source = TransferModel(
             copy.deepcopy(model.backbone), {HEAD: copy.deepcopy(model.heads[HEAD])}
@@ -93,7 +91,7 @@ class SourceDistillation(Objective):
         """Return tau^2 KL(p0 || p), summed over the compared positions, in nats and float32.
 
         Raises:
-            RunError: `start` was never called, so there is nothing to compare with.
+            RunError: `on_train_start` was not called, so there is nothing to compare with.
         """
         if self._source is None:
             raise RunError(
@@ -110,12 +108,12 @@ class SourceDistillation(Objective):
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
-        """Return the loss: the divergence a position, 0 for a model that predicts as it did."""
+        """Return the loss, the divergence per position: 0 for unchanged predictions."""
         return {"loss": float(totals["loss"]) / counts["loss"]}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the loss; what became of single examples is not known."""
-        return (Metric("loss", higher_is_better=False, unit="nats", headline=True),)
+        """Return the loss, without results of single examples."""
+        return (replace(LOSS, headline=True, per_example=False),)
 
     @property
     def _key(self) -> str:

@@ -50,7 +50,6 @@ class Geometric:
     factor: float = 1.2
 
     def __post_init__(self) -> None:
-        """Raise ValueError where the factor is not positive."""
         above_zero("factor", self.factor)
 
     def __call__(self, name: str, depth: int, top: int) -> float:
@@ -70,7 +69,6 @@ class PerGroup:
     rates: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        """Raise ValueError if there is no multiplier or one is not positive."""
         if not self.rates:
             raise ValueError("rates must give at least one, for example {embeddings: 0.1}")
         for pattern, rate in self.rates.items():

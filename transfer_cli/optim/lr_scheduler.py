@@ -29,11 +29,7 @@ class LRScheduler:
     def get_lr(self, step: int, *, begin: int, end: int, factor: float = 1.0) -> float:
         """Return the learning rate of a parameter group whose layer scale is 1.
 
-        Args:
-            step: Counted from 0.
-            begin: The first step of the current stage.
-            end: The step after its last one.
-            factor: The stage's multiplier.
+        Steps count from 0; those of the current stage are `begin` to `end - 1`, with its factor.
         """
         if not self.per_stage:
             begin, end = 0, self.total
@@ -48,14 +44,9 @@ class LRScheduler:
         end: int | None = None,
         factor: float = 1.0,
     ) -> None:
-        """Set the learning rate of every parameter group for the step about to be taken.
+        """Set the learning rate of every parameter group, which has its layer scale as `scale`.
 
-        Args:
-            optimizer: Each of its parameter groups has a `scale`, the layer scale.
-            step: See `get_lr`.
-            begin: See `get_lr`; the default is the run's.
-            end: See `get_lr`; the default is the run's.
-            factor: See `get_lr`.
+        The arguments are those of `get_lr`; by default there is one stage, the run.
         """
         now = self.get_lr(step, begin=begin, end=end or self.total, factor=factor)
         for group in optimizer.param_groups:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests import configs
+from transfer_cli.adaptation import edits
 from transfer_cli.assembly.blueprint import draw, shape_of, sizes_of
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.config.schema import LoopConfig, MixingConfig
@@ -225,6 +226,18 @@ def test_an_edit_that_an_earlier_run_made_is_not_made_twice(laid_out, with_lora)
     names = [[name for name, _ in each.model.named_parameters()] for each in (once, again)]
     assert names[0] == names[1]
     assert again.inherited == once.inherited
+
+
+def test_the_edits_that_a_plan_speaks_of_are_those_that_change_the_model(
+    laid_out, pretrained, monkeypatch
+):
+    made = []
+    monkeypatch.setattr(edits.LoRA, "__post_init__", lambda edit: made.append(edit.rank))
+
+    layout = laid_out(pretrained, adaptation__edits={"lora": LORA})
+
+    assert made == [LORA["rank"]]
+    assert list(layout.adaptation.edits) == list(layout.edits) == ["lora"]
 
 
 def test_further_edits_come_on_top_of_those_of_an_earlier_run(laid_out, with_lora):

@@ -8,6 +8,7 @@ from transfer_cli.config.check import check
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.describe import options
 from transfer_cli.config.flags import Request
+from transfer_cli.config.plain_yaml import read_settings
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.directory import RunDirectory
@@ -49,6 +50,27 @@ def test_what_was_typed_is_what_was_stored(tmp_path, word):
     )
 
     assert as_yaml(found) == run.config.read_text()
+
+
+def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_path):
+    word = "experiment=tutorial/pretrain_clm"
+    run = begun(tmp_path / "run", word)
+    later = ("  norm:", "  feedforward_kind:", "  attention_pattern:")
+    lines = run.config.read_text().splitlines(keepends=True)
+    older = [line for line in lines if not line.startswith(later)]
+    assert len(older) == len(lines) - 3
+    run.config.write_text("".join(older))
+    config, command = composed(run.path, word)
+
+    found = config_to_resume(
+        config,
+        find_run(config.resume, config.run.dir),
+        command,
+        CommandLine.of_this_command().overrides,
+    )
+
+    assert found.model == config.model
+    assert read_settings(run.config)["model.norm"] == "layer"
 
 
 @pytest.mark.parametrize(

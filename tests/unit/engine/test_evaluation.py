@@ -58,7 +58,7 @@ def test_every_example_is_scored_once_in_the_order_that_is_asked_for():
     data = tiny.Questions(examples=10)
     order = np.arange(10)[::-1]
 
-    cut = portions(Split("test", data, order=order), 4)
+    cut = portions(data, order, 4)
 
     assert [part.tolist() for part in cut] == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
 

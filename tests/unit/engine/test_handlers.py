@@ -169,26 +169,14 @@ def test_an_infinite_first_measure_can_be_beaten():
      ("rest", [])],
 )  # fmt: skip
 def test_a_rhythm_counts_from_the_very_first_step(every, steps):
-    run, acted = a_run(), []
-    handlers.at_rhythm(
-        run.trainer, Length.parse(every), lambda engine: acted.append(engine.state.iteration)
-    )
-
-    run.go()
-
-    assert acted == steps
+    assert saved(a_run(), every) == steps
 
 
 def test_a_resumed_run_keeps_the_rhythm():
-    run, acted = a_run(), []
-    handlers.at_rhythm(
-        run.trainer, Length.parse("5 steps"), lambda engine: acted.append(engine.state.iteration)
-    )
+    run = a_run()
     run.progress.step = 7
 
-    run.go()
-
-    assert acted == [10, 15, 20]
+    assert saved(run, "5 steps") == [10, 15, 20]
 
 
 # Records.

@@ -9,7 +9,7 @@ from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.engine.loop import Progress, run_trainer
-from transfer_cli.model.weights import load_strictly, read_weights, save_weights
+from transfer_cli.model.weights import WEIGHTS, load_strictly, read_weights, save_tensors
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.masked_lm import MaskedLM
@@ -213,7 +213,7 @@ def crash_after(run, step, folder):
             checkpoint.write(
                 folder / checkpoint.name(step),
                 step,
-                lambda to: save_weights(run.step.model, to),
+                lambda to: save_tensors(run.step.model.state_dict(), to / WEIGHTS),
                 state,
             )
         if engine.state.iteration == step + 2:

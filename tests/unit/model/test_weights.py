@@ -15,7 +15,7 @@ from transfer_cli.model.weights import (
     load_strictly,
     read_description,
     read_weights,
-    save_weights,
+    save_tensors,
     write_description,
 )
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -23,7 +23,7 @@ from transfer_cli.objectives.classification import Classification
 
 
 def saved(model, folder):
-    save_weights(model, folder)
+    save_tensors(model.state_dict(), folder / WEIGHTS)
     return read_weights(folder)
 
 
@@ -167,7 +167,7 @@ def test_a_pickle_under_the_name_of_safetensors_is_refused(tmp_path):
 @given(share=st.floats(0, 0.999))
 def test_cut_off_weights_are_refused(tmp_path_factory, share):
     folder = tmp_path_factory.mktemp("cut")
-    save_weights(tiny.model(depth=1), folder)
+    save_tensors(tiny.model(depth=1).state_dict(), folder / WEIGHTS)
     content = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(content[: int(share * len(content))])
 
@@ -220,6 +220,6 @@ def test_weights_can_be_read_by_whom_the_folder_is_for(tmp_path):
     folder.mkdir()
     folder.chmod(0o755)
 
-    save_weights(torch.nn.Linear(2, 2), folder)
+    save_tensors(torch.nn.Linear(2, 2).state_dict(), folder / WEIGHTS)
 
     assert (folder / WEIGHTS).stat().st_mode & 0o777 == 0o644

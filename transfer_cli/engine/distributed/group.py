@@ -1,9 +1,9 @@
-"""The group of processes at one run: who this one is, and the little that they tell each other.
+"""The group of processes at one run: this process's number, and small exchanges.
 
 torchrun starts the processes, Ignite joins them to a group, and NCCL (GPUs) or gloo (CPUs) carries
-the gradients. What is exchanged here is small and lies on the CPU: counts, decisions, names. It
-goes over a gloo group of its own, so that it never waits for a GPU. A process that does not come to
-an exchange is missed after a time that can be chosen, and named (`watch`).
+the gradients. Counts, decisions and names are exchanged on the CPU, over a separate gloo group, so
+that an exchange never waits for a GPU. A process that misses an exchange for longer than a timeout
+is named (`watch`).
 
 Without torchrun there is no group, and every function returns its argument.
 """
@@ -24,21 +24,21 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from transfer_cli.errors import RunError
 
 _LONG = timedelta(days=1)
-"""How long processes wait for one that prepares data: as long as that takes, within reason."""
+"""How long processes wait for one that prepares data."""
 
 
 @dataclass
 class JoinedGroup:
-    """What this process needs to talk to the others.
+    """This process's connections to the others.
 
     Args:
         rank: The number of this process, from 0.
-        world_size: How many processes there are.
+        world_size: Number of processes.
         control: Exchanges small tensors on the CPU.
-        patient: The same, without a limit to how long it waits.
+        patient: The same, but waits as long as it takes.
         store: A dictionary that all processes share; under torchrun it outlives each of them.
         timeout: Of `control`, in seconds.
-        exchanges: How many exchanges this process has come to so far.
+        exchanges: Number of exchanges that this process has reached so far.
     """
 
     rank: int
@@ -50,12 +50,12 @@ class JoinedGroup:
     exchanges: int = 0
 
     def come(self) -> None:
-        """Write down that this process comes to an exchange: the message if one fails needs it."""
+        """Publish that this process has reached an exchange, for the error if it fails."""
         self.exchanges += 1
         self.store.set(f"at/{self.rank}", str(self.exchanges))
 
     def exchanges_of(self, rank: int) -> int:
-        """Return how many exchanges a process has come to."""
+        """Return how many exchanges a process has reached."""
         key = f"at/{rank}"
         return int(self.store.get(key)) if self.store.check([key]) else 0
 
@@ -64,7 +64,7 @@ _group: JoinedGroup | None = None
 
 
 def started_by_torchrun() -> bool:
-    """Return whether torchrun, or what acts like it, has started this process."""
+    """Return whether torchrun, or a launcher like it, has started this process."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
@@ -74,12 +74,12 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Return how many processes there are."""
+    """Return the number of processes."""
     return _group.world_size if _group is not None else 1
 
 
 def local_rank() -> int:
-    """Return the number of this process on its machine: that of its GPU."""
+    """Return the number of this process, and of its GPU, on its machine."""
     return int(os.environ.get("LOCAL_RANK", "0")) if started_by_torchrun() else 0
 
 
@@ -89,27 +89,28 @@ def local_world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this is the process that writes files and speaks."""
+    """Return whether this is the process that writes files and logs."""
     return rank() == 0
 
 
 def join(device: torch.device, timeout_minutes: float) -> JoinedGroup:
     """Join the processes that torchrun has started; see `watch.process_group`."""
     global _group  # one group a process, as in torch
-    # Here, because it takes seconds to import, which a process alone need not wait for.
+    # Not at the top: the import takes seconds, which a single process does not need.
     import ignite.distributed as idist
 
     if os.environ.get("RANK", "0") != "0":
         warnings.simplefilter("ignore")
-    # Under Slurm, Ignite would take Slurm's numbering of tasks in place of torchrun's of processes.
+    # Under Slurm, Ignite would take Slurm's numbers of tasks instead of torchrun's of processes.
     hidden = os.environ.pop("SLURM_JOB_ID", None)
     try:
         timeout = timedelta(minutes=timeout_minutes)
         idist.initialize("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise RunError(
             f"the processes cannot find each other at {os.environ['MASTER_ADDR']}:"
-            f"{os.environ['MASTER_PORT']} ({_first_line(error)}); start all of them with torchrun"
+            f"{os.environ['MASTER_PORT']} ({reason}); start all of them with torchrun"
         ) from error
     finally:
         if hidden is not None:
@@ -136,7 +137,7 @@ def leave() -> None:
 
 
 def connect() -> Store:
-    """Return a connection to the dictionary that all processes share; each restart has its own."""
+    """Return a connection to the dictionary that all processes of this restart share."""
     server = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"transfer/{attempt}", server)
@@ -167,7 +168,7 @@ def all_reduce_max(value: int) -> int:
 
 
 def all_reduce_tensor(tensor: Tensor) -> Tensor:
-    """Return the sum over all processes, on the device that the gradients travel from."""
+    """Return the sum over all processes, on the tensor's device."""
     if _group is None:
         return tensor
     total = tensor.detach().clone()
@@ -176,7 +177,7 @@ def all_reduce_tensor(tensor: Tensor) -> Tensor:
 
 
 def broadcast_text(text: str) -> str:
-    """Return the text that the main process has, however long that takes; others' is ignored."""
+    """Return the text of the main process, however long that takes."""
     if _group is None:
         return text
     _group.come()
@@ -205,7 +206,7 @@ def _text_from(source: int, text: str, group: dist.ProcessGroup) -> str:
 
 
 def barrier() -> None:
-    """Return when every process has come here, however long that takes."""
+    """Wait for every process, however long that takes."""
     if _group is not None:
         _group.come()
         dist.barrier(group=_group.patient)
@@ -213,14 +214,10 @@ def barrier() -> None:
 
 @contextmanager
 def main_first() -> Iterator[None]:
-    """Let the first process of each machine do this before its others, which find it done."""
+    """Let the first process of each machine run the block before the others do."""
     if local_rank() == 0:
         yield
         barrier()
     else:
         barrier()
         yield
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

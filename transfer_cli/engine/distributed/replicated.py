@@ -1,14 +1,13 @@
-"""How processes share one model, and the ways without shards: one process, or a copy for each.
+"""How processes share one model: a single process, a copy for each, or shards (`sharded`).
 
-Only the one call of the model in which a pass takes place is wrapped; nothing else needs to know.
-The last backward pass of a step leaves gradients averaged over all processes, once a step whatever
-the number of its micro-batches.
+Only the call of the model in a forward pass is wrapped. The last backward pass of a step leaves
+gradients averaged over all processes, once a step whatever the number of its micro-batches.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,27 +19,14 @@ from transfer_cli.model.transfer_model import TransferModel
 LossSums = dict[str, Tensor]
 
 
-class Parallel(Protocol):
-    """How the processes of a run share its model."""
+class Parallel:
+    """How the processes of a run share its model; this base class is for a single process."""
+
+    def __init__(self, model: TransferModel) -> None:
+        self._model: Any = model
 
     def enter_stage(self) -> None:
         """Look again at which parameters train."""
-
-    def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
-        """Return what `work` computes with the model."""
-
-    def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
-        """Return the context of a forward and backward pass; only the last of a step is synced."""
-
-
-class SingleProcess:
-    """One process has all of the model."""
-
-    def __init__(self, model: TransferModel) -> None:
-        self._model = model
-
-    def enter_stage(self) -> None:
-        """Nothing depends on what trains."""
 
     def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
         """Return what `work` computes with the model."""
@@ -48,11 +34,11 @@ class SingleProcess:
         return found
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
-        """Return a context that does nothing."""
+        """Return the context of a forward and backward pass; only the last of a step is synced."""
         return nullcontext()
 
 
-class Replicated:
+class Replicated(Parallel):
     """Every process has a copy, and the gradients of all are summed (DistributedDataParallel).
 
     A copy is wrapped again in each stage: parameters that are frozen when it is wrapped are never
@@ -65,35 +51,23 @@ class Replicated:
     """
 
     def __init__(self, model: TransferModel, *, some_unused: bool) -> None:
-        self._model = model
+        super().__init__(model)
+        self._copy = model
         self._some_unused = some_unused
-        self._wrapped: DistributedDataParallel | None = None
 
     def enter_stage(self) -> None:
         """Wrap the model with what trains now."""
-        self._wrapped = None  # its hooks go before new ones come
+        self._model = None  # its hooks go before new ones come
         with warnings.catch_warnings():
             # The name of this option is new in torch 2.13, which warns of the old one.
             warnings.simplefilter("ignore", FutureWarning)
-            self._wrapped = DistributedDataParallel(
-                self._model, find_unused_parameters=self._some_unused, broadcast_buffers=False
+            self._model = DistributedDataParallel(
+                self._copy, find_unused_parameters=self._some_unused, broadcast_buffers=False
             )
 
-    def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
-        """Return what `work` computes with the model."""
-        found: LossSums = self._now()(work)
-        return found
-
-    @contextmanager
-    def accumulating(self, *, last: bool) -> Iterator[None]:
-        """Keep gradients to this process, unless it is the last pass of the step."""
-        with nullcontext() if last else self._now().no_sync():
-            yield
-
-    def _now(self) -> DistributedDataParallel:
-        if self._wrapped is None:
-            raise RuntimeError("enter_stage comes before the first step")
-        return self._wrapped
+    def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
+        """Reduce gradients over processes only in the last pass of the step."""
+        return nullcontext() if last else self._model.no_sync()
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -1,14 +1,14 @@
-"""A sharded model, for models that are larger than the memory of one device.
+"""A sharded model, for models larger than the memory of one device.
 
 Torch's `fully_shard` cuts every tensor along its first dimension. A checkpoint holds the shards as
-safetensors, written by all processes at once with `torch.distributed.checkpoint`; any number of
-processes can read it, one included. Its usual format is a pickle, which is never opened here.
+safetensors, written by all processes with `torch.distributed.checkpoint`; any number of processes
+can read it. The library's usual format is a pickle, which is never opened here.
 
-Imported only where it is asked for: what it imports takes most of a second.
+Imported only on demand: the imports take most of a second.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,20 +29,20 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor import zeros as sharded_zeros
 
 from transfer_cli.engine.distributed.group import all_reduce_tensor, world_size
-from transfer_cli.engine.distributed.replicated import LossSums
+from transfer_cli.engine.distributed.replicated import Parallel
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.model.transfer_model import TransferModel
 
 _MARK = "sharded tensor"
-"""Key that marks the place of a sharded tensor in the plain state."""
+"""Key of the placeholder of a sharded tensor in the plain state."""
 
 
 def shard_model(model: TransferModel, device: torch.device) -> None:
-    """Leave this process a shard of every tensor of the model, on its device.
+    """Reduce every tensor of the model to this process's shard, on its device.
 
     Call it after weights are loaded and edits made, and before the optimizer is built: it replaces
     the parameters, under the same names. A block's weights are gathered for its forward and its
-    backward pass, and resharded in between. A single number cannot be cut: every process has it.
+    backward pass, and resharded in between. Scalars cannot be cut: every process has them.
     """
     mesh = init_device_mesh(device.type, (world_size(),))
     numbers = _replicate_numbers(model, mesh, device)
@@ -54,7 +54,7 @@ def shard_model(model: TransferModel, device: torch.device) -> None:
 def _replicate_numbers(
     model: TransferModel, mesh: DeviceMesh, device: torch.device
 ) -> set[nn.Parameter]:
-    """Make a replicated tensor of each parameter that is a single number; return them."""
+    """Replicate each parameter that is a scalar; return them."""
     numbers = set()
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -68,7 +68,7 @@ def _replicate_numbers(
 
 
 def _lend(module: nn.Module, name: str, number: nn.Parameter) -> None:
-    """Let the module find a plain tensor in place of a replicated one during its forward pass."""
+    """Give the module a plain tensor instead of a replicated one during its forward pass."""
 
     def before(module: nn.Module, args: object) -> None:
         # Shadows the parameter, which stays registered; its gradient is still of this process.
@@ -81,30 +81,19 @@ def _lend(module: nn.Module, name: str, number: nn.Parameter) -> None:
     module.register_forward_hook(after, always_call=True)
 
 
-class Sharded:
-    """Every process has a shard of the model (FSDP); see `replicated.Parallel`."""
-
-    def __init__(self, model: TransferModel) -> None:
-        self._model: Any = model
-
-    def enter_stage(self) -> None:
-        """Nothing to do: the gradient of a tensor is reduced where there is one."""
-
-    def __call__(self, work: Callable[[TransferModel], LossSums]) -> LossSums:
-        """Return what `work` computes with the model."""
-        found: LossSums = self._model(work)
-        return found
+class Sharded(Parallel):
+    """Every process has a shard of the model (FSDP)."""
 
     @contextmanager
     def accumulating(self, *, last: bool) -> Iterator[None]:
-        """Keep gradients to this process, unless it is the last pass of the step."""
+        """Reduce gradients over processes only in the last pass of the step."""
         self._model.set_requires_gradient_sync(last)
         yield
         if last:
             self._average_numbers()
 
     def _average_numbers(self) -> None:
-        """Give all processes the mean gradient of what each has whole, as it is done for parts."""
+        """Average the gradients of the replicated scalars over processes, as those of shards."""
         for parameter in self._model.parameters():
             if parameter.ndim == 0 and parameter.grad is not None:
                 own = parameter.grad.to_local()
@@ -115,10 +104,9 @@ class Sharded:
 
 
 def save(folder: Path, model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the weights and the sharded tensors of a state; all processes call this.
+    """Write the weights and the sharded tensors of a state; return the state without them.
 
-    Returns:
-        The state without those tensors: plain values and small tensors.
+    All processes call this.
     """
     parts: dict[str, Tensor] = {f"model.{name}": t for name, t in model.state_dict().items()}
     plain: dict[str, Any] = _without_shards(state, "state", parts)
@@ -128,13 +116,7 @@ def save(folder: Path, model: nn.Module, state: Mapping[str, Any]) -> dict[str, 
 
 
 def load(folder: Path, model: nn.Module, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill the model, and return the state that `save` was given; on any number of processes.
-
-    Args:
-        folder: Of the checkpoint.
-        model: Sharded or not.
-        plain: What `save` returned.
-    """
+    """Load a model, sharded or not, and return the state that `save` got, from its result."""
     reader = HuggingFaceStorageReader(str(folder))
     known = reader.read_metadata().state_dict_metadata
     parts: dict[str, Tensor] = {f"model.{name}": t for name, t in model.state_dict().items()}
@@ -142,7 +124,7 @@ def load(folder: Path, model: nn.Module, plain: Mapping[str, Any]) -> dict[str, 
     for name in known.keys() - parts.keys():
         parts[name] = _empty_tensor(known[name], like)
     with warnings.catch_warnings():
-        # It warns that one process alone reads what several have written.
+        # It warns if one process reads what several have written.
         warnings.simplefilter("ignore", UserWarning)
         load_parts(parts, storage_reader=reader, no_dist=not dist.is_initialized())
     found: dict[str, Any] = _with_shards(plain, parts)
@@ -150,7 +132,7 @@ def load(folder: Path, model: nn.Module, plain: Mapping[str, Any]) -> dict[str, 
 
 
 def _without_shards(value: Any, path: str, parts: dict[str, Tensor]) -> Any:
-    """Return a nested value without its sharded tensors, which go to `parts` by their paths."""
+    """Return a nested value without its sharded tensors, which are put into `parts` by path."""
     if isinstance(value, DTensor):
         parts[path] = value
         return {_MARK: path}
@@ -170,7 +152,7 @@ def _with_shards(value: Any, parts: Mapping[str, Tensor]) -> Any:
 
 
 def _empty_tensor(known: Any, like: DTensor | None) -> Tensor:
-    """Return zeros to read a tensor into: a shard of it where the model is sharded."""
+    """Return zeros to read a tensor into: a shard if the model is sharded."""
     assert isinstance(known, TensorStorageMetadata)  # noqa: S101 - nothing else is in safetensors
     size, kind = known.size, known.properties.dtype
     if like is None:

@@ -1,7 +1,7 @@
-"""Watch the other processes: notice one that is lost, name it, and report each failure once.
+"""Watch the other processes: notice a lost one, name it, and report each failure once.
 
 A collective on a GPU waits for a process that is gone, and cannot be interrupted. So threads watch
-the launcher and the heartbeats of all processes, and end this process where it would wait in vain.
+the launcher and the heartbeats of all processes, and end this process if one is lost.
 """
 
 import os
@@ -34,13 +34,10 @@ _GRACE_SECONDS = 3.0
 
 @contextmanager
 def process_group(device: torch.device, timeout_minutes: float) -> Iterator[None]:
-    """Be one of the group of processes that torchrun has started, until the work is done.
+    """Join the processes that torchrun has started, for the duration of the block.
 
-    A failure of one process ends all of them. The process that failed first reports it.
-
-    Args:
-        device: The device that this process computes on.
-        timeout_minutes: How long to wait for a process that does not come to an exchange.
+    A failure of one process ends all of them. The process that failed first reports it; one that
+    misses an exchange has failed after the timeout.
 
     Raises:
         PeerError: Another process failed, and reports why.
@@ -59,20 +56,16 @@ def process_group(device: torch.device, timeout_minutes: float) -> Iterator[None
         raise _reported_once(joined, error) from error
     finally:
         over.set()
-        # Python ends threads as it ends; in the middle of torch's code, that aborts the process.
+        # Python kills threads at its exit; in the middle of torch's code, that aborts the process.
         watch.join(_END_SECONDS)
         group.leave()
 
 
 class Heartbeats:
-    """Heartbeats of all processes, read in a thread of its own: the store may never answer.
+    """Heartbeats of all processes, read in a separate thread: the store may never answer.
 
-    Each process writes one now and then, and the first process reads those of all: a connection to
-    a machine that is cut off looks like a connection without traffic.
-
-    Args:
-        own: The group, as this process sees it.
-        over: Set when the work is done.
+    Each process writes one now and then, and the first process reads all of them: a connection to a
+    machine that is cut off looks like a connection without traffic.
     """
 
     def __init__(self, own: JoinedGroup, over: threading.Event) -> None:
@@ -105,7 +98,7 @@ class Heartbeats:
                 self._last[rank], self._heard[rank] = heartbeat, time.monotonic()
 
     def missed(self, longest: float) -> str:
-        """Return which processes had no heartbeat for so many seconds, in words; "" for none."""
+        """Return which processes had no heartbeat for `longest` seconds, in words; "" for none."""
         now, own = time.monotonic(), self._group
         if now - self._heard[own.rank] > longest:
             return "process 0, over which all talk,"
@@ -116,7 +109,7 @@ class Heartbeats:
 
 
 def _watch_launcher(over: threading.Event) -> None:
-    """End this process when its launcher is gone, even before the processes have met."""
+    """End this process when its launcher is gone, even before the processes have joined."""
     named = _RUN_ID.fullmatch(os.environ.get("TORCHELASTIC_RUN_ID", ""))
     parent = int(named[1]) if named else os.getppid()
     while os.getppid() == parent:
@@ -136,7 +129,7 @@ def _watch_processes(own: JoinedGroup, over: threading.Event) -> None:
             failed_since = failed_since or time.monotonic()
             if time.monotonic() - failed_since > to_end:
                 os._exit(EXIT_OUR_FAULT)
-        # Later than a collective that waits for the same process, and can say more.
+        # Later than a collective that waits for the same process, whose error says more.
         missed = heartbeats.missed(own.timeout + to_end + _HEARTBEAT_SECONDS)
         if missed:
             sys.stderr.write(
@@ -149,9 +142,9 @@ def _watch_processes(own: JoinedGroup, over: threading.Event) -> None:
 
 
 def new_run_id() -> str:
-    """Return a name for a launch, which tells the processes who has started them.
+    """Return a name for a launch that holds its launcher's process id.
 
-    The launcher may be gone before they can look who that is.
+    The launcher may be gone before its processes can ask for their parent.
     """
     return f"launched-by-{os.getpid()}-{uuid.uuid4().hex}"
 
@@ -165,12 +158,12 @@ def _reported_once(own: JoinedGroup, error: BaseException) -> BaseException:
             return error if first else PeerError("another process failed", code)
         return _lost(own, error)
     except RuntimeError:
-        # The store lay in a process that is gone; torchrun says what became of it.
+        # The process that held the store is gone; torchrun reports it.
         return PeerError("the process that all others talk to is gone", EXIT_OUR_FAULT)
 
 
 def _lost(own: JoinedGroup, error: BaseException) -> BaseException:
-    """Return why a collective broke: another process has failed, is gone, or has not come."""
+    """Return why a collective broke: another process has failed, is gone, or hangs."""
     own.store.set(f"waits/{own.rank}", "1")
     deadline = time.monotonic() + _GRACE_SECONDS
     while time.monotonic() < deadline:
@@ -195,7 +188,7 @@ def _lost(own: JoinedGroup, error: BaseException) -> BaseException:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Return whether a collective broke because another process did not take part in it."""
+    """Return whether a collective broke because another process took no part in it."""
     if isinstance(error, TransferError):
         return False
     if isinstance(error, dist.DistError):

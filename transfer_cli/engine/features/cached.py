@@ -1,13 +1,10 @@
-"""Frozen features: hidden states that are computed once and then only looked up.
+"""Frozen features: hidden states that are computed once and then looked up.
 
-Where nothing in the backbone trains and it runs without dropout, a text has the same hidden states
-in every epoch. With them in memory, a step costs what the readout and the heads cost.
+If nothing in the backbone trains and it runs without dropout, a text has the same hidden states in
+every epoch. With them in memory, a step costs only the readout and the heads.
 
-The states are those of the tokens as they lie in the data: an objective that changes tokens, such
-as masked language modelling, cannot use them.
-
-The states are the same in every run that starts from the same backbone, whatever its heads and
-rates are: the jobs of a sweep can share them (`engine.features.shared_states`).
+Objectives that change tokens, such as masked language modelling, cannot use them. All runs that
+start from the same backbone can share them (`engine.features.shared_states`).
 
 Legend: N examples, B batch, T positions, R real tokens of all examples, K kept layers, D width.
 """
@@ -25,13 +22,14 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from transfer_cli.batch import Batch, is_padded, to_device, with_facts
+from transfer_cli.batch import Batch, to_device, with_facts
 from transfer_cli.data.sampler import micro_batches
 from transfer_cli.data.split import Dataset
 from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding
 
 CPU = torch.device("cpu")
 
@@ -39,24 +37,23 @@ Layers = tuple[int, ...] | None
 """Which of the L + 1 states are kept: `(-1,)` the last, None all of them."""
 
 _PORTION = 512
-"""Examples that are looked at at once where no model is involved."""
+"""Examples that are read at once where no model is involved."""
 
 
 class CachedFeatures:
-    """A data set whose batches bring the backbone's hidden states along, as `states`.
+    """A data set whose batches also hold the backbone's hidden states, as `states`.
 
-    What reads them finds them as a shorter list of states: K instead of L + 1. So `layers` has to
-    be one that the readout reads in the same way from both: `(-1,)` for the last, None for all.
+    These are a list of K states instead of L + 1, so the readout must read the same from both:
+    `layers` is `(-1,)` for the last one, or None for all.
 
     Args:
         data: The examples.
-        model: Its backbone computes the states, here and now, in evaluation mode, in which the
-            model is left.
-        precision: Of the forward pass. The states are kept in float32.
+        model: Its backbone computes the states, now; the model is left in evaluation mode.
+        precision: Of the forward pass. The states are stored in float32.
         batch: Examples that pass through the backbone at once.
         layers: The states to keep.
-        keep_on: The device that holds them and that batches find them on.
-        shared: Where other runs may have left them, and find them; None: they are this run's own.
+        keep_on: The device of the states, in memory and in batches.
+        shared: States on disk, shared with other runs; None: not shared.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class CachedFeatures:
         keep_on: torch.device = CPU,
         shared: SharedStates | None = None,
     ) -> None:
-        self._data = data
+        self.data = data
         lengths_N = _lengths(data)
         self._starts_N = np.cumsum(lengths_N) - lengths_N
         shape = model.backbone.shape
@@ -93,18 +90,12 @@ class CachedFeatures:
             key = _key(data, model, precision, batch, layers)
             self._states_RKD = shared.fetch(key, size, compute).to(keep_on)
 
-    @property
-    def data(self) -> Dataset:
-        """The examples themselves."""
-        return self._data
-
     def __len__(self) -> int:
-        """Return the number of examples."""
-        return len(self._data)
+        return len(self.data)
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Return the data's own batch with `states` `[B, T, K, D]`, zero at padding."""
-        found = self._data.batch(indices)
+        found = self.data.batch(indices)
         mask_BT = found["mask"]
         size = (*mask_BT.shape, *self._states_RKD.shape[1:])
         states_BTKD = self._states_RKD.new_zeros(size)
@@ -114,7 +105,7 @@ class CachedFeatures:
         return {**found, "states": states_BTKD}
 
     def _rows(self, indices: npt.NDArray[np.int64], mask_BT: Tensor) -> Tensor:
-        """Return where the states of real tokens lie, one example after the other."""
+        """Return the rows of the states of real tokens, one example after the other."""
         starts_B = torch.from_numpy(self._starts_N[indices])
         rows_BT = starts_B[:, None] + mask_BT.long().cumsum(1) - 1
         return rows_BT[mask_BT]
@@ -123,7 +114,7 @@ class CachedFeatures:
 def memory_needed(data: Dataset, shape: BackboneShape, layers: Layers) -> int:
     """Return the bytes that `CachedFeatures` of this data would hold."""
     numbers = int(_lengths(data).sum()) * _kept(shape, layers) * shape.width
-    return numbers * torch.finfo(torch.float32).bits // 8
+    return numbers * torch.float32.itemsize
 
 
 def _kept(shape: BackboneShape, layers: Layers) -> int:
@@ -139,7 +130,7 @@ def _lengths(data: Dataset) -> npt.NDArray[np.int64]:
 def _key(
     data: Dataset, model: TransferModel, precision: Precision, batch: int, layers: Layers
 ) -> dict[str, Any]:
-    """Return what decides the states, to the last bit."""
+    """Return everything that decides the states, to the last bit."""
     return {
         "inputs": _digest_of_inputs(data),
         "backbone": _digest_of_backbone(model.backbone),
@@ -152,7 +143,7 @@ def _key(
 
 
 def _machine(device: torch.device) -> list[Any]:
-    """Return what else has a say in the last bits of a product."""
+    """Return what decides the last bits of a product on this machine."""
     if device.type == "cuda":
         own: list[Any] = [torch.cuda.get_device_name(device)]
     else:
@@ -161,7 +152,7 @@ def _machine(device: torch.device) -> list[Any]:
 
 
 def _digest_of_inputs(data: Dataset) -> str:
-    """Return a digest of what a pass sees of all examples, in their order."""
+    """Return a digest of the inputs of all examples, in their order."""
     digest = hashlib.blake2b(digest_size=16)
     for indices in micro_batches(np.arange(len(data)), _PORTION):
         found = data.batch(indices)
@@ -176,7 +167,7 @@ def _digest_of_backbone(backbone: nn.Module) -> str:
     digest = hashlib.blake2b(repr(backbone).encode(), digest_size=16)
     for name, tensor in itertools.chain(backbone.named_parameters(), backbone.named_buffers()):
         digest.update(_bytes(name, tensor))
-    # The code may be a user's, who is at work on it.
+    # A user's code may change between runs.
     modules = {type(module).__module__ for module in backbone.modules()}
     for name in sorted(modules):
         source = getattr(sys.modules.get(name), "__file__", None)
@@ -186,7 +177,7 @@ def _digest_of_backbone(backbone: nn.Module) -> str:
 
 
 def _bytes(name: str, tensor: Tensor) -> bytes:
-    """Return a tensor's content, with all that tells it from others of the same content."""
+    """Return a tensor's name, type, shape and content."""
     flat = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
     return f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + flat.numpy().tobytes()
 
@@ -195,13 +186,11 @@ def _states(model: TransferModel, batch: Batch, precision: Precision, layers: La
     """Return the chosen states of a batch's real tokens, `[R, K, D]`, in float32."""
     view = to_device({**with_facts(batch), "real": _real(batch["mask"])}, precision.device)
     with torch.inference_mode(), precision.context():
-        states = model.backbone(
-            view["tokens"], view["mask"], view.get("segment"), padded=is_padded(view)
-        )
+        states = Encoding(model, view).states
     chosen = states if layers is None else [states[layer] for layer in layers]
     return torch.stack([state.flatten(0, 1)[view["real"]].float() for state in chosen], dim=1)
 
 
 def _real(mask_BT: Tensor) -> Tensor:
-    """Return where real tokens lie, `[R]`, counted through a batch row by row."""
+    """Return the places of real tokens, `[R]`, counted through a batch row by row."""
     return mask_BT.flatten().nonzero().squeeze(1)

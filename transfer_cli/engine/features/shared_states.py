@@ -1,10 +1,10 @@
-"""Computed states in a folder that runs share: the first one computes, the others look them up.
+"""Computed states in a folder that runs share: one run computes them, the others read them.
 
 An entry is a folder named by everything that decides its content. It appears under its name only
-when it is complete, and a lock lets one of several runs fill it while the others wait. It is mapped
-into memory, so that jobs side by side hold it once between them.
+when it is complete; a lock lets one of several runs write it while the others wait. Entries are
+mapped into memory, so that processes of one machine share their pages.
 
-Nothing here can end a run: what cannot be kept is computed, as if there was no such folder.
+A failure here never ends a run: states that cannot be stored are computed.
 
 Legend: R real tokens of all examples, K kept layers, D width.
 """
@@ -16,6 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,18 @@ import torch
 from torch import Tensor
 
 from transfer_cli.runs import cache
-from transfer_cli.runs.atomic import replaced_folder
+from transfer_cli.runs.atomic import flush, replaced_folder
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 8 * 2**30
-"""All entries together; those that were used longest ago go first."""
+"""Of all entries together; the least recently used ones are removed."""
 
 # Part of every key. Raise it when the same key gives another entry.
 _FORMAT = 1
+
+_new_digest = partial(hashlib.blake2b, digest_size=16)
 
 _META, _STATES = "meta.json", "states.bin"
 _PORTION = 2**24
@@ -44,11 +47,11 @@ class SharedStates:
     """States of frozen backbones, on disk.
 
     Args:
-        folder: Where they lie; made when missing.
-        circumstances: What decides the states beyond what whoever asks says of them.
+        folder: Their folder; made when missing.
+        circumstances: What decides the states besides the key of a request.
 
     Attributes:
-        came: What became of each request so far: `TAKEN`, `KEPT` or `ALONE`.
+        came: The outcome of each request so far: `TAKEN`, `KEPT` or `ALONE`.
     """
 
     def __init__(self, folder: Path, circumstances: Mapping[str, Any]) -> None:
@@ -60,16 +63,10 @@ class SharedStates:
     def fetch(
         self, key: Mapping[str, Any], size: tuple[int, int, int], compute: Callable[[], Tensor]
     ) -> Tensor:
-        """Return states `[R, K, D]`, float32: those that are kept, or else computed now.
-
-        Args:
-            key: What decides them; plain values.
-            size: R, K and D.
-            compute: Makes them, on any device.
-        """
+        """Return states `[R, K, D]`, float32: stored ones under this key, or else computed now."""
         whole = {**key, **self._circumstances, "size": size, "format": _FORMAT}
         entry = self._folder / cache.digest(whole)
-        size_bytes = torch.Size(size).numel() * torch.finfo(torch.float32).bits // 8
+        size_bytes = torch.Size(size).numel() * torch.float32.itemsize
         came = ALONE
 
         def read(entry: Path) -> Tensor | None:
@@ -109,13 +106,11 @@ class SharedStates:
 
 
 def _opened(entry: Path, size: tuple[int, int, int]) -> Tensor | None:
-    """Return what an entry holds; None where it is not there, or not what was written."""
+    """Return the states of an entry; None where it is missing or damaged."""
     try:
         meta = read_json(entry / _META)
-        digest = hashlib.blake2b(digest_size=16)
         with (entry / _STATES).open("rb") as file:
-            while portion := file.read(_PORTION):
-                digest.update(portion)
+            digest = hashlib.file_digest(file, _new_digest)
     except (OSError, ValueError):
         return None
     if meta.get("size") != list(size) or meta.get("hash") != digest.hexdigest():
@@ -127,8 +122,8 @@ def _mapped(entry: Path, size: tuple[int, int, int]) -> Tensor | None:
     """Return an entry's states, whose pages all processes share until one of them writes."""
     path, count = entry / _STATES, torch.Size(size).numel()
     try:
-        # Of a shorter file the library would make a longer one.
-        if path.stat().st_size != count * torch.finfo(torch.float32).bits // 8:
+        # `from_file` would lengthen a shorter file.
+        if path.stat().st_size != count * torch.float32.itemsize:
             return None
         flat = torch.from_file(str(path), shared=False, size=count, dtype=torch.float32)
     except (OSError, RuntimeError):
@@ -138,40 +133,28 @@ def _mapped(entry: Path, size: tuple[int, int, int]) -> Tensor | None:
 
 def _write(entry: Path, states_RKD: Tensor, size: tuple[int, int, int]) -> None:
     """Make an entry, all of it or nothing."""
-    with replaced_folder(entry) as partial:
-        digest = hashlib.blake2b(digest_size=16)
+    with replaced_folder(entry) as unfinished:
+        digest = _new_digest()
         content = states_RKD.cpu().contiguous().numpy().data.cast("B")
-        with (partial / _STATES).open("wb") as file:
+        with (unfinished / _STATES).open("wb") as file:
             for begin in range(0, len(content), _PORTION):
                 portion = content[begin : begin + _PORTION]
                 digest.update(portion)
                 file.write(portion)
-            file.flush()
-            os.fsync(file.fileno())
+        flush(unfinished / _STATES)
         meta = {"size": size, "hash": digest.hexdigest()}
-        (partial / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+        (unfinished / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
 
 def _make_room(folder: Path, size_bytes: int) -> None:
-    """Remove entries until there is room for one more; who has mapped one keeps it."""
-    used = [(path, _last_use(path), _bytes(path)) for path in folder.glob("[!.]*")]
-    total = sum(size for _, _, size in used)
-    for path, _, size in sorted(used, key=lambda entry: entry[1]):
+    """Remove entries until there is room for one more; a process that has mapped one keeps it."""
+    used = []
+    for path in folder.glob("[!.]*"):
+        with suppress(OSError):  # another run may be removing it
+            used.append((path.stat().st_mtime, (path / _STATES).stat().st_size, path))
+    total = sum(size for _, size, _ in used)
+    for _, size, path in sorted(used):
         if total + size_bytes <= MOST_BYTES:
             break
         shutil.rmtree(path, ignore_errors=True)
         total -= size
-
-
-def _last_use(entry: Path) -> float:
-    try:
-        return entry.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _bytes(entry: Path) -> int:
-    try:
-        return (entry / _STATES).stat().st_size
-    except OSError:
-        return 0
