@@ -249,11 +249,11 @@ def _article(name: str, kind: str, group: list[str], draw: _Draw) -> Iterator[st
 
 def _fill(sentence: str, name: str, kind: str, group: list[str], draw: _Draw) -> str:
     """Put names and words into a sentence, none of them twice, and capitalise it."""
-    left = {slot: choices.split(", ") for slot, choices in _WORDS[kind].items()}
-    left |= {"it": [name], "other": [other for other in group if other != name]}
+    left = {"it": [name], "other": [other for other in group if other != name]}
 
     def word(match: re.Match[str]) -> str:
-        choices = left[match[1]]
+        slot = match[1]
+        choices = left.get(slot) or left.setdefault(slot, _WORDS[kind][slot].split(", "))
         return choices.pop(draw.number(len(choices)))
 
     text = re.sub(r"\{(\w+)\}", word, sentence)
