@@ -1,6 +1,6 @@
 """A model to start from: what `init_from` names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,17 +9,18 @@ from pathlib import Path
 from omegaconf import DictConfig
 from torch import Tensor
 
-from transfer_cli.assembly.model import make_edits
+from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
+from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.hub import HUB, fetch
 from transfer_cli.interop.published_folder import Published, is_published, open_folder
-from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import (
     WEIGHTS,
+    LoadReport,
     ModelDescription,
     backbone_hash,
     load_pretrained,
@@ -27,6 +28,7 @@ from transfer_cli.model.weights import (
     read_shapes,
     read_weights,
 )
+from transfer_cli.objectives.base import Objective
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import TOKENIZER, find_model
 from transfer_cli.tasks.base import Task, task_of
@@ -54,11 +56,6 @@ class Pretrained:
     tokenizer: Tokenizer
     base: str | None = None
     published: Published | None = None
-
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Names of stored tensors that a model of ours has no place for."""
-        return self.published.dropped if self.published else ()
 
     @cached_property
     def task(self) -> Task | None:
@@ -96,12 +93,17 @@ class Pretrained:
                 f"less than {depth} blocks"
             )
         with without_weights():
-            described = TransferModel(
-                Backbone(self.description.shape, self.description.vocabulary), {}
-            )
-            make_edits(described, self.description.edits, self.tokenizer)
-            load_pretrained(described, tensors, self.weights)
+            self.filled(tensors)
         return tensors
+
+    def filled(
+        self, tensors: Mapping[str, Tensor], objective: Objective | None = None
+    ) -> tuple[TransferModel, LoadReport]:
+        """Return the model of the description, filled; without an objective, it has no head."""
+        used = [] if objective is None else [Loss("main", objective)]
+        model = build_model(self.description.shape, self.description.vocabulary, used, seed=0)
+        make_edits(model, self.description.edits, self.tokenizer)
+        return model, load_pretrained(model, tensors, self.weights)
 
     def _with_base(
         self, read: Callable[[Path], dict[str, Tensor]], below: int = 0

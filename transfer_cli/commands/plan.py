@@ -101,7 +101,8 @@ def _time_text(run: "TrainingRun", steps: int) -> str:
     """Take a few steps of the run itself, and return what they say of its time."""
     from transfer_cli.data.loader import StepDataLoader
 
-    steps = min(steps, run.total_steps)
+    total = run.blueprint.sizes.total_steps
+    steps = min(steps, total)
     loader = StepDataLoader(run.streams, run.micro_batch, lambda: 0, run.blueprint.sizes.mixture)
     seconds = []
     for number in range(steps):
@@ -114,6 +115,6 @@ def _time_text(run: "TrainingRun", steps: int) -> str:
     mean = sum(seconds[1:] or seconds) / max(1, len(seconds) - 1)
     return (
         f"{mean:.3g} s a step in the first stage, measured over {steps} steps on "
-        f"{run.precision.device}; {mean * run.total_steps:,.0f} s for all "
-        f"{run.total_steps:,}, evaluations not counted"
+        f"{run.blueprint.precision.device}; {mean * total:,.0f} s for all {total:,}, evaluations "
+        "not counted"
     )

@@ -19,7 +19,7 @@ from transfer_cli.interop.family import (
     PublishedHead,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import FromRow, Rule, packed_attention, same
+from transfer_cli.interop.rules import Rule, from_row, packed_attention, same
 from transfer_cli.model.backbone import BackboneShape
 
 PAD = 1
@@ -130,7 +130,7 @@ class Bert(EncoderFamily):
         table = same("backbone.position_embedding", "embeddings.position_embeddings", "weight")
         rules = [
             *same("backbone.token_embedding", "embeddings.word_embeddings", "weight"),
-            replace(table[0], conversion=FromRow(self.first_position)),
+            replace(table[0], conversion=from_row(self.first_position)),
             *same("backbone.embedding_norm", "embeddings.LayerNorm"),
         ]
         if shape.segments:

@@ -13,7 +13,7 @@ import torch
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError
 from transfer_cli.interop.files import dump_json
-from transfer_cli.interop.onnx_check import compare, samples_of
+from transfer_cli.interop.onnx_check import compare
 from transfer_cli.interop.onnx_modules import Graph, graph_of
 from transfer_cli.interop.vocabulary import FILE, LAYOUTS, SPECIAL_TOKENS
 from transfer_cli.model.added import merge, unmerge
@@ -75,14 +75,13 @@ def write_onnx(
         )
     graph = graph_of(model, objective).eval()
     model.eval()
-    samples = samples_of(model, objective)
     merged = merge(model)
     try:
         with _quiet():
             _export(graph, model.backbone.shape.positions, folder / GRAPH)
     finally:
         unmerge(model, merged)
-    largest = compare(folder / GRAPH, graph.output, samples)
+    largest = compare(folder / GRAPH, graph.output, model, objective)
     tokenizer.save(folder / FILE)
     direction = "causal" if model.backbone.causal else "bidirectional"
     usual, pair = LAYOUTS["labelled" if graph.with_pairs else "lines", direction]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
+from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
 from transfer_cli.errors import ConfigError, DataError
@@ -193,9 +194,7 @@ def format_of(chosen: str, path: str) -> str:
     """
     if path != "-" and readers.is_packed(Path(path)):
         raise ConfigError(f"output: {path} would not be packed; leave its last ending out")
-    if chosen != "auto":
-        return chosen
-    return (readers.format_of(Path(path)) if path != "-" else None) or "jsonl"
+    return reading.format_of(chosen, path, "jsonl")
 
 
 @contextlib.contextmanager
