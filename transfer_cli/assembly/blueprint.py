@@ -143,7 +143,7 @@ def draw(
 
     tensors = None
     if start is not None and inherits:
-        tensors = start.shapes() if device == "meta" else start.tensors()
+        tensors = start.tensors(values=device != "meta")
         described, same_task = start.description, start.task == data.info["main"].task
         if same_task and described.objective["_target_"] == config.objective.get("_target_"):
             asked["main"].objective.inherit_options(described.objective)

@@ -1,6 +1,6 @@
 """A model to start from: what `init_from` names."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,32 +67,22 @@ class Pretrained:
         found = self.description
         return task_of(found.task, found.labels, f"{self.folder}: task")
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self, *, values: bool = True) -> dict[str, Tensor]:
         """Return all of its weights: its own, over those of the model that it refers to.
+
+        Without values, they are on the meta device, and no weights are read.
 
         Raises:
             CheckpointError: They are missing or damaged, or that model is another one, or the
                 description is of a model that they do not fill.
         """
-        return self._described(self._with_base(read_weights))
-
-    def shapes(self) -> dict[str, Tensor]:
-        """Return its tensors without their values, on the meta device; reads no weights.
-
-        Raises:
-            CheckpointError: As `tensors`, as far as shapes tell.
-        """
-        return self._described(self._with_base(read_shapes))
-
-    def _described(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors, if they fill the model of the description: memory is taken for it."""
-        depth = self.description.shape.depth
+        tensors, depth = self._with_base(values=values), self.description.shape.depth
         if depth > len(tensors):  # even on paper, thousands of blocks take their time
             raise CheckpointError(
                 f"{self.weights} does not fill this model's backbone: {len(tensors)} tensors are "
                 f"less than {depth} blocks"
             )
-        with without_weights():
+        with without_weights():  # memory is taken for the model of the description
             self.filled(tensors)
         return tensors
 
@@ -105,15 +95,13 @@ class Pretrained:
         make_edits(model, self.description.edits, self.tokenizer)
         return model, load_pretrained(model, tensors, self.weights)
 
-    def _with_base(
-        self, read: Callable[[Path], dict[str, Tensor]], below: int = 0
-    ) -> dict[str, Tensor]:
-        check = read is read_weights
+    def _with_base(self, *, values: bool, below: int = 0) -> dict[str, Tensor]:
         if self.published:
-            return self.published.tensors() if check else self.published.shapes()
-        if check and (self.weights / checkpoint.META).is_file():
+            return self.published.tensors(values=values)
+        if values and (self.weights / checkpoint.META).is_file():
             checkpoint.verify(self.weights, [WEIGHTS])
-        own, base = read(self.weights), self.description.base
+        read, base = read_weights if values else read_shapes, self.description.base
+        own = read(self.weights)
         if base is None:
             return own
         place = self.base_place()
@@ -122,8 +110,8 @@ class Pretrained:
                 f"{self.weights} is the last of {MAX_BASES} models that each refer to another, "
                 f"and refers to {place}; give the right one with base=RUN"
             )
-        beneath = open_pretrained(str(place), "base")._with_base(read, below + 1)
-        if check and backbone_hash(beneath) != base.hash:
+        beneath = open_pretrained(str(place), "base")._with_base(values=values, below=below + 1)
+        if values and backbone_hash(beneath) != base.hash:
             raise CheckpointError(
                 f"{place} is not the backbone that this model was trained on (hash "
                 f"{base.hash[:8]}): its hash is {backbone_hash(beneath)[:8]}; "

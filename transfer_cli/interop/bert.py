@@ -196,7 +196,7 @@ class Electra(Bert):
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
         found = super().shape_fields(settings)
-        size = settings.number("embedding_size", 128)
+        size = settings.value("embedding_size", 128, int)
         return {**found, "embedding_width": None if size == found["width"] else size}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Gpt2(Family):
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape; the norm on embeddings is left to `residual`."""
         found = super().shape_fields(settings)
-        feedforward = settings.number("n_inner", 4 * found["width"])
+        feedforward = settings.value("n_inner", 4 * found["width"], int)
         return {**found, "feedforward": feedforward, "embedding_norm": None}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:

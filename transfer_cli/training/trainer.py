@@ -28,8 +28,12 @@ from transfer_cli.sweep.trial import trial_of
 from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.console import one_line, say_results, say_start, without_details
 from transfer_cli.training.examples import items_of, noting
-from transfer_cli.training.hyperparameters import hyperparameters
-from transfer_cli.training.measurements import MOST_JUDGED, layer_shares, peak_memory
+from transfer_cli.training.measurements import (
+    MOST_JUDGED,
+    hyperparameters,
+    layer_shares,
+    peak_memory,
+)
 from transfer_cli.training.resume import note_overrides, take_up
 
 log = logging.getLogger(__name__)

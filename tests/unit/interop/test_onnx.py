@@ -14,8 +14,7 @@ from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer, WordPiece
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.interop.onnx_check import compare
-from transfer_cli.interop.onnx_graph import write_onnx
+from transfer_cli.interop.onnx_graph import compare, write_onnx
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification

@@ -94,7 +94,9 @@ def _has_head(start: Pretrained) -> bool:
     shape = start.description.shape
     tied = shape.tie_output and not shape.output_bias and not shape.output_transform
     head = "heads.lm." if start.task is None else f"heads.{start.task.head}."
-    return (tied and start.task is None) or any(n.startswith(head) for n in start.shapes())
+    return (tied and start.task is None) or any(
+        n.startswith(head) for n in start.tensors(values=False)
+    )
 
 
 def plain_tensors(

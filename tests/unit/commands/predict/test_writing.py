@@ -119,7 +119,7 @@ def test_an_answer_does_not_break_a_row(answer):
 
     assert out.getvalue() == ""
     FORMATS["csv"](out, spoken).write_window([row], [{"probabilities": answer}])
-    lines = readers.numbered_lines(io.BytesIO(out.getvalue().encode()), "a")
+    lines = readers.all_lines(io.BytesIO(out.getvalue().encode()), "a")
     [record] = readers.table_records(lines, "a", "csv")
     assert record.fields == {"text": "a", "label": answer}
 
