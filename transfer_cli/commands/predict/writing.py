@@ -5,7 +5,7 @@ import csv
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -139,7 +139,11 @@ class Tsv(Csv):
         super().write(row, answer)
 
 
-FORMATS: Mapping[str, type[Answers]] = {"jsonl": JsonLines, "csv": Csv, "tsv": Tsv}
+FORMATS: Mapping[str, Callable[[TextIO, Columns], Answers]] = {
+    "jsonl": JsonLines,
+    "csv": Csv,
+    "tsv": Tsv,
+}
 
 
 class _WithoutReturns:
