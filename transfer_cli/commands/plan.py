@@ -70,7 +70,13 @@ def _memory_text(blueprint: Blueprint, moments: int, length: int | None) -> str:
     rows = min(loop.micro_batch or loop.batch, loop.batch)
     length = length or shape.positions
     # Kept for the backward pass, a position: about 8 widths of attention and norms, 2 inner layers.
-    lowest = _lowest_that_trains(blueprint)
+    blocks = [
+        int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
+        for group in blueprint.groups
+        if ever & set(group.parameters) and not group.name.startswith("head.")
+    ]
+    # Gradients pass through the lowest block that trains and all above it.
+    lowest = min(blocks, default=shape.depth)
     block = 8 * shape.width + 2 * shape.feedforward
     held = rows * length * (shape.depth - lowest) * block
     parts = {
@@ -84,17 +90,6 @@ def _memory_text(blueprint: Blueprint, moments: int, length: int | None) -> str:
         f"{name} {FLOAT * count / 2**20:,.0f} MiB" for name, count in parts.items() if count
     )
     return f"about {FLOAT * sum(parts.values()) / 2**20:,.0f} MiB in float32 ({listed})"
-
-
-def _lowest_that_trains(blueprint: Blueprint) -> int:
-    """Return the number of the lowest block that gradients have to pass through."""
-    ever = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
-    found = [
-        int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
-        for group in blueprint.groups
-        if ever & set(group.parameters) and not group.name.startswith("head.")
-    ]
-    return min(found, default=blueprint.model.backbone.shape.depth)
 
 
 def _time_text(run: "TrainingRun", steps: int) -> str:

@@ -107,15 +107,14 @@ def check_targets(targets: Mapping[str, str]) -> None:
 def _is_of_a_run(path: Path, ending: str) -> bool:
     """Return whether a file is, or is called like, one that a run or a sweep writes."""
     folders = path.resolve().parents[:_DEEPEST]
-    if not any(_is_of_ours(folder) for folder in folders):
+    if not any(
+        SweepDirectory.is_at(each)
+        or (RunDirectory.holds_run(each) and RunDirectory(each).status.is_file())
+        for each in folders
+    ):
         return False
     # None of theirs is called `report...`, or ends as a page or a table does.
     return path.suffix != ending or (ending == ".json" and not path.name.startswith("report"))
-
-
-def _is_of_ours(folder: Path) -> bool:
-    is_run = RunDirectory.holds_run(folder) and RunDirectory(folder).status.is_file()
-    return is_run or SweepDirectory.is_at(folder)
 
 
 def _width() -> int | None:

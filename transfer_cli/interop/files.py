@@ -37,10 +37,14 @@ def read_tensors(folder: Path, *, values: bool = True) -> dict[str, Tensor]:
         whole, index = folder / name, folder / f"{name}.index.json"
         if whole.is_file() or index.is_file():
             found = read(whole) if whole.is_file() else _join(index, read)
-            placed = {n: t if values else t.to("meta") for n, t in found.items()}
-            return {
-                _modern(n): t.float() if t.is_floating_point() else t for n, t in placed.items()
-            }
+            made = {}
+            for each, tensor in found.items():
+                # The oldest files call the parameters of a LayerNorm otherwise.
+                new = each.replace("LayerNorm.gamma", "LayerNorm.weight")
+                new = new.replace("LayerNorm.beta", "LayerNorm.bias")
+                placed = tensor if values else tensor.to("meta")
+                made[new] = placed.float() if placed.is_floating_point() else placed
+            return made
     raise CheckpointError(
         f"{folder} has a config.json and no weights: expected {WEIGHTS}, {WEIGHTS}.index.json with "
         f"its parts, or {PICKLE}"
@@ -89,9 +93,3 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     ):
         raise CheckpointError(f"{path} holds something else than plain tensors by name")
     return {str(name): tensor for name, tensor in found.items()}
-
-
-def _modern(name: str) -> str:
-    """Return today's name of a parameter of a LayerNorm; the oldest files have others."""
-    new = name.replace("LayerNorm.gamma", "LayerNorm.weight")
-    return new.replace("LayerNorm.beta", "LayerNorm.bias")
