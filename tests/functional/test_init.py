@@ -155,9 +155,10 @@ def test_the_folder_that_one_stands_in_can_be_it(transfer, tmp_path):
     ("words", "message"),
     [
         ([], "which folder? Type transfer init DIR, for example transfer init configs"),
-        (["taken"], "taken is there and not empty; name a new folder, or an empty one"),
-        (["taken/file"], "taken/file is no folder; name a new folder, or an empty one"),
-        (["taken/file/new"], "taken/file/new: Not a directory"),
+        (["taken"], "taken cannot be written: Directory not empty. Choose another place"),
+        (["taken/file"], "taken/file cannot be written: Not a directory. Choose another place"),
+        (["taken/file/new"],
+         "taken/file/new cannot be written: Not a directory. Choose another place"),
         (["new", "--from", "model"], "--from model: expected GROUP=OPTION, for example model=tiny"),
         (["new", "--from", "modle=tiny"],
          "--from modle=tiny: there is no group 'modle'. Did you mean 'model'?"),
@@ -195,7 +196,7 @@ def test_what_ends_in_the_middle_leaves_nothing_half_written(
     ended = transfer("init", "configs")
 
     assert ended.code == 2
-    assert ended.err == "transfer init: configs: File name too long\n"
+    assert ended.err.startswith("transfer init: configs cannot be written: File name too long. ")
     assert [path.name for path in tmp_path.rglob("*")] == (["configs"] if is_there else [])
 
 

@@ -144,7 +144,7 @@ def draw(
 
     tensors = None
     if start is not None and inherits:
-        tensors = start.shapes() if device == "meta" else start.tensors()
+        tensors = start.tensors(values=device != "meta")
         described, same_task = start.description, start.task == data.info["main"].task
         if same_task and described.objective["_target_"] == config.objective.get("_target_"):
             asked["main"].objective.inherit_options(described.objective)
@@ -156,15 +156,17 @@ def draw(
     with without_weights() if device == "meta" else torch.device(device):
         model = build_model(shape, data.tokenizer.size, losses, config.seed)
         nodes = edit_nodes(config.adaptation)
-        made = _fill_and_edit(model, data, start, tensors, nodes, adaptation.edits, config.seed)
+        report, inherited, fresh, edits = _fill_and_edit(
+            model, data, start, tensors, nodes, adaptation.edits, config.seed
+        )
     if adaptation.store == "merged":
         _check_mergeable(model)
     if adaptation.penalty is not None:
-        adaptation.penalty.check(made.inherited)
-    groups = layer_groups(model, made.inherited)
+        adaptation.penalty.check(inherited)
+    groups = layer_groups(model, inherited)
     stage_plans = adaptation.plan_stages(groups, sizes.total_steps, sizes.steps_per_epoch)
-    if made.report is not None:
-        check_fresh(made.fresh, stage_plans)
+    if report is not None:
+        check_fresh(fresh, stage_plans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(model, groups, adaptation.layer_scale)
     return Blueprint(
@@ -176,9 +178,9 @@ def draw(
         data=data,
         model=model,
         losses=losses,
-        report=made.report,
-        inherited=made.inherited,
-        edits=made.edits,
+        report=report,
+        inherited=inherited,
+        edits=edits,
         groups=groups,
         stage_plans=stage_plans,
         sizes=sizes,
@@ -285,16 +287,6 @@ def _total_steps(loop: LoopConfig, steps_per_epoch: int) -> int:
     return int(Length(loop.epochs, "epochs").steps(steps_per_epoch) or 1)
 
 
-@dataclass(frozen=True)
-class _Weights:
-    """Where the weights of a model come from, and what was added to it; see `Blueprint`."""
-
-    report: LoadReport | None
-    inherited: frozenset[str]
-    fresh: frozenset[str]
-    edits: dict[str, Any]
-
-
 def _fill_and_edit(
     model: TransferModel,
     data: RunData,
@@ -303,8 +295,13 @@ def _fill_and_edit(
     nodes: Mapping[str, Any],
     edits: Mapping[str, Edit],
     seed: int,
-) -> _Weights:
-    """Fill the network with what it inherits, and edit it."""
+) -> tuple[LoadReport | None, frozenset[str], frozenset[str], dict[str, Any]]:
+    """Fill the network with what it inherits, and edit it.
+
+    Returns:
+        What loading did; the names of the parameters that keep what was loaded, and of those that
+        were drawn anew; the nodes of all structural edits.
+    """
     before: dict[str, Any] = {}
     report = None
     if start is not None and tensors is not None:
@@ -313,14 +310,15 @@ def _fill_and_edit(
         make_edits(model, before, data.tokenizer)
         fitting = _of_these_labels(tensors, start, data.info)
         report = load_pretrained(model, fitting, start.weights)
-        dropped = {*report.dropped, *(set(tensors) - set(fitting)), *start.dropped}
+        unread = start.published.dropped if start.published else ()
+        dropped = {*report.dropped, *(set(tensors) - set(fitting)), *unread}
         report = replace(report, dropped=tuple(sorted(dropped)))
     torch.manual_seed(derive(seed, "edits"))
     new = {name: node for name, node in nodes.items() if before.get(name) != node}
     fresh, structure = make_edits(model, new, data.tokenizer, edits)
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh
-    return _Weights(report, inherited, fresh, before | structure)
+    return report, inherited, fresh, before | structure
 
 
 def _check_mergeable(model: TransferModel) -> None:

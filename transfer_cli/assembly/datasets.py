@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -300,37 +301,24 @@ def task(
     """
     longest = block_length(length, shape.positions)
     found = known or task_of_data(data)
-    splits = {
-        name: _task_split(name, data.splits[name], found, tokenizer, longest, shape)
-        for name in only
-        if name in data.splits
-    }
+    splits = {}
+    for name in (each for each in only if each in data.splits):
+        examples = data.splits[name]
+        encoded = found.encode(examples, tokenizer, longest, direction_of(shape))
+        warn_of_cuts(encoded.num_cut, len(examples), longest)
+        splits[name] = Split(
+            name,
+            encoded,
+            order=np.argsort(encoded.lengths, kind="stable"),  # from short to long: least padding
+            example_of=encoded.example_of if len(encoded) > len(examples) else None,
+            scorer=partial(_scores, found, encoded) if found.scores_answers else None,
+        )
     train: Any = splits["train"].data if "train" in splits else None
     return Prepared(splits, found, train and train.lengths)
 
 
-def _task_split(
-    name: str,
-    examples: Sequence[Any],
-    found: Task,
-    tokenizer: Tokenizer,
-    longest: int,
-    shape: BackboneShape,
-) -> Split:
-    """Return one labelled split, to be gone through from short to long: least padding."""
-    encoded = found.encode(examples, tokenizer, longest, direction_of(shape))
-    warn_of_cuts(encoded.num_cut, len(examples), longest)
-
-    def scores(rows: Rows) -> dict[str, float]:
-        return found.scores(encoded, by_example(encoded, rows))
-
-    return Split(
-        name,
-        encoded,
-        order=np.argsort(encoded.lengths, kind="stable"),
-        example_of=encoded.example_of if len(encoded) > len(examples) else None,
-        scorer=scores if found.scores_answers else None,
-    )
+def _scores(found: Task, encoded: Any, rows: Rows) -> dict[str, float]:
+    return found.scores(encoded, by_example(encoded, rows))
 
 
 def direction_of(shape: BackboneShape) -> Direction:

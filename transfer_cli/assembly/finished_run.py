@@ -8,17 +8,15 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
-from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop.hub import HUB
 from transfer_cli.interop.published_folder import is_published
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import WEIGHTS, load_pretrained
+from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import LanguageModel
@@ -111,10 +109,7 @@ def load_trained(
     Raises:
         CheckpointError: The weights lack a part.
     """
-    shape, vocabulary = start.description.shape, start.description.vocabulary
-    model = build_model(shape, vocabulary, [Loss("main", objective)], seed=0)
-    make_edits(model, start.description.edits, start.tokenizer)
-    report = load_pretrained(model, tensors, start.weights)
+    model, report = start.filled(tensors, objective)
     if report.new and start.published is not None:
         raise CheckpointError(
             f"run: {start.weights} is a published model without the head of its pretraining "

@@ -1,6 +1,6 @@
 """A model to start from: what `init_from` names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,17 +9,18 @@ from pathlib import Path
 from omegaconf import DictConfig
 from torch import Tensor
 
-from transfer_cli.assembly.model import make_edits
+from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
+from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.hub import HUB, fetch
 from transfer_cli.interop.published_folder import Published, is_published, open_folder
-from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import (
     WEIGHTS,
+    LoadReport,
     ModelDescription,
     backbone_hash,
     load_pretrained,
@@ -27,6 +28,7 @@ from transfer_cli.model.weights import (
     read_shapes,
     read_weights,
 )
+from transfer_cli.objectives.base import Objective
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import TOKENIZER, find_model
 from transfer_cli.tasks.base import Task, task_of
@@ -55,11 +57,6 @@ class Pretrained:
     base: str | None = None
     published: Published | None = None
 
-    @property
-    def dropped(self) -> tuple[str, ...]:
-        """Names of stored tensors that a model of ours has no place for."""
-        return self.published.dropped if self.published else ()
-
     @cached_property
     def task(self) -> Task | None:
         """What it was adapted to; None for a language model.
@@ -70,48 +67,41 @@ class Pretrained:
         found = self.description
         return task_of(found.task, found.labels, f"{self.folder}: task")
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self, *, values: bool = True) -> dict[str, Tensor]:
         """Return all of its weights: its own, over those of the model that it refers to.
+
+        Without values, they are on the meta device, and no weights are read.
 
         Raises:
             CheckpointError: They are missing or damaged, or that model is another one, or the
                 description is of a model that they do not fill.
         """
-        return self._described(self._with_base(read_weights))
-
-    def shapes(self) -> dict[str, Tensor]:
-        """Return its tensors without their values, on the meta device; reads no weights.
-
-        Raises:
-            CheckpointError: As `tensors`, as far as shapes tell.
-        """
-        return self._described(self._with_base(read_shapes))
-
-    def _described(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors, if they fill the model of the description: memory is taken for it."""
-        depth = self.description.shape.depth
+        tensors, depth = self._with_base(values=values), self.description.shape.depth
         if depth > len(tensors):  # even on paper, thousands of blocks take their time
             raise CheckpointError(
                 f"{self.weights} does not fill this model's backbone: {len(tensors)} tensors are "
                 f"less than {depth} blocks"
             )
-        with without_weights():
-            described = TransferModel(
-                Backbone(self.description.shape, self.description.vocabulary), {}
-            )
-            make_edits(described, self.description.edits, self.tokenizer)
-            load_pretrained(described, tensors, self.weights)
+        with without_weights():  # memory is taken for the model of the description
+            self.filled(tensors)
         return tensors
 
-    def _with_base(
-        self, read: Callable[[Path], dict[str, Tensor]], below: int = 0
-    ) -> dict[str, Tensor]:
-        check = read is read_weights
+    def filled(
+        self, tensors: Mapping[str, Tensor], objective: Objective | None = None
+    ) -> tuple[TransferModel, LoadReport]:
+        """Return the model of the description, filled; without an objective, it has no head."""
+        used = [] if objective is None else [Loss("main", objective)]
+        model = build_model(self.description.shape, self.description.vocabulary, used, seed=0)
+        make_edits(model, self.description.edits, self.tokenizer)
+        return model, load_pretrained(model, tensors, self.weights)
+
+    def _with_base(self, *, values: bool, below: int = 0) -> dict[str, Tensor]:
         if self.published:
-            return self.published.tensors() if check else self.published.shapes()
-        if check and (self.weights / checkpoint.META).is_file():
+            return self.published.tensors(values=values)
+        if values and (self.weights / checkpoint.META).is_file():
             checkpoint.verify(self.weights, [WEIGHTS])
-        own, base = read(self.weights), self.description.base
+        read, base = read_weights if values else read_shapes, self.description.base
+        own = read(self.weights)
         if base is None:
             return own
         place = self.base_place()
@@ -120,8 +110,8 @@ class Pretrained:
                 f"{self.weights} is the last of {MAX_BASES} models that each refer to another, "
                 f"and refers to {place}; give the right one with base=RUN"
             )
-        beneath = open_pretrained(str(place), "base")._with_base(read, below + 1)
-        if check and backbone_hash(beneath) != base.hash:
+        beneath = open_pretrained(str(place), "base")._with_base(values=values, below=below + 1)
+        if values and backbone_hash(beneath) != base.hash:
             raise CheckpointError(
                 f"{place} is not the backbone that this model was trained on (hash "
                 f"{base.hash[:8]}): its hash is {backbone_hash(beneath)[:8]}; "

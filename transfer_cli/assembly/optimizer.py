@@ -43,7 +43,11 @@ def parameter_groups(
     Raises:
         ConfigError: The scale does not fit the layer groups.
     """
-    _check_scale(scale, groups)
+    try:
+        if hasattr(scale, "check"):
+            scale.check([group.name for group in groups])
+    except ValueError as error:
+        raise ConfigError(f"adaptation.layer_scale: {error}") from error
     parameters = dict(model.named_parameters())
     top = max(group.depth for group in groups)
     made: list[dict[str, Any]] = []
@@ -57,14 +61,3 @@ def parameter_groups(
         if others:
             made.append({**common, "params": others, "weight_decay": 0.0})
     return made
-
-
-def _check_scale(scale: LayerScale, groups: Sequence[LayerGroup]) -> None:
-    """Call the `check` of a layer scale that has one."""
-    check = getattr(scale, "check", None)
-    if check is None:
-        return
-    try:
-        check([group.name for group in groups])
-    except ValueError as error:
-        raise ConfigError(f"adaptation.layer_scale: {error}") from error

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 from tqdm import tqdm
 
@@ -27,13 +27,13 @@ from transfer_cli.data.text import TextData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError, ConfigError, RunError
+from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
-from transfer_cli.runs.atomic import replaced_file, writing
+from transfer_cli.runs.atomic import replaced_file
 from transfer_cli.runs.cache import kept_if_possible
 from transfer_cli.runs.directory import RunDirectory
 
@@ -246,6 +246,14 @@ def fisher_of(
     digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
     path = source.place.cache / "fisher" / f"{digest.hexdigest()}.safetensors"
 
+    def read(path: Path) -> dict[str, Tensor] | None:
+        try:
+            found = load_file(path)
+        except (OSError, SafetensorError):  # not there, or damaged
+            return None
+        log.info("Fisher information: the one of an earlier run, %s", path)
+        return found
+
     def compute() -> dict[str, Tensor]:
         log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
         one_by_one = (
@@ -258,25 +266,10 @@ def fisher_of(
         # Of what the checkpoint holds: names that an edit added mean nothing to another run.
         return {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
 
-    return kept_if_possible(path, _read_fisher, compute, partial(_write_fisher, path), _warn)
+    def write(found: Mapping[str, Tensor]) -> None:
+        with replaced_file(path) as temporary:
+            # Not `save_file`, which has an error of its own for a full disk.
+            temporary.write_bytes(save(dict(found)))
 
-
-def _read_fisher(path: Path) -> dict[str, Tensor] | None:
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError):  # not there, or damaged
-        return None
-    log.info("Fisher information: the one of an earlier run, %s", path)
-    return found
-
-
-def _write_fisher(path: Path, found: Mapping[str, Tensor]) -> None:
-    try:
-        with writing(path), replaced_file(path) as temporary:
-            save_file(dict(found), temporary)
-    except RunError as error:
-        _warn(error)
-
-
-def _warn(error: BaseException) -> None:
-    log.warning("the Fisher information is not kept: %s", error)
+    said = partial(log.warning, "the Fisher information is not kept: %s")
+    return kept_if_possible(path, read, compute, write, said)

@@ -28,12 +28,10 @@ from transfer_cli.config.build import build
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.text import TextData
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
-from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, TrainStep
 from transfer_cli.model.transfer_model import TransferModel
@@ -54,7 +52,6 @@ class TrainingRun:
         blueprint: Model, losses, groups and planned stages.
         prepared: The data of every stream; "main" is what the run is for.
         streams: What the steps draw their batches from.
-        stages: The stages at work.
         objective: Config node of the main objective, with what it has decided.
         step: The training step.
         base_hash: Fingerprint of the backbone that the run starts from, where weights that never
@@ -67,7 +64,6 @@ class TrainingRun:
     blueprint: Blueprint
     prepared: Mapping[str, Prepared]
     streams: Mapping[str, Stream]
-    stages: Stages
     objective: dict[str, Any]
     step: TrainStep
     base_hash: str | None
@@ -84,26 +80,6 @@ class TrainingRun:
     def model(self) -> TransferModel:
         """The model that trains."""
         return self.blueprint.model
-
-    @property
-    def losses(self) -> list[Loss]:
-        """What it trains for, the main loss first."""
-        return self.blueprint.losses
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Its tokenizer."""
-        return self.blueprint.data.tokenizer
-
-    @property
-    def precision(self) -> Precision:
-        """With the device."""
-        return self.blueprint.precision
-
-    @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the run."""
-        return self.blueprint.sizes.total_steps
 
 
 def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> TrainingRun:
@@ -172,7 +148,6 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
         blueprint=replace(plan, tensors=None),  # training needs the memory
         prepared=prepared,
         streams={name: _stream(name, part, plan, config.seed) for name, part in prepared.items()},
-        stages=stages,
         objective={**objective_options(config.objective, "objective"), **decided[0]},
         step=step,
         # Trained weights alone refer to the backbone that has the others.

@@ -2,8 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from omegaconf import DictConfig
@@ -51,7 +51,8 @@ def generate(config: DictConfig) -> None:
     shows = config.output != STANDARD_OUTPUT
     streams = shows and len(texts) == 1
     lead = paint(_fit(prompt), "note", sys.stdout)
-    show = _write if streams else _hide
+    # Several texts, or those of a file, are not shown while they grow.
+    show: Callable[[str], None] = _write if streams else (lambda _: None)
 
     def add(tokens_B: list[int]) -> bool:
         """Add a token to each text; return whether any text is unfinished."""
@@ -59,7 +60,9 @@ def generate(config: DictConfig) -> None:
             show(_fit(text.add(token)))
         return not all(text.finish_reason for text in texts)
 
-    with _line(lead, show), torch.inference_mode(), precision.context():
+    with ExitStack() as line, torch.inference_mode(), precision.context():
+        show(lead)
+        line.callback(show, "\n")  # even where generating fails
         step = decoding.DecoderStep(
             trained.model,
             rows=config.samples,
@@ -95,16 +98,6 @@ def generate(config: DictConfig) -> None:
         write_json_lines(config.output, rows)
 
 
-@contextmanager
-def _line(lead: str, show: Callable[[str], None]) -> Iterator[None]:
-    """Begin a line with the prompt, and end it even where generating fails."""
-    show(lead)
-    try:
-        yield
-    finally:
-        show("\n")
-
-
 def _fit(text: str) -> str:
     """Return a text without what would steer a terminal, if it goes to one."""
     return escaped(text) if sys.stdout.isatty() else text
@@ -114,10 +107,6 @@ def _write(text: str) -> None:
     if text:
         sys.stdout.write(text)
         sys.stdout.flush()
-
-
-def _hide(text: str) -> None:
-    """Write nothing: several texts, or those of a file, are not shown while they grow."""
 
 
 def _prompt(typed: str) -> str:

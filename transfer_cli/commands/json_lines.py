@@ -12,15 +12,19 @@ from transfer_cli.runs.atomic import write_text
 STANDARD_OUTPUT = "-"
 
 
-def check_output(output: str | None) -> None:
-    """Refuse a file that cannot be written, before anything is computed."""
+def check_output(output: str | None, key: str = "output") -> None:
+    """Refuse a file that cannot be written, before anything is computed.
+
+    Raises:
+        ConfigError: It is a folder, or in none; the message begins with `key`.
+    """
     if output is None or output == STANDARD_OUTPUT:
         return
     path = Path(output).expanduser()
     if path.is_dir():
-        raise ConfigError(f"output: {output} is a folder; name a file in it")
+        raise ConfigError(f"{key}: {output} is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise ConfigError(f"output: there is no folder {path.parent}; make it, or name another")
+        raise ConfigError(f"{key}: there is no folder {path.parent}; make it, or name another")
 
 
 def write_json_lines(output: str, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -70,7 +70,13 @@ def _memory_text(blueprint: Blueprint, moments: int, length: int | None) -> str:
     rows = min(loop.micro_batch or loop.batch, loop.batch)
     length = length or shape.positions
     # Kept for the backward pass, a position: about 8 widths of attention and norms, 2 inner layers.
-    lowest = _lowest_that_trains(blueprint)
+    blocks = [
+        int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
+        for group in blueprint.groups
+        if ever & set(group.parameters) and not group.name.startswith("head.")
+    ]
+    # Gradients pass through the lowest block that trains and all above it.
+    lowest = min(blocks, default=shape.depth)
     block = 8 * shape.width + 2 * shape.feedforward
     held = rows * length * (shape.depth - lowest) * block
     parts = {
@@ -86,22 +92,12 @@ def _memory_text(blueprint: Blueprint, moments: int, length: int | None) -> str:
     return f"about {FLOAT * sum(parts.values()) / 2**20:,.0f} MiB in float32 ({listed})"
 
 
-def _lowest_that_trains(blueprint: Blueprint) -> int:
-    """Return the number of the lowest block that gradients have to pass through."""
-    ever = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
-    found = [
-        int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
-        for group in blueprint.groups
-        if ever & set(group.parameters) and not group.name.startswith("head.")
-    ]
-    return min(found, default=blueprint.model.backbone.shape.depth)
-
-
 def _time_text(run: "TrainingRun", steps: int) -> str:
     """Take a few steps of the run itself, and return what they say of its time."""
     from transfer_cli.data.loader import StepDataLoader
 
-    steps = min(steps, run.total_steps)
+    total = run.blueprint.sizes.total_steps
+    steps = min(steps, total)
     loader = StepDataLoader(run.streams, run.micro_batch, lambda: 0, run.blueprint.sizes.mixture)
     seconds = []
     for number in range(steps):
@@ -114,6 +110,6 @@ def _time_text(run: "TrainingRun", steps: int) -> str:
     mean = sum(seconds[1:] or seconds) / max(1, len(seconds) - 1)
     return (
         f"{mean:.3g} s a step in the first stage, measured over {steps} steps on "
-        f"{run.precision.device}; {mean * run.total_steps:,.0f} s for all "
-        f"{run.total_steps:,}, evaluations not counted"
+        f"{run.blueprint.precision.device}; {mean * total:,.0f} s for all {total:,}, evaluations "
+        "not counted"
     )

@@ -55,15 +55,10 @@ def _page(found: list[Option]) -> Page:
 def _entry(option: Option, column: int) -> Entry:
     if option.origin == PACKAGED:
         return Entry(["  ", Piece(option.name, "name")], [option.line], column)
-    note = Piece(f"({_origin(option)})", "note")
+    why = ", not used: a packaged option has this name" if option.shadowed else ""
+    note = Piece(f"({option.file}{why})", "note")
     style: Style = "note" if option.shadowed else "own"
     return Entry(["  ", Piece(option.name, style)], [f"{option.line}  ", note], column)
-
-
-def _origin(option: Option) -> str:
-    if option.shadowed:
-        return f"{option.file}, not used: a packaged option has this name"
-    return str(option.file)
 
 
 def _as_json(found: list[Option]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
+from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output
 from transfer_cli.config.flags import FlagParser, check_plugins
 from transfer_cli.errors import ConfigError
 from transfer_cli.report.collect import Found, collect
@@ -18,8 +19,6 @@ from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory
 from transfer_cli.terminal import Line, is_colourful, print_err, print_out
-
-STDOUT = "-"
 
 _DEEPEST = 3
 """Folders from a file of a run, such as of a checkpoint, up to the run directory."""
@@ -57,10 +56,10 @@ def report(words: list[str]) -> None:
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
     )
     written = {name: FORMATS[name][0](made) for name in targets}
-    if STDOUT not in targets.values():
+    if STANDARD_OUTPUT not in targets.values():
         print_out(as_page(made, _width()))
     for name, text in written.items():
-        if targets[name] == STDOUT:
+        if targets[name] == STANDARD_OUTPUT:
             sys.stdout.write(text)
         else:
             write_text(Path(targets[name]).expanduser(), text)
@@ -96,32 +95,26 @@ def check_targets(targets: Mapping[str, str]) -> None:
     Raises:
         ConfigError: One cannot be written, or is part of a run.
     """
-    if list(targets.values()).count(STDOUT) > 1:
+    if list(targets.values()).count(STANDARD_OUTPUT) > 1:
         raise ConfigError("only one of them can go to standard output; name a file for the others")
     for name, target in targets.items():
         path = Path(target).expanduser()
-        if target == STDOUT:
-            continue
-        if path.is_dir():
-            raise ConfigError(f"--{name}: {path} is a folder; name a file in it")
-        if not path.parent.is_dir():
-            raise ConfigError(f"--{name}: there is no folder {path.parent}; make it first")
-        if _is_of_a_run(path, FORMATS[name][1]):
+        check_output(target, f"--{name}")
+        if target != STANDARD_OUTPUT and _is_of_a_run(path, FORMATS[name][1]):
             raise ConfigError(f"--{name}: {path} is part of a run; choose another file")
 
 
 def _is_of_a_run(path: Path, ending: str) -> bool:
     """Return whether a file is, or is called like, one that a run or a sweep writes."""
     folders = path.resolve().parents[:_DEEPEST]
-    if not any(_is_of_ours(folder) for folder in folders):
+    if not any(
+        SweepDirectory.is_at(each)
+        or (RunDirectory.holds_run(each) and RunDirectory(each).status.is_file())
+        for each in folders
+    ):
         return False
     # None of theirs is called `report...`, or ends as a page or a table does.
     return path.suffix != ending or (ending == ".json" and not path.name.startswith("report"))
-
-
-def _is_of_ours(folder: Path) -> bool:
-    is_run = RunDirectory.holds_run(folder) and RunDirectory(folder).status.is_file()
-    return is_run or SweepDirectory.is_at(folder)
 
 
 def _width() -> int | None:

@@ -19,7 +19,7 @@ from transfer_cli.interop.family import (
     PublishedHead,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import FromRow, Rule, packed_attention, same
+from transfer_cli.interop.rules import Rule, from_row, packed_attention, same
 from transfer_cli.model.backbone import BackboneShape
 
 PAD = 1
@@ -130,7 +130,7 @@ class Bert(EncoderFamily):
         table = same("backbone.position_embedding", "embeddings.position_embeddings", "weight")
         rules = [
             *same("backbone.token_embedding", "embeddings.word_embeddings", "weight"),
-            replace(table[0], conversion=FromRow(self.first_position)),
+            replace(table[0], conversion=from_row(self.first_position)),
             *same("backbone.embedding_norm", "embeddings.LayerNorm"),
         ]
         if shape.segments:
@@ -196,7 +196,7 @@ class Electra(Bert):
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
         found = super().shape_fields(settings)
-        size = settings.number("embedding_size", 128)
+        size = settings.value("embedding_size", 128, int)
         return {**found, "embedding_width": None if size == found["width"] else size}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Family(ABC):
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of that shape."""
-        sizes = {ours: settings.number(key) for ours, key in self.keys.items()}
+        sizes = {ours: settings.value(key, None, int) for ours, key in self.keys.items()}
         options = {
             ours: settings.one_of(key, ACTIVATIONS, default)
             if ours == "activation"

@@ -18,8 +18,6 @@ WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
 """The format before safetensors. It is read with `weights_only`, which builds no objects."""
 
-Reader = Callable[[Path], dict[str, Tensor]]
-
 
 def holds_weights(folder: Path) -> bool:
     """Return whether there are weights in a folder."""
@@ -27,23 +25,30 @@ def holds_weights(folder: Path) -> bool:
     return any((folder / f"{n}{end}").is_file() for n in names for end in ("", ".index.json"))
 
 
-def read_shapes(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a folder without their values, on the meta device.
+def read_tensors(folder: Path, *, values: bool = True) -> dict[str, Tensor]:
+    """Return all tensors of a folder, numbers of half precision in float32.
+
+    Without values, they are on the meta device.
 
     Raises:
         CheckpointError: There are none, or a file is missing, damaged or holds code.
     """
-
-    def pickled(path: Path) -> dict[str, Tensor]:
-        return {name: tensor.to("meta") for name, tensor in _unpickled(path).items()}
-
-    return _read(folder, shapes_of, pickled)
-
-
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of a folder; numbers of half precision in float32."""
-    found = _read(folder, tensors_of, _unpickled)
-    return {n: t.float() if t.is_floating_point() else t for n, t in found.items()}
+    for name, read in ((WEIGHTS, tensors_of if values else shapes_of), (PICKLE, _unpickled)):
+        whole, index = folder / name, folder / f"{name}.index.json"
+        if whole.is_file() or index.is_file():
+            found = read(whole) if whole.is_file() else _join(index, read)
+            made = {}
+            for each, tensor in found.items():
+                # The oldest files call the parameters of a LayerNorm otherwise.
+                new = each.replace("LayerNorm.gamma", "LayerNorm.weight")
+                new = new.replace("LayerNorm.beta", "LayerNorm.bias")
+                placed = tensor if values else tensor.to("meta")
+                made[new] = placed.float() if placed.is_floating_point() else placed
+            return made
+    raise CheckpointError(
+        f"{folder} has a config.json and no weights: expected {WEIGHTS}, {WEIGHTS}.index.json with "
+        f"its parts, or {PICKLE}"
+    )
 
 
 def dump_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -51,19 +56,7 @@ def dump_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _read(folder: Path, safe: Reader, pickled: Reader) -> dict[str, Tensor]:
-    for name, read in ((WEIGHTS, safe), (PICKLE, pickled)):
-        whole, index = folder / name, folder / f"{name}.index.json"
-        if whole.is_file() or index.is_file():
-            found = read(whole) if whole.is_file() else _join(index, read)
-            return {_modern(name): tensor for name, tensor in found.items()}
-    raise CheckpointError(
-        f"{folder} has a config.json and no weights: expected {WEIGHTS}, {WEIGHTS}.index.json with "
-        f"its parts, or {PICKLE}"
-    )
-
-
-def _join(index: Path, read: Reader) -> dict[str, Tensor]:
+def _join(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Return the tensors of the files that an index names, each tensor from the file it names."""
     try:
         places = read_json(index).get("weight_map")
@@ -100,9 +93,3 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
     ):
         raise CheckpointError(f"{path} holds something else than plain tensors by name")
     return {str(name): tensor for name, tensor in found.items()}
-
-
-def _modern(name: str) -> str:
-    """Return today's name of a parameter of a LayerNorm; the oldest files have others."""
-    new = name.replace("LayerNorm.gamma", "LayerNorm.weight")
-    return new.replace("LayerNorm.beta", "LayerNorm.bias")

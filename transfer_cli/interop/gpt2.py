@@ -10,7 +10,7 @@ from transfer_cli.interop.family import (
     PublishedHead,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import Rule, Transposed, same
+from transfer_cli.interop.rules import TRANSPOSED, Rule, same
 from transfer_cli.model.backbone import BackboneShape
 
 
@@ -46,7 +46,7 @@ class Gpt2(Family):
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape; the norm on embeddings is left to `residual`."""
         found = super().shape_fields(settings)
-        feedforward = settings.number("n_inner", 4 * found["width"])
+        feedforward = settings.value("n_inner", 4 * found["width"], int)
         return {**found, "feedforward": feedforward, "embedding_norm": None}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
@@ -81,6 +81,6 @@ class Gpt2(Family):
             "feed_forward.inner": "mlp.c_fc", "feed_forward.output": "mlp.c_proj",
         }  # fmt: skip
         for here, there in products.items():
-            rules.append(Rule(f"{here}.weight", (f"{there}.weight",), Transposed()))
+            rules.append(Rule(f"{here}.weight", (f"{there}.weight",), TRANSPOSED))
             rules += same(here, there, "bias")
         return rules

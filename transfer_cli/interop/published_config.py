@@ -35,12 +35,8 @@ class PublishedConfig:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
 
-    def number(self, key: str, default: int | None = None) -> int:
-        """Return a whole number; a key without a default must be there."""
-        return self.value(key, default, int)
-
     def value(self, key: str, default: T | None, kind: type[T]) -> T:
-        """Return a whole number, a number, or true or false."""
+        """Return a whole number, a number, or true or false; without a default it must be there."""
         value = self.get(key, default)
         if type(value) is not kind and (kind is not float or type(value) is not int):
             raise self.wrong(key, _KINDS[kind])

@@ -57,15 +57,9 @@ class Published:
     rules: tuple[Rule, ...]
     dropped: tuple[str, ...]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return its weights under our names, in float32."""
-        return self._ours(files.read_tensors(self.folder))
-
-    def shapes(self) -> dict[str, Tensor]:
-        """Return the same without values, on the meta device."""
-        return self._ours(files.read_shapes(self.folder))
-
-    def _ours(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def tensors(self, *, values: bool = True) -> dict[str, Tensor]:
+        """Return its weights under our names, in float32; without values, on the meta device."""
+        found = files.read_tensors(self.folder, values=values)
         made = {r.ours: r.conversion.take([found[n] for n in r.theirs]) for r in self.rules}
         vocabulary = self.description.vocabulary
         for name in ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias"):
@@ -93,7 +87,7 @@ def open_folder(folder: Path, key: str) -> Published:
         shape = family.shape(settings)
     except ValueError as error:
         raise CheckpointError(f"{settings.path}: {error}") from error
-    found, tokenizer = files.read_shapes(folder), read_tokenizer(folder)
+    found, tokenizer = files.read_tensors(folder, values=False), read_tokenizer(folder)
     there = _Folder(settings, family, shape, found)
     backbone = family.backbone(shape)
     if any(name.startswith(f"{family.prefix}.") for name in found):
@@ -152,7 +146,7 @@ class _Folder:
 
     def check_sizes(self, rules: Sequence[Rule], labels: int) -> None:
         """Refuse tensors of other sizes than the config asks for, or without fractions."""
-        shape, vocabulary = self.shape, self.settings.number("vocab_size")
+        shape, vocabulary = self.shape, self.settings.value("vocab_size", None, int)
         if not 0 < vocabulary <= MAX_SIZE:
             raise self.settings.wrong("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
         with without_weights():

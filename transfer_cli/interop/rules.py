@@ -4,66 +4,53 @@ Every rule works both ways without rounding: a model that is read and written ag
 the last bit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class Conversion:
-    """How a tensor of ours is stored there; by default it is the same, under each of its names."""
+class Conversion(NamedTuple):
+    """How a tensor of ours is stored there.
 
-    def take(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Return our tensor."""
-        return theirs[0]
+    Args:
+        take: Returns our tensor, made of theirs.
+        give: Returns their tensors, as many as there are names.
+    """
 
-    def give(self, ours: Tensor, count: int) -> list[Tensor]:
-        """Return their tensors, as many as there are names."""
-        return [ours, *(ours.clone() for _ in range(count - 1))]
-
-
-class Transposed(Conversion):
-    """A matrix that is stored with its inputs as rows (GPT-2)."""
-
-    def take(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Return it transposed."""
-        return theirs[0].T.contiguous()
-
-    def give(self, ours: Tensor, count: int) -> list[Tensor]:
-        """Return it transposed."""
-        return [ours.T.contiguous()]
+    take: Callable[[Sequence[Tensor]], Tensor]
+    give: Callable[[Tensor, int], list[Tensor]]
 
 
-class Concatenated(Conversion):
-    """Several tensors of one size there, concatenated here."""
+SAME = Conversion(
+    lambda theirs: theirs[0],
+    lambda ours, count: [ours, *(ours.clone() for _ in range(count - 1))],
+)
+"""The same tensor, under each of its names."""
 
-    def take(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Return them concatenated."""
-        return torch.cat(list(theirs))
+TRANSPOSED = Conversion(
+    lambda theirs: theirs[0].T.contiguous(), lambda ours, _: [ours.T.contiguous()]
+)
+"""A matrix that is stored with its inputs as rows (GPT-2)."""
 
-    def give(self, ours: Tensor, count: int) -> list[Tensor]:
-        """Return them one by one."""
-        return [part.contiguous() for part in ours.chunk(count)]
-
-
-@dataclass(frozen=True)
-class FromRow(Conversion):
-    """A table of which no token uses the rows before `row` (RoBERTa's positions)."""
-
-    row: int
-
-    def take(self, theirs: Sequence[Tensor]) -> Tensor:
-        """Return the rows in use."""
-        return theirs[0][self.row :].contiguous()
-
-    def give(self, ours: Tensor, count: int) -> list[Tensor]:
-        """Return them below rows of zeros."""
-        unused = torch.zeros(self.row, ours.shape[1], dtype=ours.dtype, device=ours.device)
-        return [torch.cat([unused, ours])]
+CONCATENATED = Conversion(
+    lambda theirs: torch.cat(list(theirs)),
+    lambda ours, count: [part.contiguous() for part in ours.chunk(count)],
+)
+"""Several tensors of one size there, concatenated here."""
 
 
-SAME = Conversion()
+def from_row(row: int) -> Conversion:
+    """Return the conversion of a table whose rows before `row` no token uses (RoBERTa's positions).
+
+    There they are zeros.
+    """
+    return Conversion(
+        lambda theirs: theirs[0][row:].contiguous(),
+        lambda ours, _: [torch.cat([ours.new_zeros(row, ours.shape[1]), ours])],
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +73,7 @@ def packed_attention(query: str, key: str, value: str) -> list[Rule]:
         Rule(
             f"attention.packed.{kind}",
             tuple(f"{part}.{kind}" for part in (query, key, value)),
-            Concatenated(),
+            CONCATENATED,
         )
         for kind in ("weight", "bias")
     ]

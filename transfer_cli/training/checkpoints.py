@@ -134,7 +134,7 @@ class CheckpointWriter:
             # the merge. A run that finishes for the second time has written it there already.
             told = (checkpoints / DESCRIPTION).exists()
             description = read_description(checkpoints if told else folder)
-            run.tokenizer.save(checkpoints / TOKENIZER)
+            run.blueprint.data.tokenizer.save(checkpoints / TOKENIZER)
             write_description(description, checkpoints)
             kept = {n: e for n, e in description.edits.items() if n not in merged}
             write_description(dataclasses.replace(description, edits=kept), folder)

@@ -24,9 +24,9 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         "model": f"{total:,} parameters, {shape.depth} blocks of width {shape.width}, "
         f"{shape.direction}",
         "data": f"{sizes} ({unit}){labels}",
-        "steps": f"{run.total_steps:,} of {batch} sequences{cut}, "
+        "steps": f"{run.blueprint.sizes.total_steps:,} of {batch} sequences{cut}, "
         f"{run.blueprint.sizes.steps_per_epoch:,} an epoch",
-        "on": f"{run.precision.device}, {run.precision.kind}",
+        "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}",
     }
     log.info("%s", command)
     for name, text in rows.items():

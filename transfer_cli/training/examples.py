@@ -54,10 +54,10 @@ def items_of(split: Split, data: Prepared, each: EachExample | None) -> list[Ite
     return items
 
 
-def _item(split: str, number: int, rows: Sequence[Outcome], result: Result, text: str) -> Item:
+def _item(split: str, index: int, rows: Sequence[Outcome], result: Result, text: str) -> Item:
     return Item(
         split=split,
-        index=number,
+        index=index,
         label=result.expected,
         predicted=result.predicted,
         probability=_rounded(result.probability),

@@ -42,8 +42,8 @@ def take_up(
     patience = run.blueprint.loop.patience
     with checkpoint.fitting(newest):
         progress.load_state_dict(state["progress"])
-        run.stages.load_ends(state["step"]["stages"])
-        ended = progress.has_ended(run.total_steps, run.stages, patience)
+        run.step.stages.load_ends(state["step"]["stages"])
+        ended = progress.has_ended(run.blueprint.sizes.total_steps, run.step.stages, patience)
     if ended and directory.read_status() == "finished":
         raise FinishedError(
             f"resume: {directory.path} is finished after {progress.step} steps; "

@@ -78,7 +78,7 @@ def _make(config: DictConfig, command: str, run: TrainingRun, typed: CommandLine
             # Whoever reads the weights of a checkpoint needs these, too.
             directory.model.mkdir()
             write_description(description_of(run, directory.model), directory.model)
-            run.tokenizer.save(directory.model / TOKENIZER)
+            run.blueprint.data.tokenizer.save(directory.model / TOKENIZER)
             write_text(directory.plan, f"{plan_page(run.blueprint)}\n")
             directory.start(command, as_yaml(config), typed.overrides, typed.presets, environment())
     except BaseException:
@@ -134,10 +134,10 @@ def description_of(run: TrainingRun, folder: Path) -> ModelDescription:
         base = Base(str(weights), os.path.relpath(weights, folder.resolve()), run.base_hash)
     return ModelDescription(
         shape=run.model.backbone.shape,
-        vocabulary=run.tokenizer.size,
+        vocabulary=run.blueprint.data.tokenizer.size,
         objective=run.objective,
         labels=run.data.labels,
-        tokenizer_hash=run.tokenizer.hash,
+        tokenizer_hash=run.blueprint.data.tokenizer.hash,
         edits=run.blueprint.edits,
         base=base,
         task=None if run.data.task is None else run.data.task.as_node(),

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig
@@ -28,8 +28,12 @@ from transfer_cli.sweep.trial import trial_of
 from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.console import one_line, say_results, say_start, without_details
 from transfer_cli.training.examples import items_of, noting
-from transfer_cli.training.hyperparameters import hyperparameters
-from transfer_cli.training.measurements import MOST_JUDGED, layer_shares, peak_memory
+from transfer_cli.training.measurements import (
+    MOST_JUDGED,
+    hyperparameters,
+    layer_shares,
+    peak_memory,
+)
 from transfer_cli.training.resume import note_overrides, take_up
 
 log = logging.getLogger(__name__)
@@ -57,6 +61,7 @@ class Trainer:
         self._config = config
         self._command = command
         self._run = run
+        self._blueprint = run.blueprint
         self._directory = directory
         self._progress = Progress()
         self._checkpoints = CheckpointWriter(run, directory, config.checkpoint.keep)
@@ -84,7 +89,7 @@ class Trainer:
             if self._main:
                 self._logger = MetricsLogger(self._directory, start_step + 1 if resuming else None)
             with contextlib.closing(self._logger):
-                write, plan = self._logger.writer.add_text, plan_page(self._run.blueprint)
+                write, plan = self._logger.writer.add_text, plan_page(self._blueprint)
                 write("config", f"```yaml\n{as_yaml(self._config)}```", start_step)
                 write("plan", f"```\n{plan}\n```", start_step)
                 say_start(self._command, self._directory.path, self._run)
@@ -111,29 +116,29 @@ class Trainer:
             self._directory.set_status("stopped" if stopped else "failed", reason)
 
     def _train(self, start_step: int) -> None:
-        run, loop, saving = self._run, self._run.blueprint.loop, self._config.checkpoint
-        optimizer = run.step.optimizer
+        run, loop, saving = self._run, self._blueprint.loop, self._config.checkpoint
+        sizes, stages, optimizer = self._blueprint.sizes, run.step.stages, run.step.optimizer
         trainer = build_trainer(run.step, self._progress)
         handlers.attach_metrics_logger(
             trainer,
             self._logger,
             optimizer,
-            lambda: run.stages.current,
+            lambda: stages.current,
             every=loop.log_every,
-            several=len(run.losses) > 1,
+            several=len(self._blueprint.losses) > 1,
         )
         if self._main:
             what = "tokens" if self._command == "pretrain" else "examples"
-            handlers.attach_progress(trainer, optimizer, run.total_steps, what)
+            handlers.attach_progress(trainer, optimizer, sizes.total_steps, what)
         if "validation" in run.data.splits:
             handlers.attach_validation(
                 trainer,
                 self._progress,
                 lambda: self._measures("validation"),
                 every=Length.parse_rhythm(loop.evaluate_every),
-                monitor=run.blueprint.monitor,
+                monitor=self._blueprint.monitor,
                 patience=loop.patience,
-                stages=run.stages,
+                stages=stages,
                 on_measures=self._note_validation,
                 on_best=self._checkpoints.save_best,
             )
@@ -145,7 +150,7 @@ class Trainer:
             share=SAVING if saving.every == "auto" else None,
             agree=lambda now: bool(distributed.all_reduce_max(now and self._main)),
         )
-        ended = self._progress.has_ended(run.total_steps, run.stages, loop.patience)
+        ended = self._progress.has_ended(sizes.total_steps, stages, loop.patience)
         resume = f"transfer {self._command} resume={self._directory.path}"
         with (
             handlers.speak_above_the_bar(),
@@ -155,26 +160,22 @@ class Trainer:
                 trainer,
                 run.streams,
                 micro_batch=run.micro_batch,
-                total_steps=start_step if ended else run.total_steps,
+                total_steps=start_step if ended else sizes.total_steps,
                 start_step=start_step,
-                epoch_length=run.blueprint.sizes.steps_per_epoch,
-                mixture=run.blueprint.sizes.mixture,
+                epoch_length=sizes.steps_per_epoch,
+                mixture=sizes.mixture,
             )
         self._save()
 
     def _note_validation(self, step: int, measures: dict[str, float]) -> None:
-        """Write down and say how a validation went, and ask the search what it thinks of it."""
+        """Write down and say how a validation went, and ask the search what it thinks of it.
+
+        Raises:
+            PrunedError: The search has no hope in this trial.
+        """
         self._logger.write("validation", step, measures)
         self._logger.writer.add_text("validation/samples", self._samples(), step)
         log.info("step %d validation  %s", step, one_line(without_details(measures)))
-        self._ask_search(step, measures)
-
-    def _ask_search(self, step: int, measures: Mapping[str, float]) -> None:
-        """End a trial that its search has no hope in.
-
-        Raises:
-            PrunedError: It has none.
-        """
         hopeless = self._trial is not None and self._trial.is_hopeless(step, measures)
         if distributed.all_reduce_max(int(hopeless)):
             raise PrunedError(f"pruned at step {step}: earlier trials did better by then")
@@ -186,18 +187,18 @@ class Trainer:
             loss.objective,
             split,
             batch=run.micro_batch,
-            precision=run.precision,
+            precision=self._blueprint.precision,
             each=each,
         )
 
     def _measures(self, name: str) -> dict[str, float]:
         """Return the measures of a split: those of the main loss, and of others by their names."""
-        main = self._score(self._run.losses[0], self._run.data.splits[name])
+        main = self._score(self._blueprint.losses[0], self._run.data.splits[name])
         return main.measures | self._further_measures(name)
 
     def _further_measures(self, name: str) -> dict[str, float]:
         found: dict[str, float] = {}
-        for loss in self._run.losses[1:]:
+        for loss in self._blueprint.losses[1:]:
             split = self._run.prepared[loss.stream].splits.get(name)
             if split is not None:
                 measures = self._score(loss, split).measures
@@ -209,15 +210,15 @@ class Trainer:
         run = self._run
         shown = samples(
             run.model,
-            run.losses[0].objective,
+            self._blueprint.losses[0].objective,
             run.data.splits["validation"],
             count=SAMPLES,
-            precision=run.precision,
+            precision=self._blueprint.precision,
         )
 
         def cell(content: list[int] | str) -> str:
             if not isinstance(content, str):
-                content = " ".join(run.tokenizer.pieces(content))
+                content = " ".join(self._blueprint.data.tokenizer.pieces(content))
             return content.replace("|", "\\|")
 
         rows = [f"| {cell(s.tokens)} | {cell(s.target)} | {cell(s.prediction)} |" for s in shown]
@@ -266,16 +267,16 @@ class Trainer:
             "presets": presets,
             "seed": self._config.seed,
             "measures": measures,
-            "metrics": [metric.as_json() for metric in run.blueprint.metrics],
+            "metrics": [metric.as_json() for metric in self._blueprint.metrics],
             "tables": {name: found.tables for name, found in scores.items() if found.tables},
             "labels": list(run.data.labels),
             "task": None if task is None else task.shown(),
             "failed": failure,
             "forgetting": forgetting,
             "best_step": progress.best_step or progress.step,
-            "parameters": {"total": parameters, "trainable": run.stages.ever_trained()},
+            "parameters": {"total": parameters, "trainable": run.step.stages.ever_trained()},
             "layers": layers,
-            "stages": [{"begin": s.begin, "end": s.end} for s in run.stages.spans],
+            "stages": [{"begin": s.begin, "end": s.end} for s in run.step.stages.spans],
             "seen": {
                 "steps": progress.step,
                 "tokens": progress.tokens,
@@ -291,7 +292,7 @@ class Trainer:
                 "tokens": round(progress.tokens / seconds, 1),
                 "examples": round(progress.examples / seconds, 2),
             },
-            "peak_memory_bytes": peak_memory(run.precision.device),
+            "peak_memory_bytes": peak_memory(self._blueprint.precision.device),
         }
         if items:
             write_items(directory.items, items)
@@ -316,7 +317,7 @@ class Trainer:
             if name in data.splits:
                 split = data.splits[name]
                 each = noting(split)
-                scores[name] = self._score(self._run.losses[0], split, each)
+                scores[name] = self._score(self._blueprint.losses[0], split, each)
                 items += items_of(split, data, each)
         return scores, items
 
@@ -325,7 +326,7 @@ class Trainer:
         data = self._run.data
         if data.task is None or not data.task.can_fail:
             return None
-        found = self._score(self._run.losses[0], some_of(data.splits["train"], MOST_JUDGED))
+        found = self._score(self._blueprint.losses[0], some_of(data.splits["train"], MOST_JUDGED))
         return data.task.failure(found.measures, found.tables)
 
     def _forgetting(self) -> dict[str, dict[str, float]] | None:

@@ -14,8 +14,7 @@ from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer, WordPiece
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.interop.onnx_check import compare, samples_of
-from transfer_cli.interop.onnx_graph import write_onnx
+from transfer_cli.interop.onnx_graph import compare, write_onnx
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -240,12 +239,11 @@ def test_the_graph_holds_no_line_of_our_source(written):
 )
 def test_another_output_than_the_models_is_refused(written, monkeypatch, spoil, message):
     folder, model, objective = written
-    samples = samples_of(model, objective)
-    assert compare(folder / "model.onnx", "logits", samples) < 1e-4
+    assert compare(folder / "model.onnx", "logits", model, objective) < 1e-4
     spoil_outputs(monkeypatch, spoil)
 
     with pytest.raises(CheckpointError, match=message):
-        compare(folder / "model.onnx", "logits", samples)
+        compare(folder / "model.onnx", "logits", model, objective)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])

@@ -1,6 +1,5 @@
 """`transfer export`: a run as a folder that others load without us."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -10,16 +9,12 @@ from torch import Tensor
 
 from transfer_cli.assembly.finished_run import load_trained, objective_of
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
-from transfer_cli.assembly.model import make_edits
 from transfer_cli.commands.export.cards import card_of
 from transfer_cli.config.build import build
 from transfer_cli.errors import CheckpointError, ConfigError, RunError, one_of
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.model.added import added_parameters, merge
-from transfer_cli.model.backbone import Backbone
-from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import load_pretrained
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.atomic import new_folder, writing
@@ -82,7 +77,7 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
         objective = objective_of(start)
         model = load_trained(start, objective, tensors)
     else:
-        model = _backbone(start, tensors)
+        model, _ = start.filled(tensors)
     causal = start.description.shape.direction == "causal"
     # A published model was trained with the layout of our labelled texts, not with that of lines.
     usual = "A" if causal else "cls A sep"
@@ -99,7 +94,9 @@ def _has_head(start: Pretrained) -> bool:
     shape = start.description.shape
     tied = shape.tie_output and not shape.output_bias and not shape.output_transform
     head = "heads.lm." if start.task is None else f"heads.{start.task.head}."
-    return (tied and start.task is None) or any(n.startswith(head) for n in start.shapes())
+    return (tied and start.task is None) or any(
+        n.startswith(head) for n in start.tensors(values=False)
+    )
 
 
 def plain_tensors(
@@ -113,7 +110,7 @@ def plain_tensors(
     tensors = start.tensors()
     if not start.description.edits:
         return tensors, {}
-    model = _backbone(start, tensors)
+    model, _ = start.filled(tensors)
     merge(model)
     new_rows, table = model.backbone.new_rows, model.backbone.token_embedding
     # A tied output reads the table, too, and there nothing was added.
@@ -123,14 +120,6 @@ def plain_tensors(
     heads = {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")}
     plain = {n: t.detach() for n, t in model.state_dict().items()} | heads
     return plain, {name: part.describe() for name, part in added_parameters(model).items()}
-
-
-def _backbone(start: Pretrained, tensors: Mapping[str, Tensor]) -> TransferModel:
-    description = start.description
-    model = TransferModel(Backbone(description.shape, description.vocabulary), {})
-    make_edits(model, description.edits, start.tokenizer)
-    load_pretrained(model, tensors, start.weights)
-    return model
 
 
 def _head(start: Pretrained) -> tuple[str, Classification | None]:

@@ -10,8 +10,8 @@ from transfer_cli.config.commands import ALL
 from transfer_cli.config.describe import Option, options
 from transfer_cli.config.flags import FlagParser
 from transfer_cli.errors import ConfigError, nearest
-from transfer_cli.runs.atomic import new_folder
-from transfer_cli.safe_files import escaped, printable
+from transfer_cli.runs.atomic import new_folder, writing
+from transfer_cli.safe_files import escaped
 from transfer_cli.terminal import Entry, Line, Page, Piece, Renderable, print_out
 
 STARTERS = {
@@ -72,14 +72,10 @@ def init(words: list[str]) -> None:
     folder = Path(asked.folder)
     wanted = _wanted(asked.sources)
     files = _files(wanted, folder)
-    _check_free(folder)
-    try:
-        with new_folder(folder.expanduser()) as made:
-            for inside, text in files.items():
-                (made / inside).parent.mkdir(parents=True, exist_ok=True)
-                (made / inside).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(printable(f"{folder}: {error.strerror or error}")) from error
+    with writing(folder), new_folder(folder.expanduser()) as made:
+        for inside, text in files.items():
+            (made / inside).parent.mkdir(parents=True, exist_ok=True)
+            (made / inside).write_text(text, encoding="utf-8")
     print_out(_page(wanted, folder))
 
 
@@ -175,16 +171,6 @@ def _typed(folder: Path) -> str:
     """Return the path as it is typed in a shell; `~` still means the home."""
     text = str(folder)
     return text if re.fullmatch(r"~?[\w./-]+", text) else escaped(shlex.quote(text))
-
-
-def _check_free(folder: Path) -> None:
-    """Refuse a place where something is."""
-    place = folder.expanduser()
-    if place.is_dir() and not any(place.iterdir()):
-        return
-    if place.exists() or place.is_symlink():
-        what = "is there and not empty" if place.is_dir() else "is no folder"
-        raise ConfigError(printable(f"{folder} {what}; name a new folder, or an empty one"))
 
 
 def _page(wanted: Mapping[str, Option], folder: Path) -> Page:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.run import TrainingRun, build_run
@@ -90,8 +89,6 @@ def _check(config: DictConfig) -> None:
         raise ConfigError("devices: lr-find works in one process; leave devices out")
     if config.resume is not None:
         raise ConfigError("resume: lr-find begins where a run begins; leave resume out")
-    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN:
-        raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
     if find_spec("matplotlib") is None:
         raise ConfigError(
             "lr-find draws its curve with matplotlib: pip install 'transfer-cli[report]'"

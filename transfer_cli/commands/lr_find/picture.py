@@ -18,13 +18,6 @@ _DOTS = 110
 """Dots an inch of the picture."""
 
 
-def window(seen: RangeTest) -> tuple[float, float]:
-    """Return the lowest and the highest loss that is worth showing."""
-    low, first = min(seen.smoothed), seen.smoothed[0]
-    fall = max(first - low, 1e-3 * abs(first), 1e-9)
-    return low - 0.1 * fall, first + _HEADROOM * fall
-
-
 def as_png(seen: RangeTest, suggested: int, groups: Mapping[str, float], title: str) -> bytes:
     """Return the curve as a picture, with the suggestion marked.
 
@@ -49,7 +42,8 @@ def as_png(seen: RangeTest, suggested: int, groups: Mapping[str, float], title: 
 
 
 def _draw_curve(axes: "Axes", seen: RangeTest, suggested: int) -> None:
-    low, high = window(seen)
+    low, first = min(seen.smoothed), seen.smoothed[0]
+    fall = max(first - low, 1e-3 * abs(first), 1e-9)
     rate = seen.rates[suggested]
     lowest = int(np.argmin(seen.smoothed))
     axes.semilogx(seen.rates, seen.losses, ".", color="0.7", markersize=4, label="each step")
@@ -64,7 +58,7 @@ def _draw_curve(axes: "Axes", seen: RangeTest, suggested: int) -> None:
         label=f"lowest, at {seen.rates[lowest]:.2g}",
     )  # fmt: skip
     axes.set_xlim(seen.rates[0], seen.rates[-1])
-    axes.set_ylim(low, high)
+    axes.set_ylim(low - 0.1 * fall, first + _HEADROOM * fall)
     axes.set_xlabel("learning rate (optimizer.lr)")
     axes.set_ylabel("training loss (nats a target)")
     axes.grid(visible=True, which="major", alpha=0.3)

@@ -17,49 +17,6 @@ from transfer_cli.errors import CheckpointError
 from transfer_cli.tasks.base import Answer, Task, by_example
 
 
-class Member:
-    """A run that answers examples, with its own tokenizer and length."""
-
-    def __init__(self, path: str, trained: Trained, precision: Precision, batch: int) -> None:
-        found = trained.start.task
-        if found is None:
-            raise CheckpointError(
-                f"run: {path} is a language model; predict needs a fine-tuned run"
-            )
-        self.task: Task = found
-        self._shape = trained.start.description.shape
-        # As in training: a text that was cut there is cut here.
-        self.longest = datasets.block_length(
-            trained.config.data.get("length"), self._shape.positions
-        )
-        self._trained = trained
-        self._precision = precision
-        self._batch = batch
-
-    def answers(self, examples: Sequence[Any]) -> tuple[list[Answer], int]:
-        """Return the answer to each example, and how many examples were cut."""
-        if not examples:
-            return [], 0
-        tokenizer = self._trained.start.tokenizer
-        direction = datasets.direction_of(self._shape)
-        data = self.task.encode(examples, tokenizer, self.longest, direction)
-        batches = predictions(
-            self._trained.model,
-            self._trained.objective,
-            data,
-            batch=self._batch,
-            precision=self._precision,
-            # Long ones first: where memory is short, the first batch says so.
-            order=np.argsort(-data.lengths, kind="stable"),
-        )
-        rows: dict[int, Any] = {}
-        for indices, found in batches:
-            rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
-        apart = by_example(data, rows)
-        found_answers = [self.task.answer(data, at, apart[at]) for at in range(len(examples))]
-        return found_answers, data.num_cut
-
-
 class Ensemble:
     """Runs that answer examples together, on however many processes there are.
 
@@ -71,12 +28,20 @@ class Ensemble:
     def __init__(
         self, paths: Sequence[str], precision: Precision, base: str | None, batch: int
     ) -> None:
-        self._members = [
-            Member(path, open_trained(path, precision, base), precision, batch) for path in paths
-        ]
-        self.task = self._members[0].task
-        for path, member in zip(paths[1:], self._members[1:], strict=True):
-            self.task.check_combines(member.task, paths[0], path)
+        self._precision = precision
+        self._batch = batch
+        self._runs: list[tuple[Trained, Task]] = []
+        for path in paths:
+            trained = open_trained(path, precision, base)
+            task = trained.start.task
+            if task is None:
+                raise CheckpointError(
+                    f"run: {path} is a language model; predict needs a fine-tuned run"
+                )
+            self._runs.append((trained, task))
+        self.task = self._runs[0][1]
+        for path, (_, task) in zip(paths[1:], self._runs[1:], strict=True):
+            self.task.check_combines(task, paths[0], path)
         self._num_cut = [0] * len(paths)
         self._num_texts = 0
 
@@ -92,8 +57,8 @@ class Ensemble:
         world = distributed.world_size()
         parts = [shard(by_length, rank, world) for rank in range(world)]
         own = [examples[number] for number in parts[distributed.rank()]]
-        tasks = [member.task for member in self._members]
-        found, num_cut = zip(*(member.answers(own) for member in self._members), strict=True)
+        tasks = [task for _, task in self._runs]
+        found, num_cut = zip(*(self._answers(own, *run) for run in self._runs), strict=True)
         combined = [
             self.task.combine(list(zip(tasks, each, strict=True)))
             for each in zip(*found, strict=True)
@@ -110,5 +75,34 @@ class Ensemble:
 
     def say_cuts(self) -> None:
         """Say how many examples were too long for a run."""
-        for member, num_cut in zip(self._members, self._num_cut, strict=True):
-            warn_of_cuts(num_cut, self._num_texts, member.longest)
+        for (trained, _), num_cut in zip(self._runs, self._num_cut, strict=True):
+            warn_of_cuts(num_cut, self._num_texts, _longest(trained))
+
+    def _answers(
+        self, examples: Sequence[Any], trained: Trained, task: Task
+    ) -> tuple[list[Answer], int]:
+        """Return a run's answer to each example, and how many examples were cut."""
+        if not examples:
+            return [], 0
+        direction = datasets.direction_of(trained.start.description.shape)
+        data = task.encode(examples, trained.start.tokenizer, _longest(trained), direction)
+        batches = predictions(
+            trained.model,
+            trained.objective,
+            data,
+            batch=self._batch,
+            precision=self._precision,
+            # Long ones first: where memory is short, the first batch says so.
+            order=np.argsort(-data.lengths, kind="stable"),
+        )
+        rows: dict[int, Any] = {}
+        for indices, found in batches:
+            rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
+        apart = by_example(data, rows)
+        return [task.answer(data, at, apart[at]) for at in range(len(examples))], data.num_cut
+
+
+def _longest(trained: Trained) -> int:
+    """Return how many tokens of a text a run reads: one that was cut in training is cut here."""
+    positions = trained.start.description.shape.positions
+    return datasets.block_length(trained.config.data.get("length"), positions)

@@ -214,8 +214,8 @@ def opened(path: str) -> Iterator[Input]:
         yield Input("standard input", piped, piped.is_there)
 
 
-def format_of(chosen: str, path: str) -> str:
-    """Return the format of an input: the one chosen, else that of its ending, else text."""
+def format_of(chosen: str, path: str, default: str = "text") -> str:
+    """Return the format of a file: the one chosen, else that of its ending, else the default."""
     if chosen != "auto":
         return chosen
-    return (readers.format_of(Path(path)) if path != "-" else None) or "text"
+    return (readers.format_of(Path(path)) if path != "-" else None) or default

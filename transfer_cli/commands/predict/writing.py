@@ -5,10 +5,11 @@ import csv
 import json
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
+from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
 from transfer_cli.errors import ConfigError, DataError
@@ -17,20 +18,27 @@ from transfer_cli.tasks.base import Answer
 
 
 class Answers(ABC):
-    """Writes answers."""
+    """Writes answers, in columns of ours (`ours`) and those kept of the input."""
 
-    def __init__(self, out: TextIO, columns: Columns) -> None:
+    def __init__(self, out: TextIO, columns: Columns, ours: Sequence[str]) -> None:
         self.out = out
         self.columns = columns
         self.task = columns.task
+        self.ours = ours
 
-    @abstractmethod
     def problem_of(self, row: Row) -> str | None:
         """Return why a row cannot be written, if so; asked before it is labelled.
 
         Raises:
             ConfigError: A column of the input has the name of one of ours.
         """
+        taken = [column for column in row.kept if column in self.ours]
+        if taken:
+            raise ConfigError(
+                f"keep: the input has a column {taken[0]!r}, and so has the output; rename it in "
+                "the input, or leave keep out"
+            )
+        return _unwritable(row.kept)
 
     @abstractmethod
     def write(self, row: Row, answer: Answer) -> None:
@@ -47,14 +55,8 @@ class JsonLines(Answers):
     """`{"text": ..., "label": ..., "probabilities": {...}}`, the pair and the columns kept."""
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
-        super().__init__(out, columns)
+        super().__init__(out, columns, ["text", *columns.task.fields, "pair"])
         self._encode = json.JSONEncoder(ensure_ascii=False).encode
-        self._ours = frozenset({"text", *self.task.fields, "pair"})
-
-    def problem_of(self, row: Row) -> str | None:
-        """See `Answers`."""
-        _refuse_taken(row.kept, self._ours)
-        return _unwritable(row.kept)
 
     def write(self, row: Row, answer: Answer) -> None:
         """Write one answer."""
@@ -72,9 +74,8 @@ class Csv(Answers):
     dialect: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
-        super().__init__(out, columns)
         self._texts = ["text"] if columns.pair is None else ["text", "pair"]
-        self._ours = [*self._texts, *self.task.cell_names]
+        super().__init__(out, columns, [*self._texts, *columns.task.cell_names])
         self._kept: list[str] | None = None
         # With this end of a row, values that hold either of its characters are put in quotes.
         lines = _WithoutReturns(out)
@@ -84,7 +85,6 @@ class Csv(Answers):
     def problem_of(self, row: Row) -> str | None:
         """See `Answers`."""
         if self._kept is None:
-            _refuse_taken(row.kept, self._ours)
             self._kept = list(row.kept)
         other = [column for column in row.kept if column not in self._kept]
         if other:
@@ -92,13 +92,13 @@ class Csv(Answers):
                 f"{other[0]!r} is not in the first row, and a table has the same columns in each; "
                 "for JSON lines say output_format=jsonl."
             )
-        return _unwritable(row.kept)
+        return super().problem_of(row)
 
     def write(self, row: Row, answer: Answer) -> None:
         """Write one answer, and before the first one the names of the columns."""
         kept = self._kept or []
         if not self._begun:
-            self._write_row([*self._ours, *kept])
+            self._write_row([*self.ours, *kept])
             self._begun = True
         values = [_cell(row.kept.get(column)) for column in kept]
         texts = self.task.texts(row.example)[: len(self._texts)]
@@ -139,7 +139,11 @@ class Tsv(Csv):
         super().write(row, answer)
 
 
-FORMATS: Mapping[str, type[Answers]] = {"jsonl": JsonLines, "csv": Csv, "tsv": Tsv}
+FORMATS: Mapping[str, Callable[[TextIO, Columns], Answers]] = {
+    "jsonl": JsonLines,
+    "csv": Csv,
+    "tsv": Tsv,
+}
 
 
 class _WithoutReturns:
@@ -150,15 +154,6 @@ class _WithoutReturns:
 
     def write(self, row: str) -> int:
         return self._out.write(row[:-2] + "\n")
-
-
-def _refuse_taken(kept: Mapping[str, object], ours: Sequence[str] | frozenset[str]) -> None:
-    taken = [column for column in kept if column in ours]
-    if taken:
-        raise ConfigError(
-            f"keep: the input has a column {taken[0]!r}, and so has the output; rename it in the "
-            "input, or leave keep out"
-        )
 
 
 def _unwritable(kept: Mapping[str, object]) -> str | None:
@@ -193,9 +188,7 @@ def format_of(chosen: str, path: str) -> str:
     """
     if path != "-" and readers.is_packed(Path(path)):
         raise ConfigError(f"output: {path} would not be packed; leave its last ending out")
-    if chosen != "auto":
-        return chosen
-    return (readers.format_of(Path(path)) if path != "-" else None) or "jsonl"
+    return reading.format_of(chosen, path, "jsonl")
 
 
 @contextlib.contextmanager
