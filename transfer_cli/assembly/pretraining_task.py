@@ -34,7 +34,7 @@ from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.runs.atomic import replaced_file, writing
-from transfer_cli.runs.cache import kept_if_possible
+from transfer_cli.runs.cache import kept
 from transfer_cli.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -258,7 +258,7 @@ def fisher_of(
         # Of what the checkpoint holds: names that an edit added mean nothing to another run.
         return {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
 
-    return kept_if_possible(path, _read_fisher, compute, partial(_write_fisher, path), _warn)
+    return kept(path, _read_fisher, compute, partial(_write_fisher, path), _warn)
 
 
 def _read_fisher(path: Path) -> dict[str, Tensor] | None:
