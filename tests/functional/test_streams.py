@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import Mixture
-from transfer_cli.runs.records import read_metrics
 
 pytestmark = [pytest.mark.functional, pytest.mark.usefixtures("composed_once")]
 

@@ -25,9 +25,8 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import ConfigError, DivergedError, StoppedError, nearest
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric
-from transfer_cli.runs.atomic import flush, writing
+from transfer_cli.runs.atomic import append_json, cut, flush, writing
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.records import MetricsFile, cut
 from transfer_cli.runs.tensorboard import SummaryWriter, event_files
 
 log = logging.getLogger(__name__)
@@ -53,18 +52,16 @@ class MetricsLogger:
 
     def __init__(self, run: RunDirectory, purge_step: int | None = None) -> None:
         self._run = run
-        self._metrics = MetricsFile(run.metrics)
-        self._speed = MetricsFile(run.speed)
         self.writer = SummaryWriter(run.tensorboard, purge_step=purge_step)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write metrics of one step; `kind` is train, validation or test."""
-        self._metrics.write(kind, step, values)
+        append_json(self._run.metrics, {"kind": kind, "step": step, **values})
         self._draw(kind, step, values)
 
     def write_speed(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write numbers that depend on the clock."""
-        self._speed.write(kind, step, values)
+        append_json(self._run.speed, {"kind": kind, "step": step, **values})
         self._draw(kind, step, values)
 
     def mark(self) -> dict[str, int]:

@@ -130,6 +130,19 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
+def append_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Append a JSON line."""
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(record)}\n")
+
+
+def cut(path: Path, size: int) -> None:
+    """Shorten a file that grew by appending to the `size` bytes that it once had."""
+    if path.exists() and path.stat().st_size > size:
+        with writing(path):
+            os.truncate(path, size)
+
+
 def flush(path: Path) -> None:
     """Make the system write a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
