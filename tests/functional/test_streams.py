@@ -209,4 +209,4 @@ def test_a_stream_that_is_drawn_is_that_of_the_mixture(run, second_task, drawn):
     run("full", *second_task, "mixing.power=0", "seed=5", "loop.steps=10")
 
     mixture = Mixture({"main": 24, "more": 30}, total=10, steps_per_epoch=6, seed=5, power=0)
-    assert [name for name, _ in drawn] == [mixture.stream_of(step) for step in range(10)]
+    assert [name for name, _ in drawn] == [mixture.at(step)[0] for step in range(10)]

@@ -65,9 +65,7 @@ class StepDataLoader:
         Each process has its shard of the step's examples, and as many micro-batches as any other,
         since all take part in every exchange. `PaddingBatch`es make up for missing ones.
         """
-        name, visit = MAIN, step
-        if self._mixture is not None:
-            name, visit = self._mixture.stream_of(step), self._mixture.visit_of(step)
+        name, visit = (MAIN, step) if self._mixture is None else self._mixture.at(step)
         stream = self._streams[name]
         indices = stream.sampler.indices(visit)
         own = micro_batches(shard(indices, self._rank, self._world_size), self._micro_batch)
