@@ -53,12 +53,6 @@ def generate(config: DictConfig) -> None:
     lead = paint(_fit(prompt), "note", sys.stdout)
     show = _write if streams else _hide
 
-    def add(tokens_B: list[int]) -> bool:
-        """Add a token to each text; return whether any text is unfinished."""
-        for text, token in zip(texts, tokens_B, strict=True):
-            show(_fit(text.add(token)))
-        return not all(text.finish_reason for text in texts)
-
     with _line(lead, show), torch.inference_mode(), precision.context():
         step = decoding.DecoderStep(
             trained.model,
@@ -66,15 +60,19 @@ def generate(config: DictConfig) -> None:
             max_length=len(tokens) + most,
             use_cache=config.cache,
         )
-        decoding.generate(
+        drawn = decoding.generate(
             step,
             tokens,
             max_new_tokens=most,
             sampling=sampling,
             sampler=TokenSampler(config.seed, config.samples),
             allowed_V=layout.allowed_tokens(),
-            on_tokens=add,
         )
+        for tokens_B in drawn:
+            grown = [text.add(token) for text, token in zip(texts, tokens_B, strict=True)]
+            show(_fit("".join(grown)))
+            if all(text.finish_reason for text in texts):
+                break
         for text in texts:
             show(_fit(text.flush()))
     if shows and not streams:

@@ -109,14 +109,8 @@ def mixed_epoch(
 ) -> int:
     """Return the steps in an epoch of a mixture: as many as pass once over the main data.
 
-    Annealing is counted with the mean power, so the result is then approximate. For arguments and
-    errors see `Mixture`.
-
-    Args:
-        sizes: Examples of each stream, by name.
-        main_steps: Steps of an epoch of the main stream alone.
-        power: See `Mixture`.
-        anneal: See `Mixture`.
+    `main_steps` are those of an epoch of the main stream alone. Annealing is counted with the mean
+    power, so the result is then approximate. For other arguments and errors see `Mixture`.
     """
     share = probabilities(sizes, FIRST_POWER - FALL / 2 if anneal else power)[MAIN]
     return max(1, round(main_steps / share))

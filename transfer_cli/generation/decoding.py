@@ -3,7 +3,7 @@
 Legend: B texts, T positions, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -75,9 +75,8 @@ def generate(
     sampling: Sampling,
     sampler: TokenSampler,
     allowed_V: Tensor,
-    on_tokens: Callable[[list[int]], bool],
-) -> None:
-    """Generate continuations of a prompt, token by token.
+) -> Iterator[list[int]]:
+    """Yield the next token of each text, `max_new_tokens` times, unless the caller stops before.
 
     Args:
         step: The decoder, which has not read any token yet.
@@ -86,19 +85,18 @@ def generate(
         sampling: Temperature and truncation.
         sampler: Draws the tokens.
         allowed_V: True at the tokens that may be generated.
-        on_tokens: Receives the next token of each text; returns whether to continue.
 
     Raises:
         RunError: The logits are not finite.
     """
-    logits_BV = step([prompt])
-    for number in range(max_new_tokens):
+    tokens: list[Sequence[int]] = [prompt]
+    for _ in range(max_new_tokens):
+        logits_BV = step(tokens)
         if not logits_BV.isfinite().all():
             raise RunError("run: its predictions are not finite; the run has diverged")
         probabilities_BV = sampling.probabilities(
             logits_BV.cpu().masked_fill(~allowed_V, -torch.inf)
         )
         tokens_B = sampler(probabilities_BV).tolist()
-        if not on_tokens(tokens_B) or number + 1 == max_new_tokens:
-            return
-        logits_BV = step([[token] for token in tokens_B])
+        yield tokens_B
+        tokens = [[token] for token in tokens_B]
