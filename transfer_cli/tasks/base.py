@@ -113,11 +113,6 @@ class Task(ABC):
         names = [each.name for each in dataclasses.fields(self) if each.name != "labels"]
         return self.node(**{name: getattr(self, name) for name in names})
 
-    @classmethod
-    def shown(cls) -> dict[str, str]:
-        """Return the entry of a run's summary that reports read."""
-        return {"name": cls.name, "expected": cls.expected}
-
     # --- examples ---------------------------------------------------------------------------
 
     @abstractmethod

@@ -226,7 +226,7 @@ def crash_after(run, step, folder):
 def take_up(run, folder):
     (found,) = checkpoint.find_all(folder)
     state = checkpoint.read_state(found)
-    load_strictly(run.step.model, read_weights(found.path), found.path)
+    load_strictly(run.step.model, read_weights(found), found)
     run.step.load_state_dict(state["step"])
     run.progress.load_state_dict(state["progress"])
     return run
