@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -199,8 +200,7 @@ def _write_tokens(
     """Write the tokens of a text to `path`, a batch of lines at a time, and return counts."""
     log.info("Encoding the %s text", split.name)
     begin = time.perf_counter()
-    words = size_bytes = lines = unknown = 0
-    written = 1
+    counts = Counter(num_tokens=1)
     with (
         path.open("wb") as file,
         tqdm(desc="encoding", unit="B", unit_scale=True, disable=None, leave=False) as bar,
@@ -210,30 +210,26 @@ def _write_tokens(
             file.write(tokens.astype(dtype).tobytes())
             text = _LINE_END.join(batch)
             batch_bytes = len(text.encode("utf-8", "replace")) + 1
-            words += len(text.split())
-            size_bytes += batch_bytes
-            lines += len(batch)
-            unknown += int(np.count_nonzero(tokens == tokenizer.unk))
-            written += len(tokens)
+            counts.update(
+                num_tokens=len(tokens),
+                num_words=len(text.split()) + len(batch),
+                num_bytes=batch_bytes,
+                num_lines=len(batch),
+                num_unknown=int(np.count_nonzero(tokens == tokenizer.unk)),
+            )
             bar.update(batch_bytes)
     flush(path)
-    if lines == 0:
+    if not counts["num_lines"]:
         raise DataError(f"The {split.name} text is empty: there is nothing to learn or measure.")
     seconds = time.perf_counter() - begin
     log.info(
         "Encoded the %s text: %s tokens in %.1f s (%.1f MB/s)",
         split.name,
-        f"{written - 1:,}",
+        f"{counts['num_tokens'] - 1:,}",
         seconds,
-        size_bytes / 1e6 / max(seconds, 1e-9),
+        counts["num_bytes"] / 1e6 / max(seconds, 1e-9),
     )
-    return {
-        "num_tokens": written,
-        "num_words": words + lines,
-        "num_bytes": size_bytes,
-        "num_lines": lines,
-        "num_unknown": unknown,
-    }
+    return counts
 
 
 def _batches(lines: Iterable[str]) -> Iterator[list[str]]:

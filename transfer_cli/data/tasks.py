@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.errors import DataError, at_least, nearest
+from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.seeds import derive
 
 MAX_LABELS = 10_000
@@ -342,14 +342,10 @@ def _check_classes(train: Sequence[Example], labels: Sequence[str], where: str) 
             f"{where}: all examples have the label {labels[0]!r}; there is nothing to learn. "
             "Name another label column."
         )
-    if len(train) < len(labels):
-        raise DataError(
-            f"{where}: {len(train)} training examples are fewer than the {len(labels)} classes."
-        )
     found = {example.label for example in train}
     missing = [repr(label) for number, label in enumerate(labels) if number not in found]
     if missing:
-        raise DataError(f"{where}: no training example has the label {', '.join(missing)}.")
+        raise DataError(f"{where}: no training example has the label {listed(missing, 10)}.")
 
 
 def _counts(examples: Sequence[Example]) -> dict[int, int]:

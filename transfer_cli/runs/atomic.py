@@ -106,17 +106,17 @@ def make_stamped(root: Path, name: str) -> Path:
     """
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     first = f"{stamp}-{name}" if name else stamp
-    for attempt in itertools.count(1):
-        path = root / (first if attempt == 1 else f"{first}-{attempt}")
+    path, attempts = root / first, itertools.count(2)
+    while True:
         try:
             # Only one of two commands that start within a second makes it.
             path.mkdir(parents=True)
         except FileExistsError:
-            continue
+            path = root / f"{first}-{next(attempts)}"
         except OSError as error:
             raise RunError(f"run.root: {root} cannot be written: {error.strerror}") from error
-        return path
-    raise AssertionError
+        else:
+            return path
 
 
 def write_text(path: Path, text: str) -> None:
