@@ -127,6 +127,7 @@ def _cached(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:
         ) from error
 
 
+@dataclass(frozen=True, eq=False)
 class TextBlocks:
     """A text cut into blocks of `length` inputs, each with the tokens after them as targets.
 
@@ -134,10 +135,9 @@ class TextBlocks:
     The last block may be short.
     """
 
-    def __init__(self, text: EncodedText, length: int, tokenizer_pad: int) -> None:
-        self.text = text
-        self.length = length
-        self._pad = tokenizer_pad
+    text: EncodedText
+    length: int
+    pad: int
 
     @property
     def num_targets(self) -> int:
@@ -155,7 +155,7 @@ class TextBlocks:
             raise IndexError(f"blocks {indices} of {len(self)}")
         starts_B = index_B * self.length
         lengths_B = np.minimum(self.length, self.num_targets - starts_B)
-        tokens_BT, mask_BT = gather(self.text.tokens, starts_B, lengths_B, self._pad)
+        tokens_BT, mask_BT = gather(self.text.tokens, starts_B, lengths_B, self.pad)
         next_BT, _ = gather(self.text.tokens, starts_B + 1, lengths_B, IGNORE)
         return {
             "tokens": torch.from_numpy(tokens_BT),
