@@ -54,16 +54,12 @@ def generate(config: DictConfig) -> None:
     show = _write if streams else _hide
 
     with _line(lead, show), torch.inference_mode(), precision.context():
-        step = decoding.DecoderStep(
-            trained.model,
-            rows=config.samples,
-            max_length=len(tokens) + most,
-            use_cache=config.cache,
-        )
         drawn = decoding.generate(
-            step,
+            trained.model,
             tokens,
+            rows=config.samples,
             max_new_tokens=most,
+            use_cache=config.cache,
             sampling=sampling,
             sampler=TokenSampler(config.seed, config.samples),
             allowed_V=layout.allowed_tokens(),

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.adaptation.edits import LoRA
 from transfer_cli.errors import RunError
-from transfer_cli.generation.decoding import DecoderStep, generate
+from transfer_cli.generation.decoding import generate
 from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.kv_cache import KVCache
@@ -42,7 +42,7 @@ def written(model, *, cached, rows=1, most=20, sampling=None, seed=0, prompt=PRO
     """Return the tokens of each text."""
     with torch.inference_mode():
         steps = list(generate(
-            DecoderStep(model, rows=rows, max_length=len(prompt) + most, use_cache=cached), prompt,
+            model, prompt, rows=rows, use_cache=cached,
             max_new_tokens=most, sampling=sampling or Sampling(), sampler=TokenSampler(seed, rows),
             allowed_V=ORDINARY_V,
         ))  # fmt: skip
