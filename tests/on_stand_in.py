@@ -53,10 +53,10 @@ WAITS = {
     "engine.handlers.attach_metrics_logger": "what is written down, each `loop.log_every` steps",
     # Before the first step.
     "adaptation.penalties.EWC.start": "whether there is any Fisher information",
-    "assembly.finished_run._open": "the model",
+    "assembly.finished_run.open_trained": "the model",
     "assembly.pretraining_task.Source.model": "the model that the run starts from",
     "assembly.pretraining_task.fisher_of": "Fisher information that was kept, or is",
-    "assembly.run._place": "the model",
+    "assembly.run.build_run": "the model",
     "engine.features.cached._bytes": "a digest of the backbone, to find its states again",
     "engine.features.shared_states._write": "states that further runs find",
     "engine.step.TrainStep.load_state_dict": "what a checkpoint holds",
@@ -437,11 +437,11 @@ def transfer(*words: object) -> str:
 
 
 TRAINED = (
-    READ, "attach_metrics_logger", "run._place", "load_strictly", "_write_state",
+    READ, "attach_metrics_logger", "run.build_run", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
     "EachExample.note", "row_by_row", "Sums.update", "Classification.samples",
     "Classification.metric_sums",
-    "LanguageModel.example_results", "LanguageModel.samples", "finished_run._open",
+    "LanguageModel.example_results", "LanguageModel.samples", "finished_run.open_trained",
 )  # fmt: skip
 
 
