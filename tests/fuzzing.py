@@ -20,7 +20,7 @@ ODD_VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1, 2**31, 2**32 - 1, 2**63, 10**30, 1.5, float("nan"), float("inf"), "", "a",
     "???", "${oc.env:HOME}", "${", "\x1b[2J", "\ud800", "x" * 3000, [], [[]], ["a"], {}, {"a": 1},
     {"_target_": "os.system", "command": "true"},
-    {"_target_": "transfer_cli.runs.records.MetricsFile", "path": "a"},
+    {"_target_": "transfer_cli.runs.sweep.SweepDirectory", "path": "a"},
     {"_target_": "transfer_cli.optim.schedules.Cosine"},
 )  # fmt: skip
 

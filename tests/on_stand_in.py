@@ -36,7 +36,7 @@ from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
-from transfer_cli.generation.decoding import DecoderStep, generate
+from transfer_cli.generation.decoding import generate
 from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -53,10 +53,10 @@ WAITS = {
     "engine.handlers.attach_metrics_logger": "what is written down, each `loop.log_every` steps",
     # Before the first step.
     "adaptation.penalties.EWC.start": "whether there is any Fisher information",
-    "assembly.finished_run._open": "the model",
+    "assembly.finished_run.open_trained": "the model",
     "assembly.pretraining_task.Source.model": "the model that the run starts from",
     "assembly.pretraining_task.fisher_of": "Fisher information that was kept, or is",
-    "assembly.run._place": "the model",
+    "assembly.run.build_run": "the model",
     "engine.features.cached._bytes": "a digest of the backbone, to find its states again",
     "engine.features.shared_states._write": "states that further runs find",
     "engine.step.TrainStep.load_state_dict": "what a checkpoint holds",
@@ -77,7 +77,6 @@ WAITS = {
     "objectives.language_model.LanguageModel.samples": "predictions for people to look at",
     # Answers.
     "engine.evaluation.predictions": "predictions, which are written on the host",
-    "generation.decoding.DecoderStep.__call__": "tokens that were typed, or drawn on the host",
     "generation.decoding.generate": "the next token is drawn on the host: a seed means the same "
     "on any device",
     "generation.filling.fill": "a text that was typed, and what fits its gaps",
@@ -394,17 +393,15 @@ def _(device: torch.device) -> list[Tensor]:
     return [value for _, each in found for value in each.values()]
 
 
-@case("text that goes on, with the cache and without it", "DecoderStep.__call__", "generate")
+@case("text that goes on, with the cache and without it", "generate")
 def _(device: torch.device) -> list[list[int]]:
     model = begun(CausalLM(), device).step.model.eval()
     said: list[list[int]] = []
     for cached in (True, False):
-        following = DecoderStep(model, rows=2, max_length=10, use_cache=cached)
         with torch.inference_mode():
-            generate(
-                following, [3, 9, 17], max_new_tokens=6, sampling=Sampling(),
+            said += generate(
+                model, [3, 9, 17], rows=2, max_new_tokens=6, use_cache=cached, sampling=Sampling(),
                 sampler=TokenSampler(0, 2), allowed_V=torch.arange(tiny.VOCABULARY.size) > 4,
-                on_tokens=lambda row: not said.append(row),
             )  # fmt: skip
     return said
 
@@ -440,17 +437,17 @@ def transfer(*words: object) -> str:
 
 
 TRAINED = (
-    READ, "attach_metrics_logger", "run._place", "load_strictly", "_write_state",
+    READ, "attach_metrics_logger", "run.build_run", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
     "EachExample.note", "row_by_row", "Sums.update", "Classification.samples",
     "Classification.metric_sums",
-    "LanguageModel.example_results", "LanguageModel.samples", "finished_run._open",
+    "LanguageModel.example_results", "LanguageModel.samples", "finished_run.open_trained",
 )  # fmt: skip
 
 
 @case(
     "commands: a causal model", *TRAINED, "EWC.start", "Source.model", "fisher_of",
-    "TrainStep.load_state_dict", "backbone_hash", "DecoderStep.__call__", "generate",
+    "TrainStep.load_state_dict", "backbone_hash", "generate",
     "evaluation.predictions",
     on_host=False,
 )  # fmt: skip

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 
+from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.assembly.run import build_run
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
-from transfer_cli.runs.records import read_metrics
 
 pytestmark = pytest.mark.functional
 

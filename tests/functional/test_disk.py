@@ -60,7 +60,7 @@ def line_of(ended):
 def assert_intact(step):
     """Assert that the run's newest checkpoint is whole and of this step, and nothing is beside."""
     folder = Path("run/checkpoints")
-    assert checkpoint.newest_good(folder).step == step
+    assert checkpoint.step_of(checkpoint.newest_good(folder)) == step
     assert not list(folder.glob(".*"))
     checkpoint.verify(folder / "best")
 

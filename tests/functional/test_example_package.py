@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests import tiny
+from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.batch import IGNORE
 from transfer_cli.model.weights import read_description
 from transfer_cli.objectives.base import TaskInfo
-from transfer_cli.runs.records import read_metrics
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.testing.edits import check_edit
 from transfer_cli.testing.objectives import check_objective

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.records import read_metrics
 from transfer_cli.model.weights import read_description
-from transfer_cli.runs.records import read_metrics
 
 pytestmark = pytest.mark.functional
 

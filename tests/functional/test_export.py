@@ -13,7 +13,7 @@ from tests.published import FAMILIES, TEXT, publish, reference
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.batch import with_facts
-from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.tasks import Example
 from transfer_cli.engine.precision import Precision
 from transfer_cli.objectives.base import Encoding
@@ -29,7 +29,7 @@ HEADS = {
 def our_logits(run, texts, pairs=None):
     trained = open_trained(str(run), CPU)
     shape = trained.start.description.shape
-    data = EncodedTask(
+    data = encode_texts(
         [Example(t, pair=p) for t, p in zip(texts, pairs or [None] * len(texts), strict=True)],
         trained.start.tokenizer,
         shape.positions,

@@ -3,9 +3,9 @@
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.model.weights import read_description
-from transfer_cli.runs.records import read_metrics
 
 pytestmark = pytest.mark.functional
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.records import read_metrics
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
@@ -15,7 +16,6 @@ from transfer_cli.data.split import Split
 from transfer_cli.data.text import TextData
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
-from transfer_cli.runs.records import read_metrics
 
 pytestmark = pytest.mark.functional
 

@@ -177,7 +177,7 @@ def test_the_package_may_be_named_on_the_command_line(transfer, stranger, evil):
 @pytest.mark.parametrize(
     "node",
     [
-        {"_target_": "transfer_cli.runs.records.MetricsFile", "path": "precious"},
+        {"_target_": "transfer_cli.runs.sweep.SweepDirectory", "path": "precious"},
         {"_target_": "transfer_cli.runs.tensorboard.SummaryWriter", "folder": "made"},
         {"_target_": "transfer_cli.runs.directory.RunDirectory", "path": "made"},
         {"_target_": "transfer_cli.data.tasks.Table", "train": {"_target_": "os.system"}},

@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.killing import Commands, Moment
-from transfer_cli.runs.records import read_metrics
+from tests.records import read_metrics
 
 pytestmark = [
     pytest.mark.functional,

@@ -6,10 +6,10 @@ import shutil
 import pytest
 from omegaconf import OmegaConf
 
+from tests.records import read_metrics
 from transfer_cli.commands.plan import plan_finetune
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
-from transfer_cli.runs.records import read_metrics
 
 pytestmark = pytest.mark.functional
 

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.records import read_metrics
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.model.weights import read_description, read_weights
-from transfer_cli.runs.records import read_metrics
 
 pytestmark = pytest.mark.functional
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from tests import several
+from tests.records import read_metrics
 from transfer_cli.config.locate import conf_dir
-from transfer_cli.runs.records import read_metrics
 
 pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
 

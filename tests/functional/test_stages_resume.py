@@ -10,12 +10,12 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
+from tests.records import read_metrics
 from transfer_cli.cli import main
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
 from transfer_cli.engine.step import TrainStep
 from transfer_cli.errors import StoppedError
-from transfer_cli.runs.records import read_metrics
 from transfer_cli.training.train import train
 
 pytestmark = pytest.mark.functional

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.records import read_metrics
 from transfer_cli.assembly.init_from import open_pretrained
 from transfer_cli.data.loader import StepDataLoader
 from transfer_cli.data.mixture import Mixture
-from transfer_cli.runs.records import read_metrics
 
 pytestmark = pytest.mark.functional
 
@@ -209,4 +209,4 @@ def test_a_stream_that_is_drawn_is_that_of_the_mixture(run, second_task, drawn):
     run("full", *second_task, "mixing.power=0", "seed=5", "loop.steps=10")
 
     mixture = Mixture({"main": 24, "more": 30}, total=10, steps_per_epoch=6, seed=5, power=0)
-    assert [name for name, _ in drawn] == [mixture.stream_of(step) for step in range(10)]
+    assert [name for name, _ in drawn] == [mixture.at(step)[0] for step in range(10)]

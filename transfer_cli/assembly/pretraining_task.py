@@ -34,7 +34,7 @@ from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.runs.atomic import replaced_file
-from transfer_cli.runs.cache import kept_if_possible
+from transfer_cli.runs.cache import kept
 from transfer_cli.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -272,4 +272,4 @@ def fisher_of(
             temporary.write_bytes(save(dict(found)))
 
     said = partial(log.warning, "the Fisher information is not kept: %s")
-    return kept_if_possible(path, read, compute, write, said)
+    return kept(path, read, compute, write, said)

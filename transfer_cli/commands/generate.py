@@ -54,30 +54,24 @@ def generate(config: DictConfig) -> None:
     # Several texts, or those of a file, are not shown while they grow.
     show: Callable[[str], None] = _write if streams else (lambda _: None)
 
-    def add(tokens_B: list[int]) -> bool:
-        """Add a token to each text; return whether any text is unfinished."""
-        for text, token in zip(texts, tokens_B, strict=True):
-            show(_fit(text.add(token)))
-        return not all(text.finish_reason for text in texts)
-
     with ExitStack() as line, torch.inference_mode(), precision.context():
         show(lead)
         line.callback(show, "\n")  # even where generating fails
-        step = decoding.DecoderStep(
+        drawn = decoding.generate(
             trained.model,
-            rows=config.samples,
-            max_length=len(tokens) + most,
-            use_cache=config.cache,
-        )
-        decoding.generate(
-            step,
             tokens,
+            rows=config.samples,
             max_new_tokens=most,
+            use_cache=config.cache,
             sampling=sampling,
             sampler=TokenSampler(config.seed, config.samples),
             allowed_V=layout.allowed_tokens(),
-            on_tokens=add,
         )
+        for tokens_B in drawn:
+            grown = [text.add(token) for text, token in zip(texts, tokens_B, strict=True)]
+            show(_fit("".join(grown)))
+            if all(text.finish_reason for text in texts):
+                break
         for text in texts:
             show(_fit(text.flush()))
     if shows and not streams:

@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -126,6 +127,7 @@ def _cached(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:
         ) from error
 
 
+@dataclass(frozen=True, eq=False)
 class TextBlocks:
     """A text cut into blocks of `length` inputs, each with the tokens after them as targets.
 
@@ -133,10 +135,9 @@ class TextBlocks:
     The last block may be short.
     """
 
-    def __init__(self, text: EncodedText, length: int, tokenizer_pad: int) -> None:
-        self.text = text
-        self.length = length
-        self._pad = tokenizer_pad
+    text: EncodedText
+    length: int
+    pad: int
 
     @property
     def num_targets(self) -> int:
@@ -154,7 +155,7 @@ class TextBlocks:
             raise IndexError(f"blocks {indices} of {len(self)}")
         starts_B = index_B * self.length
         lengths_B = np.minimum(self.length, self.num_targets - starts_B)
-        tokens_BT, mask_BT = gather(self.text.tokens, starts_B, lengths_B, self._pad)
+        tokens_BT, mask_BT = gather(self.text.tokens, starts_B, lengths_B, self.pad)
         next_BT, _ = gather(self.text.tokens, starts_B + 1, lengths_B, IGNORE)
         return {
             "tokens": torch.from_numpy(tokens_BT),
@@ -199,8 +200,7 @@ def _write_tokens(
     """Write the tokens of a text to `path`, a batch of lines at a time, and return counts."""
     log.info("Encoding the %s text", split.name)
     begin = time.perf_counter()
-    words = size_bytes = lines = unknown = 0
-    written = 1
+    counts = Counter(num_tokens=1)
     with (
         path.open("wb") as file,
         tqdm(desc="encoding", unit="B", unit_scale=True, disable=None, leave=False) as bar,
@@ -210,30 +210,26 @@ def _write_tokens(
             file.write(tokens.astype(dtype).tobytes())
             text = _LINE_END.join(batch)
             batch_bytes = len(text.encode("utf-8", "replace")) + 1
-            words += len(text.split())
-            size_bytes += batch_bytes
-            lines += len(batch)
-            unknown += int(np.count_nonzero(tokens == tokenizer.unk))
-            written += len(tokens)
+            counts.update(
+                num_tokens=len(tokens),
+                num_words=len(text.split()) + len(batch),
+                num_bytes=batch_bytes,
+                num_lines=len(batch),
+                num_unknown=int(np.count_nonzero(tokens == tokenizer.unk)),
+            )
             bar.update(batch_bytes)
     flush(path)
-    if lines == 0:
+    if not counts["num_lines"]:
         raise DataError(f"The {split.name} text is empty: there is nothing to learn or measure.")
     seconds = time.perf_counter() - begin
     log.info(
         "Encoded the %s text: %s tokens in %.1f s (%.1f MB/s)",
         split.name,
-        f"{written - 1:,}",
+        f"{counts['num_tokens'] - 1:,}",
         seconds,
-        size_bytes / 1e6 / max(seconds, 1e-9),
+        counts["num_bytes"] / 1e6 / max(seconds, 1e-9),
     )
-    return {
-        "num_tokens": written,
-        "num_words": words + lines,
-        "num_bytes": size_bytes,
-        "num_lines": lines,
-        "num_unknown": unknown,
-    }
+    return counts
 
 
 def _batches(lines: Iterable[str]) -> Iterator[list[str]]:

@@ -106,8 +106,13 @@ class EncodedRows:
         return batch
 
 
-class EncodedTask(EncodedRows):
-    """One split of texts, or pairs of texts, with a label each, encoded once.
+def encode_texts(
+    examples: "Sequence[Example]",
+    tokenizer: Tokenizer,
+    length: int,
+    direction: Literal["causal", "bidirectional"],
+) -> EncodedRows:
+    """Return one split of texts, or pairs of texts, with a label each, encoded once.
 
     A text that is too long loses tokens at its end; of two texts the longer one first. Special
     tokens are never cut.
@@ -122,29 +127,33 @@ class EncodedTask(EncodedRows):
         ConfigError: `length` leaves no room for a text.
         DataError: Some examples have a label and some have none.
     """
-
-    def __init__(
-        self,
-        examples: "Sequence[Example]",
-        tokenizer: Tokenizer,
-        length: int,
-        direction: Literal["causal", "bidirectional"],
-    ) -> None:
-        if length < _SHORTEST:
-            raise ConfigError(
-                f"data.length is {length}: with the special tokens an input needs at least "
-                f"{_SHORTEST} positions."
-            )
-        rows, firsts, num_cut = _rows(examples, tokenizer, length, direction)
-        pairs = any(example.pair is not None for example in examples)
-        super().__init__(
-            examples,
-            rows,
-            tokenizer.pad,
-            firsts=firsts if pairs else None,
-            targets=_labels(examples),
-            num_cut=num_cut,
+    if length < _SHORTEST:
+        raise ConfigError(
+            f"data.length is {length}: with the special tokens an input needs at least "
+            f"{_SHORTEST} positions."
         )
+    texts = tokenizer.encode_batch([example.text for example in examples])
+    pairs = [example.pair for example in examples]
+    others = tokenizer.encode_batch([pair for pair in pairs if pair is not None])
+    seconds = iter(others)
+    start, end = specials_around(tokenizer, direction)
+    room = length - len(start) - len(end)
+    rows, firsts, num_cut = [], [], 0
+    for text, pair in zip(texts, pairs, strict=True):
+        rest = [] if pair is None else [tokenizer.sep, *next(seconds)]
+        # The longer text is cut; the shorter one only if both are longer than half the room.
+        cut = min(len(text), max(room // 2, room - len(rest)))
+        rows.append(start + text[:cut] + rest[: room - cut] + end)
+        firsts.append(len(start) + cut + 1)
+        num_cut += len(text) + len(rest) > room
+    return EncodedRows(
+        examples,
+        rows,
+        tokenizer.pad,
+        firsts=firsts if others else None,
+        targets=_labels(examples),
+        num_cut=num_cut,
+    )
 
 
 def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int]]:
@@ -176,23 +185,3 @@ def _labels(examples: "Sequence[Example]") -> dict[str, list[int | None]]:
             "Give each a label, or none."
         )
     return {"label": labels}
-
-
-def _rows(
-    examples: "Sequence[Example]", tokenizer: Tokenizer, length: int, direction: str
-) -> tuple[list[list[int]], list[int], int]:
-    """Return every example's tokens, the length of its first segment, and how many were cut."""
-    texts = tokenizer.encode_batch([example.text for example in examples])
-    pairs = [example.pair for example in examples]
-    others = iter(tokenizer.encode_batch([pair for pair in pairs if pair is not None]))
-    start, end = specials_around(tokenizer, direction)
-    room = length - len(start) - len(end)
-    rows, firsts, num_cut = [], [], 0
-    for text, pair in zip(texts, pairs, strict=True):
-        rest = [] if pair is None else [tokenizer.sep, *next(others)]
-        # The longer text is cut; the shorter one only if both are longer than half the room.
-        cut = min(len(text), max(room // 2, room - len(rest)))
-        rows.append(start + text[:cut] + rest[: room - cut] + end)
-        firsts.append(len(start) + cut + 1)
-        num_cut += len(text) + len(rest) > room
-    return rows, firsts, num_cut

@@ -6,7 +6,7 @@ same batches as one that was never interrupted.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from transfer_cli.batch import Batch
 from transfer_cli.data.mixture import MAIN, Mixture
@@ -26,6 +26,7 @@ class Stream:
     sampler: StepSampler
 
 
+@dataclass(frozen=True, eq=False)
 class StepDataLoader:
     """Loads one process's micro-batches of step n, n + 1, ..., without an end.
 
@@ -38,26 +39,17 @@ class StepDataLoader:
         world_size: Number of processes that share each step's examples.
     """
 
-    def __init__(
-        self,
-        streams: Mapping[str, Stream],
-        micro_batch: int,
-        first: Callable[[], int],
-        mixture: Mixture | None = None,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self._streams = dict(streams)
-        self._micro_batch = micro_batch
-        self._first = first
-        self._mixture = mixture
-        self._rank = rank
-        self._world_size = world_size
+    streams: Mapping[str, Stream]
+    micro_batch: int
+    first: Callable[[], int]
+    mixture: Mixture | None = None
+    _: KW_ONLY
+    rank: int = 0
+    world_size: int = 1
 
     def __iter__(self) -> Iterator[list[dict[str, Batch]]]:
         """Yield each step's micro-batches, as `at` returns them."""
-        yield from map(self.at, itertools.count(self._first()))
+        yield from map(self.at, itertools.count(self.first()))
 
     def at(self, step: int) -> list[dict[str, Batch]]:
         """Return one step's micro-batches, each under the name of its stream.
@@ -65,13 +57,11 @@ class StepDataLoader:
         Each process has its shard of the step's examples, and as many micro-batches as any other,
         since all take part in every exchange. `PaddingBatch`es make up for missing ones.
         """
-        name, visit = MAIN, step
-        if self._mixture is not None:
-            name, visit = self._mixture.stream_of(step), self._mixture.visit_of(step)
-        stream = self._streams[name]
+        name, visit = (MAIN, step) if self.mixture is None else self.mixture.at(step)
+        stream = self.streams[name]
         indices = stream.sampler.indices(visit)
-        own = micro_batches(shard(indices, self._rank, self._world_size), self._micro_batch)
+        own = micro_batches(shard(indices, self.rank, self.world_size), self.micro_batch)
         found: list[dict[str, Batch]] = [{name: stream.data.batch(each)} for each in own]
-        missing = num_micro_batches(len(indices), self._micro_batch, self._world_size) - len(own)
+        missing = num_micro_batches(len(indices), self.micro_batch, self.world_size) - len(own)
         padding = [PaddingBatch({name: stream.data.batch(indices[:1])}) for _ in range(missing)]
         return found + padding

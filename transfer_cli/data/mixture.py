@@ -50,7 +50,6 @@ class Mixture:
         anneal: bool = False,
         target_only: int = 0,
     ) -> None:
-        _check(sizes, power)
         if total < 1 or steps_per_epoch < 1:
             raise ValueError(f"a mixture needs steps, got {total} and {steps_per_epoch} an epoch")
         if not 0 <= target_only <= total:
@@ -62,7 +61,9 @@ class Mixture:
         self._names = tuple(sorted(sizes))
         epochs = -(-total // steps_per_epoch)
         powers = annealed(epochs) if anneal else np.full(epochs, power)
-        limits_ES = np.stack([self._limits(sizes, each) for each in powers])
+        # The upper end in [0, 1) of the part of each stream but the last, in each epoch.
+        shares = [probabilities(sizes, each) for each in powers]
+        limits_ES = np.cumsum([[each[n] for n in self._names] for each in shares], axis=1)[:, :-1]
         generator = np.random.Generator(np.random.Philox(derive(seed, "mixture")))
         draws_N = generator.random(total)
         limits_NS = limits_ES[np.arange(total) // steps_per_epoch]
@@ -73,27 +74,25 @@ class Mixture:
             drawn = self._streams == number
             self._visits[drawn] = np.arange(drawn.sum())
 
-    def stream_of(self, step: int) -> str:
-        """Return the name of the stream that a step draws; steps are counted from 0."""
-        return self._names[int(self._streams[self._known(step)])]
-
-    def visit_of(self, step: int) -> int:
-        """Return how many earlier steps drew the same stream: the step's place in that stream."""
-        return int(self._visits[self._known(step)])
-
-    def _known(self, step: int) -> int:
+    def at(self, step: int) -> tuple[str, int]:
+        """Return a step's stream and how many earlier steps drew it; steps are counted from 0."""
         if not 0 <= step < self.total:
             raise IndexError(f"step {step} of a mixture for {self.total} steps")
-        return step
-
-    def _limits(self, sizes: Mapping[str, int], power: float) -> np.ndarray:
-        """Return the upper end in [0, 1) of the part of each stream but the last."""
-        found = probabilities(sizes, power)
-        return np.cumsum([found[name] for name in self._names])[:-1]
+        return self._names[int(self._streams[step])], int(self._visits[step])
 
 
 def probabilities(sizes: Mapping[str, int], power: float) -> dict[str, float]:
-    """Return the probability of each stream: size^power, divided by the sum over streams."""
+    """Return the probability of each stream: size^power, divided by the sum over streams.
+
+    Raises:
+        ValueError: There is no main stream, a stream is empty, or the power is out of range.
+    """
+    at_least("power", power, 0)
+    if MAIN not in sizes:
+        raise ValueError(f"a mixture needs the stream {MAIN!r}, got {', '.join(sizes) or 'none'}")
+    empty = [name for name, size in sizes.items() if size < 1]
+    if empty:
+        raise ValueError(f"nothing to draw from in {', '.join(empty)}")
     largest = max(sizes.values())
     # Relative to the largest, or a high power would overflow.
     heights = {name: (size / largest) ** power for name, size in sizes.items()}
@@ -110,24 +109,8 @@ def mixed_epoch(
 ) -> int:
     """Return the steps in an epoch of a mixture: as many as pass once over the main data.
 
-    Annealing is counted with the mean power, so the result is then approximate. For arguments and
-    errors see `Mixture`.
-
-    Args:
-        sizes: Examples of each stream, by name.
-        main_steps: Steps of an epoch of the main stream alone.
-        power: See `Mixture`.
-        anneal: See `Mixture`.
+    `main_steps` are those of an epoch of the main stream alone. Annealing is counted with the mean
+    power, so the result is then approximate. For other arguments and errors see `Mixture`.
     """
-    _check(sizes, power)
     share = probabilities(sizes, FIRST_POWER - FALL / 2 if anneal else power)[MAIN]
     return max(1, round(main_steps / share))
-
-
-def _check(sizes: Mapping[str, int], power: float) -> None:
-    at_least("power", power, 0)
-    if MAIN not in sizes:
-        raise ValueError(f"a mixture needs the stream {MAIN!r}, got {', '.join(sizes) or 'none'}")
-    empty = [name for name, size in sizes.items() if size < 1]
-    if empty:
-        raise ValueError(f"nothing to draw from in {', '.join(empty)}")

@@ -8,18 +8,15 @@ depend on nothing but the examples and the run's seed.
 import random
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
-from transfer_cli.errors import DataError, at_least, nearest
+from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.seeds import derive
-
-E = TypeVar("E")
 
 MAX_LABELS = 10_000
 """For own tables. The confusion matrix has a cell for each pair of labels: 800 MB at this limit."""
@@ -115,13 +112,13 @@ class Classified(TaskData):
 
     def _drawn(self, data: LabelledData, seed: int, where: str, share: float = 0) -> LabelledData:
         """Return data with a validation split of `share`, unless it has one, and few labels."""
-        train, label = tuple(data.splits["train"]), attrgetter("label")
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
+        train = splits["train"]
         _check_classes(train, data.labels, where)
         if "validation" not in splits:
-            train, splits["validation"] = hold_out(train, share, seed, where, label)
+            train, splits["validation"] = hold_out(train, share, seed, where)
         if self.labelled is not None:
-            train = keep_few(train, self.labelled, seed, where, label)
+            train = keep_few(train, self.labelled, seed, where)
         return replace(data, splits=splits | {"train": train})
 
 
@@ -286,22 +283,22 @@ def _numbered(rows: Sequence[_Row], labels: Sequence[str], path: Path, split: st
 
 
 def hold_out(
-    examples: Sequence[E], share: float, seed: int, where: str, stratum: Callable[[E], int]
-) -> tuple[tuple[E, ...], tuple[E, ...]]:
+    examples: Sequence[Example], share: float, seed: int, where: str
+) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """Return training examples without a share of them, and that share.
+
+    Each class loses the same share, and none its last example.
 
     Args:
         examples: The training examples.
         share: The share to hold out, in (0, 1).
         seed: The run's; the draw depends on nothing else.
         where: The data's name in messages.
-        stratum: The class of an example: each loses the same share, and none its last example.
 
     Raises:
         DataError: The share is less than an example.
     """
-    strata = [stratum(example) for example in examples]
-    counts = _counts(strata)
+    counts = _counts(examples)
     quotas = _proportional(counts, int(share * len(examples)))
     if not any(quotas.values()):
         raise DataError(
@@ -309,7 +306,7 @@ def hold_out(
             f"({len(examples)} examples of {len(counts)} classes). Raise it or name a validation "
             "file."
         )
-    chosen = _draw(strata, quotas, derive(seed, "validation split"))
+    chosen = _draw(examples, quotas, derive(seed, "validation split"))
     return (
         tuple(example for at, example in enumerate(examples) if at not in chosen),
         tuple(examples[at] for at in sorted(chosen)),
@@ -317,15 +314,14 @@ def hold_out(
 
 
 def keep_few(
-    examples: Sequence[E], labelled: int, seed: int, where: str, stratum: Callable[[E], int]
-) -> tuple[E, ...]:
+    examples: Sequence[Example], labelled: int, seed: int, where: str
+) -> tuple[Example, ...]:
     """Return `labelled` examples, at least one of each class; a smaller set is part of a larger.
 
     Raises:
         DataError: There are fewer than `labelled`, or that is fewer than there are classes.
     """
-    strata = [stratum(example) for example in examples]
-    counts = _counts(strata)
+    counts = _counts(examples)
     if labelled < len(counts):
         raise DataError(
             f"{where}: labelled={labelled} is fewer examples than the {len(counts)} classes. "
@@ -336,7 +332,7 @@ def keep_few(
             f"{where}: labelled={labelled}, but there are only {len(examples)} training examples. "
             f"Set data.labelled to at most that."
         )
-    chosen = _draw(strata, _nested_quotas(counts, labelled), derive(seed, "few labels"))
+    chosen = _draw(examples, _nested_quotas(counts, labelled), derive(seed, "few labels"))
     return tuple(examples[at] for at in sorted(chosen))
 
 
@@ -346,19 +342,15 @@ def _check_classes(train: Sequence[Example], labels: Sequence[str], where: str) 
             f"{where}: all examples have the label {labels[0]!r}; there is nothing to learn. "
             "Name another label column."
         )
-    if len(train) < len(labels):
-        raise DataError(
-            f"{where}: {len(train)} training examples are fewer than the {len(labels)} classes."
-        )
     found = {example.label for example in train}
     missing = [repr(label) for number, label in enumerate(labels) if number not in found]
     if missing:
-        raise DataError(f"{where}: no training example has the label {', '.join(missing)}.")
+        raise DataError(f"{where}: no training example has the label {listed(missing, 10)}.")
 
 
-def _counts(strata: Sequence[int]) -> dict[int, int]:
+def _counts(examples: Sequence[Example]) -> dict[int, int]:
     """Return how many examples each class has, in the order of the classes."""
-    return dict(sorted(Counter(strata).items()))
+    return dict(sorted(Counter(each.label for each in examples if each.label is not None).items()))
 
 
 def _proportional(counts: Mapping[int, int], total: int) -> dict[int, int]:
@@ -391,18 +383,15 @@ def _nested_quotas(counts: Mapping[int, int], total: int) -> dict[int, int]:
     return quotas
 
 
-def _draw(strata: Sequence[int], quotas: Mapping[int, int], seed: int) -> set[int]:
+def _draw(examples: Sequence[Example], quotas: Mapping[int, int], seed: int) -> set[int]:
     """Return the places of `quotas[c]` examples of each class c; smaller quotas give subsets."""
     # Of Python's generator, only random() is promised to stay the same in later versions.
     generator = random.Random(seed)  # noqa: S311 - not for cryptography
-    order = sorted(range(len(strata)), key=[generator.random() for _ in strata].__getitem__)
-    left = dict(quotas)
-    chosen = set()
+    order = sorted(range(len(examples)), key=[generator.random() for _ in examples].__getitem__)
+    of_class: dict[int | None, list[int]] = defaultdict(list)
     for at in order:
-        if left[strata[at]]:
-            left[strata[at]] -= 1
-            chosen.add(at)
-    return chosen
+        of_class[examples[at].label].append(at)
+    return {at for number, quota in quotas.items() for at in of_class[number][:quota]}
 
 
 def _check_share(key: str, share: float) -> None:

@@ -80,7 +80,6 @@ class Tokenizer:
         size: Size of the vocabulary.
         hash: Hexadecimal digest of everything that changes the output.
         special: The five special tokens, which may be the same one (GPT-2).
-        has_mask: Whether there is a separate mask token.
         starts_word: `[size]`, True where a token begins a word.
 
     Raises:
@@ -96,7 +95,6 @@ class Tokenizer:
         self._backend.encode_special_tokens = True
         # A tokenizer without an unknown token of its own knows all text.
         self._unknown = names["unk"] if names["unk"] != _END_OF_TEXT else UNKNOWN
-        self.has_mask = names["mask"] != _END_OF_TEXT
         self.hash = _digest(data)
 
         vocabulary = self._backend.get_vocab()

@@ -24,9 +24,8 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import DivergedError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric, unknown_metric
-from transfer_cli.runs.atomic import flush, writing
+from transfer_cli.runs.atomic import append_json, cut, flush, writing
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.records import MetricsFile, cut
 from transfer_cli.runs.tensorboard import SummaryWriter, event_files
 
 log = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ class MetricsLogger:
         self.writer.close()
 
     def _write(self, path: Path, kind: str, step: int, values: Mapping[str, float]) -> None:
-        MetricsFile(path).write(kind, step, values)
+        append_json(path, {"kind": kind, "step": step, **values})
         for name, value in values.items():
             self.writer.add_scalar(f"{kind}/{name}", value, step)
 

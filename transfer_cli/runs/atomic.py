@@ -106,17 +106,17 @@ def make_stamped(root: Path, name: str) -> Path:
     """
     stamp = datetime.now().astimezone().strftime("%Y-%m-%d_%H-%M-%S")
     first = f"{stamp}-{name}" if name else stamp
-    for attempt in itertools.count(1):
-        path = root / (first if attempt == 1 else f"{first}-{attempt}")
+    path, attempts = root / first, itertools.count(2)
+    while True:
         try:
             # Only one of two commands that start within a second makes it.
             path.mkdir(parents=True)
         except FileExistsError:
-            continue
+            path = root / f"{first}-{next(attempts)}"
         except OSError as error:
             raise RunError(f"run.root: {root} cannot be written: {error.strerror}") from error
-        return path
-    raise AssertionError
+        else:
+            return path
 
 
 def write_text(path: Path, text: str) -> None:
@@ -128,6 +128,19 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file whole."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def append_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Append a JSON line."""
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(record)}\n")
+
+
+def cut(path: Path, size: int) -> None:
+    """Shorten a file that grew by appending to the `size` bytes that it once had."""
+    if path.exists() and path.stat().st_size > size:
+        with writing(path):
+            os.truncate(path, size)
 
 
 def flush(path: Path) -> None:

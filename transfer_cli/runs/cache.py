@@ -33,43 +33,29 @@ def digest(key: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def kept(entry: Path, read: Callable[[Path], T | None], make: Callable[[], T]) -> T:
+def _raised(error: BaseException) -> None:
+    raise error
+
+
+def kept(
+    entry: Path,
+    read: Callable[[Path], T | None],
+    make: Callable[[], T],
+    write: Callable[[T], object] = lambda content: None,
+    refused: Callable[[BaseException], None] = _raised,
+) -> T:
     """Return the content of an entry, which is made now if it is missing or damaged.
 
     Args:
         entry: Its file or folder.
         read: Returns the content; None if it is missing or damaged.
-        make: Writes the entry, all of it or nothing, and returns the content.
+        make: Returns the content, newly computed; it may write the entry itself.
+        write: Writes what was made, all of it or nothing.
+        refused: Called with an error of the disk in locking, clearing or `write`. If it does not
+            raise the error, the content is made and not kept.
 
     Raises:
-        OSError: The folder cannot be written, or has no locks.
-    """
-    found = read(entry)
-    if found is not None:
-        return found
-    with locked(entry):
-        found = read(entry)  # another run may have been faster
-        if found is None:
-            _clear(entry)
-            found = make()
-    return found
-
-
-def kept_if_possible(
-    entry: Path,
-    read: Callable[[Path], T | None],
-    compute: Callable[[], T],
-    write: Callable[[T], None],
-    refused: Callable[[BaseException], None],
-) -> T:
-    """Return the content of an entry, or else compute it, also on a disk that cannot keep it.
-
-    Args:
-        entry: Its file or folder.
-        read: Returns the content; None if it is missing or damaged.
-        compute: Returns the content, newly computed.
-        write: Writes what was computed, all of it or nothing.
-        refused: Called with the error of the disk.
+        OSError: The folder cannot be written, or has no locks; see `refused`.
     """
     found = read(entry)
     if found is not None:
@@ -77,19 +63,19 @@ def kept_if_possible(
     with ExitStack() as held:
         try:
             held.enter_context(locked(entry))
-        except CANNOT as error:
-            refused(error)
-            return compute()
-        found = read(entry)
-        if found is not None:
-            return found
-        computed = compute()
-        try:
+            found = read(entry)  # another run may have been faster
+            if found is not None:
+                return found
             _clear(entry)
-            write(computed)
         except CANNOT as error:
             refused(error)
-        return computed
+            return make()
+        made = make()
+        try:
+            write(made)
+        except CANNOT as error:
+            refused(error)
+        return made
 
 
 @contextmanager

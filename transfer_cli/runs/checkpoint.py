@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +34,8 @@ STATE = "train_state.pt"
 BEST = "best"
 """The folder of the best weights: of a run's own, and of those that a checkpoint takes along."""
 
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-\d{8,}")
 _LEFTOVER = re.compile(r"\.(step-\d{8,}|best)\.(\d+|old)")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint on disk."""
-
-    path: Path
-    step: int
 
 
 class _LaterFormatError(CheckpointError):
@@ -99,16 +90,16 @@ def keep_best(folder: Path, step: int, write_weights: Callable[[Path], None]) ->
         _write_meta(temporary, step, None)
 
 
-def restore_best(checkpoint: Checkpoint, folder: Path, step: int) -> None:
+def restore_best(checkpoint: Path, folder: Path, step: int) -> None:
     """Replace `folder`, a run's best weights, by those in a checkpoint.
 
     A run that was killed may have found better ones after its last checkpoint. It will find them
     again, and until then they are not the best.
     """
-    listed = _read_meta(checkpoint.path)["files"]
+    listed = _read_meta(checkpoint)["files"]
     known = {n.removeprefix(f"{BEST}/"): f for n, f in listed.items() if n.startswith(f"{BEST}/")}
     with writing(folder), replaced_folder(folder) as temporary:
-        _link_files(checkpoint.path / BEST, temporary)
+        _link_files(checkpoint / BEST, temporary)
         _write_meta(temporary, step, known)
 
 
@@ -171,14 +162,9 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 # --- finding and removing ----------------------------------------------------------------------
 
 
-def at(folder: Path, step: int) -> Checkpoint:
-    """Return the checkpoint of a step, which another process has verified."""
-    return Checkpoint(folder / name(step), step)
-
-
-def is_in_parts(checkpoint: Checkpoint) -> bool:
+def is_in_parts(checkpoint: Path) -> bool:
     """Return whether every process has written its own part of the weights."""
-    return any(checkpoint.path.glob("shard-*.safetensors"))
+    return any(checkpoint.glob("shard-*.safetensors"))
 
 
 def name(step: int) -> str:
@@ -186,12 +172,17 @@ def name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def find_all(folder: Path) -> list[Checkpoint]:
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint, from its folder's name."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def find_all(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first, without looking at their files."""
-    return [found for found in _folders(folder) if (found.path / META).is_file()]
+    return [found for found in _folders(folder) if (found / META).is_file()]
 
 
-def newest_good(folder: Path) -> Checkpoint | None:
+def newest_good(folder: Path) -> Path | None:
     """Return the newest undamaged checkpoint of a run; None if none was written. Logs damaged ones.
 
     Raises:
@@ -200,9 +191,9 @@ def newest_good(folder: Path) -> Checkpoint | None:
     problem = None
     for found in reversed(find_all(folder)):
         if problem is not None:
-            log.warning("%s; trying step %d", problem, found.step)
+            log.warning("%s; trying step %d", problem, step_of(found))
         try:
-            verify(found.path)
+            verify(found)
         except _LaterFormatError:
             raise
         except CheckpointError as error:
@@ -228,11 +219,11 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     """
     if not keep:
         return
-    found = list(_folders(folder))
-    whole = [c for c in found if c.step <= newest and _has_its_sizes(c.path)]
+    found = _folders(folder)
+    whole = [each for each in found if step_of(each) <= newest and _has_its_sizes(each)]
     for old in found:
         if old not in whole[-keep:]:
-            remove(old.path)
+            remove(old)
 
 
 def remove(folder: Path) -> None:
@@ -256,12 +247,9 @@ def clear_leftovers(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _folders(folder: Path) -> list[Checkpoint]:
-    found = [(path, _NAME.fullmatch(path.name)) for path in folder.glob("step-*")]
-    return sorted(
-        (Checkpoint(path, int(match[1])) for path, match in found if match is not None),
-        key=lambda checkpoint: checkpoint.step,
-    )
+def _folders(folder: Path) -> list[Path]:
+    found = (path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
+    return sorted(found, key=step_of)
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -288,14 +276,14 @@ def verify(folder: Path, names: Collection[str] | None = None) -> None:
         raise CheckpointError(f"{folder} is damaged: {error}") from error
 
 
-def read_state(checkpoint: Checkpoint) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> dict[str, Any]:
     """Return the training state.
 
     Raises:
         CheckpointError: It is missing, damaged, of a later format, or holds more than plain values.
     """
-    _read_meta(checkpoint.path)
-    path = checkpoint.path / STATE
+    _read_meta(checkpoint)
+    path = checkpoint / STATE
     try:
         check_unpacked(path)
         state = torch.load(path, weights_only=True, map_location="cpu")
@@ -313,7 +301,7 @@ def read_state(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 @contextmanager
-def fitting(checkpoint: Checkpoint) -> Iterator[None]:
+def fitting(checkpoint: Path) -> Iterator[None]:
     """Name the checkpoint in an error of loading its state.
 
     Raises:
@@ -323,7 +311,7 @@ def fitting(checkpoint: Checkpoint) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{checkpoint.path / STATE} does not fit this run ({type(error).__name__}: {error}); "
+            f"{checkpoint / STATE} does not fit this run ({type(error).__name__}: {error}); "
             "remove that checkpoint to go on from the one before"
         ) from error
 

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
-from transfer_cli.batch import Batch
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.readers import Record
+from transfer_cli.data.split import Dataset
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 
@@ -34,8 +34,8 @@ Rows = Mapping[int, Mapping[str, Any]]
 CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
 
 
-class Encoded(Protocol):
-    """Examples as tokens. `data.encoded_task.EncodedRows` is one, with one sequence in a row.
+class Encoded(Dataset, Protocol):
+    """Rows of tokens by number. `data.encoded_task.EncodedRows` is one, with one sequence in a row.
 
     Attributes:
         examples: The examples.
@@ -48,12 +48,6 @@ class Encoded(Protocol):
     lengths: np.ndarray
     example_of: np.ndarray
     num_cut: int
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-
-    def batch(self, indices: np.ndarray) -> Batch:
-        """Return rows, collated."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +112,6 @@ class Task(ABC):
         """Return the config node that this task is built from, with its labels beside it."""
         names = [each.name for each in dataclasses.fields(self) if each.name != "labels"]
         return self.node(**{name: getattr(self, name) for name in names})
-
-    @classmethod
-    def shown(cls) -> dict[str, str]:
-        """Return the entry of a run's summary that reports read."""
-        return {"name": cls.name, "expected": cls.expected}
 
     # --- examples ---------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.encoded_task import EncodedRows, encode_texts
 from transfer_cli.data.readers import Record, text_of
 from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import Tokenizer
@@ -47,9 +47,9 @@ class ClassificationTask(Task):
 
     def encode(
         self, examples: Sequence[Example], tokenizer: Tokenizer, length: int, direction: Direction
-    ) -> EncodedTask:
+    ) -> EncodedRows:
         """See `Task`; a text that is too long is cut."""
-        return EncodedTask(examples, tokenizer, length, direction)
+        return encode_texts(examples, tokenizer, length, direction)
 
     @classmethod
     def sample(cls) -> tuple["ClassificationTask", Sequence[Example]]:

@@ -99,26 +99,26 @@ class CheckpointWriter:
 
         checkpoint.write(folder, step, write, plain, best)
 
-    def newest(self) -> checkpoint.Checkpoint | None:
+    def newest(self) -> Path | None:
         """Return the newest complete checkpoint, as the main process has found it."""
         folder = self._directory.checkpoints
         found = checkpoint.newest_good(folder) if distributed.is_main() else None
-        step = distributed.broadcast_text(str(found.step) if found is not None else "")
-        return checkpoint.at(folder, int(step)) if step else None
+        name = distributed.broadcast_text(found.name if found is not None else "")
+        return folder / name if name else None
 
-    def fill(self, found: checkpoint.Checkpoint, state: dict[str, Any]) -> None:
+    def fill(self, found: Path, state: dict[str, Any]) -> None:
         """Fill model, optimizer and stages from a sharded or an unsharded checkpoint."""
         step, in_parts = self._run.step, checkpoint.is_in_parts(found)
         if in_parts or self._run.blueprint.sharded:
             from transfer_cli.engine.distributed import sharded
 
             if in_parts:
-                state = sharded.load(found.path, self._run.model, state)
+                state = sharded.load(found, self._run.model, state)
             else:
                 state = {**state, "step": sharded.shard_state(state["step"], step)}
         step.load_state_dict(state["step"])
         if not in_parts:
-            self._read_weights(found.path)
+            self._read_weights(found)
 
     def write_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Write `model/`; with `adaptation.store=merged` every mergeable edit is merged."""

@@ -270,7 +270,7 @@ class Trainer:
             "metrics": [metric.as_json() for metric in self._blueprint.metrics],
             "tables": {name: found.tables for name, found in scores.items() if found.tables},
             "labels": list(run.data.labels),
-            "task": None if task is None else task.shown(),
+            "task": None if task is None else {"name": task.name, "expected": task.expected},
             "failed": failure,
             "forgetting": forgetting,
             "best_step": progress.best_step or progress.step,

@@ -63,7 +63,7 @@ def test_the_mixture_is_the_one_that_is_asked_for():
     drawn = {}
     for power in (0.0, 1.0):
         mixture = sizes(counts, steps=400, power=power).mixture
-        drawn[power] = sum(mixture.stream_of(step) == "main" for step in range(400))
+        drawn[power] = sum(mixture.at(step)[0] == "main" for step in range(400))
 
     assert 150 < drawn[0.0] < 250
     assert drawn[1.0] < 20
@@ -77,15 +77,15 @@ def test_the_end_of_a_run_may_see_the_main_data_alone(length, alone):
 
     mixture = sizes(counts, steps=20, power=1.0, target_only=length).mixture
 
-    assert all(mixture.stream_of(step) == "main" for step in range(20 - alone, 20))
+    assert all(mixture.at(step)[0] == "main" for step in range(20 - alone, 20))
     if length not in ("rest", "1 epoch"):
-        assert mixture.stream_of(20 - alone - 1) == "second"
+        assert mixture.at(20 - alone - 1)[0] == "second"
 
 
 def test_another_seed_draws_other_streams():
     counts = {"main": 30, "second": 30}
     drawn = [
-        [sizes(counts, steps=40, seed=seed).mixture.stream_of(step) for step in range(40)]
+        [sizes(counts, steps=40, seed=seed).mixture.at(step)[0] for step in range(40)]
         for seed in (0, 0, 1)
     ]
 

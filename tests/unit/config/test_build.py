@@ -252,7 +252,7 @@ def test_other_packages_are_refused_before_they_are_imported(imported, target):
 @pytest.mark.parametrize(
     "target",
     [
-        "transfer_cli.runs.records.MetricsFile",
+        "transfer_cli.runs.sweep.SweepDirectory",
         "transfer_cli.runs.tensorboard.SummaryWriter",
         "transfer_cli.engine.handlers.MetricsLogger",
         "transfer_cli.cli.os.system",

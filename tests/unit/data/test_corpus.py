@@ -257,7 +257,7 @@ def test_a_damaged_cached_tokenizer_is_made_again(tmp_path, caplog):
 
 @given(num_tokens=st.integers(1, 60), length=st.integers(1, 20), batch=st.integers(1, 5))
 def test_every_token_but_the_first_is_a_target_once(num_tokens, length, batch):
-    blocks = TextBlocks(stream(num_tokens), length, tokenizer_pad=999)
+    blocks = TextBlocks(stream(num_tokens), length, pad=999)
 
     targets, inputs = [], []
     for start in range(0, len(blocks), batch):
@@ -272,7 +272,7 @@ def test_every_token_but_the_first_is_a_target_once(num_tokens, length, batch):
 
 @given(num_tokens=st.integers(2, 60), length=st.integers(1, 20))
 def test_padding_is_masked_and_has_no_target(num_tokens, length):
-    blocks = TextBlocks(stream(num_tokens), length, tokenizer_pad=999)
+    blocks = TextBlocks(stream(num_tokens), length, pad=999)
     found = blocks.batch(np.arange(len(blocks)))
 
     assert ((found["tokens"] == 999) == ~found["mask"]).all()
@@ -281,7 +281,7 @@ def test_padding_is_masked_and_has_no_target(num_tokens, length):
 
 
 def test_full_blocks_are_all_real_in_any_order():
-    found = TextBlocks(stream(13), 4, tokenizer_pad=999).batch(np.array([2, 0]))
+    found = TextBlocks(stream(13), 4, pad=999).batch(np.array([2, 0]))
 
     assert found["mask"].all()
     assert found["tokens"].tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
@@ -291,4 +291,4 @@ def test_full_blocks_are_all_real_in_any_order():
 @pytest.mark.parametrize("index", [-1, 3])
 def test_a_block_that_is_not_there_is_refused(index):
     with pytest.raises(IndexError):
-        TextBlocks(stream(13), 4, tokenizer_pad=999).batch(np.array([index]))
+        TextBlocks(stream(13), 4, pad=999).batch(np.array([index]))

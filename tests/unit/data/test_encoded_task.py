@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_cli.data.encoded_task import EncodedTask, warn_of_cuts
+from transfer_cli.data.encoded_task import encode_texts, warn_of_cuts
 from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.errors import ConfigError, DataError
@@ -26,7 +26,7 @@ def tokens(number):
 
 def row(example, direction, length=50):
     return (
-        EncodedTask([example], TOKENIZER, length, direction)
+        encode_texts([example], TOKENIZER, length, direction)
         .batch(np.array([0]))["tokens"]
         .tolist()[0]
     )
@@ -50,7 +50,7 @@ def test_two_texts_have_sep_between_them():
 def test_a_batch_is_padded_to_its_own_longest_example():
     examples = [Example(words(2), 1), Example(words(4), 0), Example(words(9), 2)]
 
-    batch = EncodedTask(examples, TOKENIZER, 50, "causal").batch(np.array([1, 0]))
+    batch = encode_texts(examples, TOKENIZER, 50, "causal").batch(np.array([1, 0]))
 
     assert batch["tokens"].tolist() == [[*tokens(4), CLS], [*tokens(2), CLS, PAD, PAD]]
     assert batch["mask"].sum(1).tolist() == [5, 3]
@@ -59,20 +59,20 @@ def test_a_batch_is_padded_to_its_own_longest_example():
 
 
 def test_examples_without_labels_give_batches_without_labels():
-    batch = EncodedTask([Example("who")], TOKENIZER, 50, "causal").batch(np.array([0]))
+    batch = encode_texts([Example("who")], TOKENIZER, 50, "causal").batch(np.array([0]))
 
     assert set(batch) == {"tokens", "mask", "index"}
 
 
 def test_labels_for_some_examples_only_are_refused():
     with pytest.raises(DataError, match="Example 2 of 2"):
-        EncodedTask([Example("who", 1), Example("is")], TOKENIZER, 50, "causal")
+        encode_texts([Example("who", 1), Example("is")], TOKENIZER, 50, "causal")
 
 
 @pytest.mark.parametrize("direction", ["causal", "bidirectional"])
 def test_cut_texts_are_counted_in_one_warning(direction, caplog):
     examples = [Example(words(n)) for n in (3, 30, 40)]
-    task = EncodedTask(examples, TOKENIZER, 10, direction)
+    task = encode_texts(examples, TOKENIZER, 10, direction)
 
     warn_of_cuts(task.num_cut, len(task), 10)
 
@@ -82,8 +82,8 @@ def test_cut_texts_are_counted_in_one_warning(direction, caplog):
 
 
 def test_texts_that_fit_exactly_are_not_cut():
-    one = EncodedTask([Example(words(9))], TOKENIZER, 10, "causal")
-    two = EncodedTask([Example(words(4), pair=words(3))], TOKENIZER, 10, "bidirectional")
+    one = encode_texts([Example(words(9))], TOKENIZER, 10, "causal")
+    two = encode_texts([Example(words(4), pair=words(3))], TOKENIZER, 10, "bidirectional")
 
     assert (one.num_cut, two.num_cut) == (0, 0)
 
@@ -109,7 +109,7 @@ def test_the_longer_of_two_texts_is_cut_first(first, second, length, direction):
 
 
 def test_lengths_count_the_special_tokens():
-    task = EncodedTask([Example(words(n)) for n in (0, 2)], TOKENIZER, 10, "bidirectional")
+    task = encode_texts([Example(words(n)) for n in (0, 2)], TOKENIZER, 10, "bidirectional")
 
     assert task.lengths.tolist() == [2, 4]
     assert len(task) == 2
@@ -117,4 +117,4 @@ def test_lengths_count_the_special_tokens():
 
 def test_a_length_without_room_for_text_is_refused():
     with pytest.raises(ConfigError, match=r"data\.length is 3"):
-        EncodedTask([Example("who")], TOKENIZER, 3, "causal")
+        encode_texts([Example("who")], TOKENIZER, 3, "causal")

@@ -20,7 +20,7 @@ def mixture(given=SIZES, **settings):
 
 
 def streams(mix):
-    return [mix.stream_of(step) for step in range(mix.total)]
+    return [mix.at(step)[0] for step in range(mix.total)]
 
 
 # ----------------------------------------------------------------------------- which stream
@@ -61,8 +61,7 @@ def test_a_longer_run_begins_like_the_shorter_one(power, total, longer):
     long = mixture(power=power, total=total + longer, target_only=last)
 
     for step in range(total - last):
-        assert short.stream_of(step) == long.stream_of(step)
-        assert short.visit_of(step) == long.visit_of(step)
+        assert short.at(step) == long.at(step)
 
 
 def test_seeds_draw_differently():
@@ -88,7 +87,7 @@ def test_annealing_draws_each_epoch_with_its_own_power():
     mix = mixture(total=3 * 5000, steps_per_epoch=5000, anneal=True, power=0)
 
     for epoch, power in enumerate([1, 0.6, 0.2]):
-        drawn = Counter(mix.stream_of(epoch * 5000 + step) for step in range(5000))
+        drawn = Counter(mix.at(epoch * 5000 + step)[0] for step in range(5000))
         expected = probabilities(SIZES, power)
         for name, share in expected.items():
             assert drawn[name] / 5000 == pytest.approx(share, abs=5 * (share / 5000) ** 0.5)
@@ -103,16 +102,16 @@ def test_each_stream_is_visited_in_order_and_without_gaps(sizes, power, target_o
 
     seen = Counter()
     for step in range(100):
-        name = mix.stream_of(step)
-        assert mix.visit_of(step) == seen[name]
+        name, visit = mix.at(step)
+        assert visit == seen[name]
         seen[name] += 1
 
 
 def test_the_visits_of_a_stream_go_through_all_its_examples():
     mix, order = mixture(), StepSampler(100, 7, seed=0)
 
-    main = [step for step in range(400) if mix.stream_of(step) == "main"][: order.steps_per_epoch]
-    seen = np.concatenate([order.indices(mix.visit_of(step)) for step in main])
+    main = [step for step in range(400) if mix.at(step)[0] == "main"][: order.steps_per_epoch]
+    seen = np.concatenate([order.indices(mix.at(step)[1]) for step in main])
 
     assert sorted(seen) == list(range(100))
 
@@ -120,9 +119,7 @@ def test_the_visits_of_a_stream_go_through_all_its_examples():
 @pytest.mark.parametrize("step", [-1, 400])
 def test_a_step_beyond_the_run_is_refused(step):
     with pytest.raises(IndexError, match="a mixture for 400 steps"):
-        mixture().stream_of(step)
-    with pytest.raises(IndexError, match="a mixture for 400 steps"):
-        mixture().visit_of(step)
+        mixture().at(step)
 
 
 # -------------------------------------------------------------------------------- the epoch

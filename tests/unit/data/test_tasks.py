@@ -1,7 +1,6 @@
 import json
 import os
 from collections import Counter
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,6 @@ from transfer_cli.data.tasks import (
     keep_few,
 )
 from transfer_cli.errors import ConfigError, DataError
-
-LABEL = attrgetter("label")
 
 needs_data = pytest.mark.skipif(
     "TRANSFER_DATA" not in os.environ, reason="TRANSFER_DATA names no folder with real data"
@@ -122,10 +119,10 @@ def test_a_held_out_split_is_stratified_and_parts_the_examples(class_counts, sha
     total = sum(class_counts)
     if int(share * total) == 0:
         with pytest.raises(DataError, match="leaves nothing"):
-            hold_out(examples, share, seed, "here", LABEL)
+            hold_out(examples, share, seed, "here")
         return
 
-    train, validation = hold_out(examples, share, seed, "here", LABEL)
+    train, validation = hold_out(examples, share, seed, "here")
 
     assert sorted(train + validation, key=repr) == sorted(examples, key=repr)
     assert len(validation) == min(int(share * total), total - len(class_counts))
@@ -142,7 +139,7 @@ def test_few_label_subsets_are_nested_and_hold_every_class(class_counts, seed, d
     small = data.draw(st.integers(len(class_counts), total))
     large = data.draw(st.integers(small, total))
 
-    few, more = (keep_few(whole, labelled, seed, "here", LABEL) for labelled in (small, large))
+    few, more = (keep_few(whole, labelled, seed, "here") for labelled in (small, large))
 
     assert (len(few), len(more)) == (small, large)
     assert set(few) <= set(more)
@@ -150,7 +147,7 @@ def test_few_label_subsets_are_nested_and_hold_every_class(class_counts, seed, d
 
 
 def test_few_label_subsets_have_the_proportions_of_the_whole():
-    train = keep_few(made([80, 16, 4]), 50, 0, "here", LABEL)
+    train = keep_few(made([80, 16, 4]), 50, 0, "here")
 
     assert counts(train) == {0: 40, 1: 8, 2: 2}
 

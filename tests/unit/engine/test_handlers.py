@@ -7,13 +7,13 @@ import pytest
 from ignite.engine import Events
 
 from tests import tiny
+from tests.records import read_metrics
 from transfer_cli.engine import handlers
 from transfer_cli.errors import EXIT_STOPPED, ConfigError, DivergedError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.records import read_metrics
 
 METRICS = (
     Metric("loss", higher_is_better=False),

@@ -78,7 +78,7 @@ def test_a_step_of_a_mixture_comes_from_the_stream_it_draws_alone():
     loader, mixture = mixed_loader()
 
     for step in range(40):
-        name = mixture.stream_of(step)
+        name = mixture.at(step)[0]
         found = loader.at(step)
         assert [list(micro) for micro in found] == [[name]] * len(found)
         assert ("label" in found[0][name]) == (name == "main")
@@ -94,7 +94,7 @@ def test_each_stream_of_a_mixture_goes_through_its_own_epochs():
                 seen[name] += batch["index"].tolist()
 
     alone = loader_of(tiny.Questions(examples=60))
-    visits = sum(mixture.stream_of(step) == "main" for step in range(40))
+    visits = sum(mixture.at(step)[0] == "main" for step in range(40))
     assert seen["main"] == [n for step in drawn(alone, visits) for micro in step for n in micro]
     assert len(set(seen["text"][:63])) == min(63, len(seen["text"]))
 
@@ -226,7 +226,7 @@ def crash_after(run, step, folder):
 def take_up(run, folder):
     (found,) = checkpoint.find_all(folder)
     state = checkpoint.read_state(found)
-    load_strictly(run.step.model, read_weights(found.path), found.path)
+    load_strictly(run.step.model, read_weights(found), found)
     run.step.load_state_dict(state["step"])
     run.progress.load_state_dict(state["progress"])
     return run

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.adaptation.edits import LoRA
 from transfer_cli.errors import RunError
-from transfer_cli.generation.decoding import DecoderStep, generate
+from transfer_cli.generation.decoding import generate
 from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.kv_cache import KVCache
@@ -40,18 +40,12 @@ def lively_model(edited="plain", **changes):
 
 def written(model, *, cached, rows=1, most=20, sampling=None, seed=0, prompt=PROMPT):
     """Return the tokens of each text."""
-    steps = []
-
-    def take(tokens_B):
-        steps.append(tokens_B)
-        return True
-
     with torch.inference_mode():
-        generate(
-            DecoderStep(model, rows=rows, max_length=len(prompt) + most, use_cache=cached), prompt,
+        steps = list(generate(
+            model, prompt, rows=rows, use_cache=cached,
             max_new_tokens=most, sampling=sampling or Sampling(), sampler=TokenSampler(seed, rows),
-            allowed_V=ORDINARY_V, on_tokens=take,
-        )  # fmt: skip
+            allowed_V=ORDINARY_V,
+        ))  # fmt: skip
     assert len(steps) == most
     return torch.tensor(steps).T.tolist()
 
@@ -100,22 +94,6 @@ def test_a_text_may_fill_every_position(cached):
     (found,) = written(lively_model(), cached=cached, most=POSITIONS - len(PROMPT) + 1)
 
     assert len(PROMPT) + len(found) == POSITIONS + 1  # the last one was never read
-
-
-def test_the_taker_ends_the_text():
-    taken = []
-
-    def take(tokens_B):
-        taken.append(tokens_B)
-        return len(taken) < 3
-
-    generate(
-        DecoderStep(lively_model(), rows=1, max_length=30, use_cache=True), PROMPT,
-        max_new_tokens=20, sampling=Sampling(), sampler=TokenSampler(0, 1),
-        allowed_V=ORDINARY_V, on_tokens=take,
-    )  # fmt: skip
-
-    assert len(taken) == 3
 
 
 def test_a_diverged_model_is_an_error():

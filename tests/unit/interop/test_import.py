@@ -119,7 +119,6 @@ def test_gpt2_has_one_special_token_and_nothing_to_hide_with(tmp_path):
     ours = read_tokenizer(tmp_path)
 
     assert ours.special == {ours.cls} == {ours.mask}
-    assert not ours.has_mask
     assert ours.cls not in ours.encode("a <|endoftext|> b <unk> c")
     assert ours.decode(ours.encode("a <unk> c")).strip() == "a <unk> c"
     with pytest.raises(ConfigError, match="no mask token of its own"):

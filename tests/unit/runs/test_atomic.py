@@ -5,8 +5,11 @@ import stat
 
 import pytest
 
+from tests.records import read_metrics
 from transfer_cli.errors import RunError
 from transfer_cli.runs.atomic import (
+    append_json,
+    cut,
     new_folder,
     replaced_file,
     replaced_folder,
@@ -153,3 +156,28 @@ def test_a_folder_that_holds_something_is_no_new_one(tmp_path):
         pass
 
     assert names_in(tmp_path) == ["thesis.tex"]
+
+
+def test_records_are_read_as_they_were_appended(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    records = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": float("inf")}]
+
+    for record in records:
+        append_json(path, record)
+
+    assert read_metrics(path) == records
+
+
+def test_a_file_is_cut_to_the_size_that_it_had_and_never_made_longer(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_json(path, {"step": 1})
+    before = path.read_bytes()
+    append_json(path, {"step": 2})
+
+    cut(path, len(before))
+    assert path.read_bytes() == before
+
+    cut(path, 10**6)
+    cut(tmp_path / "none", 3)
+    assert path.read_bytes() == before
+    assert not (tmp_path / "none").exists()

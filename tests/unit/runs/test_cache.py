@@ -7,7 +7,7 @@ import time
 import pytest
 
 from transfer_cli.runs.atomic import replaced_file
-from transfer_cli.runs.cache import digest, kept, kept_if_possible, locked
+from transfer_cli.runs.cache import digest, kept, locked
 
 
 def read(entry):
@@ -105,7 +105,7 @@ def test_who_comes_while_another_one_makes_an_entry_waits_for_it(tmp_path, caplo
 
 
 def asked(entry, write, refusals):
-    return kept_if_possible(entry, read, lambda: "computed", write, refusals.append)
+    return kept(entry, read, lambda: "computed", write, refusals.append)
 
 
 def test_what_is_computed_is_written_and_found_again(tmp_path):
@@ -139,4 +139,4 @@ def test_an_error_of_whoever_computes_is_theirs(tmp_path):
         raise OSError(errno.EIO, "not of the cache")
 
     with pytest.raises(OSError, match="not of the cache"):
-        kept_if_possible(tmp_path / "entry", read, fail, never, never)
+        kept(tmp_path / "entry", read, fail, never, never)

@@ -16,7 +16,6 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.checkpoint import (
     META,
     STATE,
-    Checkpoint,
     clear_leftovers,
     find_all,
     keep_best,
@@ -42,7 +41,7 @@ def weights(content="weights"):
 def written(folder, step=7, state=STATE_OF_A_RUN, best=None):
     path = folder / checkpoint.name(step)
     checkpoint.write(path, step, weights(f"weights {step}"), state, best)
-    return Checkpoint(path, step)
+    return path
 
 
 def flip(file):
@@ -119,7 +118,7 @@ def test_a_checkpoint_that_is_being_written_is_not_there_yet(tmp_path):
     )
 
     assert not seen
-    assert find_all(tmp_path) == [Checkpoint(tmp_path / "step-00000007", 7)]
+    assert find_all(tmp_path) == [tmp_path / "step-00000007"]
 
 
 # Finding and removing.
@@ -136,7 +135,7 @@ def test_complete_checkpoints_are_found_oldest_first(tmp_path):
     (tmp_path / "step-00000400").mkdir()  # a crash of the file system
     keep_best(tmp_path / "best", 2, weights())
 
-    assert [found.step for found in find_all(tmp_path)] == [2, 10, 300]
+    assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == [2, 10, 300]
 
 
 def test_a_folder_that_is_not_there_holds_none(tmp_path):
@@ -148,7 +147,7 @@ def test_what_is_named_otherwise_is_no_checkpoint(tmp_path):
     for other in ("step-two", "step-00000003.bak", "step-3"):
         shutil.copytree(tmp_path / checkpoint.name(2), tmp_path / other)
 
-    assert [found.step for found in find_all(tmp_path)] == [2]
+    assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == [2]
 
 
 @pytest.mark.parametrize(("keep", "left"), [(0, [1, 2, 3]), (1, [3]), (2, [2, 3]), (9, [1, 2, 3])])
@@ -159,7 +158,7 @@ def test_pruning_keeps_the_newest_and_the_best(tmp_path, keep, left):
 
     prune(tmp_path, keep, newest=3)
 
-    assert [found.step for found in find_all(tmp_path)] == left
+    assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == left
     assert (tmp_path / "best" / META).exists()
 
 
@@ -171,7 +170,7 @@ def test_pruning_does_not_count_a_damaged_one(tmp_path, harm):
 
     prune(tmp_path, 2, newest=3)
 
-    assert [found.step for found in find_all(tmp_path)] == [1, 3]
+    assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == [1, 3]
 
 
 def test_pruning_keeps_what_was_just_written_before_what_claims_to_be_later(tmp_path):
@@ -181,7 +180,7 @@ def test_pruning_keeps_what_was_just_written_before_what_claims_to_be_later(tmp_
 
     prune(tmp_path, 1, newest=5)
 
-    assert [found.step for found in find_all(tmp_path)] == [5]
+    assert [checkpoint.step_of(found) for found in find_all(tmp_path)] == [5]
 
 
 # The best weights.
@@ -191,7 +190,7 @@ def test_a_checkpoint_takes_the_best_weights_along(tmp_path):
     keep_best(tmp_path / "best", 3, weights("best of 3"))
     found = written(tmp_path, 4, best=tmp_path / "best")
     keep_best(tmp_path / "best", 5, weights("best of 5"))
-    listed = json.loads((found.path / META).read_text())["files"]
+    listed = json.loads((found / META).read_text())["files"]
 
     restore_best(found, tmp_path / "best", 3)
 
@@ -199,7 +198,7 @@ def test_a_checkpoint_takes_the_best_weights_along(tmp_path):
     assert (tmp_path / "best" / WEIGHTS).read_text() == "best of 3"
     assert json.loads((tmp_path / "best" / META).read_text())["step"] == 3
     verify(tmp_path / "best")
-    verify(found.path)
+    verify(found)
 
 
 @pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
@@ -225,8 +224,8 @@ def test_where_files_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
 
     found = written(tmp_path, 4, best=tmp_path / "best")
 
-    verify(found.path)
-    assert (found.path / "best" / WEIGHTS).stat().st_nlink == 1
+    verify(found)
+    assert (found / "best" / WEIGHTS).stat().st_nlink == 1
 
 
 def test_best_weights_are_hashed_once_a_checkpoint_takes_them_along(tmp_path):
@@ -253,13 +252,13 @@ def test_best_weights_are_hashed_once_a_checkpoint_takes_them_along(tmp_path):
 def test_whatever_is_damaged_is_found_and_named(tmp_path, name, harm):
     keep_best(tmp_path / "best", 3, weights())
     found = written(tmp_path, best=tmp_path / "best")
-    verify(found.path)
+    verify(found)
 
-    harm(found.path / name)
+    harm(found / name)
 
     with pytest.raises(CheckpointError, match="damaged") as refused:
-        verify(found.path)
-    assert str(found.path) in str(refused.value)
+        verify(found)
+    assert str(found) in str(refused.value)
     assert name.rpartition("/")[2] in str(refused.value)
 
 
@@ -270,7 +269,7 @@ def test_the_one_before_a_damaged_one_is_used_and_that_is_said(tmp_path, caplog)
     flip(tmp_path / checkpoint.name(4) / WEIGHTS)
     (tmp_path / checkpoint.name(3) / STATE).unlink()
 
-    assert newest_good(tmp_path) == Checkpoint(tmp_path / checkpoint.name(2), 2)
+    assert newest_good(tmp_path) == tmp_path / checkpoint.name(2)
 
     first, second = caplog.messages
     assert "step-00000004/weights.safetensors is damaged" in first
@@ -281,7 +280,7 @@ def test_the_one_before_a_damaged_one_is_used_and_that_is_said(tmp_path, caplog)
 
 def test_where_all_are_damaged_nothing_is_made_up(tmp_path):
     for step in (1, 2):
-        flip(written(tmp_path, step).path / STATE)
+        flip(written(tmp_path, step) / STATE)
 
     with pytest.raises(CheckpointError, match=r"step-00000001.*is damaged.* no other .* is whole"):
         newest_good(tmp_path)
@@ -293,7 +292,7 @@ def test_where_none_was_written_there_is_none(tmp_path):
 
 def test_a_later_format_is_not_taken_for_damage(tmp_path):
     written(tmp_path, 1)
-    path = written(tmp_path, 2).path / META
+    path = written(tmp_path, 2) / META
     path.write_text(json.dumps({"format": checkpoint.FORMAT + 1}))
 
     with pytest.raises(CheckpointError, match="was written by a later version"):
@@ -302,12 +301,12 @@ def test_a_later_format_is_not_taken_for_damage(tmp_path):
 
 def test_a_list_that_names_files_elsewhere_opens_none_of_them(tmp_path):
     found = written(tmp_path)
-    meta = json.loads((found.path / META).read_text())
+    meta = json.loads((found / META).read_text())
     meta["files"]["../../../../../../dev/zero"] = {"bytes": 0, "blake2b": ""}
-    (found.path / META).write_text(json.dumps(meta))
+    (found / META).write_text(json.dumps(meta))
 
     with pytest.raises(CheckpointError, match="is missing"):
-        verify(found.path)
+        verify(found)
 
 
 # A kill while one is written.
@@ -358,10 +357,10 @@ def test_a_kill_at_any_moment_of_writing_leaves_the_old_one_or_the_new_one(tmp_p
 
         found = newest_good(folder)
         left = {path.name for path in folder.iterdir()}
-        assert left in ({"best", "step-00000004"}, {"best", "step-00000004", found.path.name})
-        if (found.path / STATE).read_bytes() != before:
+        assert left in ({"best", "step-00000004"}, {"best", "step-00000004", found.name})
+        if (found / STATE).read_bytes() != before:
             assert read_state(found) == {"progress": "later"}
-            assert found.step == step
+            assert checkpoint.step_of(found) == step
         if not killed:
             assert read_state(found) == {"progress": "later"}
             break
@@ -401,7 +400,7 @@ def test_a_folder_that_cannot_take_the_new_ones_place_leaves_the_old_one(tmp_pat
 def test_a_state_with_code_in_it_is_refused_and_does_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = written(tmp_path)
-    torch.save({"step": Evil()}, found.path / STATE)
+    torch.save({"step": Evil()}, found / STATE)
 
     with pytest.raises(CheckpointError, match="damaged or holds more than plain values"):
         read_state(found)
@@ -412,7 +411,7 @@ def test_a_state_with_code_in_it_is_refused_and_does_not_run(tmp_path, monkeypat
 def test_a_bare_pickle_with_code_in_it_is_refused_and_does_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = written(tmp_path)
-    (found.path / STATE).write_bytes(pickle.dumps(Evil(), protocol=2))
+    (found / STATE).write_bytes(pickle.dumps(Evil(), protocol=2))
 
     with pytest.raises(CheckpointError, match="damaged or holds more than plain values"):
         read_state(found)
@@ -422,7 +421,7 @@ def test_a_bare_pickle_with_code_in_it_is_refused_and_does_not_run(tmp_path, mon
 
 def test_a_later_format_is_refused(tmp_path):
     found = written(tmp_path)
-    (found.path / META).write_text(json.dumps({"format": checkpoint.FORMAT + 1, "step": 7}))
+    (found / META).write_text(json.dumps({"format": checkpoint.FORMAT + 1, "step": 7}))
 
     with pytest.raises(CheckpointError, match="was written by a later version"):
         read_state(found)
@@ -431,9 +430,9 @@ def test_a_later_format_is_refused(tmp_path):
 @pytest.mark.parametrize("name", [STATE, META])
 def test_a_missing_file_is_named(tmp_path, name):
     found = written(tmp_path)
-    (found.path / name).unlink()
+    (found / name).unlink()
 
-    with pytest.raises(CheckpointError, match=str(found.path)):
+    with pytest.raises(CheckpointError, match=str(found)):
         read_state(found)
 
 
@@ -441,8 +440,8 @@ def test_a_missing_file_is_named(tmp_path, name):
 @given(share=st.floats(0, 0.99))
 def test_a_state_that_was_cut_off_is_refused(tmp_path_factory, share):
     found = written(tmp_path_factory.mktemp("cut"))
-    content = (found.path / STATE).read_bytes()
-    (found.path / STATE).write_bytes(content[: int(share * len(content))])
+    content = (found / STATE).read_bytes()
+    (found / STATE).write_bytes(content[: int(share * len(content))])
 
     with pytest.raises(CheckpointError, match="is damaged"):
         read_state(found)
@@ -451,7 +450,7 @@ def test_a_state_that_was_cut_off_is_refused(tmp_path_factory, share):
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "3", '{"format": "new"}'])
 def test_a_damaged_meta_file_is_refused(tmp_path, content):
     found = written(tmp_path)
-    (found.path / META).write_text(content)
+    (found / META).write_text(content)
 
     with pytest.raises(CheckpointError, match="is damaged"):
         read_state(found)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -26,7 +26,7 @@ def test_classification_keeps_the_contract(tokenizer):
 
 class LosesAnExample(ClassificationTask):
     def encode(self, examples, tokenizer, length, direction):
-        return EncodedTask(examples[1:], tokenizer, length, direction)
+        return encode_texts(examples[1:], tokenizer, length, direction)
 
 
 class NamesOtherFields(ClassificationTask):
@@ -51,7 +51,7 @@ class ScoresWhatIsNotDeclared(ClassificationTask):
 
 class IgnoresTheLength(ClassificationTask):
     def encode(self, examples, tokenizer, length, direction):
-        return EncodedTask(examples, tokenizer, 64, direction)
+        return encode_texts(examples, tokenizer, 64, direction)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 
 from tests import tiny
 from transfer_cli.assembly.datasets import Prepared
-from transfer_cli.data.encoded_task import EncodedTask
+from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import WordPiece
@@ -35,7 +35,7 @@ def found(split, outcomes, data=None):
 def split():
     lines = ["Where is it ?", "How many ? Some of them", "a"]
     tokenizer = WordPiece(size=40).make(lambda: iter(lines))
-    return Split("test", EncodedTask(EXAMPLES, tokenizer, 32, "causal"))
+    return Split("test", encode_texts(EXAMPLES, tokenizer, 32, "causal"))
 
 
 CLASSES = ExampleResults(

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import configs
+from tests.records import read_metrics
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.config.build import build
@@ -16,7 +17,6 @@ from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError, DivergedError, FinishedError
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.runs.records import read_metrics
 
 CPU = Precision("fp32", torch.device("cpu"))
 TOO_FAST = {"optimizer__lr": 1.0, "loop__steps": 6}

@@ -87,7 +87,7 @@ class SharedStates:
         if size_bytes > MOST_BYTES:
             states_RKD = compute()
         else:
-            states_RKD = cache.kept_if_possible(entry, read, compute, write, self._warn)
+            states_RKD = cache.kept(entry, read, compute, write, self._warn)
         self.came.append(came)
         if came == KEPT and states_RKD.device.type == "cpu":
             mapped = _mapped(entry, size)
