@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from transfer_cli.config.flags import FlagParser
+from transfer_cli.config.flags import MANY, SWITCH, read
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.report import formats
 from transfer_cli.report.collect import check_there, read_run
@@ -37,11 +37,7 @@ def diff(words: list[str]) -> None:
         ConfigError: There are not two runs.
         CheckpointError: One of them cannot be read.
     """
-    parser = FlagParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("paths", nargs="*")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--debug", action="store_true")
-    asked = parser.parse_intermixed_args(words)
+    asked = read(words, {"paths": MANY, "--json": SWITCH})
     if len(asked.paths) != 2:
         raise ConfigError(
             f"name two runs, got {len(asked.paths)}: transfer diff RUN_A RUN_B; "
