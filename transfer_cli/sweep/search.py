@@ -26,11 +26,9 @@ from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import STUDY, JobState, SweepJob
 from transfer_cli.safe_files import UnreadableError, read_json
-from transfer_cli.sweep.grid import Planner, words_of
+from transfer_cli.sweep.grid import Planner, say_what_changes_the_data, words_of
 from transfer_cli.sweep.jobs import names_run
-from transfer_cli.sweep.local import side_by_side
-from transfer_cli.sweep.prepared import say_what_changes_the_data
-from transfer_cli.sweep.settings import AUTO, settings_of
+from transfer_cli.sweep.local import AUTO, settings_of, side_by_side
 from transfer_cli.sweep.trial import open_study, trial_file
 
 if TYPE_CHECKING:
