@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transfer_cli.config.plain_yaml import read_settings, scalar
+from transfer_cli.config.flat import flat
+from transfer_cli.config.plain_yaml import read_plain, scalar
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.report.contents import ENDED_EARLY, FINISHED, RUNNING, STOPPED, Run, SweepProgress
 from transfer_cli.report.untrusted import is_number, reason, text_or_none
@@ -157,7 +158,7 @@ def read_run(path: Path) -> Run:
         UnreadableError: A file is damaged or hostile, or one is missing that this run must have.
     """
     directory = RunDirectory(path)
-    settings = _needed(directory.config, read_settings)
+    settings = dict(flat(_needed(directory.config, read_plain)))
     environment = _optional(directory.environment)
     status, why = _status(directory)
     results: dict[str, Any] = {}
