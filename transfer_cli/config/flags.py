@@ -87,14 +87,24 @@ def read(words: list[str], known: Flags) -> argparse.Namespace:
     Raises:
         ConfigError: A flag does not exist or lacks its value.
     """
-    return _parser(known).parse_intermixed_args(words)
+    found, others = _read(words, known)
+    if others:
+        raise ConfigError(f"unrecognized arguments: {' '.join(others)}")
+    return found
 
 
-def _parser(known: Flags) -> _FlagParser:
+def _read(words: list[str], known: Flags) -> tuple[argparse.Namespace, list[str]]:
+    """Return what was typed for the known flags, and the words that belong to none of them."""
     parser = _FlagParser(add_help=False, allow_abbrev=False)
-    for names, options in {**known, "--debug": SWITCH}.items():
+    flags = {**known, "--debug": SWITCH}
+    for names, options in flags.items():
         parser.add_argument(*names.split(), **options)
-    return parser
+    found, others = parser.parse_known_intermixed_args(words)
+    for word in others:
+        if word.startswith("-"):
+            name = word.partition("=")[0]
+            raise ConfigError(f"{name}: no such flag.{nearest(name, ' '.join(flags).split())}")
+    return found, others
 
 
 def parse(arguments: list[str]) -> Request:
@@ -103,11 +113,7 @@ def parse(arguments: list[str]) -> Request:
     Raises:
         ConfigError: A flag does not exist or lacks its value.
     """
-    found, words = _parser(_FLAGS).parse_known_args(arguments)
-    for word in words:
-        if word.startswith("-"):
-            names = " ".join((*_FLAGS, "--debug")).split()
-            raise ConfigError(f"{word}: no such flag.{nearest(word, names)}")
+    found, words = _read(arguments, _FLAGS)
     if found.config_path:
         raise ConfigError("--config-path: would hide our own configs; use --config-dir")
     looks_only = bool(found.cfg or found.info or found.hydra_help)

@@ -273,13 +273,12 @@ def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
     """Return the two ends of a space: jobs that show whether its keys and values are valid."""
     from optuna.distributions import CategoricalDistribution
 
-    ends: list[dict[str, Any]] = [{}, {}]
-    for key, each in space.items():
-        known: Any = each
-        many = isinstance(each, CategoricalDistribution)
-        ends[0][key] = known.choices[0] if many else known.low
-        ends[1][key] = known.choices[-1] if many else known.high
-    return ends
+    known: dict[str, Any] = dict(space)
+    ends = {
+        key: each.choices if isinstance(each, CategoricalDistribution) else (each.low, each.high)
+        for key, each in known.items()
+    }
+    return [{key: found[at] for key, found in ends.items()} for at in (0, -1)]
 
 
 def _words(params: Mapping[str, Any]) -> list[str]:
