@@ -119,6 +119,7 @@ class Search(Planner):
 
     def _open(self, seed: int) -> "Study":
         """Return the study, new or as it was left."""
+        from optuna import samplers
         from optuna.distributions import distribution_to_json
 
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -137,16 +138,12 @@ class Search(Planner):
             # Every command that joins proposes other values, though all have the same seed.
             joined = int(study.user_attrs.get("joined", 0))
             study.set_user_attr("joined", joined + 1)
-        study.sampler = self._sampler(seed + joined)
-        return study
-
-    def _sampler(self, seed: int) -> Any:
-        from optuna import samplers
-
         if self._settings.sampler == "random":
-            return samplers.RandomSampler(seed=seed)
-        # With several at work, a trial that runs counts as a bad one: the next looks elsewhere.
-        return samplers.TPESampler(seed=seed, constant_liar=True)
+            study.sampler = samplers.RandomSampler(seed=seed + joined)
+        else:
+            # With several at work, a trial that runs counts as a bad one: the next looks elsewhere.
+            study.sampler = samplers.TPESampler(seed=seed + joined, constant_liar=True)
+        return study
 
     def _next(self, study: "Study") -> list[SweepJob]:
         """Return the trials to run now: first those that were stopped, then new ones."""
