@@ -75,7 +75,10 @@ def main(argv: list[str] | None = None) -> int:
             return EXIT_DONE
         except (KeyboardInterrupt, Exception) as error:
             if "--job" in words[:-1] and not isinstance(error, PeerError):
-                _write_reason(Path(words[words.index("--job") + 1]), error)
+                # Tells the sweep of which this is a job why it failed or was stopped.
+                with contextlib.suppress(OSError):
+                    file = Path(words[words.index("--job") + 1])
+                    file.write_text(_one_line(error), encoding="utf-8")
             return _fail(name, error, debug=debug)
 
 
@@ -354,12 +357,6 @@ def _fail(name: str, error: BaseException, *, debug: bool) -> int:
     if line is not None:
         terminal.print_err(terminal.error(name, line))
     return code
-
-
-def _write_reason(file: Path, error: BaseException) -> None:
-    """Write for a sweep why this process, one of its jobs, failed or was stopped."""
-    with contextlib.suppress(OSError):
-        file.write_text(_one_line(error), encoding="utf-8")
 
 
 def cause_and_cure(error: BaseException) -> tuple[str | None, int]:

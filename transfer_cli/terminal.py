@@ -99,7 +99,8 @@ class Entry:
         width = console.width if self.width is None else min(console.width, self.width)
         head, text = _rich(self.head), _rich(self.text)
         if head.cell_len > width:
-            head = _rich(_squeezed(self.head))
+            squeezed = ((re.sub(" {2,}", "  ", text), style) for text, style in _styled(self.head))
+            head = _rich([Piece(*each) for each in squeezed])
         if not text:
             head.rstrip()
             return [head]
@@ -289,24 +290,18 @@ def _console(stream: TextIO) -> "Console":
     )
 
 
+def _styled(pieces: Pieces) -> list[Piece]:
+    return [Piece(piece) if isinstance(piece, str) else piece for piece in pieces]
+
+
 def _plain(pieces: Pieces) -> str:
-    return escaped("".join(piece if isinstance(piece, str) else piece.text for piece in pieces))
+    return escaped("".join(text for text, _ in _styled(pieces)))
 
 
 def _rich(pieces: Pieces) -> "Text":
     from rich.text import Text
 
-    text = Text()
-    for piece in pieces:
-        words, style = (piece, "") if isinstance(piece, str) else piece
-        text.append(escaped(words), style or None)
-    return text
-
-
-def _squeezed(pieces: Pieces) -> list[Piece]:
-    """Return pieces with runs of spaces shortened to two."""
-    every = (Piece(piece) if isinstance(piece, str) else piece for piece in pieces)
-    return [Piece(re.sub(" {2,}", "  ", text), style) for text, style in every]
+    return Text.assemble(*((escaped(text), style) for text, style in _styled(pieces)))
 
 
 def _wrapped(text: "Text", width: int, console: "Console") -> list["Text"]:
@@ -317,5 +312,5 @@ def _wrapped(text: "Text", width: int, console: "Console") -> list["Text"]:
 
 
 def _one_line(cell: Piece | str) -> Piece:
-    piece = Piece(cell) if isinstance(cell, str) else cell
-    return Piece(escaped(" ".join(piece.text.splitlines())), piece.style)
+    [(text, style)] = _styled([cell])
+    return Piece(escaped(" ".join(text.splitlines())), style)

@@ -165,7 +165,7 @@ def test_the_folder_that_one_stands_in_can_be_it(transfer, tmp_path):
         (["new", "--from", "model=tny"],
          "--from model=tny: model has no option 'tny'. Did you mean 'tiny'? "
          "See transfer presets model"),
-        (["new", "--frm=model=tiny"], "unrecognized arguments: --frm=model=tiny"),
+        (["new", "--frm=model=tiny"], "--frm: no such flag. Did you mean '--from'?"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_leave_nothing(transfer, tmp_path, words, message):

@@ -1,17 +1,25 @@
 """`transfer diff`: in what two runs differ."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from transfer_cli.config.flags import FlagParser
+from transfer_cli.config.flags import MANY, SWITCH, read
+from transfer_cli.config.flat import flat
 from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.metrics import by_preference
 from transfer_cli.report import formats
 from transfer_cli.report.collect import check_there, read_run
-from transfer_cli.report.contents import FINISHED, Run
-from transfer_cli.report.difference import Difference, DiffRow, difference, number
+from transfer_cli.report.contents import FINISHED, Comparison, Run
+from transfer_cli.report.differing_settings import canonical, shown_values
 from transfer_cli.report.file_formats import as_json
+from transfer_cli.report.outcomes import OutcomeReader, compare
 from transfer_cli.report.statistics import CONFIDENCE
+from transfer_cli.report.untrusted import is_number, mapping, nested
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.results import merged
 from transfer_cli.safe_files import UnreadableError, printable
 from transfer_cli.terminal import (
     BLANK,
@@ -29,6 +37,24 @@ from transfer_cli.terminal import (
 _MOST_MEASURES = 40
 """Measures that are shown: a task of 50 labels has an accuracy for each."""
 
+_MISSING = "-"
+"""A value that one of the runs does not have."""
+
+_PASSED_OVER = ("run", "resume", "data_dir", "data")
+"""Keys that differ between any two runs and say nothing, and data, which is compared apart."""
+
+_SPLITS = ("test", "validation")
+
+
+@dataclass(frozen=True)
+class DiffRow:
+    """A value of both runs, as it is shown; `change` is second minus first, of numbers."""
+
+    name: str
+    ours: str
+    theirs: str
+    change: float | None = None
+
 
 def diff(words: list[str]) -> None:
     """Print in what the second of two runs differs from the first, as tables or as JSON.
@@ -37,23 +63,27 @@ def diff(words: list[str]) -> None:
         ConfigError: There are not two runs.
         CheckpointError: One of them cannot be read.
     """
-    parser = FlagParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("paths", nargs="*")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--debug", action="store_true")
-    asked = parser.parse_intermixed_args(words)
+    asked = read(words, {"paths": MANY, "--json": SWITCH})
     if len(asked.paths) != 2:
         raise ConfigError(
             f"name two runs, got {len(asked.paths)}: transfer diff RUN_A RUN_B; "
             "transfer report compares more"
         )
     ours, theirs = (_run(Path(path).expanduser()) for path in asked.paths)
-    found = difference(ours, theirs)
+    parts = {
+        "config": _differing(_settings(ours), _settings(theirs)),
+        "data": _differing(_of_data(ours), _of_data(theirs)),
+        "environment": _differing(_environment(ours), _environment(theirs)),
+        "measures": _numbers(ours.measures, theirs.measures),
+        "costs": _numbers(_costs(ours), _costs(theirs)),
+    }
+    tests, notes = _tests(ours, theirs)
     if asked.json:
-        content = {"a": ours.path, "b": theirs.path, "difference": found}
-        print(as_json(content), end="")
+        difference = {**parts, "tests": tests, "notes": notes}
+        print(as_json({"a": ours.path, "b": theirs.path, "difference": difference}), end="")
     else:
-        print_out(Page(*_blocks(ours, theirs, found)))
+        blocks = (_heads(a=ours, b=theirs), _tables(parts), map(_test, tests), map(_note, notes))
+        print_out(Page(*chain(*blocks)))
 
 
 def _run(path: Path) -> Run:
@@ -66,28 +96,23 @@ def _run(path: Path) -> Run:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _blocks(ours: Run, theirs: Run, found: Difference) -> Iterator[Renderable]:
-    for name, run in (("a", ours), ("b", theirs)):
+def _heads(**runs: Run) -> Iterator[Renderable]:
+    for name, run in runs.items():
         state = run.status if run.reason is None else printable(f"{run.status}: {run.reason}")
         style: Style = "" if run.status == FINISHED and run.reason is None else "bad"
         place = Piece(str(run.path), "name")
         yield Line(f"{name}  ", place, f"  {run.command}, ", Piece(state, style))
-    parts = (
-        ("config", found.config),
-        ("data", found.data),
-        ("environment", found.environment),
-        ("measures", found.measures[:_MOST_MEASURES]),
-        ("costs", found.costs),
-    )
-    for title, rows in parts:
+
+
+def _tables(parts: Mapping[str, Sequence[DiffRow]]) -> Iterator[Renderable]:
+    for title, rows in parts.items():
         yield BLANK
         if rows:
-            yield _table(title, rows)
+            yield _table(title, rows[:_MOST_MEASURES] if title == "measures" else rows)
         else:
             alike = "nothing is known" if title in ("measures", "costs") else "no difference"
             yield Line(Piece(title, "heading"), f": {alike}")
     yield BLANK
-    yield from _tests(found)
 
 
 def _table(title: str, rows: Sequence[DiffRow]) -> TextTable:
@@ -100,23 +125,107 @@ def _table(title: str, rows: Sequence[DiffRow]) -> TextTable:
         columns.append(Column("b - a", right=True))
         for row, line in zip(rows, cells, strict=True):
             sign = "+" if row.change and row.change > 0 else ""
-            line.append("" if row.change is None else f"{sign}{number(row.change)}")
+            line.append("" if row.change is None else f"{sign}{_number(row.change)}")
     return TextTable(columns, cells)
 
 
-def _tests(found: Difference) -> Iterator[Renderable]:
-    for test in found.tests:
-        ends = [
-            formats.signed(end, test.difference) for end in (test.low, test.high) if end is not None
-        ]
-        yield Entry(
-            [Piece(f"{test.measure}  ", "heading")],
-            [
-                f"b - a {formats.signed(test.difference, test.difference)}, "
-                f"{CONFIDENCE} % interval [{', '.join(ends)}], "
-                f"p {formats.probability(test.p)} by {test.test} on {test.items:,} items"
-            ],
-            28,
-        )
-    for note in found.notes:
-        yield Line(Piece(note, "note"))
+def _test(test: Comparison) -> Entry:
+    known = [end for end in (test.low, test.high) if end is not None]
+    size, *ends = (formats.signed(each, test.difference) for each in (test.difference, *known))
+    text = (
+        f"b - a {size}, {CONFIDENCE} % interval [{', '.join(ends)}], "
+        f"p {formats.probability(test.p)} by {test.test} on {test.items:,} items"
+    )
+    return Entry([Piece(f"{test.measure}  ", "heading")], [text], 28)
+
+
+def _note(text: str) -> Line:
+    return Line(Piece(text, "note"))
+
+
+# --- what differs ------------------------------------------------------------------------------
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """Return the config without the data, presets before their parts."""
+    return {
+        key: run.settings[key]
+        for key in sorted(run.settings, key=lambda key: "." in key)
+        if key.partition(".")[0] not in _PASSED_OVER
+    } | {"command": run.command}
+
+
+def _of_data(run: Run) -> dict[str, Any]:
+    """Return what identifies a run's data, its labels and its sizes as far as they are known."""
+    ours = ("data.", "streams.")
+    found = {k: v for k, v in run.settings.items() if k == "data" or k.startswith(ours)}
+    found |= {"labels": ", ".join(run.labels)} if run.labels else {}
+    for split in mapping(run.results, "tables"):
+        confusion = nested(run.results, "tables", split, "confusion")
+        if isinstance(confusion, list):
+            lines = (line for line in confusion if isinstance(line, list))
+            found[f"{split} examples"] = sum(n for line in lines for n in line if type(n) is int)
+    return found
+
+
+def _environment(run: Run) -> dict[str, Any]:
+    found = flat(run.environment)
+    return {key.replace(".", " ", 1): value for key, value in found if key != "command"}
+
+
+def _costs(run: Run) -> dict[str, float]:
+    found = {
+        "parameters": nested(run.results, "parameters", "total"),
+        "parameters trained": run.trained,
+        "steps": nested(run.results, "seen", "steps"),
+        "seconds": run.timing.get("seconds"),
+        "peak memory, bytes": run.timing.get("peak_memory_bytes"),
+        "stored, bytes": run.results.get("stored_bytes"),
+    }
+    return {name: value for name, value in found.items() if is_number(value)}
+
+
+def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[DiffRow]:
+    rows = []
+    for key in {**ours, **theirs}:
+        both = [ours.get(key), theirs.get(key)]
+        if (key in ours) != (key in theirs) or canonical(both[0]) != canonical(both[1]):
+            shown = zip(shown_values(key, both), (ours, theirs), strict=True)
+            one, other = (text if key in run else _MISSING for text, run in shown)
+            rows.append(DiffRow(key, one, other))
+    return rows
+
+
+def _numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[DiffRow]:
+    rows = []
+    for name in {**ours, **theirs}:
+        one, other = ours.get(name), theirs.get(name)
+        change = None if one is None or other is None else other - one
+        rows.append(DiffRow(name, _number(one), _number(other), change))
+    return rows
+
+
+def _number(value: float | None) -> str:
+    """Return a number with six digits, an integer with all."""
+    if value is None:
+        return _MISSING
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+
+
+def _tests(ours: Run, theirs: Run) -> tuple[list[Comparison], list[str]]:
+    """Return a paired test of each split on which both were measured, or why there is none."""
+    reader = OutcomeReader()
+    tests, notes = [], []
+    shared = ours.measures.keys() & theirs.measures.keys()
+    preferred = by_preference(merged((ours.metrics, theirs.metrics)))
+    for split in _SPLITS:
+        named = [f"{split}/{each.name}" for each in preferred]
+        measure = next((each for each in named if each in shared), None)
+        if measure is None:
+            continue
+        found = compare([theirs], [ours], measure, reader, ours.name)
+        if isinstance(found, Comparison):
+            tests.append(found)
+        else:
+            notes.append(f"no test on the items of {split}: {found}")
+    return tests, notes

@@ -5,24 +5,21 @@ import os
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.config.flags import SWITCH, read
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.data.folders import cache_folder, data_folder
-from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.report import formats
 from transfer_cli.runs.environment import environment
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, print_out
 
-FLAGS = ("--json", "--debug")
 DEFAULT_DATA_DIR = "~/.cache/transfer"
 
 
 def info(words: list[str]) -> None:
     """Print what the toolkit runs on and where it keeps things, for people or as JSON."""
-    for word in words:
-        if word not in FLAGS:
-            raise ConfigError(f"{word}: no such flag.{nearest(word, FLAGS)}")
+    asked = read(words, {"--json": SWITCH})
     facts = {**environment(), "folders": _folders()}
-    if "--json" in words:
+    if asked.json:
         print(json.dumps(facts, indent=2))
     else:
         print_out(_page(facts))

@@ -6,19 +6,14 @@ from pathlib import Path
 
 from transfer_cli.config.bounded_yaml import check_folder
 from transfer_cli.config.describe import PACKAGED, Option, options
-from transfer_cli.config.flags import FlagParser
+from transfer_cli.config.flags import MANY, SWITCH, read
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Renderable, Style, print_out
 
 
 def presets(words: list[str]) -> None:
     """Print the options of the groups that `words` name, of all where they name none."""
-    parser = FlagParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("groups", nargs="*")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--debug", action="store_true")
-    asked = parser.parse_intermixed_args(words)
+    asked = read(words, {"groups": MANY, "--json": SWITCH, "--config-dir -cd": {}})
     folder = Path(asked.config_dir) if asked.config_dir else None
     if folder is not None:
         if not folder.is_dir():

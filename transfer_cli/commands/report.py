@@ -1,6 +1,5 @@
 """`transfer report`: runs and sweeps side by side, as a table, as files, as a page."""
 
-import argparse
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -8,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output
-from transfer_cli.config.flags import FlagParser, check_plugins
+from transfer_cli.config.flags import MANY, REPEATED, Flags, check_plugins, read
 from transfer_cli.errors import ConfigError
 from transfer_cli.report.collect import Found, collect
 from transfer_cli.report.compare import tasks
@@ -38,7 +37,9 @@ def report(words: list[str]) -> None:
     Raises:
         ConfigError: There is nothing to report, or nowhere to write it.
     """
-    asked = _parser().parse_intermixed_args(words)
+    files: Flags = {f"--{name}": {} for name in FORMATS}
+    flags = {"paths": MANY, "--sort": {}, "--baseline": {}, **files, "--plugin": REPEATED}
+    asked = read(words, flags)
     if not asked.paths:
         raise ConfigError(
             "name runs, sweeps or folders that hold them, such as: transfer report runs/finetune"
@@ -133,13 +134,3 @@ def _html(report: Report) -> str:
         raise ConfigError(
             f"a page needs {missing}, which is not installed: pip install 'transfer-cli[report]'"
         ) from error
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = FlagParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("paths", nargs="*")
-    for flag in ("--sort", "--baseline", "--csv", "--markdown", "--json", "--html"):
-        parser.add_argument(flag)
-    parser.add_argument("--plugin", action="append", default=[])
-    parser.add_argument("--debug", action="store_true")
-    return parser

@@ -311,15 +311,16 @@ def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
     choices = tuple(choice for choice in choices if choice is not types.NoneType)
     if len(choices) == 1:
         return _convert(value, choices[0], key)
+    kind: Any = Union[choices]  # noqa: UP007 - of a list
     if isinstance(value, Mapping) and TARGET in value:
-        return _construct(value, key, Union[choices], {})  # noqa: UP007 - of a list
+        return _construct(value, key, kind, {})
     # An int stays an int in `float | int`, whichever comes first.
     for choice in sorted(choices, key=lambda choice: choice is not type(value)):
         try:
             return _convert(value, choice, key)
         except ConfigError:
             continue
-    raise ConfigError(f"{key}: expected {_one_of(choices)}, got {_shown(value)}")
+    raise ConfigError(f"{key}: expected {_a(kind)}, got {_shown(value)}")
 
 
 def _convert_literal(value: Any, choices: tuple[Any, ...], key: str) -> Any:
@@ -407,13 +408,9 @@ def _a(kind: Any) -> str:
     if kind in _WORDS:
         return _WORDS[kind]
     if get_origin(kind) in (Union, types.UnionType):
-        return _one_of(choice for choice in get_args(kind) if choice is not types.NoneType)
+        return " or ".join(_a(each) for each in get_args(kind) if each is not types.NoneType)
     name = str(getattr(kind, "__name__", kind))
     return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
-
-
-def _one_of(choices: Iterable[Any]) -> str:
-    return " or ".join(_a(choice) for choice in choices)
 
 
 def _shown(value: Any) -> str:

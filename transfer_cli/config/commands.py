@@ -13,10 +13,10 @@ class Command:
         summary: One line.
         text: What it does, in a few lines.
         function: `module.function`, imported when the command runs and not before.
-        keys: The keys that people change most, in the order of the help text.
+        keys: The keys that people change most, in the order of the help text; none for a command
+            that takes no overrides.
         examples: Command lines, each with what it is for.
         hidden: Beginnings of `_target_` that make no sense here; such options are not listed.
-        composes: Whether it takes Hydra overrides.
         scales: Whether several processes can work on it (`devices=N`).
         makes_runs: Whether it leaves a run directory.
         typed: The key of a text that may also be typed alone, and is never read as more than text.
@@ -29,11 +29,15 @@ class Command:
     keys: tuple[str, ...] = ()
     examples: tuple[tuple[str, str], ...] = ()
     hidden: tuple[str, ...] = ()
-    composes: bool = True
     scales: bool = False
     makes_runs: bool = False
     typed: str = ""
     lists: tuple[str, ...] = ()
+
+    @property
+    def composes(self) -> bool:
+        """Whether it takes Hydra overrides."""
+        return bool(self.keys)
 
 
 ALL: dict[str, Command] = {
@@ -140,7 +144,6 @@ which step to which, what trains, how many parameters that is, at which rates; w
 from the checkpoint, which are new and which are dropped; and about how much memory it takes. With
 `plan.steps=5` it takes five steps to say how long the run would last. Text to read is encoded
 first, as the run itself would; that is kept.""",
-        composes=False,
     ),
     "lr-find": Command(
         summary="find a learning rate by a short run over a range of them",
@@ -151,7 +154,6 @@ Takes the words of `transfer finetune` or `transfer pretrain`, lets the rate of 
 grow from step to step until the loss explodes (Smith 2017), and suggests a rate for each group. The
 curve is left as a picture, as numbers and in TensorBoard; no model is kept. `lr_find.start`,
 `lr_find.end` and `lr_find.steps` set the range.""",
-        composes=False,
     ),
     "evaluate": Command(
         summary="score a run on a split of its own data, or of other data",
@@ -279,7 +281,6 @@ page; a package named by `--plugin` may show its own in sections of its own.
   transfer report runs/finetune
   transfer report SWEEP --baseline adaptation=full --html report.html""",
         function="transfer_cli.commands.report.report",
-        composes=False,
     ),
     "diff": Command(
         summary="show in what two runs differ: config, data, environment, measures",
@@ -289,13 +290,11 @@ transfer diff RUN_A RUN_B [--json]
 Shows settings, data, versions, measures and costs that differ, and a paired test of both runs on
 the same items (b - a).""",
         function="transfer_cli.commands.diff.diff",
-        composes=False,
     ),
     "presets": Command(
         summary="list every config group and option, with one line on each",
         text="transfer presets [GROUP ...] [--json] [--config-dir DIR]",
         function="transfer_cli.commands.presets.presets",
-        composes=False,
     ),
     "init": Command(
         summary="start a folder of your own configs, with commented copies to edit",
@@ -307,40 +306,32 @@ people change most, and a README.md that says how to use them. With `--from` it 
 named options instead, as `my_OPTION`. `--config-dir DIR` then offers them to any command, and
 `transfer presets --config-dir DIR` marks them.""",
         function="transfer_cli.commands.init.init.init",
-        composes=False,
     ),
     "info": Command(
         summary="show versions, devices and caches",
         text="transfer info [--json]",
         function="transfer_cli.commands.info.info",
-        composes=False,
     ),
     "completion": Command(
         summary="print the completion script for a shell",
         text='transfer completion bash|zsh|fish, for example: eval "$(transfer completion bash)"',
         function="transfer_cli.cli.print_completion_script",
-        composes=False,
     ),
 }
 """In the order in which they are listed."""
 
 
-def _about(command: Command, function: str) -> Command:
-    """Return a command of the same words that looks at a run instead of making one."""
-    return replace(command, function=function, scales=False, makes_runs=False)
-
-
 ABOUT = {
-    "plan": {
-        "finetune": _about(ALL["finetune"], "transfer_cli.commands.plan.plan_finetune"),
-        "pretrain": _about(ALL["pretrain"], "transfer_cli.commands.plan.plan_pretrain"),
-    },
-    "lr-find": {
-        "finetune": _about(ALL["finetune"], "transfer_cli.commands.lr_find.lr_find.find_finetune"),
-        "pretrain": _about(ALL["pretrain"], "transfer_cli.commands.lr_find.lr_find.find_pretrain"),
-    },
+    name: {
+        kind: replace(ALL[kind], function=f"{function}_{kind}", scales=False, makes_runs=False)
+        for kind in ("finetune", "pretrain")
+    }
+    for name, function in (
+        ("plan", "transfer_cli.commands.plan.plan"),
+        ("lr-find", "transfer_cli.commands.lr_find.lr_find.find"),
+    )
 }
-"""For `plan` and `lr-find`: the commands whose overrides they take."""
+"""For `plan` and `lr-find`: the commands whose overrides they take, looking at a run instead."""
 
 
 def overview() -> Page:

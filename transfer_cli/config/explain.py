@@ -66,7 +66,8 @@ def explain(error: Exception, command: str, request: Request) -> str:
         command: The name of the command.
         request: What was typed.
     """
-    cause = _cause(error)
+    inner = error.__cause__ or error.__context__
+    cause = inner if isinstance(inner, OmegaConfBaseException) else error  # Hydra wraps some
     if isinstance(cause, yaml.YAMLError):
         return _broken_yaml(cause)
     if isinstance(cause, UnicodeDecodeError):
@@ -80,12 +81,6 @@ def explain(error: Exception, command: str, request: Request) -> str:
     if isinstance(cause, OmegaConfBaseException):
         return _wrong_value(cause, error)
     return _composition(error, command, request)
-
-
-def _cause(error: BaseException) -> BaseException:
-    """Return the OmegaConf error behind a Hydra error, or the error itself."""
-    inner = error.__cause__ or error.__context__
-    return inner if isinstance(inner, OmegaConfBaseException) else error
 
 
 def _first_line(error: BaseException) -> str:

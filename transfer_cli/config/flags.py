@@ -3,7 +3,7 @@
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +44,7 @@ class Request:
         return values[-1] if values else None
 
 
-class FlagParser(argparse.ArgumentParser):
+class _FlagParser(argparse.ArgumentParser):
     """A parser that raises where argparse would print a usage and leave."""
 
     def error(self, message: str) -> NoReturn:
@@ -52,27 +52,59 @@ class FlagParser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-_FLAGS: dict[str, dict[str, Any]] = {
-    "--help -h": {"action": "store_true"},
-    "--hydra-help": {"action": "store_true"},
+Flags = Mapping[str, Mapping[str, Any]]
+"""Names of flags or words -> the arguments of `add_argument`."""
+
+SWITCH = {"action": "store_true"}
+MANY = {"nargs": "*"}
+REPEATED = {"action": "append", "default": []}
+
+_FLAGS: Flags = {
+    "--help -h": SWITCH,
+    "--hydra-help": SWITCH,
     "--cfg -c": {"choices": ["job", "hydra", "all"]},
-    "--resolve": {"action": "store_true"},
+    "--resolve": SWITCH,
     "--package -p": {},
     "--info -i": {
         "nargs": "?",
         "const": "all",
         "choices": ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"],
     },
-    "--run -r": {"action": "store_true"},
-    "--multirun -m": {"action": "store_true"},
+    "--run -r": SWITCH,
+    "--multirun -m": SWITCH,
     "--config-path -cp": {},
     "--config-dir -cd": {},
     "--config-name -cn": {},
-    "--plugin": {"action": "append", "default": []},
-    "--debug": {"action": "store_true"},
+    "--plugin": REPEATED,
     "--job": {},
 }
-"""Hydra's flags and ours: names, and the arguments of `add_argument`."""
+"""Hydra's flags and ours."""
+
+
+def read(words: list[str], known: Flags) -> argparse.Namespace:
+    """Return what was typed after a command that composes no config; all have `--debug`.
+
+    Raises:
+        ConfigError: A flag does not exist or lacks its value.
+    """
+    found, others = _read(words, known)
+    if others:
+        raise ConfigError(f"unrecognized arguments: {' '.join(others)}")
+    return found
+
+
+def _read(words: list[str], known: Flags) -> tuple[argparse.Namespace, list[str]]:
+    """Return what was typed for the known flags, and the words that belong to none of them."""
+    parser = _FlagParser(add_help=False, allow_abbrev=False)
+    flags = {**known, "--debug": SWITCH}
+    for names, options in flags.items():
+        parser.add_argument(*names.split(), **options)
+    found, others = parser.parse_known_intermixed_args(words)
+    for word in others:
+        if word.startswith("-"):
+            name = word.partition("=")[0]
+            raise ConfigError(f"{name}: no such flag.{nearest(name, ' '.join(flags).split())}")
+    return found, others
 
 
 def parse(arguments: list[str]) -> Request:
@@ -81,13 +113,7 @@ def parse(arguments: list[str]) -> Request:
     Raises:
         ConfigError: A flag does not exist or lacks its value.
     """
-    parser = FlagParser(add_help=False, allow_abbrev=False)
-    for names, options in _FLAGS.items():
-        parser.add_argument(*names.split(), **options)
-    found, words = parser.parse_known_args(arguments)
-    for word in words:
-        if word.startswith("-"):
-            raise ConfigError(f"{word}: no such flag.{nearest(word, ' '.join(_FLAGS).split())}")
+    found, words = _read(arguments, _FLAGS)
     if found.config_path:
         raise ConfigError("--config-path: would hide our own configs; use --config-dir")
     looks_only = bool(found.cfg or found.info or found.hydra_help)

@@ -5,7 +5,7 @@ package, and those nested in the settings of its launcher and sweeper. The folde
 stranger, so these classes must be trusted, as everything that `config.build` makes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,20 +80,13 @@ def _plain(node: Any) -> dict[str, Any]:
 
 
 def _check(node: Any, key: str, *, written_out: bool) -> None:
-    for name, value in _nodes(node):
-        if name == TARGET and not str(value).startswith(_HYDRAS_OWN):
-            check_trusted(str(value), key)
-        # An interpolation may have another value later.
-        if written_out and isinstance(value, str) and "${" in value:
-            raise ConfigError(f"{key}: {value!r} must be written out")
-
-
-def _nodes(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield a node and all below it, each with its key; in a list they have none."""
-    yield name, node
     if isinstance(node, Mapping):
-        for key, each in node.items():
-            yield from _nodes(each, str(key))
-    elif isinstance(node, list):
-        for each in node:
-            yield from _nodes(each)
+        target = str(node.get(TARGET, _HYDRAS_OWN))
+        if not target.startswith(_HYDRAS_OWN):
+            check_trusted(target, key)
+        node = list(node.values())
+    for each in node if isinstance(node, list) else ():
+        _check(each, key, written_out=written_out)
+    # An interpolation may have another value later.
+    if written_out and isinstance(node, str) and "${" in node:
+        raise ConfigError(f"{key}: {node!r} must be written out")

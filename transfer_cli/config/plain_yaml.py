@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES, MAX_CONFIG_NODES, PARSER, at
-from transfer_cli.config.flat import flat
 from transfer_cli.safe_files import MAX_DEPTH, MAX_WHOLE_NUMBER, UnreadableError, read_text
 
 _WORDS = {
@@ -54,15 +53,6 @@ def read_plain(path: Path) -> dict[str, Any]:
         for name, value in _LATER_OPTIONS.items():
             model.setdefault(name, value)
     return found
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return a config with its keys dotted: `optimizer.lr` -> 0.001; lists are values.
-
-    Raises:
-        OSError, UnreadableError: As `read_plain`.
-    """
-    return dict(flat(read_plain(path)))
 
 
 def scalar(text: str) -> Any:

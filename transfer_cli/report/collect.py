@@ -6,26 +6,32 @@ runs anything of one, or ends because of one.
 
 import fcntl
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transfer_cli.config.plain_yaml import read_settings, scalar
+from transfer_cli.config.flat import flat
+from transfer_cli.config.plain_yaml import read_plain, scalar
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.report.contents import ENDED_EARLY, FINISHED, RUNNING, STOPPED, Run, SweepProgress
-from transfer_cli.report.sweep_progress import sweep_progress
-from transfer_cli.report.untrusted import reason, text_or_none
+from transfer_cli.report.untrusted import is_number, reason, text_or_none
 from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory
-from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob
+from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob, SweepRequest
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
 
 MOST_FOLDERS = 20_000
 """Folders that are looked into below one path; more of them hold something else than runs."""
 
 _MOST_TYPED_BYTES = 2**20
+
+_LARGEST = 1e9
+"""A larger number of trials or seconds is not believed."""
 
 T = TypeVar("T")
 
@@ -152,7 +158,7 @@ def read_run(path: Path) -> Run:
         UnreadableError: A file is damaged or hostile, or one is missing that this run must have.
     """
     directory = RunDirectory(path)
-    settings = _needed(directory.config, read_settings)
+    settings = dict(flat(_needed(directory.config, read_plain)))
     environment = _optional(directory.environment)
     status, why = _status(directory)
     results: dict[str, Any] = {}
@@ -256,3 +262,55 @@ def _without_run(sweep: SweepDirectory, command: str, job: SweepJob) -> Run:
         overrides=job.overrides,
         typed=frozenset(settings),
     )
+
+
+# --- the progress of a sweep -------------------------------------------------------------------
+
+
+def sweep_progress(
+    sweep: SweepDirectory, request: SweepRequest, jobs: Sequence[SweepJob]
+) -> SweepProgress:
+    """Return the progress of a sweep, from what is known of its jobs."""
+    counts = Counter(job.outcome for job in jobs)
+    # The trials of a search become known as they begin.
+    unknown = max(0, int(_plausible(request.trials) or 0) - len(jobs))
+    left = unknown + counts[JobState.LEFT] + counts[JobState.STOPPED]
+    return SweepProgress(
+        path=sweep.path,
+        command=f"transfer {request.command} -m {shlex.join(request.words)}",
+        done=counts[JobState.DONE],
+        running=counts[JobState.RUNNING],
+        left=left,
+        failed=tuple(
+            (job.number, " ".join(job.overrides), str(job.reason or "no reason is known"))
+            for job in jobs
+            if job.outcome == JobState.FAILED
+        ),
+        pruned=counts[JobState.PRUNED],
+        seconds_left=_seconds_left(sweep, jobs, left),
+    )
+
+
+def _seconds_left(sweep: SweepDirectory, jobs: Sequence[SweepJob], left: int) -> float | None:
+    """Guess when all is done, if as many jobs run side by side as now (or one), and as long."""
+    took = (_plausible(job.seconds) for job in jobs if job.outcome == JobState.DONE)
+    known = [seconds for seconds in took if seconds is not None]
+    running = [job for job in jobs if job.outcome == JobState.RUNNING]
+    if not known or not (left or running):
+        return None
+    each = sum(known) / len(known)
+    rests = [max(0.0, each - _age(sweep, job)) for job in running]
+    together = (sum(rests) + left * each) / max(1, len(running))
+    return max([together, *rests])
+
+
+def _age(sweep: SweepDirectory, job: SweepJob) -> float:
+    """Return for how many seconds a job has been running: its file was written when it began."""
+    try:
+        return max(0.0, time.time() - (sweep.path / f"job-{job.number}.json").stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
+def _plausible(value: Any) -> float | None:
+    return float(value) if is_number(value) and 0 <= value < _LARGEST else None

@@ -26,11 +26,11 @@ _OTHER = {"test": "validation", "validation": "test"}
 
 
 @dataclass(frozen=True)
-class ResultCell:
-    """A cell as text, the value by which rows are sorted, and a note."""
+class Cell:
+    """A cell, the value by which rows are sorted (those without one are last), and a note."""
 
     text: str = ""
-    value: float | None = None
+    value: float | str | None = None
     note: str | None = None
 
 
@@ -39,7 +39,7 @@ class ResultColumn:
     """A column of a measure, or of one of the constants above: a cell for each group."""
 
     title: str
-    cells: tuple[ResultCell, ...]
+    cells: tuple[Cell, ...]
     is_measure: bool = False
 
 
@@ -116,8 +116,8 @@ def apart(report: Report) -> Iterator[str]:
         )
 
 
-def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, ResultCell]:
-    row = {GROUP: ResultCell(group.label)}
+def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cell]:
+    row = {GROUP: Cell(group.label)}
     mark = f" {LEARNT_NOTHING}" if group.learnt_nothing else ""
     row |= {measure: _spread(group.measures.get(measure), mark) for measure in measures}
     if task.baseline is not None:
@@ -125,35 +125,35 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Res
     trained = "" if group.trained is None else f"{group.trained:,}"
     memory = "" if group.memory is None else formats.size(group.memory.mean)
     return row | {
-        TRAINED: ResultCell(trained, group.trained),
+        TRAINED: Cell(trained, group.trained),
         SECONDS: _spread(group.seconds),
         MEMORY: replace(_spread(group.memory), text=memory),
         RUNS: _runs(group),
     }
 
 
-def _spread(found: Spread | None, mark: str = "") -> ResultCell:
+def _spread(found: Spread | None, mark: str = "") -> Cell:
     if found is None:
-        return ResultCell()
+        return Cell()
     value = found.mean if math.isfinite(found.mean) else None
-    return ResultCell(formats.spread(found) + mark, value)
+    return Cell(formats.spread(found) + mark, value)
 
 
-def _difference(group: Group, task: TaskRuns) -> ResultCell:
+def _difference(group: Group, task: TaskRuns) -> Cell:
     """Return the difference that was tested, else that of the means."""
     found = group.against
     if found is not None:
         text = f"{formats.signed(found.difference, _like(group, found))} {_interval(group, found)}"
-        return ResultCell(text, found.difference)
+        return Cell(text, found.difference)
     if is_baseline(group, task):
-        return ResultCell("baseline", 0)
+        return Cell("baseline", 0)
     base = next((each for each in task.groups if each.label == task.baseline), None)
     if base is None or task.measure not in base.measures or task.measure not in group.measures:
-        return ResultCell()
+        return Cell()
     mean = group.measures[task.measure].mean
     difference = mean - base.measures[task.measure].mean
     text = formats.signed(difference, mean)
-    return ResultCell(text, difference, "Of the means: not compared by item")
+    return Cell(text, difference, "Of the means: not compared by item")
 
 
 def _like(group: Group, found: Comparison) -> float:
@@ -168,20 +168,20 @@ def _interval(group: Group, found: Comparison) -> str:
     return f"[{', '.join(ends)}]"
 
 
-def _probability(found: Comparison | None) -> ResultCell:
+def _probability(found: Comparison | None) -> Cell:
     if found is None:
-        return ResultCell()
+        return Cell()
     if found.corrected is None:
-        return ResultCell(formats.probability(found.p), found.p)
+        return Cell(formats.probability(found.p), found.p)
     note = f"p {formats.probability(found.p)} before the correction"
-    return ResultCell(formats.probability(found.corrected), found.corrected, note)
+    return Cell(formats.probability(found.corrected), found.corrected, note)
 
 
-def _runs(group: Group) -> ResultCell:
+def _runs(group: Group) -> Cell:
     done, total = group.finished, len(group.runs)
     counts = Counter(run.status for run in group.runs if run not in done)
     others = ", ".join(f"{n} {status}" for status, n in counts.items())
-    return ResultCell(f"{len(done)} of {total} ({others})" if others else str(total), len(done))
+    return Cell(f"{len(done)} of {total} ({others})" if others else str(total), len(done))
 
 
 def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:

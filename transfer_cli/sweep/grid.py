@@ -1,6 +1,8 @@
 """Every combination of the values that were typed."""
 
 import itertools
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,17 +13,22 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from transfer_cli.config.build import check_options
 from transfer_cli.config.check import check
-from transfer_cli.errors import ConfigError, TransferError
+from transfer_cli.config.flat import flat
+from transfer_cli.errors import ConfigError, TransferError, listed
 from transfer_cli.sweep.jobs import Jobs, shared
-from transfer_cli.sweep.prepared import say_what_changes_the_data
-from transfer_cli.sweep.settings import settings_of
+from transfer_cli.sweep.local import settings_of
+
+log = logging.getLogger(__name__)
 
 _PARTS = ("model", "tokenizer", "data", "optimizer", "schedule", "adaptation")
 """Parts whose options are all their classes' own."""
+
+_DECIDE = ("data", "tokenizer", "streams")
+"""The parts of a config that decide how text is encoded."""
 
 
 class Planner(Sweeper):
@@ -132,3 +139,19 @@ def _added_to(words: Sequence[str]) -> set[str]:
     """
     added = {word[1:].partition("=")[0].partition(".") for word in words if word.startswith("+")}
     return {part for part, dot, _ in added if dot and part in _PARTS}
+
+
+def say_what_changes_the_data(configs: Sequence[DictConfig]) -> None:
+    """Say which swept keys have text or tokenizer prepared more than once, and how often."""
+    plain: list[Any] = [OmegaConf.to_container(config, resolve=True) for config in configs]
+    found = [dict(flat({part: each.get(part) for part in _DECIDE})) for each in plain]
+    keys = sorted({key for each in found for key in each})
+    differ = [key for key in keys if len({json.dumps(each.get(key)) for each in found}) > 1]
+    if not differ:
+        return
+    times = len({json.dumps([each.get(key) for key in differ]) for each in found})
+    verb = "change" if len(differ) > 1 else "changes"
+    log.info(
+        "%s %s the data: it is prepared %d times, once for all jobs that agree in this",
+        listed(differ), verb, times,
+    )  # fmt: skip

@@ -265,12 +265,12 @@ def _of_the_run(words: Iterable[str]) -> tuple[str, ...]:
 
 def _identity(overrides: Sequence[str], words: Sequence[str]) -> frozenset[str]:
     """Return the overrides that make a job what it is: without those that a resume may change."""
-    return frozenset(word for word in words if word in overrides or not _may_change(word))
-
-
-def _may_change(word: str) -> bool:
-    key = word.partition("=")[0]
-    return Role.EXTENDS in role_of(key) or key.startswith("sweep.")
+    keys = {word: word.partition("=")[0] for word in words}
+    return frozenset(
+        word
+        for word, key in keys.items()
+        if word in overrides or not (Role.EXTENDS in role_of(key) or key.startswith("sweep."))
+    )
 
 
 def _lengths(words: Iterable[str]) -> set[str]:

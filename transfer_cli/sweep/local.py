@@ -1,22 +1,21 @@
 """The launcher of jobs on this machine: each in a process of its own, or all in this one."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from transfer_cli.config.literal import quoted
 from transfer_cli.config.schema import SweepConfig
+from transfer_cli.errors import ConfigError, at_least, one_of
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.sweep.processes import SideBySide, visible_gpus
-from transfer_cli.sweep.settings import AUTO, settings_of
 
-log = logging.getLogger(__name__)
+AUTO = "auto"
 
 _OF_THE_SWEEP = (
     "hydra/launcher", "hydra/sweeper", "hydra.launcher", "hydra.sweeper", "hydra.sweep.",
@@ -96,6 +95,30 @@ class Local(Launcher):
         where = quoted(str(self.jobs.directory.run(job.number)))
         resume = ["resume=auto"] if self.jobs.resumes else []
         return [*self.jobs.request.flags, *job.words, *hydras, f"run.dir={where}", *resume]
+
+
+def settings_of(node: DictConfig) -> SweepConfig:
+    """Return the `sweep` node of a config as the class that declares it.
+
+    Raises:
+        ConfigError: A value is not allowed; the message names its key.
+    """
+    one_of("sweep.on_error", node.on_error, ("continue", "stop"))
+    one_of("sweep.direction", node.direction, (AUTO, "minimize", "maximize"))
+    one_of("sweep.sampler", node.sampler, ("tpe", "random"))
+    at_least("sweep.trials:", node.trials, 1, ConfigError)
+    if node.workers != AUTO and (not str(node.workers).isdecimal() or int(node.workers) < 1):
+        raise ConfigError(
+            f"sweep.workers: must be auto or a whole number from 1, got {node.workers!r}"
+        )
+    if not node.isolate and node.workers not in (AUTO, "1"):
+        raise ConfigError(
+            "sweep.isolate: one process has one job at a time; leave sweep.workers out, or "
+            "sweep.isolate"
+        )
+    found: Any = OmegaConf.to_object(node)
+    settings: SweepConfig = found
+    return settings
 
 
 def side_by_side(settings: SweepConfig, config: DictConfig) -> int:

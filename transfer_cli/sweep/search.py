@@ -26,11 +26,9 @@ from transfer_cli.runs.cache import locked
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import STUDY, JobState, SweepJob
 from transfer_cli.safe_files import UnreadableError, read_json
-from transfer_cli.sweep.grid import Planner, words_of
+from transfer_cli.sweep.grid import Planner, say_what_changes_the_data, words_of
 from transfer_cli.sweep.jobs import names_run
-from transfer_cli.sweep.local import side_by_side
-from transfer_cli.sweep.prepared import say_what_changes_the_data
-from transfer_cli.sweep.settings import AUTO, settings_of
+from transfer_cli.sweep.local import AUTO, settings_of, side_by_side
 from transfer_cli.sweep.trial import open_study, trial_file
 
 if TYPE_CHECKING:
@@ -121,6 +119,7 @@ class Search(Planner):
 
     def _open(self, seed: int) -> "Study":
         """Return the study, new or as it was left."""
+        from optuna import samplers
         from optuna.distributions import distribution_to_json
 
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -139,16 +138,12 @@ class Search(Planner):
             # Every command that joins proposes other values, though all have the same seed.
             joined = int(study.user_attrs.get("joined", 0))
             study.set_user_attr("joined", joined + 1)
-        study.sampler = self._sampler(seed + joined)
-        return study
-
-    def _sampler(self, seed: int) -> Any:
-        from optuna import samplers
-
         if self._settings.sampler == "random":
-            return samplers.RandomSampler(seed=seed)
-        # With several at work, a trial that runs counts as a bad one: the next looks elsewhere.
-        return samplers.TPESampler(seed=seed, constant_liar=True)
+            study.sampler = samplers.RandomSampler(seed=seed + joined)
+        else:
+            # With several at work, a trial that runs counts as a bad one: the next looks elsewhere.
+            study.sampler = samplers.TPESampler(seed=seed + joined, constant_liar=True)
+        return study
 
     def _next(self, study: "Study") -> list[SweepJob]:
         """Return the trials to run now: first those that were stopped, then new ones."""
@@ -275,13 +270,12 @@ def _corners(space: "Mapping[str, BaseDistribution]") -> list[dict[str, Any]]:
     """Return the two ends of a space: jobs that show whether its keys and values are valid."""
     from optuna.distributions import CategoricalDistribution
 
-    ends: list[dict[str, Any]] = [{}, {}]
-    for key, each in space.items():
-        known: Any = each
-        many = isinstance(each, CategoricalDistribution)
-        ends[0][key] = known.choices[0] if many else known.low
-        ends[1][key] = known.choices[-1] if many else known.high
-    return ends
+    known: dict[str, Any] = dict(space)
+    ends = {
+        key: each.choices if isinstance(each, CategoricalDistribution) else (each.low, each.high)
+        for key, each in known.items()
+    }
+    return [{key: found[at] for key, found in ends.items()} for at in (0, -1)]
 
 
 def _words(params: Mapping[str, Any]) -> list[str]:

@@ -50,7 +50,7 @@ def test_own_options_say_where_they_lie(capsys, tmp_path):
     ("words", "message"),
     [
         (["modle"], "there is no group 'modle'. Did you mean 'model'?"),
-        (["--jsn"], "unrecognized arguments: --jsn"),
+        (["--jsn"], "--jsn: no such flag. Did you mean '--json'?"),
         (["--config-dir", "nowhere"], "--config-dir: there is no folder nowhere"),
     ],
 )

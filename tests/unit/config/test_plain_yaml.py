@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from transfer_cli.config.plain_yaml import read_settings, scalar
+from transfer_cli.config.flat import flat
+from transfer_cli.config.plain_yaml import read_plain, scalar
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.safe_files import UnreadableError
 
@@ -31,7 +32,7 @@ WORDS = (
 def read(tmp_path, text):
     path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8")
-    return read_settings(path)
+    return dict(flat(read_plain(path)))
 
 
 def test_keys_are_dotted_and_lists_are_values(tmp_path):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.fake_runs import write_sweep
-from transfer_cli.report.sweep_progress import sweep_progress
+from transfer_cli.report.collect import sweep_progress
 from transfer_cli.runs.sweep import SweepDirectory, SweepJob
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.describe import Option, options
-from transfer_cli.config.flags import FlagParser
+from transfer_cli.config.flags import REPEATED, read
 from transfer_cli.errors import ConfigError, nearest
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.safe_files import escaped
@@ -62,11 +62,7 @@ run would do; `--cfg job` prints the whole config that comes out.
 
 def init(words: list[str]) -> None:
     """Make a folder of configs to edit."""
-    parser = FlagParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("folder", nargs="?")
-    parser.add_argument("--from", action="append", default=[], dest="sources")
-    parser.add_argument("--debug", action="store_true")
-    asked = parser.parse_intermixed_args(words)
+    asked = read(words, {"folder": {"nargs": "?"}, "--from": {**REPEATED, "dest": "sources"}})
     if asked.folder is None:
         raise ConfigError("which folder? Type transfer init DIR, for example transfer init configs")
     folder = Path(asked.folder)

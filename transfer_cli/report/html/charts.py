@@ -12,7 +12,8 @@ from typing import Any
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, Spread, TaskRuns
-from transfer_cli.report.html.markup import Html, PageCell, PageColumn, shown, table
+from transfer_cli.report.html.markup import Html, PageColumn, shown, table
+from transfer_cli.report.results_table import Cell
 
 _LOG_RATIO = 20.0
 _FEW_POWERS = 3
@@ -48,7 +49,7 @@ class Chart:
     description: str
     views: Sequence[View]
     columns: Sequence[PageColumn | str] = ()
-    rows: Sequence[Sequence[PageCell | object]] = ()
+    rows: Sequence[Sequence[Cell | object]] = ()
     narrowest: int = 0
 
     @property

@@ -7,11 +7,12 @@ from typing import Any
 from unicodedata import category
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from transfer_cli.report import formats
 from transfer_cli.report.file_formats import plain_values
 from transfer_cli.report.html.line_styles import line_style
+from transfer_cli.report.results_table import Cell
 from transfer_cli.safe_files import escaped
 
 Html = Markup
@@ -24,15 +25,6 @@ class PageColumn:
 
     title: object
     is_number: bool = False
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class PageCell:
-    """A cell of a table, the value by which it is sorted (cells without one are last), a note."""
-
-    content: object
-    value: float | str | None = None
     note: str | None = None
 
 
@@ -49,7 +41,7 @@ def macro(template: str, name: str, *given: object) -> Html:
 def table(
     caption: str,
     columns: Sequence[PageColumn | str],
-    rows: Iterable[Sequence[PageCell | object]],
+    rows: Iterable[Sequence[Cell | object]],
     marked: Sequence[bool] = (),
 ) -> Html:
     """Return a table in a container that scrolls by itself, also by keyboard.
@@ -59,7 +51,7 @@ def table(
     """
     heads = [PageColumn(each) if isinstance(each, str) else each for each in columns]
     cells = [
-        [each if isinstance(each, PageCell) else PageCell(each) for each in row] for row in rows
+        [each if isinstance(each, Cell) else Cell(escape(each)) for each in row] for row in rows
     ]
     return macro("macros.html", "table", caption, heads, cells, marked)
 

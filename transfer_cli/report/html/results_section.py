@@ -8,7 +8,8 @@ from typing import Any
 from transfer_cli.report import formats, results_table
 from transfer_cli.report.contents import FINISHED, TaskRuns
 from transfer_cli.report.html import markup
-from transfer_cli.report.html.markup import Html, PageCell, PageColumn, joined, macro
+from transfer_cli.report.html.markup import Html, PageColumn, joined, macro
+from transfer_cli.report.results_table import Cell
 from transfer_cli.report.untrusted import is_number
 
 _MOST_OPEN = 8
@@ -71,12 +72,10 @@ def results(task: TaskRuns, names: Sequence[str]) -> Html:
     return made + markup.details(title, listed, is_open=is_open)
 
 
-def _columns(
-    task: TaskRuns, names: Sequence[str]
-) -> Iterator[tuple[PageColumn, Sequence[PageCell]]]:
+def _columns(task: TaskRuns, names: Sequence[str]) -> Iterator[tuple[PageColumn, Sequence[Cell]]]:
     """Yield the columns of the page's table with a cell for each group."""
     places = [
-        PageCell(macro("results.html", "place", at, group.is_best), at + 1)
+        Cell(macro("results.html", "place", at, group.is_best), at + 1)
         for at, group in enumerate(task.groups)
     ]
     yield PageColumn("#"), places
@@ -86,21 +85,18 @@ def _columns(
             yield PageColumn(short, note=key), cells
     else:
         named = zip(task.groups, names, strict=True)
-        yield PageColumn("settings"), [PageCell(name, name, group.label) for group, name in named]
+        yield PageColumn("settings"), [Cell(name, name, group.label) for group, name in named]
     measures = results_table.measures_beside(task)
     for column in results_table.results_table(task, measures)[1:]:
         title = formats.axis_words(task, column.title) if column.is_measure else column.title
         yield (
             PageColumn(title, is_number=True, note=_NOTES.get(column.title)),
-            [
-                PageCell(cell.text or formats.NOTHING, cell.value, cell.note)
-                for cell in column.cells
-            ],
+            [each if each.text else Cell(formats.NOTHING) for each in column.cells],
         )
 
 
-def _setting_cell(settings: Mapping[str, Any], key: str) -> PageCell:
+def _setting_cell(settings: Mapping[str, Any], key: str) -> Cell:
     if key not in settings:
-        return PageCell(formats.NOTHING)
+        return Cell(formats.NOTHING)
     value, shown = settings[key], formats.setting_of(key, settings[key])
-    return PageCell(shown, value if is_number(value) else math.inf if shown == "all" else shown)
+    return Cell(shown, value if is_number(value) else math.inf if shown == "all" else shown)

@@ -3,7 +3,7 @@ from omegaconf import OmegaConf
 
 from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError
-from transfer_cli.sweep.settings import settings_of
+from transfer_cli.sweep.local import settings_of
 
 
 def settings(**values):

@@ -2,7 +2,7 @@ import logging
 
 from omegaconf import OmegaConf
 
-from transfer_cli.sweep.prepared import say_what_changes_the_data
+from transfer_cli.sweep.grid import say_what_changes_the_data
 
 
 def said_of(caplog, *configs):
