@@ -8,7 +8,7 @@ from transfer_cli.config.check import check
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.describe import options
 from transfer_cli.config.flags import Request
-from transfer_cli.config.plain_yaml import read_settings
+from transfer_cli.config.plain_yaml import read_plain
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.directory import RunDirectory
@@ -70,7 +70,7 @@ def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_p
     )
 
     assert found.model == config.model
-    assert read_settings(run.config)["model.norm"] == "layer"
+    assert read_plain(run.config)["model"]["norm"] == "layer"
 
 
 @pytest.mark.parametrize(
