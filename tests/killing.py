@@ -18,6 +18,10 @@ from pathlib import Path
 IMPORTED = ("transfer_cli.training.train", "torch._dynamo", "tensorboard.summary.writer")
 """What a command imports in the end, too."""
 
+CONTEXT = multiprocessing.get_context("forkserver")
+"""There is one server, and whoever starts it decides what it has imported: take this one."""
+CONTEXT.set_forkserver_preload([__name__, *IMPORTED])
+
 OPERATIONS = frozenset(
     {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link"}
 )
@@ -69,17 +73,13 @@ def _config(words: tuple[str, ...]) -> object:
 class Commands:
     """Runs training commands in a folder, with the run directory `run` in it."""
 
-    def __init__(self) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__, *IMPORTED])
-
     def start(self, folder: Path, words: Sequence[str], moment: Moment = NEVER) -> BaseProcess:
         """Return a process that has begun a command, with `resume=auto`."""
         config = _config((*words, "run.dir=run", "resume=auto"))
         # The server may have been started by other tests, with other variables than now.
         cache = os.environ.get("TRANSFER_CACHE")
         arguments = (folder, words[0], config, moment, cache)
-        process = self._context.Process(target=_work, args=arguments)
+        process = CONTEXT.Process(target=_work, args=arguments)
         process.start()
         return process
 

@@ -1,7 +1,6 @@
 """A folder of states that runs share: found again, never trusted blindly, never in the way."""
 
 import errno
-import multiprocessing
 import os
 import resource
 import signal
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from tests import tiny
+from tests.killing import CONTEXT
 from transfer_cli.adaptation.plans import Only
 from transfer_cli.engine.features import shared_states
 from transfer_cli.engine.features.cached import CachedFeatures
@@ -226,9 +226,7 @@ def _killed_while_writing(folder):
 
 
 def test_what_a_killed_run_leaves_is_cleared_away(tmp_path):
-    process = multiprocessing.get_context("forkserver").Process(
-        target=_killed_while_writing, args=(tmp_path,)
-    )
+    process = CONTEXT.Process(target=_killed_while_writing, args=(tmp_path,))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
