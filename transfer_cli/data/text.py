@@ -274,7 +274,8 @@ def _expand(patterns: str | list[str]) -> list[Path]:
         path = Path(pattern).expanduser()
         found = [path]
         if glob.has_magic(pattern) and not path.exists():
-            names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
+            # `Path.glob` takes no absolute pattern.
+            names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - as said above
             found = [Path(name) for name in names if Path(name).is_file()]
             if not found:
                 raise DataError(f"No file matches {pattern} (in {Path.cwd()}).")

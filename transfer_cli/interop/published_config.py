@@ -40,6 +40,7 @@ class PublishedConfig:
         value = self.get(key, default)
         if type(value) is not kind and (kind is not float or type(value) is not int):
             raise self.wrong(key, _KINDS[kind])
+        # A whole number stands for a float, too. `T` is int, float or bool, which mypy cannot know.
         return kind(value)  # type: ignore[call-arg]
 
     def one_of(self, key: str, known: Mapping[str, str], default: str) -> str:

@@ -20,9 +20,9 @@ from transfer_cli.data.tasks import (
 )
 from transfer_cli.errors import ConfigError, DataError
 
-needs_data = pytest.mark.skipif(
-    "TRANSFER_DATA" not in os.environ, reason="TRANSFER_DATA names no folder with real data"
-)
+REAL = os.environ.get("TRANSFER_DATA")  # read before functional tests get folders of their own
+
+needs_data = pytest.mark.skipif(REAL is None, reason="TRANSFER_DATA names no folder with real data")
 
 
 def counts(examples):
@@ -81,7 +81,7 @@ def test_a_part_of_trec_without_some_label_is_refused(trec_dir):
 
 @needs_data
 def test_real_trec_has_the_published_counts():
-    data = Trec().load(Path(os.environ["TRANSFER_DATA"]), 0)
+    data = Trec().load(Path(REAL), 0)
 
     train, validation, test = (data.splits[name] for name in ("train", "validation", "test"))
     assert (len(train), len(validation), len(test)) == (4907, 545, 500)
@@ -92,7 +92,7 @@ def test_real_trec_has_the_published_counts():
 
 @needs_data
 def test_real_trec_with_fine_labels_trains_every_label():
-    data = Trec(fine=True, labelled=50).load(Path(os.environ["TRANSFER_DATA"]), 0)
+    data = Trec(fine=True, labelled=50).load(Path(REAL), 0)
 
     assert counts(data.splits["train"]) == dict.fromkeys(range(50), 1)
     assert len(data.splits["validation"]) == 545
