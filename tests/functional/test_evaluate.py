@@ -116,7 +116,7 @@ def test_other_labelled_data_is_scored(transfer, finetuned, tmp_path):
         (["data=sample_text"], "data: this is text without labels"),
         (
             ["data=table", "data.train={questions}", "split=train"],
-            "data: its labels are person, place",
+            "questions.csv has a new label, 'place'. This run knows",
         ),
         (["output=nowhere/out.json"], "nowhere/out.json cannot be written: No such file or dir"),
     ],

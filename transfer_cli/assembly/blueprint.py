@@ -20,6 +20,7 @@ from transfer_cli.assembly.init_from import Pretrained, open_start
 from transfer_cli.assembly.losses import Asked, bind_losses, build_objectives, with_direction
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
 from transfer_cli.assembly.optimizer import base_lr, parameter_groups
+from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.data.mixture import Mixture, mixed_epoch
@@ -107,19 +108,21 @@ class Blueprint:
 def draw(
     config: DictConfig,
     command: str,
-    typed: Sequence[str] = (),
+    typed: Sequence[str],
+    origins: Origins,
     *,
     device: Literal["cpu", "meta"] = "cpu",
 ) -> Blueprint:
     """Return what a run of this config will be, in the order in which data flows.
 
     On the device "meta" nothing is computed and no weights are read: so `plan` looks at a large
-    model.
+    model. What the run reads is noted in `origins`, or compared with what is noted there.
 
     Raises:
         ConfigError: Parts do not fit each other; the message names the key.
         SelectionError: A pattern of the plan matches nothing.
         CheckpointError: `init_from` names no model, or its weights do not fill this one.
+        DataError: Data cannot be read, or have changed.
     """
     precision = device_and_precision(config.device, config.precision)
     loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
@@ -137,7 +140,7 @@ def draw(
         )
     shape = with_direction(shape_of(config, start, command), asked)
     with distributed.main_first():
-        data = datasets.of_run(config, command, shape, start)
+        data = datasets.of_run(config, command, shape, start, origins)
     sizes = sizes_of(data.counts, loop, build(mixing, "mixing", MixingConfig), config.seed)
     per_stage = adaptation.schedule_per == "stage"
     lr_scheduler = LRScheduler(lr, schedule, sizes.total_steps, per_stage=per_stage)

@@ -10,6 +10,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer
+from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.encoded_task import warn_of_cuts
@@ -24,6 +25,13 @@ from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.tasks.base import Direction, Rows, Task, by_example, task_of
 
 SPLITS = ("train", "validation", "test")
+
+NoteText = Callable[[Mapping[str, TextSplit]], None]
+"""What is told of the splits of a text before they are encoded."""
+
+
+def _ignore(splits: Mapping[str, TextSplit]) -> None:
+    """Take no notice of a text."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +116,18 @@ class RunData:
 
 
 def of_run(
-    config: DictConfig, command: str, shape: BackboneShape, start: Pretrained | None
+    config: DictConfig,
+    command: str,
+    shape: BackboneShape,
+    start: Pretrained | None,
+    origins: Origins,
 ) -> RunData:
     """Return the data of every stream of a run; labelled data of the main one is not encoded yet.
 
     Raises:
         ConfigError: A source is of the wrong kind, or has options that make no sense.
-        DataError: Data cannot be read.
+        DataError: Data cannot be read, or have changed since the run began.
+        CheckpointError: The tokenizer has.
     """
     place = DataPlace(config.data_dir, config.seed)
     found = build(config.data, "data", TextData | TaskData)
@@ -122,9 +135,10 @@ def of_run(
         str(name): build(node, f"streams.{name}", StreamSource)
         for name, node in config.streams.items()
     }
-    tokenizer = choose_tokenizer(config.tokenizer, start)
+    tokenizer = origins.tokenizer(choose_tokenizer(config.tokenizer, start))
     if command == "pretrain":
-        main, tokenizer = text(of_kind(found, TextData), place, shape, tokenizer)
+        note = partial(origins.text, "data")
+        main, tokenizer = text(of_kind(found, TextData), place, shape, tokenizer, note=note)
         counts, info = len(main.splits["train"].data), main.info(tokenizer)
 
         def encode() -> Prepared:
@@ -133,7 +147,7 @@ def of_run(
         labels: TaskData = of_kind(found, TaskData)
         length = labels.length
         block_length(length, shape.positions)
-        labelled = labels.load(place.folder, place.seed)
+        labelled = origins.labelled("data", labels.load(place.folder, place.seed))
         tokenizer = task_tokenizer(labelled, tokenizer)
         counts, found_task = len(labelled.splits["train"]), task_of_data(labelled)
         encoded = None
@@ -145,7 +159,10 @@ def of_run(
         def encode() -> Prepared:
             return encoded or task(labelled, length, tokenizer, shape)
 
-    others = {name: stream(each, place, tokenizer, shape) for name, each in sources.items()}
+    others = {
+        name: stream(f"streams.{name}", each, place, tokenizer, shape, origins)
+        for name, each in sources.items()
+    }
     batch = config.loop.batch
     return RunData(
         tokenizer,
@@ -166,14 +183,20 @@ def data_dir_of(own: str, now: str, typed: Sequence[str]) -> str:
 
 
 def stream(
-    source: StreamSource, place: DataPlace, tokenizer: Tokenizer, shape: BackboneShape
+    key: str,
+    source: StreamSource,
+    place: DataPlace,
+    tokenizer: Tokenizer,
+    shape: BackboneShape,
+    origins: Origins,
 ) -> Prepared:
-    """Return the data of a further stream, encoded for the run's model."""
+    """Return the data of a further stream, named by its config key, encoded for the run's model."""
     found = source.data
     if isinstance(found, TaskData):
-        prepared = task(found.load(place.folder, place.seed), found.length, tokenizer, shape)
+        labelled = origins.labelled(key, found.load(place.folder, place.seed))
+        prepared = task(labelled, found.length, tokenizer, shape)
     else:
-        prepared, _ = text(found, place, shape, tokenizer)
+        prepared, _ = text(found, place, shape, tokenizer, note=partial(origins.text, key))
     if source.scored is None:
         return prepared
     fewer = {
@@ -208,10 +231,11 @@ def text(
     shape: BackboneShape,
     tokenizer: Tokenizer | TokenizerRecipe,
     only: tuple[str, ...] | None = None,
+    note: NoteText = _ignore,
 ) -> tuple[Prepared, Tokenizer]:
     """Return a text, or `only` some of its splits, in blocks, and the tokenizer that encoded it."""
     length = block_length(found.length, shape.positions)
-    encoded, tokenizer = whole_texts(found, place, tokenizer, only)
+    encoded, tokenizer = whole_texts(found, place, tokenizer, only, note)
     return _in_blocks(encoded, tokenizer, length), tokenizer
 
 
@@ -220,20 +244,25 @@ def whole_texts(
     place: DataPlace,
     tokenizer: Tokenizer | TokenizerRecipe,
     only: tuple[str, ...] | None = None,
+    note: NoteText = _ignore,
 ) -> tuple[dict[str, EncodedText], Tokenizer]:
     """Return splits of a text, each encoded in one piece, and the tokenizer that encoded them.
 
-    A recipe makes the tokenizer from the training text.
+    A recipe makes the tokenizer from the training text. `note` is called before any of it.
     """
     raw = found.splits(place.folder, place.seed, only=only)
+    note(raw)
     if isinstance(tokenizer, TokenizerRecipe):
         tokenizer = cached_tokenizer(tokenizer, raw["train"], place.cache)
     return _encoded(raw, tokenizer, place.cache), tokenizer
 
 
-def encoded_files(paths: str, cache: Path, tokenizer: Tokenizer, length: int) -> Split:
+def encoded_files(
+    paths: str, cache: Path, tokenizer: Tokenizer, length: int, note: NoteText = _ignore
+) -> Split:
     """Return all of some text files, encoded, to be scored."""
     raw = {"validation": whole_text(paths, "validation")}
+    note(raw)
     return _in_blocks(_encoded(raw, tokenizer, cache), tokenizer, length).splits["validation"]
 
 

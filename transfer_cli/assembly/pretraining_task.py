@@ -20,10 +20,11 @@ from tqdm import tqdm
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
+from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
 from transfer_cli.data.split import Split, some_of
-from transfer_cli.data.text import TextData
+from transfer_cli.data.text import TextData, TextSplit
 from transfer_cli.engine.evaluation import evaluate
 from transfer_cli.engine.fisher import fisher_information
 from transfer_cli.engine.precision import Precision
@@ -50,6 +51,7 @@ class Source:
         start: What `init_from` names.
         shape: Its shape, with the direction settled.
         place: Where the run's own data is.
+        origins: What the run is made from.
         named: The text of `source.data`; None: the one that the pretraining's config names.
         typed: The overrides that were typed for the run.
     """
@@ -57,6 +59,7 @@ class Source:
     start: Pretrained
     shape: BackboneShape
     place: DataPlace
+    origins: Origins
     named: TextData | None = None
     typed: Sequence[str] = ()
 
@@ -124,6 +127,7 @@ class Source:
             wanted = {own: f"heads.{name}.{own}" for own in head.state_dict()}
             if not tensors.keys() >= set(wanted.values()):
                 tensors = self.pretraining[0].tensors()
+                self.origins.weights("source", self.pretraining[0].weights, tensors)
             if not tensors.keys() >= set(wanted.values()):
                 raise CheckpointError(
                     f"init_from: {self.pretraining[0].weights} brings no language-model head, so "
@@ -138,9 +142,9 @@ class Source:
 
         Raises:
             ConfigError: It has no such split.
-            DataError: It is not where it was.
+            DataError: It is not where it was, or not what it was.
         """
-        found, place = self.named, self.place
+        found, place, pretrained_on = self.named, self.place, None
         if found is None:
             start, config = self.pretraining
             if config is None:
@@ -148,8 +152,16 @@ class Source:
             found = build(config.data, "init_from: data", TextData)
             data_dir = datasets.data_dir_of(config.data_dir, place.data_dir, self.typed)
             place = DataPlace(data_dir, config.seed)
+            pretrained_on = Origins(RunDirectory(start.folder.parent), self.origins.changed)
+
+        def note(raw: Mapping[str, TextSplit]) -> None:
+            self.origins.text("source.data", raw)
+            if pretrained_on is not None:
+                pretrained_on.text("data", raw, "source.data")
+                self.origins.accepted += pretrained_on.accepted
+
         tokenizer = self.start.tokenizer
-        splits = datasets.text(found, place, self.shape, tokenizer, (split,))[0].splits
+        splits = datasets.text(found, place, self.shape, tokenizer, (split,), note)[0].splits
         if split not in splits:
             raise ConfigError(f"source.data: this text has no {split} split; {CURE}")
         return splits[split]
@@ -206,15 +218,16 @@ def forgetting_of(
 def _text_of(asked: str | TextData, source: Source) -> Split:
     if asked == "source":
         return source.text("validation")
-    tokenizer = source.start.tokenizer
+    tokenizer, note = source.start.tokenizer, partial(source.origins.text, "forgetting.data")
     if isinstance(asked, str):
         if not any(sign in asked for sign in "/.*"):
             raise ConfigError(
                 f"forgetting.data: expected `source` or the path of a text, got {asked!r}; for a "
                 f"data set of conf/data type data@forgetting.data={asked}"
             )
-        return datasets.encoded_files(asked, source.place.cache, tokenizer, source.length)
-    prepared, _ = datasets.text(asked, source.place, source.shape, tokenizer, ("validation",))
+        return datasets.encoded_files(asked, source.place.cache, tokenizer, source.length, note)
+    only = ("validation",)
+    prepared, _ = datasets.text(asked, source.place, source.shape, tokenizer, only, note)
     if "validation" not in prepared.splits:
         raise ConfigError("forgetting.data: this text has no validation split")
     return prepared.splits["validation"]

@@ -17,6 +17,7 @@ from transfer_cli.assembly.datasets import DataPlace, Prepared
 from transfer_cli.assembly.losses import objective_options
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import parameter_groups
+from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.pretraining_task import (
     Forgetting,
     ForgettingText,
@@ -36,6 +37,7 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, TrainStep
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.seeds import derive
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class TrainingRun:
         leave_out: Names of the weights that are not.
         forgetting: Measures what the backbone was pretrained for; None: it is not measured.
         micro_batch: Sequences that pass through the model at once.
+        origins: What data and weights it is made from.
     """
 
     blueprint: Blueprint
@@ -70,6 +73,7 @@ class TrainingRun:
     leave_out: frozenset[str]
     forgetting: Forgetting | None
     micro_batch: int
+    origins: Origins
 
     @property
     def data(self) -> Prepared:
@@ -82,9 +86,20 @@ class TrainingRun:
         return self.blueprint.model
 
 
-def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> TrainingRun:
-    """Build every part of a run from its config, in the order in which data flows."""
-    plan = draw(config, command, typed)
+def build_run(
+    config: DictConfig,
+    command: str,
+    typed: Sequence[str] = (),
+    begun: RunDirectory | None = None,
+) -> TrainingRun:
+    """Build every part of a run from its config, in the order in which data flows.
+
+    Where it was `begun` before, it has to be made from the same data and weights.
+    """
+    origins = Origins(begun, config.data_changed)
+    plan = draw(config, command, typed, origins)
+    if plan.start is not None and plan.tensors is not None:
+        origins.weights("init_from", plan.start.weights, plan.tensors)
     with distributed.main_first():
         prepared = plan.data.encode()
     if plan.report is not None and plan.start is not None:
@@ -106,7 +121,7 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
         named = build(config.source.data, "source.data", TextData)
     source = None
     if plan.start is not None:
-        source = Source(plan.start, model.backbone.shape, place, named, typed)
+        source = Source(plan.start, model.backbone.shape, place, origins, named, typed)
     if plan.adaptation.penalty is not None:
         fisher = partial(fisher_of, source, model, plan.tensors)
         with distributed.main_first():
@@ -155,6 +170,7 @@ def build_run(config: DictConfig, command: str, typed: Sequence[str] = ()) -> Tr
         leave_out=frozenset() if apart is None else plan.inherited - stages.ever_trains,
         forgetting=forgetting,
         micro_batch=micro_batch,
+        origins=origins,
     )
 
 

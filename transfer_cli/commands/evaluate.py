@@ -1,6 +1,7 @@
 """`transfer evaluate`: score a finished run on any split of its data, or of data that fits it."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from omegaconf import DictConfig
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.split import Split
@@ -22,6 +24,7 @@ from transfer_cli.errors import ConfigError, DataError, at_least, one_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import escaped
 from transfer_cli.training.workers import in_process_group
 
@@ -38,13 +41,14 @@ def evaluate(config: DictConfig) -> None:
         precision = device_and_precision(config.device, config.precision)
         trained = open_trained(config.run, precision, config.base)
         source, place = data_source(config, trained)
+        origins = _origins(config)
         names = datasets.SPLITS if config.split == "all" else (config.split,)
         with distributed.main_first():
-            splits = _encoded(source, place, trained, names)
+            splits = _encoded(source, place, trained, names, origins)
         model = trained.model
         if config.baseline == "unigram":
             with distributed.main_first():
-                model = _unigram(source, place, trained).to(precision.device)
+                model = _unigram(source, place, trained, origins).to(precision.device)
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
         scores = {
@@ -60,7 +64,12 @@ def evaluate(config: DictConfig) -> None:
             for table in found.tables.values() if labels else ():
                 say_confusion(name, labels, table)
         if config.output is not None:
-            result = {"run": config.run, "baseline": config.baseline, "measures": measures}
+            result = {
+                "run": config.run,
+                "baseline": config.baseline,
+                "data_changed": origins.accepted,
+                "measures": measures,
+            }
             write_json(Path(config.output).expanduser(), result)
 
 
@@ -95,13 +104,24 @@ def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -
         print(f"{label:<{wide}}" + "".join(f"{count:>{wide}}" for count in row))
 
 
+def _origins(config: DictConfig) -> Origins:
+    """Return what the run's own data were when it began; nothing where others are scored."""
+    own = RunDirectory(Path(config.run).expanduser()) if config.data is None else None
+    return Origins(own, config.data_changed)
+
+
 def _encoded(
-    source: TextData | TaskData, place: DataPlace, trained: Trained, names: tuple[str, ...]
+    source: TextData | TaskData,
+    place: DataPlace,
+    trained: Trained,
+    names: tuple[str, ...],
+    origins: Origins,
 ) -> Mapping[str, Split]:
     """Return splits of the data, encoded as the run's own were."""
     shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
     if isinstance(source, TextData):
-        text, _ = datasets.text(source, place, shape, tokenizer, names)
+        note = partial(origins.text, "data")
+        text, _ = datasets.text(source, place, shape, tokenizer, names, note)
         _check_there(text.splits, names)
         return text.splits
     data = source.load(place.folder, place.seed)
@@ -113,20 +133,18 @@ def _encoded(
             f"data: it holds examples of the task {theirs.name}, and this run was trained for "
             f"{task.name}; choose data of that task"
         )
-    labels = trained.start.description.labels
-    if data.labels != labels:
-        raise DataError(
-            f"data: its labels are {', '.join(data.labels)}, and this run knows "
-            f"{', '.join(labels)}; choose data with the same labels"
-        )
+    data = data.numbered_as(trained.start.description.labels)
+    data = origins.labelled("data", data, names)
     return datasets.task(data, source.length, tokenizer, shape, names, task).splits
 
 
-def _unigram(source: TextData | TaskData, place: DataPlace, trained: Trained) -> TransferModel:
+def _unigram(
+    source: TextData | TaskData, place: DataPlace, trained: Trained, origins: Origins
+) -> TransferModel:
     """Return the unigram model of the text that `data` (or the run's own) trains on."""
     if not isinstance(source, TextData):
         raise ConfigError("baseline: unigram scores text, and this run classifies")
-    blocks: Any = _encoded(source, place, trained, ("train",))["train"].data
+    blocks: Any = _encoded(source, place, trained, ("train",), origins)["train"].data
     tokens = blocks.text.tokens[1:]
     chunks = np.array_split(tokens, max(1, len(tokens) // 2**20))
     return unigram_model(chunks, trained.start.tokenizer.size)

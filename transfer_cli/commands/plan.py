@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.blueprint import Blueprint, draw
+from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.plan_table import fact, plan_page
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.config.command_line import CommandLine
@@ -27,9 +28,12 @@ def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do; with `plan.steps`, take so many steps to estimate its time."""
     typed = CommandLine.of_this_command().overrides
     resumed = find_run(config.resume, config.run.dir)
+    changed = config.data_changed
     if resumed is not None:
         config = config_to_resume(config, resumed, command, typed)
-    blueprint = draw(config, command, typed, device="meta")
+        config.data_changed = changed
+    origins = Origins(resumed, changed)
+    blueprint = draw(config, command, typed, origins, device="meta")
     for loss in blueprint.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.inherited)
     print_out(plan_page(blueprint))
@@ -42,7 +46,8 @@ def plan(config: DictConfig, command: str) -> None:
         from transfer_cli.assembly.run import build_run
 
         config.forgetting.data = None
-        print_out(fact("time", _time_text(build_run(config, command, typed), config.plan.steps)))
+        run = build_run(config, command, typed, resumed)
+        print_out(fact("time", _time_text(run, config.plan.steps)))
 
 
 plan_pretrain = partial(plan, command="pretrain")

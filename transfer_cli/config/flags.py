@@ -81,6 +81,10 @@ _FLAGS: Flags = {
 """Hydra's flags and ours."""
 
 
+_SPOKEN = {"data.changed": "data_changed"}
+"""Keys as they are typed -> as the config has them, which has no place below `data=null`."""
+
+
 def read(words: list[str], known: Flags) -> argparse.Namespace:
     """Return what was typed after a command that composes no config; all have `--debug`.
 
@@ -114,6 +118,7 @@ def parse(arguments: list[str]) -> Request:
         ConfigError: A flag does not exist or lacks its value.
     """
     found, words = _read(arguments, _FLAGS)
+    words = [_SPOKEN.get(key, key) + rest for key, rest in map(_key_and_rest, words)]
     if found.config_path:
         raise ConfigError("--config-path: would hide our own configs; use --config-dir")
     looks_only = bool(found.cfg or found.info or found.hydra_help)
@@ -130,6 +135,11 @@ def parse(arguments: list[str]) -> Request:
         plugins=tuple(found.plugin),
         flags=tuple(_typed(found, ("debug", "config_dir", "config_name", "plugin", "job"))),
     )
+
+
+def _key_and_rest(word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    return key, equals + value
 
 
 def _chooses_sweep(words: list[str]) -> bool:

@@ -32,6 +32,7 @@ ROLES = {
     "seed": Role.HYPERPARAMETER,  # a report takes runs that differ in it for repetitions
     "data_dir": Role.EXTENDS | Role.PLACE | Role.PER_PROCESS,
     "data": LEARNS,
+    "data_changed": Role.NAMES_RUN,  # holds for one command
     "tokenizer": LEARNS,
     "experiment": Role.SETTING,
     "device": Role.EXTENDS | Role.PER_PROCESS,

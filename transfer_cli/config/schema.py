@@ -176,6 +176,8 @@ class TrainConfig(SharedConfig):
     """The model that `init_from` refers to, if it was moved."""
     resume: str | None = None
     """A run directory to go on with; auto: that in `run.dir`, where a run was begun there."""
+    data_changed: str = "refuse"
+    """Typed as `data.changed`: refuse or accept data that have changed since the run began."""
     model: Any = None
     objective: Any = MISSING
     losses: dict[str, Any] = field(default_factory=dict)
@@ -216,6 +218,8 @@ class EvaluateConfig(SharedConfig):
     """The run directory to score."""
     base: str | None = None
     """The model that the run refers to, if it was moved."""
+    data_changed: str = "refuse"
+    """Typed as `data.changed`: refuse or accept data that have changed since the run began."""
     split: str = "test"
     """train, validation, test, or all of them."""
     baseline: str = "none"

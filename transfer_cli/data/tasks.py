@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,12 +59,39 @@ class LabelledData:
             `Example` for classification.
         task: The config node of its task's class (`tasks.base.Task.node`), with values found in the
             data; None: classification.
+        files: Where splits come from; one that is not named is drawn from the training examples.
     """
 
     name: str
     labels: tuple[str, ...]
     splits: Mapping[str, Sequence[Any]]
     task: Mapping[str, Any] | None = None
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    def source(self, split: str) -> str:
+        """Return what a split comes from, for messages."""
+        return str(self.files.get(split) or self.files.get("train") or self.name)
+
+    def numbered_as(self, labels: tuple[str, ...]) -> "LabelledData":
+        """Return the same data with the numbers that `labels` have.
+
+        Raises:
+            DataError: A label is new, or its examples cannot be numbered again.
+        """
+        if self.labels == labels:
+            return self
+        new = [repr(label) for label in self.labels if label not in labels]
+        if new:
+            raise DataError(
+                f"{self.source('train')} has a new label, {listed(new)}. This run knows "
+                f"{listed(labels, 10)}, and keeps its labels: leave it out, or train a new run."
+            )
+        numbers = [labels.index(label) for label in self.labels]
+        splits = {
+            name: tuple(_renumbered(example, numbers) for example in examples)
+            for name, examples in self.splits.items()
+        }
+        return replace(self, labels=labels, splits=splits)
 
 
 @dataclass(kw_only=True)
@@ -149,7 +176,8 @@ class Trec(Classified):
             ]
             for split, path in paths.items()
         }
-        data = LabelledData("trec50" if self.fine else "trec6", labels, splits)
+        name = "trec50" if self.fine else "trec6"
+        data = LabelledData(name, labels, splits, files=paths)
         return self._drawn(data, seed, str(paths["train"]), self.validation)
 
 
@@ -198,7 +226,7 @@ class Table(Classified):
         if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
             labels.sort(key=int)
         splits = {name: _numbered(rows[name], labels, paths[name], name) for name in rows}
-        data = LabelledData(paths["train"].stem, tuple(labels), splits)
+        data = LabelledData(paths["train"].stem, tuple(labels), splits, files=paths)
         return self._drawn(data, seed, str(paths["train"]), self.validation_share)
 
     def _rows(self, path: Path) -> list["_Row"]:
@@ -277,6 +305,12 @@ def _numbered(rows: Sequence[_Row], labels: Sequence[str], path: Path, split: st
             f"the {len(labels)} labels of train.{nearest(first.label, labels)}"
         )
     return [Example(row.text, numbers[row.label], row.pair) for row in rows]
+
+
+def _renumbered(example: Any, numbers: Sequence[int]) -> Any:
+    if not isinstance(example, Example):
+        raise DataError("data: its labels are not those of the run, in another order or number")
+    return replace(example, label=None if example.label is None else numbers[example.label])
 
 
 # ---------------------------------------------------------------------------------- drawing

@@ -7,14 +7,15 @@ import glob
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
 from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
+from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.errors import DataError, at_least, listed
 
@@ -36,11 +37,20 @@ class TextSplit:
         name: `train`, `validation` or `test`.
         lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
         fingerprint: Hex digest that changes when the lines do.
+        source: The name of its file, or files, in messages.
+        files: The digest of each file.
     """
 
     name: str
     lines: Callable[[], Iterator[str]]
     fingerprint: str
+    source: str = "this text"
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> SplitIdentity:
+        """What it is, to be compared later."""
+        return SplitIdentity(self.source, self.fingerprint, files=self.files)
 
 
 Only = Sequence[str] | None
@@ -95,7 +105,7 @@ class WikiText(TextData):
         for part in _wanted(catalog.SPLITS, only):
             path = catalog.find_text(named, part, data_dir)
             lines = partial(_wikitext_lines, path)
-            parts[part] = _split(part, lines, _digest(["wikitext"], [path]), path.name)
+            parts[part] = _split(part, lines, ["wikitext"], path.name, [path])
         return parts
 
 
@@ -151,7 +161,8 @@ class TextFiles(TextData):
                 continue
             hold_out = _HoldOut(self.validation_share, block, name == "validation")
             lines = partial(hold_out.of, whole.lines)
-            parts[name] = TextSplit(name, lines, _digest([whole.fingerprint, repr(hold_out)]))
+            fingerprint = _digest([whole.fingerprint, repr(hold_out)])
+            parts[name] = replace(whole, name=name, lines=lines, fingerprint=fingerprint)
         return parts
 
 
@@ -166,7 +177,7 @@ def whole_text(paths: str | list[str], name: str) -> TextSplit:
 
 def _text_of(paths: list[Path], name: str, field: str = "text") -> TextSplit:
     lines = partial(_file_lines, paths, field)
-    return _split(name, lines, _digest(["text", field], paths), listed(paths, 1))
+    return _split(name, lines, ["text", field], listed(paths, 1), paths)
 
 
 @dataclass(kw_only=True)
@@ -184,7 +195,7 @@ class SampleText(TextData):
         """See `TextData`; neither `data_dir` nor `seed` changes anything."""
         text = sample.encyclopedia(self.world)
         return {
-            name: _split(name, partial(iter, text[name]), _digest(text[name]), "sample_text")
+            name: _split(name, partial(iter, text[name]), text[name], "sample_text")
             for name in _wanted(text, only)
         }
 
@@ -210,37 +221,46 @@ class TaskText(TextData):
         examples = self.task.load(data_dir, seed).splits
         texts = {name: _task_lines(examples[name]) for name in _wanted(examples, only)}
         return {
-            name: _split(name, partial(iter, lines), _digest(["task", *lines]), "the task")
+            name: _split(name, partial(iter, lines), ["task", *lines], "the task")
             for name, lines in texts.items()
         }
 
 
 def _split(
-    name: str, lines: Callable[[], Iterator[str]], fingerprint: str, where: str
+    name: str,
+    lines: Callable[[], Iterator[str]],
+    settings: Iterable[str],
+    source: str,
+    paths: Iterable[Path] = (),
 ) -> TextSplit:
     if not any(line and not line.isspace() for line in lines()):
-        raise DataError(f"{where}: nothing but empty lines in the {name} text.")
-    return TextSplit(name, lines, fingerprint)
+        raise DataError(f"{source}: nothing but empty lines in the {name} text.")
+    digests = {path: _file_digest(path) for path in paths}
+    files = {str(path): digest[:16] for path, digest in digests.items()}
+    return TextSplit(name, lines, _digest(settings, digests), source, files)
 
 
 def _wanted(names: Iterable[str], only: Only) -> list[str]:
     return [name for name in dict.fromkeys(names) if only is None or name in only]
 
 
-def _digest(settings: Iterable[str], paths: Iterable[Path] = ()) -> str:
+def _digest(settings: Iterable[str], files: Mapping[Path, str] | None = None) -> str:
     """Return a digest of settings and the content (not the names or dates) of files."""
     total = hashlib.sha256()
     for setting in settings:
         total.update(f"{len(setting)}:{setting}".encode())
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
-        except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
+    for path, digest in (files or {}).items():
         # The suffix decides how a file is read.
-        total.update("".join(path.suffixes[-2:]).encode())
+        total.update(bytes.fromhex(digest) + "".join(path.suffixes[-2:]).encode())
     return total.hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
 # ----------------------------------------------------------------------------------- lines

@@ -168,9 +168,14 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def backbone_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Return a fingerprint of a model's backbone: its tensors' names, shapes and exact values."""
+    """Return `tensors_hash` of a model's backbone alone."""
+    return tensors_hash({n: t for n, t in tensors.items() if n.startswith("backbone.")})
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """Return a fingerprint of tensors: of their names, shapes and exact values."""
     digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(name for name in tensors if name.startswith("backbone.")):
+    for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)

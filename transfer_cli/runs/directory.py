@@ -5,6 +5,7 @@ RUN/
   config.yaml       fully resolved           overrides.txt     what was typed
   plan.txt          stages, rates, tensors: what trains when
   presets.json      the options chosen       environment.json  versions, device
+  origins.json      digests of the data and weights that it is made from
   status.json       starting | running | stopped | finished | failed: why
   results.json      final measures           metrics.jsonl     one line a record
   timing.json       seconds, memory          speed.jsonl       tokens a second, over time
@@ -45,9 +46,9 @@ PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 """What files that could run code when opened are called."""
 
 _FILES = (
-    "config.yaml", "overrides.txt", "plan.txt", "presets.json", "environment.json", "status.json",
-    "results.json", "timing.json", "metrics.jsonl", "speed.jsonl", "weights.safetensors",
-    "model.json", "tokenizer.json", "items.jsonl",
+    "config.yaml", "overrides.txt", "plan.txt", "presets.json", "environment.json", "origins.json",
+    "status.json", "results.json", "timing.json", "metrics.jsonl", "speed.jsonl",
+    "weights.safetensors", "model.json", "tokenizer.json", "items.jsonl",
 )  # fmt: skip
 _TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})\.\d+")
 """What a file is called while it is written: see `replaced_file`."""
@@ -65,6 +66,7 @@ class RunDirectory:
         self.plan = path / "plan.txt"
         self.presets = path / "presets.json"
         self.environment = path / "environment.json"
+        self.origins = path / "origins.json"
         self.status = path / "status.json"
         self.results = path / "results.json"
         self.timing = path / "timing.json"
@@ -197,9 +199,9 @@ class RunDirectory:
     def _contents(self) -> list[Path]:
         """Return all files and folders that a run ever writes, but for its lock and status."""
         return [
-            self.overrides, self.plan, self.presets, self.environment, self.results, self.timing,
-            self.metrics, self.speed, self.items, self.tensorboard, self.checkpoints, self.model,
-            self.analyses,
+            self.overrides, self.plan, self.presets, self.environment, self.origins, self.results,
+            self.timing, self.metrics, self.speed, self.items, self.tensorboard, self.checkpoints,
+            self.model, self.analyses,
         ]  # fmt: skip
 
     def _holds_no_more_than_a_start(self) -> bool:

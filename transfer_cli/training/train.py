@@ -80,6 +80,7 @@ def _make(config: DictConfig, command: str, run: TrainingRun, typed: CommandLine
             write_description(description_of(run, directory.model), directory.model)
             run.blueprint.data.tokenizer.save(directory.model / TOKENIZER)
             write_text(directory.plan, f"{plan_page(run.blueprint)}\n")
+            run.origins.save(directory)
             directory.start(command, as_yaml(config), typed.overrides, typed.presets, environment())
     except BaseException:
         directory.discard()
@@ -120,7 +121,9 @@ def _go_on(config: DictConfig, command: str, directory: RunDirectory, typed: Seq
         if distributed.is_main():
             directory.clear_leftovers()
             checkpoint.clear_leftovers(directory.checkpoints)
-        run = build_run(stored, command, typed)
+        stored.data_changed = config.data_changed  # for this command, and not for later ones
+        run = build_run(stored, command, typed, directory)
+        stored.data_changed = "refuse"
         Trainer(stored, command, run, directory).resume(typed)
     finally:
         directory.unlock()

@@ -80,6 +80,7 @@ class Trainer:
         self._before = take_up(self._run, self._directory, self._checkpoints, self._progress)
         if self._main:
             note_overrides(self._directory, as_yaml(self._config), typed)
+            self._run.origins.save(self._directory)
         self.train(resuming=True)
 
     def train(self, *, resuming: bool = False) -> None:
@@ -269,6 +270,7 @@ class Trainer:
             "measures": measures,
             "metrics": [metric.as_json() for metric in self._blueprint.metrics],
             "tables": {name: found.tables for name, found in scores.items() if found.tables},
+            "data_changed": run.origins.accepted,
             "labels": list(run.data.labels),
             "task": None if task is None else {"name": task.name, "expected": task.expected},
             "failed": failure,

@@ -9,6 +9,7 @@ from tests import configs
 from transfer_cli.adaptation import edits
 from transfer_cli.assembly.blueprint import draw, shape_of, sizes_of
 from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.errors import ConfigError
 
@@ -127,7 +128,7 @@ def laid_out(tmp_path):
             for path in (config.data.train, config.data.validation, config.data.test):
                 told = Path(path).read_text().replace(f",{own}\n", f",{other}\n")
                 Path(path).write_text(told)
-        return draw(config, "finetune", device=device)
+        return draw(config, "finetune", (), Origins(), device=device)
 
     return lay
 
@@ -184,7 +185,7 @@ def test_only_weights_that_are_inherited_can_be_forgotten(laid_out, tmp_path, pr
 
     for refused in (
         lambda: laid_out(pretrained, forgetting__data="source", init="scratch"),
-        lambda: draw(alone, "finetune"),
+        lambda: draw(alone, "finetune", (), Origins()),
     ):
         with pytest.raises(ConfigError, match=r"^forgetting\.data: fresh weights have nothing"):
             refused()

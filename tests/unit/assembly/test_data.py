@@ -6,6 +6,7 @@ import pytest
 from tests import configs, tiny
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace, StreamSource
+from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.folders import cache_folder
 from transfer_cli.data.tasks import Example, LabelledData, TaskData
@@ -170,7 +171,9 @@ def source(node, **options):
 
 def test_a_stream_is_text_or_labelled_data_encoded_for_the_model(tmp_path, tokenizer):
     text, table = (
-        datasets.stream(source(node), place(tmp_path), tokenizer, tiny.shape())
+        datasets.stream(
+            "streams.a", source(node), place(tmp_path), tokenizer, tiny.shape(), Origins()
+        )
         for node in (configs.text(tmp_path), configs.table(tmp_path))
     )
 
@@ -182,7 +185,9 @@ def test_a_stream_is_text_or_labelled_data_encoded_for_the_model(tmp_path, token
 def test_of_a_stream_fewer_examples_may_be_scored_but_all_are_trained_on(tmp_path, tokenizer):
     few = source(configs.table(tmp_path), scored=3)
 
-    splits = datasets.stream(few, place(tmp_path), tokenizer, tiny.shape()).splits
+    splits = datasets.stream(
+        "streams.a", few, place(tmp_path), tokenizer, tiny.shape(), Origins()
+    ).splits
 
     assert [len(splits[name].order) for name in ("train", "validation", "test")] == [20, 3, 3]
 
@@ -206,6 +211,6 @@ def test_a_stream_has_its_own_batch_or_that_of_the_run(tmp_path):
     streams = {"own": {**node, "batch": 3}, "none": node}
     config = configs.config("finetune", tmp_path, streams=streams)
 
-    found = datasets.of_run(config, "finetune", tiny.shape(), None)
+    found = datasets.of_run(config, "finetune", tiny.shape(), None, Origins())
 
     assert found.batches == {"main": 8, "own": 3, "none": 8}

@@ -8,6 +8,7 @@ import torch
 from tests import configs, tiny
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.init_from import open_pretrained
+from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.pretraining_task import ForgettingText, Source, fisher_of, forgetting_of
 from transfer_cli.assembly.run import build_run
 from transfer_cli.config.build import build
@@ -23,7 +24,7 @@ def source(tmp_path):
 
     def make(run, named=None):
         start = open_pretrained(str(run))
-        return Source(start, start.description.shape, DataPlace(str(tmp_path), 0), named)
+        return Source(start, start.description.shape, DataPlace(str(tmp_path), 0), Origins(), named)
 
     return make
 

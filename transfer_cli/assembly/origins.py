@@ -1,0 +1,193 @@
+"""What a run was made from: noted when it begins, compared when any of it is read again."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from torch import Tensor
+
+from transfer_cli.data import identity
+from transfer_cli.data.identity import SplitIdentity
+from transfer_cli.data.tasks import LabelledData
+from transfer_cli.data.text import TextSplit
+from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
+from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of
+from transfer_cli.model.weights import ModelDescription, read_description, tensors_hash
+from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.directory import TOKENIZER, RunDirectory
+from transfer_cli.safe_files import read_json
+from transfer_cli.tasks.base import task_of
+
+log = logging.getLogger(__name__)
+
+ACCEPT = "accept"
+CHANGED = ("refuse", ACCEPT)
+"""The values of `data.changed`."""
+
+
+class Origins:
+    """The data, tokenizer and weights that a run is made from.
+
+    Each is given under the config key that names it. In a new run it is noted. Of a run that there
+    is already, it is compared with what was noted then; what was not (in runs of earlier versions)
+    is noted now.
+
+    Args:
+        run: The run that is read or gone on with; None: a new one.
+        changed: Whether to refuse or accept data that have changed. A label that is new, another
+            tokenizer and other weights are always refused.
+
+    Raises:
+        CheckpointError: The run's record is damaged.
+    """
+
+    def __init__(self, run: RunDirectory | None = None, changed: str = "refuse") -> None:
+        one_of("data.changed:", changed, CHANGED, ConfigError)
+        self.changed = changed
+        self._model: ModelDescription | None = None
+        self._data: dict[str, dict[str, SplitIdentity]] = {}
+        self._labels: dict[str, tuple[str, ...]] = {}
+        self._weights: dict[str, str] = {}
+        self.accepted: list[str] = []
+        if run is not None:
+            self._folder = run.model
+            self._model = read_description(run.model)
+            self._read(run)
+
+    # --- what a run is made from ----------------------------------------------------------------
+
+    def labelled(self, key: str, data: LabelledData, only: tuple[str, ...] = ()) -> LabelledData:
+        """Return labelled data, its labels and its task as they were when the run began.
+
+        Args:
+            key: The config key.
+            data: All of it.
+            only: The splits to compare; none: all.
+
+        Raises:
+            DataError: It has changed, or it has a new label.
+        """
+        labels = self._labels.get(key)
+        if self._model is not None and key == "data":
+            labels = self._model.labels
+            data = replace(data, task=self._model.task or data.task)
+        gone = [] if labels is None else [each for each in labels if each not in data.labels]
+        data = data.numbered_as(data.labels if labels is None else labels)
+        task = task_of(data.task, data.labels, key)
+        splits = {
+            name: identity.of_examples(data.source(name), examples, task.texts if task else repr)
+            for name, examples in data.splits.items()
+            if name in only or not only
+        }
+        other = [f"{data.source('train')}: the label {gone[0]!r} is gone"] if gone else []
+        self._compare(key, splits, other, said=key)
+        self._labels[key] = data.labels
+        return data
+
+    def text(self, key: str, splits: Mapping[str, TextSplit], said: str | None = None) -> None:
+        """Note or compare splits of a text; in a message, its key is what is `said`.
+
+        Raises:
+            DataError: One has changed.
+        """
+        found = {name: split.identity for name, split in splits.items()}
+        self._compare(key, found, said=said or key)
+
+    def tokenizer(self, found: Tokenizer | TokenizerRecipe) -> Tokenizer | TokenizerRecipe:
+        """Return a tokenizer, or the recipe of one; of a run that has its own, that one.
+
+        Raises:
+            CheckpointError: It is not the one that the run began with.
+        """
+        if self._model is None:
+            return found
+        own, place = found, "init_from"
+        if not isinstance(own, Tokenizer):
+            own, place = Tokenizer.load(self._folder / TOKENIZER), str(self._folder / TOKENIZER)
+        if own.hash != self._model.tokenizer_hash:
+            raise CheckpointError(
+                f"{place}: this is not the tokenizer that the run began with; put the original back"
+            )
+        return own
+
+    def weights(self, key: str, place: object, tensors: Mapping[str, Tensor]) -> None:
+        """Note or compare weights that a run starts from.
+
+        Raises:
+            CheckpointError: They are not those that it began with.
+        """
+        now = tensors_hash(tensors)
+        then = self._weights.setdefault(key, now)
+        if then != now:
+            raise CheckpointError(
+                f"{key}: the weights in {place} are not those that the run began with (hash "
+                f"{then[:8]}, now {now[:8]}); put the original back"
+            )
+
+    def _compare(
+        self,
+        key: str,
+        splits: Mapping[str, SplitIdentity],
+        changes: Sequence[str] = (),
+        *,
+        said: str,
+    ) -> None:
+        known, changes = self._data.setdefault(key, {}), list(changes)
+        for name, now in splits.items():
+            change = known[name].change_to(now) if name in known else None
+            if change is not None:
+                changes.append(f"{now.source}: {name} {change}")
+        known.update(splits)
+        if not changes:
+            return
+        found = f"{said}: {listed(changes, 2)}"
+        if self.changed != ACCEPT:
+            raise DataError(
+                f"{found} since the run began. Put it back, or say data.changed=accept to go on "
+                "with what is there."
+            )
+        log.warning("data.changed=accept: %s", found)
+        self.accepted.append(found)
+
+    # --- the record -----------------------------------------------------------------------------
+
+    def save(self, run: RunDirectory) -> None:
+        """Write down what the run is made from."""
+        data = {
+            key: {name: asdict(split) for name, split in splits.items()}
+            for key, splits in self._data.items()
+        }
+        record = {
+            "data": data, "labels": self._labels, "weights": self._weights,
+            "accepted": self.accepted,
+        }  # fmt: skip
+        write_json(run.origins, record)
+
+    def _read(self, run: RunDirectory) -> None:
+        try:
+            record = read_json(run.origins)
+        except FileNotFoundError:
+            log.info("%s has no record of what it was made from; nothing is compared", run.path)
+            return
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{run.origins} is damaged: {error}") from error
+        try:
+            self._data = {
+                key: {name: _identity(split) for name, split in splits.items()}
+                for key, splits in record["data"].items()
+            }
+            self._labels = {key: tuple(map(str, each)) for key, each in record["labels"].items()}
+            self._weights = {key: str(each) for key, each in record["weights"].items()}
+            self.accepted = list(map(str, record["accepted"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{run.origins} is damaged: {error!r}") from error
+
+
+def _identity(record: Mapping[str, Any]) -> SplitIdentity:
+    found = SplitIdentity(**record)
+    kinds = {"source": str, "content": str, "rows": int | None, "texts": str | None, "files": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(getattr(found, name), kind)]
+    if wrong:
+        raise TypeError(f"{wrong[0]} is of another kind")
+    return found
