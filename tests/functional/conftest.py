@@ -240,8 +240,8 @@ def _watching(watched):
 
     names, build_run, call = {}, train.build_run, TrainStep.__call__
 
-    def made(config, command, typed):
-        parts = build_run(config, command, typed)
+    def made(*args):
+        parts = build_run(*args)
         watched.inherited, watched.spans = parts.blueprint.inherited, parts.blueprint.stage_plans
         return parts
 

@@ -168,7 +168,8 @@ def test_a_model_description_builds_nothing_of_other_packages(
 def test_the_package_may_be_named_on_the_command_line(transfer, stranger, evil):
     set_value(stranger / "config.yaml", "data", {**PARTS["data"], "length": 32})
 
-    ended = transfer("evaluate", f"run={stranger}", "split=validation", "--plugin", "evilpackage")
+    words = ("split=validation", "data.changed=accept", "--plugin", "evilpackage")
+    ended = transfer("evaluate", f"run={stranger}", *words)
 
     assert ended.code == 0, ended.err
     assert evil.exists()

@@ -18,6 +18,7 @@ FILES = {
     "config.yaml", "overrides.txt", "presets.json", "environment.json", "status.json",
     "results.json", "metrics.jsonl", "tensorboard", "checkpoints", "model", "plan.txt",
     "timing.json", "speed.jsonl", "items.jsonl", ".lock",
+    "origins.json",
 }  # fmt: skip
 
 TEXT_MEASURES = {"loss", "token_perplexity", "word_perplexity", "bits_per_byte"}

@@ -80,8 +80,8 @@ class Origins:
             for name, examples in data.splits.items()
             if name in only or not only
         }
-        other = [f"{data.source('train')}: the label {gone[0]!r} is gone"] if gone else []
-        self._compare(key, splits, other, said=key)
+        why = [f"{data.source('train')}: the label {gone[0]!r} is gone"] if gone else []
+        self._compare(key, splits, key, why)
         self._labels[key] = data.labels
         return data
 
@@ -92,7 +92,7 @@ class Origins:
             DataError: One has changed.
         """
         found = {name: split.identity for name, split in splits.items()}
-        self._compare(key, found, said=said or key)
+        self._compare(key, found, said or key)
 
     def tokenizer(self, found: Tokenizer | TokenizerRecipe) -> Tokenizer | TokenizerRecipe:
         """Return a tokenizer, or the recipe of one; of a run that has its own, that one.
@@ -126,14 +126,9 @@ class Origins:
             )
 
     def _compare(
-        self,
-        key: str,
-        splits: Mapping[str, SplitIdentity],
-        changes: Sequence[str] = (),
-        *,
-        said: str,
+        self, key: str, splits: Mapping[str, SplitIdentity], said: str, why: Sequence[str] = ()
     ) -> None:
-        known, changes = self._data.setdefault(key, {}), list(changes)
+        known, changes = self._data.setdefault(key, {}), []
         for name, now in splits.items():
             change = known[name].change_to(now) if name in known else None
             if change is not None:
@@ -141,7 +136,7 @@ class Origins:
         known.update(splits)
         if not changes:
             return
-        found = f"{said}: {listed(changes, 2)}"
+        found = f"{said}: {listed([*why, *changes], 2)}"
         if self.changed != ACCEPT:
             raise DataError(
                 f"{found} since the run began. Put it back, or say data.changed=accept to go on "

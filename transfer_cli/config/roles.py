@@ -16,7 +16,7 @@ class Role(Flag):
     EXTENDS = auto()
     """May change when a run is resumed: it makes it longer, watches it otherwise, or moves it."""
     NAMES_RUN = auto()
-    """Only says where the run is."""
+    """Says where the run is, or holds for one command on it: no part of the run."""
     OTHERS = auto()
     """Is for another command than the one that trains, which ignores it."""
     PLACE = auto()
@@ -32,7 +32,7 @@ ROLES = {
     "seed": Role.HYPERPARAMETER,  # a report takes runs that differ in it for repetitions
     "data_dir": Role.EXTENDS | Role.PLACE | Role.PER_PROCESS,
     "data": LEARNS,
-    "data_changed": Role.NAMES_RUN,  # holds for one command
+    "data_changed": Role.NAMES_RUN,
     "tokenizer": LEARNS,
     "experiment": Role.SETTING,
     "device": Role.EXTENDS | Role.PER_PROCESS,
