@@ -43,7 +43,7 @@ class Origins:
     """
 
     def __init__(self, run: RunDirectory | None = None, changed: str = "refuse") -> None:
-        one_of("data.changed:", changed, CHANGED, ConfigError)
+        one_of("data.changed", changed, CHANGED, ConfigError)
         self.changed = changed
         self._model: ModelDescription | None = None
         self._data: dict[str, dict[str, SplitIdentity]] = {}

@@ -37,7 +37,6 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, TrainStep
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
-from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.seeds import derive
 
 log = logging.getLogger(__name__)
@@ -90,13 +89,13 @@ def build_run(
     config: DictConfig,
     command: str,
     typed: Sequence[str] = (),
-    begun: RunDirectory | None = None,
+    origins: Origins | None = None,
 ) -> TrainingRun:
     """Build every part of a run from its config, in the order in which data flows.
 
-    Where it was `begun` before, it has to be made from the same data and weights.
+    What it is made from is noted in `origins`, or compared with what is noted there.
     """
-    origins = Origins(begun, config.data_changed)
+    origins = origins or Origins()
     plan = draw(config, command, typed, origins)
     if plan.start is not None and plan.tensors is not None:
         origins.weights("init_from", plan.start.weights, plan.tensors)

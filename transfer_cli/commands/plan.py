@@ -28,11 +28,9 @@ def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do; with `plan.steps`, take so many steps to estimate its time."""
     typed = CommandLine.of_this_command().overrides
     resumed = find_run(config.resume, config.run.dir)
-    changed = config.data_changed
+    origins = Origins(resumed, config.data_changed)
     if resumed is not None:
         config = config_to_resume(config, resumed, command, typed)
-        config.data_changed = changed
-    origins = Origins(resumed, changed)
     blueprint = draw(config, command, typed, origins, device="meta")
     for loss in blueprint.losses:
         loss.objective.on_train_start(blueprint.model, blueprint.inherited)
@@ -46,7 +44,7 @@ def plan(config: DictConfig, command: str) -> None:
         from transfer_cli.assembly.run import build_run
 
         config.forgetting.data = None
-        run = build_run(config, command, typed, resumed)
+        run = build_run(config, command, typed, origins)
         print_out(fact("time", _time_text(run, config.plan.steps)))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.resumed_config import AUTO, config_to_resume, find_run, refuse_finished
 from transfer_cli.assembly.run import TrainingRun, build_run
@@ -54,7 +55,8 @@ def _begin(config: DictConfig, command: str, typed: CommandLine) -> None:
     """Train in a run directory of its own, which is not made before all else is known to work."""
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
-    run = build_run(config, command, typed.overrides)
+    run = build_run(config, command, typed.overrides, Origins(changed=config.data_changed))
+    config.data_changed = "refuse"  # it holds for one command
     made = _make(config, command, run, typed) if distributed.is_main() else None
     directory = _of_main(made)
     assert directory is not None  # noqa: S101 - the main process has made it, or failed
@@ -121,9 +123,7 @@ def _go_on(config: DictConfig, command: str, directory: RunDirectory, typed: Seq
         if distributed.is_main():
             directory.clear_leftovers()
             checkpoint.clear_leftovers(directory.checkpoints)
-        stored.data_changed = config.data_changed  # for this command, and not for later ones
-        run = build_run(stored, command, typed, directory)
-        stored.data_changed = "refuse"
+        run = build_run(stored, command, typed, Origins(directory, config.data_changed))
         Trainer(stored, command, run, directory).resume(typed)
     finally:
         directory.unlock()
