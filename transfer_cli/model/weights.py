@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -168,18 +169,29 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def backbone_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Return `tensors_hash` of a model's backbone alone."""
-    return tensors_hash({n: t for n, t in tensors.items() if n.startswith("backbone.")})
+    """Return a fingerprint of a model's backbone: its tensors' names, shapes and exact values."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(name for name in tensors if name.startswith("backbone.")):
+        _feed(digest, name, tensors[name])
+    return digest.hexdigest()
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Return a fingerprint of tensors: of their names, shapes and exact values."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    """Return a fingerprint of any tensors, for which the threads of torch are taken."""
+
+    def one(name: str) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        _feed(digest, name, tensors[name])
+        return digest.digest()
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return hashlib.blake2b(b"".join(pool.map(one, sorted(tensors))), digest_size=16).hexdigest()
+
+
+def _feed(digest: hashlib.blake2b, name: str, tensor: Tensor) -> None:
+    tensor = tensor.detach().cpu().contiguous()
+    digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+    digest.update(tensor.flatten().view(torch.uint8).numpy().data)
 
 
 def shapes_of(path: Path, dtypes: Mapping[str, torch.dtype] = _DTYPES) -> dict[str, Tensor]:
