@@ -240,6 +240,7 @@ def test_a_run_that_is_not_finished(refusal, from_run, copied):
 def test_a_run_with_the_tokenizer_of_another(refusal, from_run, copied):
     other = WordPiece(size=600).make(lambda: iter(["entirely other words"]))
     other.save(copied / "model" / "tokenizer.json")
+    (copied / "model" / "meta.json").unlink()
 
     assert "is not the tokenizer that this model was trained with; put the original back" in (
         refusal(*from_run(copied))
@@ -289,6 +290,7 @@ def test_code_in_a_file_or_folder_is_not_run(refusal, from_run, tmp_path, name):
 def test_code_in_place_of_the_weights_is_not_run(refusal, from_run, copied, tmp_path):
     marker = tmp_path / "given" / "marker"
     (copied / "model" / "weights.safetensors").write_bytes(pickle.dumps(Bomb(marker)))
+    (copied / "model" / "meta.json").unlink()
 
     line = refusal(*from_run(copied))
 

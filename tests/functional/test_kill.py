@@ -24,7 +24,7 @@ RHYTHM = ("loop.evaluate_every=2 steps", "checkpoint.every=3 steps", "loop.steps
 
 FILES = (
     "metrics.jsonl", "results.json", "items.jsonl", "status.json", "config.yaml", "overrides.txt",
-    "plan.txt", "model/model.json", "model/tokenizer.json",
+    "plan.txt", "model/model.json", "model/tokenizer.json", "model/meta.json",
 )  # fmt: skip
 
 

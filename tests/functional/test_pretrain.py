@@ -33,6 +33,7 @@ def test_the_run_directory_is_complete_and_holds_nothing_else(pretrained, read_j
         "weights.safetensors",
         "model.json",
         "tokenizer.json",
+        "meta.json",
     }
     assert {path.name for path in (pretrained / "checkpoints").iterdir()} == {
         "best",

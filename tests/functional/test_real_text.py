@@ -62,7 +62,7 @@ def test_a_language_model_learns_and_its_perplexity_is_right(
 def test_a_classifier_learns_trec_from_scratch(transfer, read_json, tmp_path, monkeypatch, seed):
     monkeypatch.setenv("TRANSFER_CACHE", str(tmp_path / "cache"))
     transfer("prepare", "data=wikitext2", *SMALL[1:], f"data_dir={REAL}")
-    (tokenizer,) = (tmp_path / "cache" / "tokenizers").glob("*.json")
+    (tokenizer,) = (tmp_path / "cache" / "tokenizers").glob("*/tokenizer.json")
     run = tmp_path / "run"
     model = ("init=scratch", "model=tiny", "model.direction=causal", "objective.pooling=cls_last")
     words = (*model, "tokenizer=file", f"tokenizer.path={tokenizer}")

@@ -243,6 +243,7 @@ def test_a_resume_is_held_to_the_backbone_that_the_run_began_with(
     changed = load_file(base / "model" / "weights.safetensors")
     changed["backbone.token_embedding.weight"][0, 0] += 1
     save_file(changed, base / "model" / "weights.safetensors")
+    (base / "model" / "meta.json").unlink()
 
     ended = transfer("finetune", "resume=run")
 

@@ -19,6 +19,7 @@ from transfer_cli.interop.published_folder import Published, is_published, open_
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import (
+    DESCRIPTION,
     WEIGHTS,
     LoadReport,
     ModelDescription,
@@ -30,7 +31,7 @@ from transfer_cli.model.weights import (
 )
 from transfer_cli.objectives.base import Objective
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import TOKENIZER, find_model
+from transfer_cli.runs.directory import CHECKPOINTS, TOKENIZER, find_model
 from transfer_cli.tasks.base import Task, task_of
 
 MAX_BASES = 20
@@ -98,8 +99,8 @@ class Pretrained:
     def _with_base(self, *, values: bool, below: int = 0) -> dict[str, Tensor]:
         if self.published:
             return self.published.tensors(values=values)
-        if values and (self.weights / checkpoint.META).is_file():
-            checkpoint.verify(self.weights, [WEIGHTS])
+        if values and (self.weights / WEIGHTS).is_file():
+            verify_model(self.weights, WEIGHTS)
         read, base = read_weights if values else read_shapes, self.description.base
         own = read(self.weights)
         if base is None:
@@ -161,6 +162,7 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
         found = open_folder(place, key)
         return Pretrained(place, place, found.description, found.tokenizer, base, published=found)
     weights, folder = find_model(place, key)
+    verify_model(folder, DESCRIPTION, TOKENIZER)
     description = read_description(folder)
     tokenizer = Tokenizer.load(folder / TOKENIZER)
     if tokenizer.hash != description.tokenizer_hash or tokenizer.size != description.vocabulary:
@@ -169,6 +171,25 @@ def open_pretrained(path: str, key: str = "init_from", base: str | None = None) 
             "put the original back"
         )
     return Pretrained(weights, folder, description, tokenizer, base)
+
+
+def verify_model(folder: Path, *names: str) -> None:
+    """Compare files of a model with its list, if it is of a version that wrote one.
+
+    Raises:
+        CheckpointError: One is damaged; the message says what is left.
+    """
+    if not (folder / checkpoint.META).exists():
+        return
+    try:
+        checkpoint.verify(folder, names)
+    except CheckpointError as error:
+        cure = "restore it from a copy"
+        for name in names:
+            copy = checkpoint.copy_of(name, folder, folder.parent / CHECKPOINTS)
+            if copy is not None:
+                cure = f"put its copy there, {copy}"
+        raise CheckpointError(f"{error}; {cure}") from error
 
 
 def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) -> Pretrained | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 from omegaconf import DictConfig
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 from tqdm import tqdm
@@ -34,8 +33,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
-from transfer_cli.runs.atomic import replaced_file
-from transfer_cli.runs.cache import kept
+from transfer_cli.runs.cache import kept, new_entry
 from transfer_cli.runs.directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -257,14 +255,11 @@ def fisher_of(
     for tensor in (batch["tokens"], batch["mask"]):
         digest.update(tensor.numpy().tobytes())
     digest.update(f"{type(source.objective).__name__} {count} {kind}".encode())
-    path = source.place.cache / "fisher" / f"{digest.hexdigest()}.safetensors"
+    entry = source.place.cache / "fisher" / digest.hexdigest()
 
-    def read(path: Path) -> dict[str, Tensor] | None:
-        try:
-            found = load_file(path)
-        except (OSError, SafetensorError):  # not there, or damaged
-            return None
-        log.info("Fisher information: the one of an earlier run, %s", path)
+    def read(entry: Path) -> dict[str, Tensor]:
+        found = load_file(entry / "fisher.safetensors")
+        log.info("Fisher information: the one of an earlier run, %s", entry)
         return found
 
     def compute() -> dict[str, Tensor]:
@@ -280,9 +275,9 @@ def fisher_of(
         return {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
 
     def write(found: Mapping[str, Tensor]) -> None:
-        with replaced_file(path) as temporary:
+        with new_entry(entry) as unfinished:
             # Not `save_file`, which has an error of its own for a full disk.
-            temporary.write_bytes(save(dict(found)))
+            (unfinished / "fisher.safetensors").write_bytes(save(dict(found)))
 
     said = partial(log.warning, "the Fisher information is not kept: %s")
-    return kept(path, read, compute, write, said)
+    return kept(entry, read, compute, write, said)

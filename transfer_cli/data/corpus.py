@@ -22,8 +22,9 @@ from tqdm import tqdm
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import DataError, RunError
-from transfer_cli.runs.atomic import flush, replaced_folder, write_json
-from transfer_cli.runs.cache import digest, kept
+from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.cache import digest, kept, new_entry
+from transfer_cli.runs.directory import TOKENIZER
 from transfer_cli.safe_files import read_json
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
     entry = cache_dir / "encoded" / digest(key)
 
     def make() -> EncodedText:
-        with replaced_folder(entry) as partial:
+        with new_entry(entry) as partial:
             dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
             counts = _write_tokens(partial / "tokens.bin", dtype, split, tokenizer)
             meta = {"split": split.name, "key": key, "dtype": dtype.name, "counts": counts}
@@ -98,28 +99,22 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
 def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Path) -> Tokenizer:
     """Return the recipe's tokenizer, trained on `split` once."""
     key = {"recipe": recipe.key(), "text": split.fingerprint, "format": _FORMAT}
-    entry = cache_dir / "tokenizers" / f"{digest(key)}.json"
+    entry = cache_dir / "tokenizers" / digest(key)
 
     def make() -> Tokenizer:
         log.info("Making the tokenizer (%s)", recipe.key())
         tokenizer = recipe.make(split.lines)
-        tokenizer.save(entry)
+        with new_entry(entry) as partial:
+            tokenizer.save(partial / TOKENIZER)
         return tokenizer
 
-    return _cached(entry, Tokenizer.load, make)
+    return _cached(entry, lambda entry: Tokenizer.load(entry / TOKENIZER), make)
 
 
 def _cached(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:
-    """Return an entry of the cache, made now if it does not exist or cannot be read."""
-
-    def read_or_none(entry: Path) -> T | None:
-        try:
-            return read(entry)
-        except (DataError, OSError, ValueError, KeyError, TypeError):
-            return None
-
+    """Return an entry of the cache, made now if it does not exist or is damaged."""
     try:
-        return kept(entry, read_or_none, make)
+        return kept(entry, read, make)
     except OSError as error:
         raise RunError(
             f"Cannot write the cache in {entry.parent}: {error.strerror or error}. Free some space "
@@ -185,13 +180,9 @@ def gather(
 
 def _open_entry(entry: Path) -> EncodedText:
     meta = read_json(entry / "meta.json")
-    counts = dict(meta["counts"])
-    dtype = _DTYPES[meta["dtype"]]
-    path = entry / "tokens.bin"
-    is_sound = all(isinstance(count, int) and count >= 0 for count in counts.values())
-    if not is_sound or path.stat().st_size != counts.pop("num_tokens") * dtype.itemsize:
-        raise ValueError("its size contradicts its counts")
-    return EncodedText(np.memmap(path, dtype=dtype, mode="r"), **counts, path=entry)
+    tokens = np.memmap(entry / "tokens.bin", dtype=_DTYPES[meta["dtype"]], mode="r")
+    counts = {name: count for name, count in meta["counts"].items() if name != "num_tokens"}
+    return EncodedText(tokens, **counts, path=entry)
 
 
 def _write_tokens(
@@ -218,7 +209,6 @@ def _write_tokens(
                 num_unknown=int(np.count_nonzero(tokens == tokenizer.unk)),
             )
             bar.update(batch_bytes)
-    flush(path)
     if not counts["num_lines"]:
         raise DataError(f"The {split.name} text is empty: there is nothing to learn or measure.")
     seconds = time.perf_counter() - begin

@@ -3,6 +3,9 @@
 `checkpoints/step-00012000/` holds `weights.safetensors`, `train_state.pt` (tensors and plain values
 only, read with `weights_only`), `best/` (the best weights so far) and `meta.json`, which lists all
 files with their sizes and hashes. It is written under another name, flushed to disk and renamed.
+
+One damaged file never damages all: a checkpoint shares no file with the one before it, nor with the
+run's own `best/`. A finished model has such a list, too; one of an earlier version has none.
 """
 
 import hashlib
@@ -12,9 +15,9 @@ import re
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +62,7 @@ def write(
         step: Steps taken.
         write_weights: Writes the weights into the folder that it is given.
         state: Tensors and plain values for a resume.
-        best: The folder that `keep_best` wrote last. The checkpoint keeps its files, since that
+        best: The folder that `keep_best` wrote last. The checkpoint has its own copy, since that
             folder changes later.
 
     Raises:
@@ -70,7 +73,8 @@ def write(
         _write_state(state, temporary / STATE)
         files = _fingerprints(temporary)
         if best is not None:
-            files |= _take_along(best, temporary)
+            earlier = [each for each in find_all(folder.parent) if each != folder]
+            files |= _take_along(best, temporary, earlier[:-1])
         _write_meta(temporary, step, files)
         for path in (*temporary.rglob("*"), temporary):
             flush(path)
@@ -96,11 +100,23 @@ def restore_best(checkpoint: Path, folder: Path, step: int) -> None:
     A run that was killed may have found better ones after its last checkpoint. It will find them
     again, and until then they are not the best.
     """
-    listed = _read_meta(checkpoint)["files"]
-    known = {n.removeprefix(f"{BEST}/"): f for n, f in listed.items() if n.startswith(f"{BEST}/")}
     with writing(folder), replaced_folder(folder) as temporary:
-        _link_files(checkpoint / BEST, temporary)
+        _copy_files(checkpoint / BEST, temporary)
+        known = {name.removeprefix(f"{BEST}/"): each for name, each in _best_of(checkpoint).items()}
         _write_meta(temporary, step, known)
+
+
+@contextmanager
+def listed(folder: Path, names: Collection[str]) -> Iterator[None]:
+    """Write the list of files that the block changes at its end.
+
+    Until then there is none, so that a kill leaves no list that is not true.
+    """
+    with writing(folder):
+        (folder / META).unlink(missing_ok=True)
+        yield
+        files = {name: _fingerprint(folder / name) for name in names}
+        write_json(folder / META, {"format": FORMAT, "files": files})
 
 
 def _write_meta(folder: Path, step: int, files: Mapping[str, Any] | None) -> None:
@@ -117,26 +133,30 @@ def _write_state(state: Mapping[str, Any], path: Path) -> None:
         ) from error
 
 
-def _take_along(best: Path, temporary: Path) -> dict[str, dict[str, Any]]:
-    """Put the best weights into a new checkpoint; return their fingerprints."""
-    (temporary / BEST).mkdir()
-    _link_files(best, temporary / BEST)
-    meta = _read_meta(best)
-    known = meta.get("files")
+def _take_along(best: Path, temporary: Path, older: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Put the best weights into a new checkpoint; return their fingerprints.
+
+    The same ones in an older checkpoint than the last are shared: no file is changed in place.
+    """
+    meta, known = _read_meta(best), _check_sizes(best)
     if known is None:
         known = _fingerprints(best)
         _write_meta(best, meta["step"], known)
-    return {f"{BEST}/{name}": fingerprint for name, fingerprint in known.items()}
+    files = {f"{BEST}/{name}": fingerprint for name, fingerprint in known.items()}
+    twins = (each / BEST for each in reversed(older) if _has_its_sizes(each, files))
+    _copy_files(best, temporary / BEST, next(twins, None))
+    return files
 
 
-def _link_files(source: Path, target: Path) -> None:
+def _copy_files(source: Path, target: Path, twin: Path | None = None) -> None:
+    """Copy the files of a folder; where `twin` holds the same ones, share those."""
     for name, path in _files(source):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            # No file of a checkpoint is ever changed in place, so two may share it.
-            (target / name).hardlink_to(path)
-        except OSError:
-            shutil.copyfile(path, target / name)
+        with suppress(OSError):  # the disk knows no links
+            if twin is not None:
+                (target / name).hardlink_to(twin / name)
+                continue
+        shutil.copyfile(path, target / name)
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -188,10 +208,11 @@ def newest_good(folder: Path) -> Path | None:
     Raises:
         CheckpointError: All are damaged, or one was written by a later version of this program.
     """
-    problem = None
-    for found in reversed(find_all(folder)):
+    problem, left = None, find_all(folder)
+    while left:
+        found = left.pop()
         if problem is not None:
-            log.warning("%s; trying step %d", problem, step_of(found))
+            log.warning("%s; trying step %d, with %d more left", problem, step_of(found), len(left))
         try:
             verify(found)
         except _LaterFormatError:
@@ -201,10 +222,46 @@ def newest_good(folder: Path) -> Path | None:
         else:
             return found
     if problem is not None:
+        best = folder / BEST
+        cure = f"begin a new run with its best weights by init_from={best}, or " * _is_whole(best)
         raise CheckpointError(
-            f"{problem}, and no other checkpoint is whole; restore one from a copy, or remove "
+            f"{problem}, and no other checkpoint is whole; restore one from a copy, {cure}remove "
             f"{folder} to begin anew"
         )
+    return None
+
+
+def whole_best(folder: Path) -> Path:
+    """Return the folder of a run's best weights; where they are damaged, of their newest copy.
+
+    Args:
+        folder: The folder of the run's checkpoints. The newest one has taken these weights along.
+
+    Raises:
+        CheckpointError: They and all copies are damaged.
+    """
+    try:
+        verify(folder / BEST)
+    except CheckpointError as error:
+        checkpoints = find_all(folder)[::-1]
+        files = _best_of(checkpoints[0]) if checkpoints else {}
+        for each in checkpoints if files else ():
+            if _has_its_sizes(each, files) and _is_whole(each, files):
+                log.warning("%s; taking their copy in %s", error, each / BEST)
+                return each / BEST
+        raise CheckpointError(
+            f"{error}, and no checkpoint holds a whole copy; restore one from elsewhere"
+        ) from error
+    return folder / BEST
+
+
+def copy_of(name: str, model: Path, checkpoints: Path) -> Path | None:
+    """Return a whole copy, among a run's checkpoints, of a damaged file of its finished model."""
+    with suppress(CheckpointError, OSError):
+        wanted = _read_meta(model)["files"].get(name)
+        for each in sorted(checkpoints.glob(f"*/{name}")):
+            if each.is_file() and _fingerprint(each) == wanted:
+                return each
     return None
 
 
@@ -258,19 +315,24 @@ def _folders(folder: Path) -> list[Path]:
 def verify(folder: Path, names: Collection[str] | None = None) -> None:
     """Compare files of a checkpoint with its list; best weights may have none yet.
 
+    Args:
+        folder: The checkpoint, the best weights, or a finished model.
+        names: Those files alone.
+
     Raises:
         CheckpointError: A file is missing, of another size or of other content.
     """
-    files = _check_sizes(folder)
+    files = _check_sizes(folder, names)
     try:
         # Best weights that have no list yet are looked at as far as can be seen.
         for path in folder.glob("*.safetensors") if files is None else ():
             with safe_open(path, framework="pt"):
                 pass
         for each, known in (files or {}).items():
-            if (names is None or each in names) and _fingerprint(folder / each) != known:
+            if _fingerprint(folder / each) != known:
                 raise CheckpointError(
-                    f"{folder / each} is damaged: its content is not what was written"
+                    f"{folder / each} is damaged: its content is not what was written, by its hash "
+                    f"in {folder / META}"
                 )
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} is damaged: {error}") from error
@@ -345,9 +407,20 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def _check_sizes(folder: Path) -> dict[str, Any] | None:
-    """Return a checkpoint's list of files if each exists in its size; none is read."""
+def _best_of(checkpoint: Path) -> dict[str, Any]:
+    """Return the fingerprints of the best weights that a checkpoint has taken along."""
+    files = _read_meta(checkpoint)["files"] or {}
+    return {name: known for name, known in files.items() if name.startswith(f"{BEST}/")}
+
+
+def _check_sizes(folder: Path, names: Collection[str] | None = None) -> dict[str, Any] | None:
+    """Return a checkpoint's list, of `names` alone, if all exist in their sizes; reads no file."""
     files: dict[str, Any] | None = _read_meta(folder)["files"]
+    if files is not None and names is not None:
+        missing = [each for each in names if each not in files]
+        if missing:
+            raise CheckpointError(f"{folder / META} is damaged: it does not list {missing[0]}")
+        files = {each: files[each] for each in names}
     try:
         # Looked up among the files in the folder: a hostile list could name any file.
         there = dict(_files(folder))
@@ -364,11 +437,20 @@ def _check_sizes(folder: Path) -> dict[str, Any] | None:
     return files
 
 
-def _has_its_sizes(folder: Path) -> bool:
+def _has_its_sizes(folder: Path, files: Mapping[str, Any] | None = None) -> bool:
+    """Return whether a checkpoint has all files in their sizes; also whether it lists `files`."""
     try:
-        _check_sizes(folder)
+        found = _check_sizes(folder)
     except _LaterFormatError:
         raise
+    except CheckpointError:
+        return False
+    return files is None or files.items() <= (found or {}).items()
+
+
+def _is_whole(folder: Path, names: Collection[str] | None = None) -> bool:
+    try:
+        verify(folder, names)
     except CheckpointError:
         return False
     return True

@@ -11,7 +11,7 @@ RUN/
   timing.json       seconds, memory          speed.jsonl       tokens a second, over time
   items.jsonl       what became of each test and validation example
   tensorboard/      the same as curves       checkpoints/      step-00012000/, best/
-  model/            weights, model.json, tokenizer.json: all that the next run needs
+  model/            weights, model.json, tokenizer.json: all that the next run needs; their hashes
   analyses/         what was found out about the run later: NAME.json, pictures beside it
   .lock             held by the command that writes here
 ```
@@ -48,7 +48,7 @@ PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 _FILES = (
     "config.yaml", "overrides.txt", "plan.txt", "presets.json", "environment.json", "origins.json",
     "status.json", "results.json", "timing.json", "metrics.jsonl", "speed.jsonl",
-    "weights.safetensors", "model.json", "tokenizer.json", "items.jsonl",
+    "weights.safetensors", "model.json", "tokenizer.json", "meta.json", "items.jsonl",
 )  # fmt: skip
 _TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})\.\d+")
 """What a file is called while it is written: see `replaced_file`."""

@@ -1,8 +1,8 @@
 """What a run keeps of its model: checkpoints, the best weights, and the finished model."""
 
-import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from transfer_cli.model.added import edits_in, merge, unmergeable_edits
 from transfer_cli.model.weights import (
     DESCRIPTION,
     WEIGHTS,
+    Base,
+    ModelDescription,
     load_strictly,
-    read_description,
     read_weights,
     save_tensors,
     write_description,
@@ -26,6 +27,10 @@ from transfer_cli.runs.atomic import replaced_file, writing
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 
 log = logging.getLogger(__name__)
+
+
+DESCRIBED = (DESCRIPTION, TOKENIZER)
+"""The files that `describe` writes."""
 
 
 class CheckpointWriter:
@@ -60,13 +65,12 @@ class CheckpointWriter:
             checkpoint.keep_best(self._directory.best, step, _into(tensors))
 
     def take_best(self) -> None:
-        """Fill the model with the best weights.
+        """Fill the model with the best weights, which the newest checkpoint has taken along.
 
         Raises:
-            CheckpointError: They are damaged.
+            CheckpointError: They are damaged, and so are all copies.
         """
-        checkpoint.verify(self._directory.best)
-        self._read_weights(self._directory.best)
+        self._read_weights(checkpoint.whole_best(self._directory.checkpoints))
 
     def save(self, step: int, state: Mapping[str, Any], *, with_best: bool) -> None:
         """Write a checkpoint with all that a resume needs beyond the weights; remove old ones."""
@@ -123,23 +127,21 @@ class CheckpointWriter:
     def write_model(self, tensors: Mapping[str, Tensor]) -> None:
         """Write `model/`; with `adaptation.store=merged` every mergeable edit is merged."""
         run, folder, checkpoints = self._run, self._directory.model, self._directory.checkpoints
+        merged: set[str] = set()
         if run.blueprint.adaptation.store == "merged":
             replaced = merge(run.model).values()
-            merged = set().union(*(edits_in(layer) for layer in replaced))
+            merged = merged.union(*(edits_in(layer) for layer in replaced))
             stay = unmergeable_edits(run.model).values()
             if stay:
                 log.info("adaptation.store: not merged, and stored beside: %s", ", ".join(stay))
             tensors = self.tensors()
-            # The checkpoints still hold the edits apart, so they need the description from before
-            # the merge. A run that finishes for the second time has written it there already.
-            told = (checkpoints / DESCRIPTION).exists()
-            description = read_description(checkpoints if told else folder)
-            run.blueprint.data.tokenizer.save(checkpoints / TOKENIZER)
-            write_description(description, checkpoints)
-            kept = {n: e for n, e in description.edits.items() if n not in merged}
-            write_description(dataclasses.replace(description, edits=kept), folder)
-        with writing(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
-            save_tensors(tensors, path)
+            # The checkpoints still hold the edits apart.
+            with checkpoint.listed(checkpoints, DESCRIBED):
+                describe(run, checkpoints)
+        with checkpoint.listed(folder, (*DESCRIBED, WEIGHTS)):
+            describe(run, folder, without=merged)
+            with writing(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
+                save_tensors(tensors, path)
 
     def _read_weights(self, folder: Path) -> None:
         run, tensors = self._run, read_weights(folder)
@@ -154,3 +156,29 @@ class CheckpointWriter:
 def _into(tensors: Mapping[str, Tensor]) -> Callable[[Path], None]:
     """Return what writes tensors into the folder that it is given."""
     return lambda folder: save_tensors(tensors, folder / WEIGHTS)
+
+
+def describe(run: TrainingRun, folder: Path, *, without: Set[str] = frozenset()) -> None:
+    """Write into a folder all that is needed to build the run's model, but for its weights.
+
+    Args:
+        run: The run.
+        folder: A folder of its directory.
+        without: Names of edits that the weights beside it do not hold.
+    """
+    base = None
+    if run.blueprint.start is not None and run.base_hash is not None:
+        weights = run.blueprint.start.weights.resolve()
+        base = Base(str(weights), os.path.relpath(weights, folder.resolve()), run.base_hash)
+    description = ModelDescription(
+        shape=run.model.backbone.shape,
+        vocabulary=run.blueprint.data.tokenizer.size,
+        objective=run.objective,
+        labels=run.data.labels,
+        tokenizer_hash=run.blueprint.data.tokenizer.hash,
+        edits={name: each for name, each in run.blueprint.edits.items() if name not in without},
+        base=base,
+        task=None if run.data.task is None else run.data.task.as_node(),
+    )
+    write_description(description, folder)
+    run.blueprint.data.tokenizer.save(folder / TOKENIZER)

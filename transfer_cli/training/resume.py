@@ -3,11 +3,12 @@
 import logging
 from collections.abc import Sequence
 
+from transfer_cli.assembly.init_from import verify_model
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.loop import Progress
 from transfer_cli.errors import CheckpointError, FinishedError
-from transfer_cli.model.weights import read_description
+from transfer_cli.model.weights import DESCRIPTION, read_description
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
@@ -77,6 +78,7 @@ def _begin_anew(directory: RunDirectory) -> None:
 
 def _check_base(directory: RunDirectory, base_hash: str | None) -> None:
     """Refuse to put a checkpoint of trained weights on another backbone than its own."""
+    verify_model(directory.model, DESCRIPTION)
     base = read_description(directory.model).base
     if base is not None and base.hash != base_hash:
         raise CheckpointError(

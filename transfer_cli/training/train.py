@@ -1,7 +1,6 @@
 """`transfer pretrain` and `transfer finetune`: how a run comes together, on one screen."""
 
 import logging
-import os
 import platform
 import time
 from collections.abc import Sequence
@@ -20,11 +19,11 @@ from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.errors import FinishedError, RunError
-from transfer_cli.model.weights import Base, ModelDescription, write_description
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text, writing
-from transfer_cli.runs.directory import TOKENIZER, RunDirectory
+from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment
+from transfer_cli.training.checkpoints import DESCRIBED, describe
 from transfer_cli.training.trainer import Trainer
 from transfer_cli.training.workers import in_process_group
 
@@ -79,8 +78,8 @@ def _make(config: DictConfig, command: str, run: TrainingRun, typed: CommandLine
         with writing(directory.path):
             # Whoever reads the weights of a checkpoint needs these, too.
             directory.model.mkdir()
-            write_description(description_of(run, directory.model), directory.model)
-            run.blueprint.data.tokenizer.save(directory.model / TOKENIZER)
+            with checkpoint.listed(directory.model, DESCRIBED):
+                describe(run, directory.model)
             write_text(directory.plan, f"{plan_page(run.blueprint)}\n")
             run.origins.save(directory)
             directory.start(command, as_yaml(config), typed.overrides, typed.presets, environment())
@@ -127,21 +126,3 @@ def _go_on(config: DictConfig, command: str, directory: RunDirectory, typed: Seq
         Trainer(stored, command, run, directory).resume(typed)
     finally:
         directory.unlock()
-
-
-def description_of(run: TrainingRun, folder: Path) -> ModelDescription:
-    """Return what must be known to build the run's model, as seen from `folder`."""
-    base = None
-    if run.blueprint.start is not None and run.base_hash is not None:
-        weights = run.blueprint.start.weights.resolve()
-        base = Base(str(weights), os.path.relpath(weights, folder.resolve()), run.base_hash)
-    return ModelDescription(
-        shape=run.model.backbone.shape,
-        vocabulary=run.blueprint.data.tokenizer.size,
-        objective=run.objective,
-        labels=run.data.labels,
-        tokenizer_hash=run.blueprint.data.tokenizer.hash,
-        edits=run.blueprint.edits,
-        base=base,
-        task=None if run.data.task is None else run.data.task.as_node(),
-    )

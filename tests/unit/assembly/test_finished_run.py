@@ -11,6 +11,7 @@ from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import choose_tokenizer, open_pretrained, open_start
 from transfer_cli.errors import CheckpointError
 from transfer_cli.model.weights import read_weights
+from transfer_cli.runs.checkpoint import META
 
 LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
 NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
@@ -46,6 +47,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, pretrained):
     copy = tmp_path / "copy"
     shutil.copytree(pretrained, copy)
     shutil.copy(other / "model" / "tokenizer.json", copy / "model" / "tokenizer.json")
+    (copy / "model" / META).unlink()
 
     with pytest.raises(CheckpointError, match="is not the tokenizer that this model was trained"):
         open_pretrained(str(copy))
@@ -101,6 +103,7 @@ def test_another_backbone_than_its_own_is_refused(apart, tmp_path):
 def test_models_that_refer_to_each_other_in_a_circle_are_refused(apart):
     _, run = apart
     described = run / "model" / "model.json"
+    (run / "model" / META).unlink()
     content = json.loads(described.read_text())
     content["base"]["path"] = str(run / "model")
     content["base"]["relative"] = "../model"
@@ -144,6 +147,7 @@ def test_a_run_whose_weights_lack_a_part_is_refused(classifier, tmp_path):
     weights = read_weights(copy / "model")
     del weights["heads.class.linear.bias"]
     save_file(weights, copy / "model" / "weights.safetensors")
+    (copy / "model" / META).unlink()
 
     with pytest.raises(CheckpointError, match=r"lacks heads\.class\.linear\.bias"):
         open_trained(str(copy), tiny.FP32)

@@ -181,8 +181,10 @@ def test_for_anything_else_it_is_estimated_anew(fisher, tmp_path, other):
 
 def test_a_damaged_estimate_is_made_anew(fisher, tmp_path):
     first, _ = fisher()
-    (kept,) = (tmp_path / "cache" / "fisher").glob("*.safetensors")
-    kept.write_bytes(b"nothing")
+    (kept,) = (tmp_path / "cache" / "fisher").glob("*/fisher.safetensors")
+    content = bytearray(kept.read_bytes())
+    content[-1] ^= 1
+    kept.write_bytes(content)
 
     again, known = fisher()
 

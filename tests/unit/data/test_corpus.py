@@ -15,7 +15,7 @@ from transfer_cli.batch import IGNORE
 from transfer_cli.data import corpus
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.text import TextSplit
-from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.data.tokenizer import BytePairs, Tokenizer, WordPiece
 from transfer_cli.errors import DataError, RunError
 
 TEXT = [" = Lomta = ", "", " The mayor of <unk> ,  a  harbour , is old . ", "Café\tprices rose"]
@@ -105,17 +105,26 @@ def test_an_entry_says_what_it_holds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damaged", "lost"), [("tokens.bin", 3), ("tokens.bin", 4), ("meta.json", 3)]
+    ("damaged", "old", "new"),
+    [
+        ("tokens.bin", b"\0", b"\x80"),  # a token of a number that there is not
+        ("tokens.bin", b"\0", b"\1"),
+        ("meta.json", b'"num_words": 2', b'"num_words": 3'),
+        ("meta.json", b"uint16", b"uint32"),
+    ],
 )
-def test_a_damaged_entry_is_built_again_with_a_warning(tmp_path, caplog, damaged, lost):
+def test_a_damaged_entry_is_built_again_with_a_warning(tmp_path, caplog, damaged, old, new):
     encoded = encode_text(Text().split, WORDPIECE, tmp_path)
     expected = encoded.tokens.tolist()
     file = encoded.path / damaged
-    file.write_bytes(file.read_bytes()[:-lost])
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(old, new, 1))
+    assert file.read_bytes() != whole
 
     again = encode_text(Text().split, WORDPIECE, tmp_path)
 
     assert again.tokens.tolist() == expected
+    assert again.num_words == encoded.num_words
     assert [r.levelno for r in caplog.records].count(logging.WARNING) == 1
 
 
@@ -133,17 +142,6 @@ def test_fuzz_descriptions_of_an_entry(tmp_path_factory, data):
     again = encode_text(Text().split, WORDPIECE, cache)
 
     assert again.tokens.tolist() == expected
-
-
-@pytest.mark.parametrize("kind", ["O", "V2", "<M8[s]", "float16", "int8", ["uint16"]])
-def test_tokens_of_another_kind_are_not_mapped(tmp_path, kind):
-    encoded = encode_text(Text().split, WORDPIECE, tmp_path)
-    meta = json.loads((encoded.path / "meta.json").read_text())
-    (encoded.path / "meta.json").write_text(json.dumps({**meta, "dtype": kind}))
-
-    again = encode_text(Text().split, WORDPIECE, tmp_path)
-
-    assert again.tokens.dtype == np.uint16
 
 
 def test_what_a_killed_run_left_behind_is_removed(tmp_path):
@@ -246,8 +244,10 @@ def test_a_tokenizer_is_trained_once_for_a_recipe_and_a_text(tmp_path):
 
 def test_a_damaged_cached_tokenizer_is_made_again(tmp_path, caplog):
     first = cached_tokenizer(WordPiece(200), Text().split, tmp_path)
-    (file,) = (tmp_path / "tokenizers").glob("*.json")
-    file.write_text(file.read_text()[:100])
+    (file,) = (tmp_path / "tokenizers").glob("*/tokenizer.json")
+    text = file.read_text()
+    file.write_text(text.replace('"##', '"#', 1))  # a vocabulary that can be read, and is another
+    assert Tokenizer.load(file).hash != first.hash
 
     second = cached_tokenizer(WordPiece(200), Text().split, tmp_path)
 

@@ -3,26 +3,27 @@
 import errno
 import threading
 import time
+from functools import partial
 
 import pytest
 
-from transfer_cli.runs.atomic import replaced_file
-from transfer_cli.runs.cache import digest, kept, locked
+from transfer_cli.runs.cache import digest, kept, locked, new_entry
+
+FILE, SEAL = "text", "seal.json"
 
 
 def read(entry):
-    """Return what an entry holds; None where it is not there or damaged."""
-    text = entry.read_text() if entry.is_file() else None
-    return None if text == "damaged" else text
+    return (entry / FILE).read_text()
+
+
+def write(entry, content):
+    with new_entry(entry) as unfinished:
+        (unfinished / FILE).write_text(content)
+    return content
 
 
 def made(entry, content="new"):
-    def make():
-        with replaced_file(entry) as path:
-            path.write_text(content)
-        return content
-
-    return kept(entry, read, make)
+    return kept(entry, read, lambda: write(entry, content))
 
 
 def never():
@@ -45,14 +46,73 @@ def test_an_entry_is_made_once(tmp_path):
     assert kept(entry, read, never) == "first"
 
 
-def test_a_damaged_entry_is_made_again_with_a_warning(tmp_path, caplog):
+def flips(path):
+    """Yield the content of a file with one bit changed, for a bit of each byte."""
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        yield whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
+
+
+@pytest.mark.parametrize("name", [FILE, SEAL])
+def test_no_flipped_bit_goes_unnoticed(tmp_path, caplog, name):
     entry = tmp_path / "entry"
-    entry.write_text("damaged")
+    write(entry, "a" * 40)
+    damaged = list(flips(entry / name))
+
+    for content in damaged:
+        (entry / name).write_bytes(content)
+        assert made(entry, "a" * 40) == "a" * 40
+
+    assert caplog.text.count("damaged and is made again") == len(damaged)
+
+
+def test_a_flipped_bit_in_any_portion_of_a_large_file_is_found(tmp_path):
+    entry = tmp_path / "entry"
+    size = 3 * 2**20 + 17
+    for place in (0, 2**20 - 1, 2**20, 2 * 2**20 + 5, size - 1):
+        write(entry, "a" * size)
+        with (entry / FILE).open("r+b") as file:
+            file.seek(place)
+            file.write(b"e")  # one bit away
+
+        assert made(entry) == "new"
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda entry: (entry / FILE).unlink(),
+        lambda entry: (entry / FILE).write_text(""),
+        lambda entry: (entry / FILE).write_text("old" * 2**20),
+        lambda entry: (entry / "more").touch(),
+        lambda entry: (entry / "more").mkdir(),
+    ],
+    ids=["gone", "empty", "longer", "another file", "a folder"],
+)
+def test_an_entry_of_other_files_is_made_again_with_a_warning(tmp_path, caplog, harm):
+    entry = tmp_path / "entry"
+    write(entry, "old")
+    harm(entry)
 
     assert made(entry) == "new"
 
-    assert entry.read_text() == "new"
+    assert read(entry) == "new"
     assert "damaged and is made again" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_an_entry_without_checksums_is_made_again(tmp_path, caplog, kind):
+    entry = tmp_path / "entry"
+    if kind == "file":
+        entry.write_text("from an earlier version")
+    else:
+        write(entry, "from an earlier version")
+        (entry / SEAL).unlink()
+
+    assert made(entry) == "new"
+
+    assert read(entry) == "new"
+    assert "damaged" not in caplog.text
 
 
 def test_what_killed_runs_left_is_removed_and_what_others_are_making_is_not(tmp_path):
@@ -85,8 +145,7 @@ def test_who_comes_while_another_one_makes_an_entry_waits_for_it(tmp_path, caplo
         while "Waiting for another run" not in caplog.text:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        entry.write_text("slow")
-        return "slow"
+        return write(entry, "slow")
 
     threads = [
         threading.Thread(target=lambda: found.append(kept(entry, read, slow))),
@@ -104,16 +163,16 @@ def test_who_comes_while_another_one_makes_an_entry_waits_for_it(tmp_path, caplo
 # Where nothing may end a run.
 
 
-def asked(entry, write, refusals):
-    return kept(entry, read, lambda: "computed", write, refusals.append)
+def asked(entry, writing, refusals):
+    return kept(entry, read, lambda: "computed", writing, refusals.append)
 
 
 def test_what_is_computed_is_written_and_found_again(tmp_path):
     entry, refusals = tmp_path / "entry", []
 
-    assert asked(entry, entry.write_text, refusals) == "computed"
+    assert asked(entry, partial(write, entry), refusals) == "computed"
     assert asked(entry, never, refusals) == "computed"
-    assert (entry.read_text(), refusals) == ("computed", [])
+    assert (read(entry), refusals) == ("computed", [])
 
 
 def test_what_cannot_be_written_is_returned_all_the_same(tmp_path):

@@ -24,6 +24,7 @@ from transfer_cli.runs.checkpoint import (
     read_state,
     restore_best,
     verify,
+    whole_best,
 )
 
 WEIGHTS = "weights.safetensors"
@@ -206,13 +207,98 @@ def test_best_weights_that_are_damaged_or_gone_come_back_from_the_checkpoint(tmp
     keep_best(tmp_path / "best", 3, weights("best of 3"))
     found = written(tmp_path, 4, best=tmp_path / "best")
     own = tmp_path / "best" / WEIGHTS
-    own.unlink()
-    own.write_text("best of 3")  # a file of its own, so that only one of the two is damaged
     harm(own)
 
     restore_best(found, tmp_path / "best", 3)
 
     assert own.read_text() == "best of 3"
+    assert not own.samefile(found / "best" / WEIGHTS)
+
+
+def places_of_best(folder):
+    """Return each file of the best weights, by the folder that holds it."""
+    found = [folder, *find_all(folder)]
+    return {each.name: (each / "best" / WEIGHTS).stat().st_ino for each in found}
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 3])
+def test_no_two_that_are_needed_share_a_file_of_the_best_weights(tmp_path, keep):
+    for step in range(1, 13):
+        if step % 4 == 1:
+            keep_best(tmp_path / "best", step, weights(f"best of {step}"))
+        written(tmp_path, step, best=tmp_path / "best")
+        prune(tmp_path, keep, newest=step)
+
+        own, *others = places_of_best(tmp_path).values()
+        assert own not in others
+        assert len(set(others[-2:])) == len(others[-2:])
+        assert len(set(others)) <= 2 * (step // 4 + 1)  # of one best, two copies are enough
+
+
+@pytest.mark.parametrize("victim", ["best", "step-00000003", "step-00000004"])
+def test_one_damaged_file_leaves_enough_to_go_on(tmp_path, victim, caplog):
+    keep_best(tmp_path / "best", 1, weights("best"))
+    for step in (2, 3, 4):
+        written(tmp_path, step, best=tmp_path / "best")
+        prune(tmp_path, 2, newest=step)
+
+    flip(tmp_path / victim.replace("best", "") / "best" / WEIGHTS)
+
+    whole = whole_best(tmp_path)
+    assert (whole / WEIGHTS).read_text() == "best"
+    found = newest_good(tmp_path)
+    assert checkpoint.step_of(found) == (3 if victim == "step-00000004" else 4)
+    restore_best(found, tmp_path / "best", 1)
+    verify(tmp_path / "best")
+    said = {
+        "best": "taking their copy in",
+        "step-00000003": "",
+        "step-00000004": "trying step 3, with 0 more left",
+    }
+    assert said[victim] in caplog.text
+
+
+def test_best_weights_of_which_every_copy_is_damaged_are_refused(tmp_path):
+    keep_best(tmp_path / "best", 1, weights("best"))
+    found = written(tmp_path, 2, best=tmp_path / "best")
+    for folder in (tmp_path, found):
+        flip(folder / "best" / WEIGHTS)
+
+    with pytest.raises(CheckpointError, match=r"best/weights.* is damaged.* no checkpoint holds"):
+        whole_best(tmp_path)
+
+
+def test_the_best_weights_of_another_step_are_not_taken_for_them(tmp_path):
+    keep_best(tmp_path / "best", 1, weights("best of 1"))
+    written(tmp_path, 2, best=tmp_path / "best")
+    keep_best(tmp_path / "best", 3, weights("best of 3"))
+    for folder in (tmp_path, written(tmp_path, 4, best=tmp_path / "best")):
+        flip(folder / "best" / WEIGHTS)
+
+    with pytest.raises(CheckpointError, match="no checkpoint holds a whole copy"):
+        whole_best(tmp_path)
+
+
+@pytest.mark.parametrize("harm", [cut, Path.unlink])
+def test_a_checkpoint_takes_nothing_from_one_that_lacks_it(tmp_path, harm):
+    keep_best(tmp_path / "best", 1, weights("best"))
+    for step in (2, 3):
+        written(tmp_path, step, best=tmp_path / "best")
+    harm(tmp_path / checkpoint.name(2) / "best" / WEIGHTS)
+
+    verify(written(tmp_path, 4, best=tmp_path / "best"))
+
+
+@pytest.mark.parametrize("harm", [cut, Path.unlink])
+def test_best_weights_that_were_cut_or_lost_are_not_taken_along(tmp_path, harm):
+    keep_best(tmp_path / "best", 1, weights("best"))
+    first = written(tmp_path, 2, best=tmp_path / "best")
+    harm(tmp_path / "best" / WEIGHTS)
+
+    with pytest.raises(CheckpointError, match=r"best.* is damaged"):
+        written(tmp_path, 3, best=tmp_path / "best")
+
+    assert newest_good(tmp_path) == first
 
 
 def test_where_files_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
@@ -221,8 +307,8 @@ def test_where_files_cannot_be_shared_they_are_copied(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
     keep_best(tmp_path / "best", 3, weights("best of 3"))
-
-    found = written(tmp_path, 4, best=tmp_path / "best")
+    for step in (4, 5, 6):
+        found = written(tmp_path, step, best=tmp_path / "best")
 
     verify(found)
     assert (found / "best" / WEIGHTS).stat().st_nlink == 1
@@ -273,9 +359,9 @@ def test_the_one_before_a_damaged_one_is_used_and_that_is_said(tmp_path, caplog)
 
     first, second = caplog.messages
     assert "step-00000004/weights.safetensors is damaged" in first
-    assert first.endswith("trying step 3")
+    assert first.endswith("trying step 3, with 2 more left")
     assert "step-00000003 is damaged: train_state.pt is missing" in second
-    assert second.endswith("trying step 2")
+    assert second.endswith("trying step 2, with 1 more left")
 
 
 def test_where_all_are_damaged_nothing_is_made_up(tmp_path):
@@ -283,6 +369,14 @@ def test_where_all_are_damaged_nothing_is_made_up(tmp_path):
         flip(written(tmp_path, step) / STATE)
 
     with pytest.raises(CheckpointError, match=r"step-00000001.*is damaged.* no other .* is whole"):
+        newest_good(tmp_path)
+
+
+def test_where_all_are_damaged_whole_best_weights_are_named_as_a_start(tmp_path):
+    keep_best(tmp_path / "best", 1, weights("best"))
+    flip(written(tmp_path, 2, best=tmp_path / "best") / STATE)
+
+    with pytest.raises(CheckpointError, match=rf"init_from={tmp_path / 'best'}, or remove"):
         newest_good(tmp_path)
 
 
@@ -307,6 +401,44 @@ def test_a_list_that_names_files_elsewhere_opens_none_of_them(tmp_path):
 
     with pytest.raises(CheckpointError, match="is missing"):
         verify(found)
+
+
+# The list of a finished model.
+
+
+def finished(folder):
+    with checkpoint.listed(folder, [WEIGHTS, "model.json"]):
+        weights()(folder)
+        (folder / "model.json").write_text("{}")
+    (folder / "notes.txt").write_text("not of the model")
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "model.json"])
+@pytest.mark.parametrize("harm", [flip, cut, Path.unlink])
+def test_damage_to_a_listed_file_is_found_where_that_file_is_asked_for(tmp_path, name, harm):
+    finished(tmp_path)
+    verify(tmp_path)
+    harm(tmp_path / name)
+
+    with pytest.raises(CheckpointError, match="is damaged"):
+        verify(tmp_path, [name])
+    verify(tmp_path, {WEIGHTS, "model.json"} - {name})
+
+
+def test_a_file_that_is_not_on_the_list_is_refused(tmp_path):
+    finished(tmp_path)
+
+    with pytest.raises(CheckpointError, match=r"does not list notes\.txt"):
+        verify(tmp_path, ["notes.txt"])
+
+
+def test_while_listed_files_change_there_is_no_list(tmp_path):
+    finished(tmp_path)
+
+    with checkpoint.listed(tmp_path, [WEIGHTS]):
+        assert not (tmp_path / META).exists()
+
+    assert (tmp_path / META).exists()
 
 
 # A kill while one is written.

@@ -11,12 +11,10 @@ from transfer_cli.model.weights import (
     load_strictly,
     read_description,
     read_weights,
-    write_description,
 )
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.training.checkpoints import CheckpointWriter
-from transfer_cli.training.train import description_of
+from transfer_cli.training.checkpoints import CheckpointWriter, describe
 
 LORA = {"lora": {"_target_": f"{configs.EDITS}.LoRA", "rank": 2}}
 NEW_WEIGHTS = {"_target_": f"{configs.PLANS}.NewWeights"}
@@ -30,7 +28,7 @@ def kept(tmp_path, pretrained):
         config = configs.following(pretrained, tmp_path, **changes)
         run, directory = build_run(config, "finetune"), RunDirectory(tmp_path / "run")
         directory.model.mkdir(parents=True)
-        write_description(description_of(run, directory.model), directory.model)
+        describe(run, directory.model)
         return run, directory, CheckpointWriter(run, directory, keep)
 
     return make
@@ -70,17 +68,34 @@ def test_better_weights_take_the_place_of_the_best_so_far(kept):
     assert [path.name for path in directory.checkpoints.iterdir()] == ["best"]
 
 
-def test_best_weights_that_were_damaged_are_refused(kept):
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_in_place_of_damaged_best_weights_the_copy_in_the_checkpoint_is_taken(kept, caplog):
     run, directory, keeping = kept()
     keeping.save_best(3)
     keeping.save(3, state_of(run, 3), with_best=True)
-    file = directory.best / WEIGHTS
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.unlink()  # shared with the checkpoint
-    file.write_bytes(content)
+    best = disturbed(run.model)
+    flip(directory.best / WEIGHTS)
 
-    with pytest.raises(CheckpointError, match="damaged"):
+    keeping.take_best()
+
+    assert tiny.same(run.model.state_dict(), best)
+    assert "best/weights.safetensors is damaged" in caplog.text
+    assert "taking their copy in" in caplog.text
+
+
+def test_best_weights_of_which_every_copy_is_damaged_are_refused(kept):
+    run, directory, keeping = kept()
+    keeping.save_best(3)
+    keeping.save(3, state_of(run, 3), with_best=True)
+    for folder in (directory.best, directory.checkpoints / checkpoint.name(3) / "best"):
+        flip(folder / WEIGHTS)
+
+    with pytest.raises(CheckpointError, match="no checkpoint holds a whole copy"):
         keeping.take_best()
 
 

@@ -9,14 +9,11 @@ A failure here never ends a run: states that cannot be stored are computed.
 Legend: R real tokens of all examples, K kept layers, D width.
 """
 
-import hashlib
-import json
 import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,6 @@ import torch
 from torch import Tensor
 
 from transfer_cli.runs import cache
-from transfer_cli.runs.atomic import flush, replaced_folder
-from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +30,7 @@ MOST_BYTES = 8 * 2**30
 # Part of every key. Raise it when the same key gives another entry.
 _FORMAT = 1
 
-_new_digest = partial(hashlib.blake2b, digest_size=16)
-
-_META, _STATES = "meta.json", "states.bin"
-_PORTION = 2**24
+_STATES = "states.bin"
 
 TAKEN, KEPT, ALONE = "taken from the cache", "kept for further runs", "in this run's memory alone"
 
@@ -71,7 +63,7 @@ class SharedStates:
 
         def read(entry: Path) -> Tensor | None:
             nonlocal came
-            found = _opened(entry, size)
+            found = _mapped(entry, size)
             if found is not None:
                 came = TAKEN
                 with suppress(OSError):
@@ -81,7 +73,7 @@ class SharedStates:
         def write(states_RKD: Tensor) -> None:
             nonlocal came
             _make_room(self._folder, size_bytes)
-            _write(entry, states_RKD, size)
+            _write(entry, states_RKD)
             came = KEPT
 
         if size_bytes > MOST_BYTES:
@@ -105,19 +97,6 @@ class SharedStates:
         self._warned = True
 
 
-def _opened(entry: Path, size: tuple[int, int, int]) -> Tensor | None:
-    """Return the states of an entry; None where it is missing or damaged."""
-    try:
-        meta = read_json(entry / _META)
-        with (entry / _STATES).open("rb") as file:
-            digest = hashlib.file_digest(file, _new_digest)
-    except (OSError, ValueError):
-        return None
-    if meta.get("size") != list(size) or meta.get("hash") != digest.hexdigest():
-        return None
-    return _mapped(entry, size)
-
-
 def _mapped(entry: Path, size: tuple[int, int, int]) -> Tensor | None:
     """Return an entry's states, whose pages all processes share until one of them writes."""
     path, count = entry / _STATES, torch.Size(size).numel()
@@ -131,19 +110,9 @@ def _mapped(entry: Path, size: tuple[int, int, int]) -> Tensor | None:
     return flat.view(size)
 
 
-def _write(entry: Path, states_RKD: Tensor, size: tuple[int, int, int]) -> None:
-    """Make an entry, all of it or nothing."""
-    with replaced_folder(entry) as unfinished:
-        digest = _new_digest()
-        content = states_RKD.cpu().contiguous().numpy().data.cast("B")
-        with (unfinished / _STATES).open("wb") as file:
-            for begin in range(0, len(content), _PORTION):
-                portion = content[begin : begin + _PORTION]
-                digest.update(portion)
-                file.write(portion)
-        flush(unfinished / _STATES)
-        meta = {"size": size, "hash": digest.hexdigest()}
-        (unfinished / _META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+def _write(entry: Path, states_RKD: Tensor) -> None:
+    with cache.new_entry(entry) as unfinished:
+        (unfinished / _STATES).write_bytes(states_RKD.cpu().contiguous().numpy().data.cast("B"))
 
 
 def _make_room(folder: Path, size_bytes: int) -> None:
