@@ -119,7 +119,9 @@ def _encoded(
             f"data: its labels are {', '.join(data.labels)}, and this run knows "
             f"{', '.join(labels)}; choose data with the same labels"
         )
-    return datasets.task(data, source.length, tokenizer, shape, names, task).splits
+    return datasets.task(
+        data, source.length or trained.length, tokenizer, shape, names, task
+    ).splits
 
 
 def _unigram(source: TextData | TaskData, place: DataPlace, trained: Trained) -> TransferModel:
