@@ -8,7 +8,13 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from transfer_cli.data.tokenizer import MAX_FILE_BYTES, Tokenizer, check_numbers, library_errors
+from transfer_cli.data.tokenizer import (
+    MAX_FILE_BYTES,
+    Tokenizer,
+    check_file,
+    check_numbers,
+    library_errors,
+)
 from transfer_cli.errors import CheckpointError, DataError
 from transfer_cli.model.shape import MAX_SIZE
 from transfer_cli.safe_files import read_json, read_text
@@ -68,7 +74,7 @@ def longest_input(folder: Path) -> int | None:
 def _whole(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return the tokenizer of a `tokenizer.json`, as `tokenizer_config.json` changes it."""
     data = read_json(folder / FILE, MAX_FILE_BYTES)
-    check_numbers(data)
+    check_file(data)
     normalizer, splitter = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
     if normalizer.get("type") == "BertNormalizer":
         for ours, theirs in _BERT_OPTIONS.items():
