@@ -35,7 +35,7 @@ from transfer_cli.errors import (
     TransferError,
     nearest,
 )
-from transfer_cli.safe_files import escaped, printable
+from transfer_cli.safe_files import escaped, in_one_line, printable
 from transfer_cli.terminal import Line, Page
 
 if TYPE_CHECKING:
@@ -400,7 +400,7 @@ def _process_number() -> int | None:
 
 
 def _say_traceback(error: BaseException) -> None:
-    sys.stderr.write("".join(traceback.format_exception(error)))
+    sys.stderr.write(escaped("".join(traceback.format_exception(error))))
     sys.stderr.flush()
 
 
@@ -408,7 +408,7 @@ class _Format(logging.Formatter):
     """The message alone; warnings and errors say what they are."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = escaped(super().format(record))
+        text = in_one_line(record.getMessage())
         if record.levelno >= logging.WARNING:
             word = f"{record.levelname.lower()}:"
             return f"{terminal.paint(word, 'warning', sys.stderr)} {text}"

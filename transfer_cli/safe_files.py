@@ -134,13 +134,21 @@ def printable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return `text` without control characters: names in a file may hold anything."""
+    """Return `text` without control characters: names in a file may hold anything.
+
+    Line ends and tabs stay; what turns the direction of writing round is a control character, too.
+    """
     if text.isprintable():
         return text
     return "".join(
         each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
         for each in text
     )
+
+
+def in_one_line(text: str) -> str:
+    """Return `text` without control characters, line ends included."""
+    return escaped(text).replace("\n", "\\n")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO
 
-from transfer_cli.safe_files import escaped
+from transfer_cli.safe_files import escaped, in_one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +65,7 @@ class Line:
 
     def drawn(self, console: "Console") -> list["Text"]:
         """Return the lines for a terminal."""
-        return [_rich(self.pieces)]
+        return [_rich(_one_line(piece) for piece in self.pieces)]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Entry:
     def drawn(self, console: "Console") -> list["Text"]:
         """Return the lines for a terminal."""
         width = console.width if self.width is None else min(console.width, self.width)
-        head, text = _rich(self.head), _rich(self.text)
+        head, text = _rich(map(_one_line, self.head)), _rich(map(_one_line, self.text))
         if head.cell_len > width:
             squeezed = ((re.sub(" {2,}", "  ", text), style) for text, style in _styled(self.head))
             head = _rich([Piece(*each) for each in squeezed])
@@ -236,6 +236,11 @@ def print_err(page: Page | Renderable) -> None:
     _write(page, sys.stderr)
 
 
+def print_line(text: str) -> None:
+    """Print a line of plain text to standard output."""
+    _write(Line(text), sys.stdout)
+
+
 def error(name: str, message: str) -> Line:
     """Return the error message of a command."""
     return Line(Piece(f"{name}:", "error"), f" {message}")
@@ -290,15 +295,15 @@ def _console(stream: TextIO) -> "Console":
     )
 
 
-def _styled(pieces: Pieces) -> list[Piece]:
+def _styled(pieces: Iterable[Piece | str]) -> list[Piece]:
     return [Piece(piece) if isinstance(piece, str) else piece for piece in pieces]
 
 
 def _plain(pieces: Pieces) -> str:
-    return escaped("".join(text for text, _ in _styled(pieces)))
+    return in_one_line("".join(text for text, _ in _styled(pieces)))
 
 
-def _rich(pieces: Pieces) -> "Text":
+def _rich(pieces: Iterable[Piece | str]) -> "Text":
     from rich.text import Text
 
     return Text.assemble(*((escaped(text), style) for text, style in _styled(pieces)))
@@ -313,4 +318,4 @@ def _wrapped(text: "Text", width: int, console: "Console") -> list["Text"]:
 
 def _one_line(cell: Piece | str) -> Piece:
     [(text, style)] = _styled([cell])
-    return Piece(escaped(" ".join(text.splitlines())), style)
+    return Piece(in_one_line(text), style)

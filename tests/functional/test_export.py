@@ -1,10 +1,15 @@
 """`transfer export`: what others load gives what we give."""
 
+import itertools
 import json
+import re
+import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 
@@ -16,6 +21,7 @@ from transfer_cli.batch import with_facts
 from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.tasks import Example
 from transfer_cli.engine.precision import Precision
+from transfer_cli.interop import inputs
 from transfer_cli.objectives.base import Encoding
 
 CPU = Precision("fp32", torch.device("cpu"))
@@ -26,14 +32,18 @@ HEADS = {
 }  # fmt: skip
 
 
+LENGTH = 15
+"""Of the adapted models, which have positions for 40 tokens and more: an odd number of tokens is
+left to a pair's texts in some layouts, an even one in others."""
+
+
 def our_logits(run, texts, pairs=None):
     trained = open_trained(str(run), CPU)
-    shape = trained.start.description.shape
     data = encode_texts(
         [Example(t, pair=p) for t, p in zip(texts, pairs or [None] * len(texts), strict=True)],
         trained.start.tokenizer,
-        shape.positions,
-        shape.direction,
+        trained.length,
+        trained.start.description.shape.direction,
     )
     batch = with_facts(data.batch(np.arange(len(texts))))
     with torch.inference_mode():
@@ -103,6 +113,7 @@ def adapted(request, tmp_path_factory, questions):
     words = (
         "data=table", f"data.train={questions}", f"init_from={folder / 'published'}", *LOOP,
         "loop.steps=4", "adaptation=lora", "optimizer.lr=1e-2", f"run.dir={folder / 'run'}",
+        f"data.length={LENGTH}",
     )  # fmt: skip
     finished("finetune", *words)
     return folder / "run"
@@ -124,6 +135,77 @@ def test_a_classifier_gives_the_same_logits_elsewhere(adapted, transfer):
     of_pairs = our_logits(adapted, texts[:2] * 2 + texts[1:2], pairs)
     assert (of_pairs[:2] - ours[:2]).abs().max() > 1e-5
     torch.testing.assert_close(theirs, of_pairs, atol=1e-5, rtol=0)
+
+
+def texts_of(tokenizer, counts):
+    """Return texts of so many tokens, made of words that are one token each."""
+    words = [w for w in ("the", "is", "of", "a", "s") if len(tokenizer.encode(f"{w} {w}")) == 2]
+    texts = [" ".join(words[(n * n + n) % len(words)] for n in range(count)) for count in counts]
+    assert [len(tokenizer.encode(text)) for text in texts] == list(counts)
+    return texts
+
+
+def test_a_long_text_gets_the_same_answer_elsewhere_and_back_here(adapted, transfer, tmp_path):
+    ended = transfer("export", f"run={adapted}", "to=out")
+    assert ended.code == 0, ended.err
+    tokenizer = open_pretrained(str(adapted)).tokenizer
+    texts = texts_of(tokenizer, (0, 1, 5, 6, 7, *range(LENGTH - 4, LENGTH + 3), 36, 37, 227))
+    texts += ["A [SEP] b [CLS] <s> c </s> <|endoftext|>", f"{'Ünd ' * 40}", "  ", "?" * 99]
+    firsts, seconds = zip(*itertools.product(texts, texts[1:]), strict=True)
+
+    ours, ours_of_pairs = our_logits(adapted, texts), our_logits(adapted, firsts, seconds)
+
+    theirs, model = their_logits("out", texts)
+    torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
+    theirs, _ = their_logits("out", list(firsts), list(seconds))
+    torch.testing.assert_close(theirs, ours_of_pairs, atol=1e-5, rtol=0)
+    if reads_back := model.config.model_type != "gpt2":  # whose classifiers are not read here
+        torch.testing.assert_close(our_logits("out", texts), ours, atol=1e-5, rtol=0)
+        again = our_logits("out", firsts, seconds)
+        torch.testing.assert_close(again, ours_of_pairs, atol=1e-5, rtol=0)
+    # As the card has it.
+    code = re.search(r"ask = (pipeline\(.*\))", (tmp_path / "out" / "README.md").read_text())[1]
+    ask = eval(code, {"pipeline": reference().pipeline})  # noqa: S307 - our own card
+    labels = [model.config.id2label[int(row.argmax())] for row in ours]
+    assert [ask(text)[0]["label"] if text else labels[0] for text in texts] == labels
+    # What was cut makes a difference.
+    whole = Path("out/tokenizer_config.json")
+    whole.write_text(whole.read_text().replace(f": {LENGTH},", ": 40,"))
+    if reads_back:
+        assert (our_logits("out", texts)[-5] - ours[-5]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("adapted", ["bert"], indirect=True)
+def test_an_export_whose_tokenizer_cuts_otherwise_is_refused(adapted, transfer, monkeypatch):
+    monkeypatch.setitem(inputs.CUT, "direction", "Left")
+
+    ended = transfer("export", f"run={adapted}", "to=out")
+
+    assert ended.code == 2
+    assert "makes another input than the run reads" in ended.err
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("adapted", ["bert"], indirect=True)
+def test_a_model_without_its_run_says_that_its_length_is_not_known(adapted, transfer):
+    shutil.copytree(adapted / "model", "alone/model")
+
+    ended = transfer("export", "run=alone/model", "to=out")
+
+    assert ended.code == 0, ended.err
+    assert "whether texts were cut in training is not known" in ended.err
+    assert json.loads(Path("out/tokenizer_config.json").read_text())["model_max_length"] == 42
+
+
+@pytest.mark.parametrize("adapted", ["bert"], indirect=True)
+def test_other_data_is_scored_at_the_length_of_the_run(adapted, transfer, tmp_path):
+    rows = [f"{'the ' * 20}{end},{label}" for end, label in (("is", "place"), ("of", "person"))]
+    (tmp_path / "long.csv").write_text("\n".join(["text,label", *rows * 5]) + "\n")
+    words = ("evaluate", f"run={adapted}", "data=table", "data.train=long.csv", "split=train")
+
+    ended = transfer(*words)
+
+    assert f"to {LENGTH} tokens" in ended.err
 
 
 @pytest.mark.parametrize("adapted", ["bert"], indirect=True)
@@ -290,6 +372,37 @@ def test_a_classifier_as_an_onnx_graph(transfer, finetuned, tmp_path):
     torch.testing.assert_close(
         torch.tensor(found), our_logits(finetuned, [text]), atol=1e-5, rtol=1e-5
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapted", ["bert", "gpt2"], indirect=True)
+def test_a_graph_and_its_tokenizer_give_the_answers_of_the_run(adapted, transfer):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    ended = transfer("export", f"run={adapted}", "to=out", "format=onnx")
+    assert ended.code == 0, ended.err
+    facts = json.loads(Path("out/onnx.json").read_text())
+    assert (facts["length"], facts["positions"] > 39) == (LENGTH, True)
+    texts = texts_of(open_pretrained(str(adapted)).tokenizer, (0, 1, 5, LENGTH - 1, LENGTH, 99))
+    texts.append("A [SEP] b [CLS] c <|endoftext|>")
+    pairs = list(itertools.product(texts, repeat=2))
+    backend = tokenizers.Tokenizer.from_file("out/tokenizer.json")
+    backend.encode_special_tokens = True
+    session = onnxruntime.InferenceSession("out/model.onnx")
+
+    def theirs(*given):
+        row = backend.encode(*given)
+        values = {
+            "input_ids": row.ids, "attention_mask": row.attention_mask,
+            "token_type_ids": row.type_ids,
+        }  # fmt: skip
+        return session.run(None, {name: [values[name]] for name in facts["inputs"]})[0][0]
+
+    alone = torch.tensor(np.array([theirs(text) for text in texts]))
+    of_pairs = torch.tensor(np.array([theirs(*pair) for pair in pairs]))
+
+    torch.testing.assert_close(alone, our_logits(adapted, texts), atol=1e-4, rtol=1e-4)
+    ours = our_logits(adapted, *zip(*pairs, strict=True))
+    torch.testing.assert_close(of_pairs, ours, atol=1e-4, rtol=1e-4)
 
 
 def test_a_graph_that_is_refused_leaves_nothing(transfer, finetuned, tmp_path, monkeypatch):

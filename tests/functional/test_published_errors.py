@@ -1,7 +1,9 @@
 """Published models that cannot be read, models that cannot be written: one line, exit code 2."""
 
 import json
+import math
 import os
+import resource
 import sys
 import zipfile
 
@@ -185,6 +187,44 @@ def test_a_pickle_with_code_in_it_is_not_opened(tmp_path, refused):
 
     assert "pytorch_model.bin is a pickle that holds more than tensors" in line
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("claim", ["stride", "storage"])
+def test_weights_that_claim_more_than_their_file_holds(tmp_path, refused, claim, half):
+    publish(tmp_path / "given", "bert")
+    change_config(tmp_path / "given", intermediate_size=2**22)
+    path = tmp_path / "given" / "model.safetensors"
+    shapes = {name: tensor.shape for name, tensor in load_file(path).items()}
+    path.unlink()
+    kind = torch.float16 if half else torch.float32
+    shared = torch.zeros(2**22 * 16 if claim == "storage" else 1, dtype=kind)
+    wide = {24: 2**22}
+    tensors = {}
+    for name, shape in shapes.items():
+        claimed = [wide.get(size, size) for size in shape]
+        count = math.prod(claimed)
+        tensors[name] = (
+            shared[:count].view(claimed) if claim == "storage" else shared.expand(claimed)
+        )
+    torch.save(tensors, tmp_path / "given" / "pytorch_model.bin")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    line = refused()
+
+    assert "its tensors would take" in line
+    if claim == "stride":
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 200 * 2**10
+
+
+def test_tensors_without_numbers_are_refused(tmp_path, refused):
+    publish(tmp_path / "given", "bert")
+    path = tmp_path / "given" / "model.safetensors"
+    tensors = {name: tensor.to("meta") for name, tensor in load_file(path).items()}
+    path.unlink()
+    torch.save(tensors, tmp_path / "given" / "pytorch_model.bin")
+
+    assert "something else than plain tensors" in refused()
 
 
 def test_hf_without_the_client(refused, monkeypatch):

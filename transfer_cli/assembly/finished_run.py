@@ -7,11 +7,12 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from transfer_cli.assembly.datasets import block_length
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.hub import HUB
 from transfer_cli.interop.published_folder import is_published
 from transfer_cli.model.meta_device import without_weights
@@ -26,12 +27,21 @@ from transfer_cli.runs.directory import RunDirectory
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's best weights with all that belongs to them."""
+    """A run's best weights with all that belongs to them.
+
+    Args:
+        config: The run's.
+        start: Its description and tokenizer.
+        objective: What it was trained for.
+        model: On the device, in evaluation mode.
+        length: See `longest_input`.
+    """
 
     config: DictConfig
     start: Pretrained
     objective: Objective
     model: TransferModel
+    length: int
 
 
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:
@@ -63,7 +73,34 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
     model = load_trained(start, objective, tensors)
     model.to(precision.device)
     model.eval()
-    return Trained(config, start, objective, model)
+    return Trained(config, start, objective, model, longest_input(start, config))
+
+
+def config_of(start: Pretrained) -> DictConfig | None:
+    """Return the config of the run that a model belongs to; None where there is none beside it.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    run = RunDirectory(start.folder.parent)
+    if start.published is not None or not RunDirectory.holds_run(run.path):
+        return None
+    return read_stored(run.config, run.read_command(), "run")
+
+
+def longest_input(start: Pretrained, config: DictConfig | None) -> int:
+    """Return how many tokens of a text a model reads: what was cut in training is cut after it.
+
+    Raises:
+        ConfigError: What the config says is no such number.
+    """
+    positions = start.description.shape.positions
+    if start.published is not None:
+        return min(start.published.length or positions, positions)
+    length = None if config is None else config.data.get("length")
+    if length is not None and type(length) is not int:
+        raise ConfigError(f"run: its data.length is {length!r}, expected a whole number")
+    return block_length(length, positions)
 
 
 def open_language_model(

@@ -25,7 +25,8 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
-from transfer_cli.safe_files import escaped
+from transfer_cli.safe_files import in_one_line
+from transfer_cli.terminal import print_line
 from transfer_cli.training.workers import in_process_group
 
 ASKED = (*datasets.SPLITS, "all")
@@ -91,17 +92,17 @@ def say(measures: dict[str, dict[str, float]]) -> None:
     """Print a line for each measure of each split."""
     for split, found in measures.items():
         for name, value in found.items():
-            print(f"{split:10s} {name:24s} {value:.6g}")
+            print_line(f"{split:10s} {name:24s} {value:.6g}")
 
 
 def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -> None:
     """Print a confusion table: a row for each label given, a column for each one predicted."""
-    labels = tuple(escaped(label) for label in labels)
+    labels = tuple(in_one_line(label) for label in labels)
     wide = max(6, *(len(label) for label in labels)) + 1
-    print(f"{split} confusion, rows are labels, columns predictions")
-    print(" " * wide + "".join(f"{label:>{wide}}" for label in labels))
+    print_line(f"{split} confusion, rows are labels, columns predictions")
+    print_line(" " * wide + "".join(f"{label:>{wide}}" for label in labels))
     for label, row in zip(labels, table, strict=True):
-        print(f"{label:<{wide}}" + "".join(f"{count:>{wide}}" for count in row))
+        print_line(f"{label:<{wide}}" + "".join(f"{count:>{wide}}" for count in row))
 
 
 def _origins(config: DictConfig) -> Origins:
@@ -135,7 +136,8 @@ def _encoded(
         )
     data = data.numbered_as(trained.start.description.labels)
     data = origins.labelled("data", data, names)
-    return datasets.task(data, source.length, tokenizer, shape, names, task).splits
+    longest = source.length or trained.length
+    return datasets.task(data, longest, tokenizer, shape, names, task).splits
 
 
 def _unigram(

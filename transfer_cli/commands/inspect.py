@@ -24,6 +24,7 @@ from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.seeds import ExampleNoise
+from transfer_cli.terminal import print_line
 
 SHAPE = BackboneShape(1, 1, 1, 1, 128, direction="bidirectional")
 """Stands in where no model is chosen: blocks of 128 tokens."""
@@ -67,36 +68,38 @@ def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samp
     task: Any = prepared.task
     texts = {name: list(map(task.texts, examples)) for name, examples in data.splits.items()}
     for name, examples in data.splits.items():
-        print(f"{name}: {len(examples):,} examples")
+        print_line(f"{name}: {len(examples):,} examples")
         counts = Counter(label for example in examples for label in task.labels_of(example))
         if task.labels:
-            print(f"  labels   {'  '.join(f'{label} {counts[label]:,}' for label in task.labels)}")
+            print_line(
+                f"  labels   {'  '.join(f'{label} {counts[label]:,}' for label in task.labels)}"
+            )
         encoded = tokenizer.encode_batch([first for first, *_ in texts[name]])
         lengths = np.array([len(row) for row in encoded])
         _lengths(lengths)
         _unknown(sum(row.count(tokenizer.unk) for row in encoded), int(lengths.sum()))
-        print(f"  repeats  {len(examples) - len(set(texts[name])):,} texts stand there before")
+        print_line(f"  repeats  {len(examples) - len(set(texts[name])):,} texts stand there before")
         dataset: Any = prepared.splits[name].data
         for number in range(min(samples, len(examples))):
             rows = np.flatnonzero(dataset.example_of == number)
-            print(
+            print_line(
                 f"  {' '.join(task.labels_of(examples[number])) or '?'}: {texts[name][number][0]}"
             )
             for row in rows:
                 pieces = tokenizer.pieces(dataset.batch(np.array([row]))["tokens"][0].tolist())
-                print(f"      {' '.join(pieces)}")
+                print_line(f"      {' '.join(pieces)}")
     for first, second in itertools.combinations(texts, 2):
         both = len(set(texts[first]) & set(texts[second]))
-        print(f"overlap: {both:,} texts stand in both {first} and {second}")
+        print_line(f"overlap: {both:,} texts stand in both {first} and {second}")
 
 
 def _summary(name: str, blocks: TextBlocks) -> None:
     text = blocks.text
-    print(
+    print_line(
         f"{name}: {text.num_lines:,} lines, {text.num_words:,} words, "
         f"{text.num_bytes:,} bytes, {blocks.num_targets:,} tokens, {len(blocks):,} blocks"
     )
-    print(f"  tokens a word  {blocks.num_targets / max(1, text.num_words):.3f}")
+    print_line(f"  tokens a word  {blocks.num_targets / max(1, text.num_words):.3f}")
     _unknown(text.num_unknown, blocks.num_targets)
 
 
@@ -106,27 +109,27 @@ def _repeated_lines(raw: Mapping[str, TextSplit]) -> None:
     train = _long_lines(raw["train"].lines()) if others else set()
     for name, lines in others.items():
         both = len(lines & train)
-        print(f"overlap: {both:,} of {len(lines):,} long {name} lines also stand in train")
+        print_line(f"overlap: {both:,} of {len(lines):,} long {name} lines also stand in train")
 
 
 def _block(prepared: Batch, batch: Batch, tokenizer: Tokenizer) -> None:
     tokens, target = prepared["tokens"][0].tolist(), prepared["target"][0].tolist()
-    print(f"  text     {tokenizer.decode(batch['tokens'][0].tolist())}")
-    print(f"  tokens   {' '.join(tokenizer.pieces(tokens))}")
+    print_line(f"  text     {tokenizer.decode(batch['tokens'][0].tolist())}")
+    print_line(f"  tokens   {' '.join(tokenizer.pieces(tokens))}")
     named = (tokenizer.pieces([t])[0] if t != IGNORE else "." for t in target)
-    print(f"  targets  {' '.join(named)}")
+    print_line(f"  targets  {' '.join(named)}")
 
 
 def _lengths(lengths: np.ndarray) -> None:
     shares = np.percentile(lengths, [50, 90, 99, 100]).astype(int)
-    print(
+    print_line(
         f"  tokens   {lengths.mean():.1f} on average, half up to {shares[0]}, "
         f"90 % up to {shares[1]}, 99 % up to {shares[2]}, longest {shares[3]}"
     )
 
 
 def _unknown(count: int, total: int) -> None:
-    print(f"  unknown  {count:,} tokens ({100 * count / max(1, total):.2f} %)")
+    print_line(f"  unknown  {count:,} tokens ({100 * count / max(1, total):.2f} %)")
 
 
 def _long_lines(lines: Iterable[str]) -> set[int]:

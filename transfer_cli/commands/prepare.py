@@ -8,6 +8,7 @@ from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
+from transfer_cli.terminal import print_line
 
 
 def prepare(config: DictConfig) -> None:
@@ -18,15 +19,15 @@ def prepare(config: DictConfig) -> None:
         data = found.load(place.folder, place.seed)
         labels = f", {len(data.labels)} labels" if data.labels else ""
         for name, examples in data.splits.items():
-            print(f"{name:10s} {len(examples):,} examples{labels}")
+            print_line(f"{name:10s} {len(examples):,} examples{labels}")
         return
     start = open_start(
         config.init_from, config.get("base"), CommandLine.of_this_command().overrides
     )
     encoded, tokenizer = whole_texts(found, place, choose_tokenizer(config.tokenizer, start))
-    print(f"{'tokenizer':10s} {tokenizer.size:,} tokens")
+    print_line(f"{'tokenizer':10s} {tokenizer.size:,} tokens")
     for name, text in encoded.items():
-        print(
+        print_line(
             f"{name:10s} {text.num_lines:,} lines, {text.num_words:,} words, "
             f"{len(text.tokens) - 1:,} tokens, {text.num_unknown:,} unknown, {text.path}"
         )

@@ -69,4 +69,4 @@ def _as_json(found: list[Option]) -> str:
         }
         for option in found
     ]
-    return json.dumps(records, indent=2, ensure_ascii=False)
+    return json.dumps(records, indent=2)

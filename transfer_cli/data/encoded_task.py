@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A longest input must hold the three special tokens of a pair and a token of each text.
-_SHORTEST = 5
+SHORTEST = 5
+"""A longest input must hold the three special tokens of a pair and a token of each text."""
 
 
 class EncodedRows:
@@ -114,8 +114,8 @@ def encode_texts(
 ) -> EncodedRows:
     """Return one split of texts, or pairs of texts, with a label each, encoded once.
 
-    A text that is too long loses tokens at its end; of two texts the longer one first. Special
-    tokens are never cut.
+    A text that is too long loses tokens at its end; of two texts the longer one first (see `kept`).
+    Special tokens are never cut.
 
     Args:
         examples: The examples; all of them have a label, or none.
@@ -127,10 +127,10 @@ def encode_texts(
         ConfigError: `length` leaves no room for a text.
         DataError: Some examples have a label and some have none.
     """
-    if length < _SHORTEST:
+    if length < SHORTEST:
         raise ConfigError(
             f"data.length is {length}: with the special tokens an input needs at least "
-            f"{_SHORTEST} positions."
+            f"{SHORTEST} positions."
         )
     texts = tokenizer.encode_batch([example.text for example in examples])
     pairs = [example.pair for example in examples]
@@ -140,12 +140,16 @@ def encode_texts(
     room = length - len(start) - len(end)
     rows, firsts, num_cut = [], [], 0
     for text, pair in zip(texts, pairs, strict=True):
-        rest = [] if pair is None else [tokenizer.sep, *next(seconds)]
-        # The longer text is cut; the shorter one only if both are longer than half the room.
-        cut = min(len(text), max(room // 2, room - len(rest)))
-        rows.append(start + text[:cut] + rest[: room - cut] + end)
+        if pair is None:
+            cut, rest = min(len(text), room), []
+            num_cut += len(text) > room
+        else:
+            second = next(seconds)
+            cut, other = kept(len(text), len(second), room - 1)
+            rest = [tokenizer.sep, *second[:other]]
+            num_cut += len(text) + len(second) > room - 1
+        rows.append(start + text[:cut] + rest + end)
         firsts.append(len(start) + cut + 1)
-        num_cut += len(text) + len(rest) > room
     return EncodedRows(
         examples,
         rows,
@@ -154,6 +158,18 @@ def encode_texts(
         targets=_labels(examples),
         num_cut=num_cut,
     )
+
+
+def kept(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of two texts stay, which together have `room`.
+
+    The longer one is cut until both are as long, then both. This is the rule of the tokenizers
+    library, an odd token included, so that a model that is exported cuts as it did here.
+    """
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    return (room - shorter, shorter) if first > second else (shorter, room - shorter)
 
 
 def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int]]:

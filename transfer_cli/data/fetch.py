@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.request import Request, build_opener
 
 from tqdm import tqdm
 
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 30.0
 
+_SCHEMES = ("http://", "https://")
 _CHUNK_BYTES = 2**16
 _TRIES_WITHOUT_PROGRESS = 3
 _USER_AGENT = f"transfer-cli/{__version__} (Python urllib)"
@@ -200,24 +203,40 @@ def _receive(address: str, remote: RemoteFile, part: Path) -> None:
         raise _BrokenOffError(f"broken off after {end:,} of {remote.size_bytes:,} bytes")
 
 
+class _ToHttpAlone(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to http and https; urllib would follow one to ftp, too."""
+
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
+        """Return the next request."""
+        if not newurl.startswith(_SCHEMES):
+            raise _AddressError(f"it sends to {newurl[:200]}, which is no http or https address")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def _open(address: str, start: int) -> http.client.HTTPResponse:
-    if not address.startswith(("http://", "https://")):
+    if not address.startswith(_SCHEMES):
         raise _AddressError("not an http or https address")
     headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
-    request = urllib.request.Request(address, headers=headers)  # noqa: S310 - checked above
+    request = Request(address, headers=headers)  # noqa: S310 - checked above
     try:
-        # What it returns has no declared type; the address was checked above.
-        return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)  # type: ignore[no-any-return]  # noqa: S310
+        # What it returns has no declared type.
+        opened: http.client.HTTPResponse = build_opener(_ToHttpAlone).open(
+            request, timeout=TIMEOUT_SECONDS
+        )
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise _AddressError("not the right file, it is shorter than expected") from error
-        raise _AddressError(f"HTTP {error.code} {error.reason}") from error
+        # Of a loop of redirects, urllib has several lines to say.
+        raise _AddressError(f"HTTP {error.code} {' '.join(str(error.reason).split())}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = str(getattr(error, "reason", error))
         raise _AddressError(reason or type(error).__name__) from error
+    return opened
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
+from transfer_cli.data.overlap import say_overlap
 from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.seeds import derive
 
@@ -142,6 +143,7 @@ class Classified(TaskData):
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
         train = splits["train"]
         _check_classes(train, data.labels, where)
+        say_overlap(splits, where)
         if "validation" not in splits:
             train, splits["validation"] = hold_out(train, share, seed, where)
         if self.labelled is not None:

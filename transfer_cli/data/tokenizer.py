@@ -26,6 +26,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from transfer_cli.data.text_growth import Growth, check_growth
 from transfer_cli.errors import DataError
 from transfer_cli.runs.atomic import replaced_file
 from transfer_cli.safe_files import UnreadableError, parse_json, read_text
@@ -96,6 +97,7 @@ class Tokenizer:
         # A tokenizer without an unknown token of its own knows all text.
         self._unknown = names["unk"] if names["unk"] != _END_OF_TEXT else UNKNOWN
         self.hash = _digest(data)
+        self._growth = Growth.of(data)
 
         vocabulary = self._backend.get_vocab()
         self.size = max(vocabulary.values()) + 1
@@ -127,6 +129,7 @@ class Tokenizer:
         """
         texts = [text.replace(UNKNOWN, self._unknown) for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
+            self._growth.check(texts)
             try:
                 encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
             except TypeError:
@@ -148,6 +151,7 @@ class Tokenizer:
         texts = [text.encode("utf-8", "replace").decode() for text in texts]
         named = [text.replace(UNKNOWN, self._unknown) for text in texts]
         with library_errors(f"{self._source} cannot encode the text"):
+            self._growth.check(named)
             encodings = self._backend.encode_batch(named, add_special_tokens=False)
         found = []
         for text, other, encoding in zip(texts, named, encodings, strict=True):
@@ -201,7 +205,7 @@ class Tokenizer:
                 text = read_text(path, MAX_FILE_BYTES)
             except OSError as error:
                 raise DataError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
-            check_numbers(parse_json(text))
+            check_file(parse_json(text))
             return cls(tokenizers.Tokenizer.from_str(text), str(path))
 
 
@@ -391,6 +395,16 @@ def library_errors(problem: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise DataError(f"{problem}: {error}.") from error
+
+
+def check_file(data: dict[str, Any]) -> None:
+    """Raise for the content of a `tokenizer.json` that would make the library take all memory.
+
+    Raises:
+        UnreadableError: It would.
+    """
+    check_numbers(data)
+    check_growth(data)
 
 
 def check_numbers(data: dict[str, Any]) -> None:

@@ -19,6 +19,11 @@ PICKLE = "pytorch_model.bin"
 """The format before safetensors. It is read with `weights_only`, which builds no objects."""
 
 
+MOST_NAMES = 4
+"""How often the numbers of a pickle may stand in its tensors, on average. A table that is also the
+output layer has two names; with a stride of 0, a tensor of gigabytes is one number in the file."""
+
+
 def holds_weights(folder: Path) -> bool:
     """Return whether there are weights in a folder."""
     names = (WEIGHTS, PICKLE)
@@ -78,18 +83,35 @@ def _join(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, T
     return found
 
 
+def _claimed_bytes(found: Any) -> int | None:
+    """Return what tensors would take, each in memory of its own; None: they are not plain."""
+    if not isinstance(found, Mapping):
+        return None
+    total = 0
+    for each in found.values():
+        if not isinstance(each, Tensor) or each.layout != torch.strided or not each.is_cpu:
+            return None
+        total += each.numel() * each.element_size()
+    return total
+
+
 def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
         if zipfile.is_zipfile(path):
             check_unpacked(path)
         found = torch.load(path, weights_only=True, map_location="cpu")
+        claimed = _claimed_bytes(found)
     except Exception as error:  # of many kinds, none of which has built an object
         raise CheckpointError(
             f"{path} is a pickle that holds more than tensors, or it is damaged, and is not read; "
             f"take the model's {WEIGHTS}"
         ) from error
-    if not isinstance(found, Mapping) or not all(
-        isinstance(value, Tensor) and value.layout == torch.strided for value in found.values()
-    ):
+    if claimed is None:
         raise CheckpointError(f"{path} holds something else than plain tensors by name")
+    size = path.stat().st_size
+    if claimed > MOST_NAMES * size:
+        raise CheckpointError(
+            f"{path} has {size:,} bytes, and its tensors would take {claimed:,}: they repeat the "
+            f"same numbers; take the model's {WEIGHTS}"
+        )
     return {str(name): tensor for name, tensor in found.items()}

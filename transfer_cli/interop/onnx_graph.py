@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import Batch
+from transfer_cli.data.encoded_task import SHORTEST
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.files import dump_json
+from transfer_cli.interop.inputs import Direction, Inputs
 from transfer_cli.interop.onnx_modules import Graph, graph_of
 from transfer_cli.interop.vocabulary import FILE, LAYOUTS, SPECIAL_TOKENS
 from transfer_cli.model.added import merge, unmerge
@@ -44,6 +46,7 @@ def write_onnx(
     tokenizer: Tokenizer,
     folder: Path,
     *,
+    length: int | None = None,
     layout: str | None = None,
 ) -> float:
     """Write `model.onnx`, `tokenizer.json` and `onnx.json`; return the largest difference found.
@@ -61,7 +64,10 @@ def write_onnx(
     `inputs`       names, in order
     `output`       name
     `labels`       names of the classes, in the order of their logits; [] without classes
-    `positions`    longest input in tokens, special ones included
+    `positions`    longest input that the graph takes, in tokens, special ones included
+    `length`       longest input of the run, which cuts longer texts to it
+    `cut`          how: a text at its end (`side` right), the longer one of two first (`strategy`
+                   longest_first)
     `pad`          padding token
     `special`      numbers of the tokens pad, unk, cls, sep, mask
     `layout`       a text A among its special tokens, for example "cls A sep"
@@ -69,11 +75,16 @@ def write_onnx(
                    it is segment 0; null for a language model
     =============  =========================================================================
 
+    The tokenizers library does what the last four say by itself, where `tokenizer.json` holds them:
+    `Tokenizer.from_file(...).encode(text)`, with `encode_special_tokens = True`, since a special
+    token's name in a text is plain text. A language model's file holds none of them.
+
     Args:
         model: On the CPU, in float32. It is in evaluation mode afterwards, otherwise unchanged.
         objective: Bound; None to write hidden states.
         tokenizer: The model's.
         folder: An empty folder.
+        length: The longest input of the run; None: as many as the model has positions.
         layout: See the table. None: that of labelled texts, or for a language model that of lines
             to pretrain on.
 
@@ -95,16 +106,25 @@ def write_onnx(
     finally:
         unmerge(model, merged)
     largest = compare(folder / GRAPH, graph.output, model, objective)
-    tokenizer.save(folder / FILE)
-    direction = "causal" if model.backbone.causal else "bidirectional"
+    direction: Direction = "causal" if model.backbone.causal else "bidirectional"
     usual, pair = LAYOUTS["labelled" if graph.with_pairs else "lines", direction]
     if not graph.with_pairs and tokenizer.sep == tokenizer.cls:
         usual = "A"  # its one special token is between documents
+    shape = model.backbone.shape
+    length = length or shape.positions
+    if graph.with_pairs and length >= SHORTEST:
+        inputs = Inputs(length, usual, pair, segments=shape.segments > 1)
+        inputs.write(folder / FILE, tokenizer)
+        inputs.check(folder / FILE, tokenizer, direction, "format=onnx")
+    else:
+        tokenizer.save(folder / FILE)
     facts = {
         "inputs": list(graph.inputs),
         "output": graph.output,
         "labels": list(objective.info.labels if objective else ()),
-        "positions": model.backbone.shape.positions,
+        "positions": shape.positions,
+        "length": length,
+        "cut": {"side": "right", "strategy": "longest_first"},
         "pad": tokenizer.pad,
         "special": {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS},
         "layout": usual if layout is None else layout,

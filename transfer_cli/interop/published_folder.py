@@ -21,7 +21,7 @@ from transfer_cli.interop.family import (
 )
 from transfer_cli.interop.published_config import CONFIG, PublishedConfig
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
-from transfer_cli.interop.vocabulary import read_tokenizer
+from transfer_cli.interop.vocabulary import longest_input, read_tokenizer
 from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead
 from transfer_cli.model.meta_device import without_weights
@@ -48,6 +48,7 @@ class Published:
         tokenizer: Its tokenizer.
         rules: How our tensors are made of those in the folder, by their full names.
         dropped: The tensors in the folder that none of ours is made of.
+        length: How many tokens of a text it reads, as its tokenizer says; None: it does not say.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class Published:
     tokenizer: Tokenizer
     rules: tuple[Rule, ...]
     dropped: tuple[str, ...]
+    length: int | None
 
     def tensors(self, *, values: bool = True) -> dict[str, Tensor]:
         """Return its weights under our names, in float32; without values, on the meta device."""
@@ -105,7 +107,8 @@ def open_folder(folder: Path, key: str) -> Published:
         tokenizer_hash=tokenizer.hash,
     )
     dropped = found.keys() - {name for rule in rules for name in rule.theirs}
-    return Published(folder, family, description, tokenizer, rules, tuple(sorted(dropped)))
+    length = longest_input(folder)
+    return Published(folder, family, description, tokenizer, rules, tuple(sorted(dropped)), length)
 
 
 def _family(settings: PublishedConfig, key: str) -> Family:

@@ -15,6 +15,7 @@ from transfer_cli.errors import CheckpointError, one_of
 from transfer_cli.interop import files, vocabulary
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, Family, PublishedHead
+from transfer_cli.interop.inputs import Inputs
 from transfer_cli.interop.published_config import CONFIG
 from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
@@ -40,6 +41,7 @@ class Ours:
         classifier: What a head that gives labels was trained by; None for other heads.
         texts: Which layout of special tokens it was trained with last: that of lines to pretrain
             on, that of labelled texts, or (published) its tokenizer's.
+        length: The longest text in tokens that it reads, special ones included.
         labels: Names of the classifier's classes.
         added: Names of tensors that edits have added, each with a description of its part.
     """
@@ -50,6 +52,7 @@ class Ours:
     head: str | None
     classifier: Classification | None
     texts: Literal["lines", "labelled", "published"]
+    length: int
     labels: tuple[str, ...] = ()
     added: Mapping[str, str] = field(default_factory=dict)
 
@@ -245,12 +248,15 @@ def _write_tokenizer(ours: Ours, family: Family, folder: Path, pad: int) -> None
                 token["lstrip"] = token["content"] == names["mask"]
     causal = ours.shape.direction == "causal"
     is_bare = data.get("post_processor") is None and not causal
+    inputs = None
     if ours.texts != "published" or is_bare:
-        data["post_processor"] = _layout(ours, names)
+        inputs = _inputs(ours)
+        data |= inputs.settings(names, {kind: getattr(tokenizer, kind) for kind in names})
     files.dump_json(path, data)
     options = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": ours.shape.positions,
+        "model_max_length": ours.length,
+        "truncation_side": "right",
         "padding_side": "right",
         "model_input_names": [
             "input_ids",
@@ -262,30 +268,17 @@ def _write_tokenizer(ours: Ours, family: Family, folder: Path, pad: int) -> None
     }
     if causal:
         options |= {"bos_token": names["cls"], "eos_token": names["sep"]}
+    if ours.classifier is not None:
+        # Here a text is never taken for a special token; one that fills gaps holds masks.
+        options["split_special_tokens"] = True
     files.dump_json(folder / vocabulary.OPTIONS, options)
+    if inputs is not None:
+        inputs.check(path, tokenizer, "causal" if causal else "bidirectional", "to")
 
 
-def _layout(ours: Ours, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the post-processor that puts special tokens around texts."""
+def _inputs(ours: Ours) -> Inputs:
+    """Return how texts become inputs; a language model is given all of a text."""
     texts = "lines" if ours.texts == "lines" else "labelled"
-    later = 1 if ours.shape.segments > 1 else 0
-
-    def template(layout: str) -> list[dict[str, Any]]:
-        parts, segment = [], 0
-        for word in layout.split():
-            segment = later if word == "B" else segment
-            kind, name = ("Sequence", word) if word in "AB" else ("SpecialToken", names[word])
-            parts.append({kind: {"id": name, "type_id": segment}})
-        return parts
-
-    single, pair = map(template, vocabulary.LAYOUTS[texts, ours.shape.direction])
-    numbers = {names[kind]: getattr(ours.tokenizer, kind) for kind in ("cls", "sep")}
-    return {
-        "type": "TemplateProcessing",
-        "single": single,
-        "pair": pair,
-        "special_tokens": {
-            name: {"id": name, "ids": [number], "tokens": [name]}
-            for name, number in numbers.items()
-        },
-    }
+    layouts = vocabulary.LAYOUTS[texts, ours.shape.direction]
+    length = None if texts == "lines" else ours.length
+    return Inputs(length, *layouts, segments=ours.shape.segments > 1)

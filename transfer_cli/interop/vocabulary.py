@@ -8,8 +8,15 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from transfer_cli.data.tokenizer import MAX_FILE_BYTES, Tokenizer, check_numbers, library_errors
+from transfer_cli.data.tokenizer import (
+    MAX_FILE_BYTES,
+    Tokenizer,
+    check_file,
+    check_numbers,
+    library_errors,
+)
 from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.model.shape import MAX_SIZE
 from transfer_cli.safe_files import read_json, read_text
 
 FILE = "tokenizer.json"
@@ -53,10 +60,21 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     )
 
 
+def longest_input(folder: Path) -> int | None:
+    """Return how many tokens of a text `tokenizer_config.json` says that a model reads; None: all.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    found = _all_options(folder).get("model_max_length")
+    # Some files say "no limit" by a number of a hundred bits.
+    return int(found) if isinstance(found, int | float) and 1 <= found <= MAX_SIZE else None
+
+
 def _whole(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return the tokenizer of a `tokenizer.json`, as `tokenizer_config.json` changes it."""
     data = read_json(folder / FILE, MAX_FILE_BYTES)
-    check_numbers(data)
+    check_file(data)
     normalizer, splitter = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
     if normalizer.get("type") == "BertNormalizer":
         for ours, theirs in _BERT_OPTIONS.items():
@@ -145,14 +163,19 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path) -> None:
 
 
 def _options(folder: Path) -> dict[str, Any]:
+    found = _all_options(folder)
+    return {key: value for key, value in found.items() if isinstance(value, str | bool)}
+
+
+def _all_options(folder: Path) -> dict[str, Any]:
     path = folder / OPTIONS
     if not path.is_file():
         return {}
     try:
-        # Not `read_json`: such files say "no limit" by a number of a hundred bits.
+        # Not `read_json`: see `longest_input`.
         found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     if not isinstance(found, dict):
         raise DataError(f"{path} is no JSON object.")
-    return {key: value for key, value in found.items() if isinstance(value, str | bool)}
+    return found

@@ -11,7 +11,7 @@ from transfer_cli.report import results_table
 from transfer_cli.report.contents import FAILED, Group, Report, Run, TaskRuns
 from transfer_cli.report.differing_settings import plain
 from transfer_cli.report.untrusted import is_number
-from transfer_cli.safe_files import escaped
+from transfer_cli.safe_files import escaped, in_one_line
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that a spreadsheet would compute."""
@@ -73,7 +73,7 @@ def _cell(value: Any) -> Any:
     """Return what is written for a value: no text that a spreadsheet would compute."""
     if value is None or is_number(value):
         return value
-    text = escaped(plain(value))
+    text = in_one_line(plain(value))
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 

@@ -98,10 +98,10 @@ def test_the_longer_of_two_texts_is_cut_first(first, second, length, direction):
     found = row(Example(words(first), pair=words(second)), direction, length)
     num_special = 2 if direction == "causal" else 3
     room = length - num_special
-    # The definition, one token at a time.
+    # The definition, one token at a time; of texts as long, the one that was longer keeps more.
     kept = [first, second]
     while sum(kept) > room:
-        kept[0 if kept[0] > kept[1] else 1] -= 1
+        kept[0 if kept[0] > kept[1] or (kept[0] == kept[1] and first <= second) else 1] -= 1
 
     expected = [*tokens(kept[0]), SEP, *tokens(kept[1])]
     body = found[:-1] if direction == "causal" else found[1:-1]

@@ -207,6 +207,52 @@ def test_addresses_that_are_not_http_are_refused(tmp_path):
         fetch(remote((tmp_path / "secret").as_uri()), tmp_path)
 
 
+REDIRECTS = (
+    "ftp://localhost/file.bin", "FTP://localhost/file.bin", "file:///etc/hostname",
+    "data:text/plain,hello", "gopher://localhost/", "//[", "file.bin", "\x1b[2J://x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("hops", [1, 3])
+@pytest.mark.parametrize("target", REDIRECTS)
+def test_a_redirect_to_anything_but_http_is_not_followed(tmp_path, target, hops):
+    targets = [*(f"/{n}" for n in range(1, hops)), target]
+
+    with redirecting(targets) as address, pytest.raises(DataError, match="Cannot fetch") as caught:
+        fetch(remote(f"{address}/0"), tmp_path)
+
+    assert "\n" not in str(caught.value)
+    assert not visible(tmp_path)
+
+
+def test_a_redirect_to_http_is_followed_and_a_circle_ends_in_one_line(tmp_path):
+    with serve() as server, redirecting(["/1", server.address]) as address:
+        assert fetch(remote(f"{address}/0"), tmp_path).read_bytes() == CONTENT
+    circle = ["/1", "/0"]
+    with redirecting(circle) as address, pytest.raises(DataError, match="infinite loop") as caught:
+        fetch(remote(f"{address}/0", name="other.bin"), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@contextmanager
+def redirecting(targets: list[str]) -> Iterator[str]:
+    """Serve /0, which sends to the first target, /1, which sends to the second, and so on."""
+
+    class Redirects(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(302)
+            self.send_header("Location", targets[int(self.path[1:])])
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("localhost", 0), Redirects) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://localhost:{server.server_port}"
+        server.shutdown()
+
+
 def test_a_wrong_file_put_there_by_hand_is_named_and_kept(tmp_path):
     (tmp_path / "file.bin").write_bytes(b"something else")
 

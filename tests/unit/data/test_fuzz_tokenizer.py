@@ -1,5 +1,6 @@
 """A stranger's `tokenizer.json` is loaded or refused; what is loaded encodes or says why not."""
 
+import base64
 import json
 
 import pytest
@@ -121,3 +122,95 @@ def test_special_tokens_may_stand_among_the_added_tokens_alone(tmp_path):
 
     assert len(tokenizer.special) == len(SPECIALS)
     assert tokenizer.encode("<unk>") == [tokenizer.unk]
+
+
+# ------------------------------------------------------------------------- what grows
+
+
+def replaced(letter, content):
+    return {"type": "Replace", "pattern": {"String": letter}, "content": content}
+
+
+def chain_of(kind, parts):
+    return {"type": "Sequence", kind: parts}
+
+
+A_BYTE_LEVEL = {
+    "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True,
+}  # fmt: skip
+ANY = {"type": "Replace", "pattern": {"Regex": ""}, "content": " "}
+TEXT_AGAIN = {"Sequence": {"id": "A", "type_id": 0}}
+PRECOMPILED = base64.b64encode(bytes(4) + b"x" * 10_000 + b"\0").decode()
+
+GROWING = {
+    "once": ("normalizer", replaced("a", "a" * 10_000)),
+    "chain": ("normalizer", chain_of("normalizers", [replaced("a", "aa")] * 40)),
+    "chain in a chain": (
+        "normalizer",
+        chain_of("normalizers", [chain_of("normalizers", [replaced("a", "a" * 9)] * 9)] * 9),
+    ),
+    "nothing": ("normalizer", chain_of("normalizers", [ANY] * 40)),
+    "decomposed again and again": (
+        "normalizer",
+        chain_of("normalizers", [replaced("\u0644", "\ufdfa"), {"type": "NFKD"}] * 9),
+    ),
+    "prepended": (
+        "normalizer", chain_of("normalizers", [{"type": "Prepend", "prepend": "a" * 9000}])
+    ),
+    "table": ("normalizer", {"type": "Precompiled", "precompiled_charsmap": PRECOMPILED}),
+    "parts": ("normalizer", chain_of("normalizers", [{"type": "Lowercase"}] * 10_000)),
+    "bytes": ("normalizer", chain_of("normalizers", [{"type": "ByteLevel"}] * 40)),
+    "bytes of words": ("pre_tokenizer", chain_of("pretokenizers", [A_BYTE_LEVEL] * 40)),
+    "template": (
+        "post_processor",
+        {
+            "type": "TemplateProcessing", "single": [TEXT_AGAIN] * 3, "pair": [TEXT_AGAIN],
+            "special_tokens": {},
+        },
+    ),
+    "decoder": ("decoder", chain_of("decoders", [replaced("a", "aa")] * 40)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_a_file_that_makes_too_much_of_a_text_is_refused(tmp_path, kind):
+    part, node = GROWING[kind]
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(made(BytePairs(size=300)) | {part: node}))
+
+    with pytest.raises(DataError, match=r"tokenizer\.json is damaged.*(its|makes bytes)"):
+        Tokenizer.load(path)
+
+
+def test_a_text_that_would_grow_too_much_is_refused_and_others_are_not(tmp_path):
+    parts = [replaced("q", "a" * 20), {"type": "Lowercase"}, replaced("a", "b" * 20)]
+    path = tmp_path / "tokenizer.json"
+    whole = made(BytePairs(size=300)) | {"normalizer": chain_of("normalizers", parts)}
+    path.write_text(json.dumps(whole))
+    tokenizer = Tokenizer.load(path)
+
+    assert len(tokenizer.encode("q")) > 10
+    assert len(tokenizer.encode("Who is it? " * 10_000)) > 10_000
+    with pytest.raises(DataError, match=r"its normalizers make more than .* characters of"):
+        tokenizer.encode("q" * 50_000)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [replaced("``", '"'), replaced("''", '"'), {"type": "NFKD"}, {"type": "StripAccents"},
+         {"type": "Lowercase"}],
+        [{"type": "Prepend", "prepend": "\u2581"}, replaced(" ", "\u2581")],
+        [{"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "},
+         {"type": "Lowercase"}],
+        [{"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+          "strip_accents": None, "lowercase": True}],
+    ],
+    ids=["ALBERT", "LLaMA", "CLIP", "BERT"],
+)  # fmt: skip
+def test_the_normalizers_of_known_models_are_let_through(tmp_path, parts):
+    path = tmp_path / "tokenizer.json"
+    whole = made(BytePairs(size=300)) | {"normalizer": chain_of("normalizers", parts)}
+    path.write_text(json.dumps(whole))
+
+    assert Tokenizer.load(path).encode("Some words, e\u0301tc.")

@@ -56,7 +56,7 @@ def classifier_of(tokenizer):
 def ours(shape, tensors, tokenizer, classifier):
     texts = "lines" if classifier is None else "labelled"
     head = LANGUAGE_MODEL if classifier is None else SEQUENCE_CLASSIFICATION
-    return Ours(shape, tensors, tokenizer, head, classifier, texts, ("a", "b"))
+    return Ours(shape, tensors, tokenizer, head, classifier, texts, shape.positions, ("a", "b"))
 
 
 def loaded(auto, folder):
@@ -178,7 +178,7 @@ def test_a_bert_without_segments_is_read_again(tmp_path, tokenizer, head):
     shape = replace(MASKED, segments=0, pooler="tanh")
     tensors = model_of(shape, tokenizer).state_dict()
 
-    write_folder(Ours(shape, tensors, tokenizer, head, None, "lines"), tmp_path)
+    write_folder(Ours(shape, tensors, tokenizer, head, None, "lines", 32), tmp_path)
 
     again = open_folder(tmp_path, "init_from").tensors()
     assert not again.pop("backbone.segment_embedding.weight").any()
@@ -192,7 +192,7 @@ def test_a_head_that_a_family_does_not_have_is_named(tmp_path, tokenizer):
 
     with pytest.raises(CheckpointError, match="a head for token classification"):
         write_folder(
-            Ours(CAUSAL, tensors, tokenizer, "token_classification", None, "lines"), tmp_path
+            Ours(CAUSAL, tensors, tokenizer, "token_classification", None, "lines", 32), tmp_path
         )
 
 

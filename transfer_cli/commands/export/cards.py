@@ -21,14 +21,19 @@ _PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")
 """A path from the root, the home or the current folder, anywhere in a value."""
 
 
-def card_of(start: Pretrained, written: Written, to: str) -> str:
-    """Return the card of a model; how it was trained only the directory of a run can say."""
+def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
+    """Return the card of a model that reads `length` tokens of a text.
+
+    How it was trained only the directory of a run can say.
+    """
     shape, vocabulary = start.description.shape, start.description.vocabulary
     what = {
         "kind of model": f"{written.family.name} (`{written.architecture}`)",
         "size": f"{shape.depth} blocks of width {shape.width}, {vocabulary:,} tokens, "
         f"{shape.positions} positions",
         "numbers": "float32",
+        "longest input": f"{length:,} tokens, special ones included; a longer text loses its end, "
+        "of two texts the longer one first",
     }
     run = RunDirectory(start.folder.parent)
     results = _json(run.results) if start.published is None else {}

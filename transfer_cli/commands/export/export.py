@@ -1,5 +1,6 @@
 """`transfer export`: a run as a folder that others load without us."""
 
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -7,7 +8,12 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from transfer_cli.assembly.finished_run import load_trained, objective_of
+from transfer_cli.assembly.finished_run import (
+    config_of,
+    load_trained,
+    longest_input,
+    objective_of,
+)
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.commands.export.cards import card_of
 from transfer_cli.config.build import build
@@ -19,6 +25,8 @@ from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.terminal import Entry, Page, Piece, print_out
+
+log = logging.getLogger(__name__)
 
 FORMATS = ("hf", "onnx")
 
@@ -51,12 +59,14 @@ def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, 
         head=head,
         classifier=classifier,
         texts="published" if start.published is not None else own,
+        length=_length(start),
         labels=start.description.labels,
         added=added,
     )
     own_family = start.published.family.model_type if start.published else None
     written = write_folder(ours, folder, config.family or own_family)
-    (folder / "README.md").write_text(card_of(start, written, config.to), encoding="utf-8")
+    card = card_of(start, written, config.to, ours.length)
+    (folder / "README.md").write_text(card, encoding="utf-8")
     facts = {
         "written": config.to,
         "loads as": f"transformers.{written.architecture}",
@@ -82,11 +92,29 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
     # A published model was trained with the layout of our labelled texts, not with that of lines.
     usual = "A" if causal else "cls A sep"
     layout = usual if start.published is not None else None
-    largest = write_onnx(model.eval(), objective, start.tokenizer, folder, layout=layout)
+    largest = write_onnx(
+        model.eval(), objective, start.tokenizer, folder, length=_length(start), layout=layout
+    )
     return {
         "written": config.to,
         "checked": f"against torch in onnxruntime: outputs differ by at most {largest:.1e}",
     }
+
+
+def _length(start: Pretrained) -> int:
+    """Return the longest input: `predict`'s for labelled texts; a language model reads any."""
+    if start.task is None:
+        return start.description.shape.positions
+    config = config_of(start)
+    length = longest_input(start, config)
+    if config is None and start.published is None:
+        log.warning(
+            "run: no config.yaml of a run lies beside %s, so whether texts were cut in training is "
+            "not known; the export says %d tokens, the model's positions",
+            start.folder,
+            length,
+        )
+    return length
 
 
 def _has_head(start: Pretrained) -> bool:

@@ -76,7 +76,7 @@ class Ensemble:
     def say_cuts(self) -> None:
         """Say how many examples were too long for a run."""
         for (trained, _), num_cut in zip(self._runs, self._num_cut, strict=True):
-            warn_of_cuts(num_cut, self._num_texts, _longest(trained))
+            warn_of_cuts(num_cut, self._num_texts, trained.length)
 
     def _answers(
         self, examples: Sequence[Any], trained: Trained, task: Task
@@ -85,7 +85,7 @@ class Ensemble:
         if not examples:
             return [], 0
         direction = datasets.direction_of(trained.start.description.shape)
-        data = task.encode(examples, trained.start.tokenizer, _longest(trained), direction)
+        data = task.encode(examples, trained.start.tokenizer, trained.length, direction)
         batches = predictions(
             trained.model,
             trained.objective,
@@ -100,9 +100,3 @@ class Ensemble:
             rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
         apart = by_example(data, rows)
         return [task.answer(data, at, apart[at]) for at in range(len(examples))], data.num_cut
-
-
-def _longest(trained: Trained) -> int:
-    """Return how many tokens of a text a run reads: one that was cut in training is cut here."""
-    positions = trained.start.description.shape.positions
-    return datasets.block_length(trained.config.data.get("length"), positions)

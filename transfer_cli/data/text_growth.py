@@ -1,0 +1,180 @@
+"""How much longer than a text a tokenizer's file makes it, before the library takes memory for it.
+
+A `tokenizer.json` may be a stranger's. Each normalizer of a chain may replace a letter by many, a
+template may repeat the text, and a chain of forty would make more of a line than any memory holds.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import tokenizers
+from tokenizers.normalizers import Normalizer
+
+from transfer_cli.safe_files import UnreadableError
+
+MAX_PARTS = 100
+"""Of a chain of normalizers, of pre-tokenizers, of decoders, of a template."""
+
+MAX_STEP = 64
+"""How many characters a part may put in place of one. The longest that Unicode has are 18."""
+
+MAX_CHAIN = 4096
+"""What the parts of a chain may make of one character together: those of ALBERT's, 648, if there
+were a letter that all of them lengthen."""
+
+MAX_GROWTH = 64
+"""How much longer any text may become, beside a few characters."""
+
+_FEW = 4096
+
+_SMALL = 2**24
+"""Characters that texts may become without being measured: some hundred MiB at most."""
+
+_UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12}
+"""What Unicode makes of one character at most; BERT's may put spaces around it, too."""
+
+_BYTES_OF_CHARACTER = 4
+
+_MAX_BYTE_LEVELS = 2
+"""One makes characters of bytes, which are bytes again to the next one."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The normalizers of a tokenizer, and how many characters they make of one at most."""
+
+    steps: Sequence[Normalizer]
+    most: int
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Growth":
+        """Return that of the content of a `tokenizer.json` that `check_growth` has let through."""
+        nodes = list(_parts(data.get("normalizer")))
+        most = _product(nodes)
+        return cls([] if most <= MAX_GROWTH else list(map(_normalizer, nodes)), most)
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Refuse texts that would become too long.
+
+        Raises:
+            UnreadableError: One would.
+        """
+        if not self.steps or sum(map(len, texts)) * self.most <= _SMALL:
+            return
+        for text in texts:
+            grown = text.encode("utf-8", "replace").decode()
+            for step in self.steps:
+                grown = step.normalize_str(grown)
+                if len(grown) > MAX_GROWTH * len(text) + _FEW:
+                    raise UnreadableError(
+                        f"its normalizers make more than {len(grown):,} characters of {len(text):,}"
+                    )
+
+
+def check_growth(data: Mapping[str, Any]) -> None:
+    """Refuse the content of a `tokenizer.json` that would make too much of a text.
+
+    Raises:
+        UnreadableError: It would.
+    """
+    chains = {
+        name: list(_parts(data.get(name)))
+        for name in ("normalizer", "pre_tokenizer", "decoder", "post_processor")
+    }
+    for name, nodes in chains.items():
+        if len(nodes) > MAX_PARTS:
+            raise UnreadableError(f"its {name} has {len(nodes):,} parts, expected {MAX_PARTS}")
+        most = _product(nodes)
+        if most > MAX_CHAIN or max(map(_most, nodes), default=1) > MAX_STEP:
+            raise UnreadableError(
+                f"its {name} makes up to {most:,} characters of one; no text is encoded with it"
+            )
+    kinds = [node.get("type") for node in (*chains["normalizer"], *chains["pre_tokenizer"])]
+    if kinds.count("ByteLevel") > _MAX_BYTE_LEVELS:
+        raise UnreadableError("it makes bytes of a text more than twice")
+    for node in chains["post_processor"]:
+        for kind in ("single", "pair"):
+            _check_template(node.get(kind))
+    added = data.get("added_tokens")
+    names = [each for each in added or () if isinstance(each, dict) and each.get("normalized")]
+    size = sum(len(str(each.get("content"))) for each in names)
+    if size * _product(chains["normalizer"]) > _SMALL:
+        raise UnreadableError("its normalizers make too much of its added tokens")
+
+
+def _check_template(pieces: Any) -> None:
+    if not isinstance(pieces, list):
+        return
+    parts = [each.get("Sequence") for each in pieces if isinstance(each, dict)]
+    names = [str(each.get("id")) for each in parts if isinstance(each, dict)]
+    if len(pieces) > MAX_PARTS or len(set(names)) < len(names):
+        raise UnreadableError(
+            f"its post_processor repeats the text, or has more than {MAX_PARTS} parts"
+        )
+
+
+def _parts(node: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of a chain, also of chains in it, in order."""
+    if not isinstance(node, dict):
+        return
+    inside = [node[key] for key in ("normalizers", "pretokenizers", "decoders", "processors")
+              if isinstance(node.get(key), list)]  # fmt: skip
+    if inside:
+        for each in chain.from_iterable(inside):
+            yield from _parts(each)
+    else:
+        yield node
+
+
+def _product(nodes: Sequence[Mapping[str, Any]]) -> int:
+    product = 1
+    for node in nodes:
+        product *= _most(node)
+    return product
+
+
+def _most(node: Mapping[str, Any]) -> int:
+    """Return how many characters a part makes of one at most."""
+    kind = node.get("type")
+    if kind == "Replace":
+        return _most_replaced(node.get("pattern"), str(node.get("content")))
+    if kind == "Precompiled":
+        return _longest_entry(node.get("precompiled_charsmap"))
+    if kind == "Prepend":  # once for each text
+        return max(1, len(str(node.get("prepend"))))
+    if kind == "ByteLevel":
+        return _BYTES_OF_CHARACTER
+    return _UNICODE.get(str(kind), 1)
+
+
+def _most_replaced(pattern: Any, content: str) -> int:
+    text = pattern.get("String") if isinstance(pattern, dict) else None
+    if isinstance(text, str) and text:
+        return max(1, -(-len(content) // len(text)))
+    return 1 + len(content)  # an expression may match nothing, before each character
+
+
+def _longest_entry(charsmap: Any) -> int:
+    """Return the length of the longest text in SentencePiece's table of replacements.
+
+    After the size of an index and the index, it holds texts with a zero byte after each.
+    """
+    try:
+        raw = base64.b64decode(str(charsmap))
+    except (ValueError, binascii.Error):
+        return 1  # the library refuses it
+    texts = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
+    return max(1, *(len(each.decode("utf-8", "replace")) for each in texts))
+
+
+def _normalizer(node: Mapping[str, Any]) -> Normalizer:
+    """Return one part of a chain of normalizers."""
+    model = {"type": "WordLevel", "vocab": {"x": 0}, "unk_token": "x"}
+    only = {"version": "1.0", "added_tokens": [], "normalizer": node, "model": model}
+    made: Normalizer = tokenizers.Tokenizer.from_str(json.dumps(only)).normalizer
+    return made

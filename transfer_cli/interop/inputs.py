@@ -1,0 +1,136 @@
+"""How a text becomes the input of a model, as a `tokenizer.json` says it to others.
+
+Special tokens around texts, the longest input, and what is cut of a longer one: whatever reads the
+file with the tokenizers library gets the tokens that the run reads.
+"""
+
+import itertools
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tokenizers
+import torch
+
+from transfer_cli.data.encoded_task import encode_texts
+from transfer_cli.data.tasks import Example
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import CheckpointError
+from transfer_cli.interop.files import dump_json
+from transfer_cli.interop.vocabulary import SPECIAL_TOKENS
+from transfer_cli.seeds import derive
+
+CUT = {"direction": "Right", "strategy": "LongestFirst", "stride": 0}
+"""What `data.encoded_task.kept` does, in the words of the library."""
+
+Direction = Literal["causal", "bidirectional"]
+
+_FEW_WORDS = 50
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model reads.
+
+    Args:
+        length: The longest input in tokens, special ones included; of a longer one the end is cut.
+            None: nothing is cut.
+        layout: A text A among its special tokens, such as "cls A sep".
+        pair_layout: The same for two texts A and B; None: there is one text.
+        segments: Whether B and what follows it are segment 1.
+    """
+
+    length: int | None
+    layout: str
+    pair_layout: str | None
+    segments: bool
+
+    def settings(self, names: Mapping[str, str], numbers: Mapping[str, int]) -> dict[str, Any]:
+        """Return what a `tokenizer.json` says about inputs.
+
+        Args:
+            names: Of the special tokens, by kind (`cls`, `sep`, ...).
+            numbers: Their tokens.
+        """
+        return {
+            "truncation": None if self.length is None else {"max_length": self.length, **CUT},
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": self._template(self.layout, names),
+                "pair": self._template(self.pair_layout or f"{self.layout} B", names),
+                "special_tokens": {
+                    name: {"id": name, "ids": [numbers[kind]], "tokens": [name]}
+                    for kind, name in names.items()
+                    if kind in ("cls", "sep")
+                },
+            },
+        }
+
+    def write(self, path: Path, tokenizer: Tokenizer) -> None:
+        """Write a tokenizer's file, with what it says about inputs."""
+        tokenizer.save(path)
+        numbers = {kind: getattr(tokenizer, kind) for kind in SPECIAL_TOKENS}
+        names = dict(zip(numbers, tokenizer.pieces(list(numbers.values())), strict=True))
+        data = json.loads(path.read_text(encoding="utf-8"))
+        dump_json(path, data | self.settings(names, numbers))
+
+    def _template(self, layout: str, names: Mapping[str, str]) -> list[dict[str, Any]]:
+        parts, segment = [], 0
+        for word in layout.split():
+            segment = int(self.segments) if word == "B" else segment
+            kind, name = ("Sequence", word) if word in "AB" else ("SpecialToken", names[word])
+            parts.append({kind: {"id": name, "type_id": segment}})
+        return parts
+
+    def check(self, path: Path, tokenizer: Tokenizer, direction: Direction, key: str) -> None:
+        """Compare what a `tokenizer.json` makes of short and of long texts with what a run reads.
+
+        Args:
+            path: The file.
+            tokenizer: The run's.
+            direction: The model's.
+            key: The config key that named the folder, for errors.
+
+        Raises:
+            CheckpointError: It is something else.
+        """
+        if self.length is None:
+            return
+        backend = tokenizers.Tokenizer.from_file(str(path))
+        backend.encode_special_tokens = True
+        room = self.length - 2
+        sizes = [0, 1, room // 2 - 1, room // 2, room - 1, room, room + 1, room + min(room, 4096)]
+        texts = [" ".join(words) for words in _words(tokenizer, sizes)]
+        pairs = [Example(text, pair=other) for text in texts for other in texts]
+        # Apart, since a batch has segments if one of its rows has a second text.
+        for examples in ([Example(text) for text in texts], pairs):
+            rows = encode_texts(examples, tokenizer, self.length, direction)
+            batch = rows.batch(np.arange(len(examples)))
+            segment_BT = batch.get("segment", torch.zeros_like(batch["tokens"])) * self.segments
+            for number, example in enumerate(examples):
+                found = backend.encode(example.text, example.pair)
+                real = batch["mask"][number]
+                expected = [each[number][real].tolist() for each in (batch["tokens"], segment_BT)]
+                if [found.ids, found.type_ids] != expected:
+                    raise CheckpointError(
+                        f"{key}: of a text of {len(tokenizer.encode(example.text)):,} tokens, "
+                        "tokenizer.json makes another input than the run reads; nothing is "
+                        "written, try another version of tokenizers"
+                    )
+
+
+def _words(tokenizer: Tokenizer, sizes: Sequence[int]) -> list[list[str]]:
+    """Return texts of so many words, most of which are one token each."""
+    alone = (
+        piece
+        for piece in tokenizer.pieces(range(tokenizer.size))
+        if piece.isalpha() and tokenizer.encode(f"{piece} {piece}") == 2 * tokenizer.encode(piece)
+    )
+    words = list(itertools.islice(alone, _FEW_WORDS)) or ["a"]
+    # Not in turn: a text that is cut at its beginning has to look otherwise.
+    draw = random.Random(derive(0, "words to check")).choice  # noqa: S311 - not for cryptography
+    return [[draw(words) for _ in range(max(0, size))] for size in sizes]
