@@ -1,5 +1,6 @@
 """Config to data: found, tokenised, encoded, ready to train on and to score."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +23,8 @@ from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.tasks.base import Direction, Rows, Task, by_example, task_of
+
+log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 
@@ -145,7 +148,7 @@ def of_run(
         def encode() -> Prepared:
             return encoded or task(labelled, length, tokenizer, shape)
 
-    others = {name: stream(each, place, tokenizer, shape) for name, each in sources.items()}
+    others = {name: stream(name, each, place, tokenizer, shape) for name, each in sources.items()}
     batch = config.loop.batch
     return RunData(
         tokenizer,
@@ -166,7 +169,7 @@ def data_dir_of(own: str, now: str, typed: Sequence[str]) -> str:
 
 
 def stream(
-    source: StreamSource, place: DataPlace, tokenizer: Tokenizer, shape: BackboneShape
+    name: str, source: StreamSource, place: DataPlace, tokenizer: Tokenizer, shape: BackboneShape
 ) -> Prepared:
     """Return the data of a further stream, encoded for the run's model."""
     found = source.data
@@ -180,6 +183,9 @@ def stream(
         each: split if each == "train" else some_of(split, source.scored)
         for each, split in prepared.splits.items()
     }
+    for each in fewer.values():
+        if each.name != "train":
+            log.info("streams.%s: %s: %s", name, each.name, each.extent("scores"))
     return replace(prepared, splits=fewer)
 
 
@@ -250,6 +256,7 @@ def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length:
                 name,
                 TextBlocks(part, length, tokenizer.pad),
                 TextStats(words=part.num_words, size_bytes=part.num_bytes),
+                origin=part.origin,
             )
             for name, part in encoded.items()
         }
@@ -312,6 +319,9 @@ def task(
             order=np.argsort(encoded.lengths, kind="stable"),  # from short to long: least padding
             example_of=encoded.example_of if len(encoded) > len(examples) else None,
             scorer=partial(_scores, found, encoded) if found.scores_answers else None,
+            unit="examples",
+            origin=data.origins.get(name),
+            num_cut=encoded.num_cut,
         )
     train: Any = splits["train"].data if "train" in splits else None
     return Prepared(splits, found, train and train.lengths)

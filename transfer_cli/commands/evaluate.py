@@ -54,14 +54,17 @@ def evaluate(config: DictConfig) -> None:
         if not distributed.is_main():
             return
         measures = {name: found.measures for name, found in scores.items()}
+        counts = {name: splits[name].counts() for name in scores}
+        for name in scores:
+            print(escaped(f"{name}: {splits[name].extent()}"))
         say(measures)
         labels = trained.start.description.labels
         for name, found in scores.items():
             for table in found.tables.values() if labels else ():
                 say_confusion(name, labels, table)
         if config.output is not None:
-            result = {"run": config.run, "baseline": config.baseline, "measures": measures}
-            write_json(Path(config.output).expanduser(), result)
+            result = {"run": config.run, "baseline": config.baseline, "counts": counts}
+            write_json(Path(config.output).expanduser(), {**result, "measures": measures})
 
 
 def data_source(config: DictConfig, trained: Trained) -> tuple[TextData | TaskData, DataPlace]:

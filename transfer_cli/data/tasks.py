@@ -10,11 +10,12 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
+from transfer_cli.data.split import Origin
 from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.seeds import derive
 
@@ -59,12 +60,14 @@ class LabelledData:
             `Example` for classification.
         task: The config node of its task's class (`tasks.base.Task.node`), with values found in the
             data; None: classification.
+        origins: What splits are parts of, by name; the others are complete.
     """
 
     name: str
     labels: tuple[str, ...]
     splits: Mapping[str, Sequence[Any]]
     task: Mapping[str, Any] | None = None
+    origins: Mapping[str, Origin] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -115,11 +118,19 @@ class Classified(TaskData):
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
         train = splits["train"]
         _check_classes(train, data.labels, where)
+        whole, origins, left_out = len(train), {}, []
         if "validation" not in splits:
             train, splits["validation"] = hold_out(train, share, seed, where)
+            origins["validation"] = Origin(where, whole, (f"{len(train):,} are left to train on",))
+            left_out.append(f"{len(splits['validation']):,} are held out for validation")
         if self.labelled is not None:
-            train = keep_few(train, self.labelled, seed, where)
-        return replace(data, splits=splits | {"train": train})
+            kept = keep_few(train, self.labelled, seed, where)
+            if len(kept) < len(train):
+                left_out.append(f"{len(train) - len(kept):,} are beyond data.labelled")
+            train = kept
+        if left_out:
+            origins["train"] = Origin(where, whole, tuple(left_out))
+        return replace(data, splits=splits | {"train": train}, origins=origins)
 
 
 @dataclass(kw_only=True)

@@ -8,13 +8,14 @@ import hashlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
 from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
+from transfer_cli.data.split import Origin
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.errors import DataError, at_least, listed
 
@@ -36,11 +37,16 @@ class TextSplit:
         name: `train`, `validation` or `test`.
         lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
         fingerprint: Hex digest that changes when the lines do.
+        size_bytes: The size of the original, where lines lose some of it; None: that of the lines,
+            with a byte for the end of each.
+        origin: What it is a part of; None: it is complete.
     """
 
     name: str
     lines: Callable[[], Iterator[str]]
     fingerprint: str
+    size_bytes: int | None = None
+    origin: Origin | None = None
 
 
 Only = Sequence[str] | None
@@ -95,7 +101,8 @@ class WikiText(TextData):
         for part in _wanted(catalog.SPLITS, only):
             path = catalog.find_text(named, part, data_dir)
             lines = partial(_wikitext_lines, path)
-            parts[part] = _split(part, lines, _digest(["wikitext"], [path]), path.name)
+            whole = _split(part, lines, _digest(["wikitext"], [path]), path.name)
+            parts[part] = replace(whole, size_bytes=path.stat().st_size)
         return parts
 
 
@@ -151,7 +158,8 @@ class TextFiles(TextData):
                 continue
             hold_out = _HoldOut(self.validation_share, block, name == "validation")
             lines = partial(hold_out.of, whole.lines)
-            parts[name] = TextSplit(name, lines, _digest([whole.fingerprint, repr(hold_out)]))
+            digest = _digest([whole.fingerprint, repr(hold_out)])
+            parts[name] = TextSplit(name, lines, digest, origin=hold_out.origin(files["train"]))
         return parts
 
 
@@ -304,6 +312,12 @@ class _HoldOut:
     share: float
     block: int
     keep_held_out: bool
+
+    def origin(self, files: list[Path]) -> Origin:
+        """Return what the lines are a part of."""
+        held_out = f"{100 * self.share:g} % of its lines are held out for validation"
+        others = "its other lines are trained on" if self.keep_held_out else held_out
+        return Origin(listed(files, 1), None, (others,))
 
     def of(self, lines: Callable[[], Iterator[str]]) -> Iterator[str]:
         number = -1

@@ -170,7 +170,7 @@ def source(node, **options):
 
 def test_a_stream_is_text_or_labelled_data_encoded_for_the_model(tmp_path, tokenizer):
     text, table = (
-        datasets.stream(source(node), place(tmp_path), tokenizer, tiny.shape())
+        datasets.stream("second", source(node), place(tmp_path), tokenizer, tiny.shape())
         for node in (configs.text(tmp_path), configs.table(tmp_path))
     )
 
@@ -182,7 +182,7 @@ def test_a_stream_is_text_or_labelled_data_encoded_for_the_model(tmp_path, token
 def test_of_a_stream_fewer_examples_may_be_scored_but_all_are_trained_on(tmp_path, tokenizer):
     few = source(configs.table(tmp_path), scored=3)
 
-    splits = datasets.stream(few, place(tmp_path), tokenizer, tiny.shape()).splits
+    splits = datasets.stream("second", few, place(tmp_path), tokenizer, tiny.shape()).splits
 
     assert [len(splits[name].order) for name in ("train", "validation", "test")] == [20, 3, 3]
 
