@@ -167,10 +167,29 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
         return load_file(path)
 
 
+def check_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Refuse weights that are not numbers, with which every answer would be none.
+
+    Raises:
+        CheckpointError: A tensor holds NaN or infinity.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CheckpointError(
+                f"{source}: {name} holds numbers that are not finite (NaN or infinity): the file "
+                "is damaged, or training has diverged; take another checkpoint or run"
+            )
+
+
 def backbone_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Return a fingerprint of a model's backbone: its tensors' names, shapes and exact values."""
+    """Return the `weights_hash` of a model's backbone."""
+    return weights_hash({n: t for n, t in tensors.items() if n.startswith("backbone.")})
+
+
+def weights_hash(tensors: Mapping[str, Tensor]) -> str:
+    """Return a fingerprint of tensors: their names, shapes and exact values."""
     digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(name for name in tensors if name.startswith("backbone.")):
+    for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
