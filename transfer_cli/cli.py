@@ -66,12 +66,12 @@ def main(argv: list[str] | None = None) -> int:
         words = words[1:]
     if words and words[0] in commands.ALL:
         name = f"transfer {words[0]}"
-    with _console_log():
+    with terminal.whole_streams() as check, _console_log():
         try:
-            return _dispatch(words)
-        except BrokenPipeError:
-            # The reader of our output has seen enough. Python must not flush into the pipe again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            check()
+            code = _dispatch(words)
+            terminal.flush_out()
+        except BrokenPipeError:  # the reader of our output has seen enough
             return EXIT_DONE
         except (KeyboardInterrupt, Exception) as error:
             if "--job" in words[:-1] and not isinstance(error, PeerError):
@@ -80,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
                     file = Path(words[words.index("--job") + 1])
                     file.write_text(_one_line(error), encoding="utf-8")
             return _fail(name, error, debug=debug)
+        return code
 
 
 def _dispatch(words: list[str]) -> int:
@@ -352,10 +353,11 @@ def _fail(name: str, error: BaseException, *, debug: bool) -> int:
     line, code = cause_and_cure(error)
     if isinstance(error, PeerError) and not debug:
         return code
-    if line is None or debug:
-        _say_traceback(error)
-    if line is not None:
-        terminal.print_err(terminal.error(name, line))
+    with contextlib.suppress(OSError):  # nobody can be told
+        if line is None or debug:
+            _say_traceback(error)
+        if line is not None:
+            terminal.print_err(terminal.error(name, line))
     return code
 
 

@@ -51,6 +51,19 @@ class RunError(TransferError):
     """A run that cannot start or go on: its directory, its device, its memory, its disk."""
 
 
+class NotFiniteError(RunError):
+    """A model whose loss of an example is no finite number.
+
+    Args:
+        message: Which example.
+        example: Its number in the split; None: it cannot be told.
+    """
+
+    def __init__(self, message: str, example: int | None = None) -> None:
+        super().__init__(message)
+        self.example = example
+
+
 class DivergedError(TransferError):
     """Training produced numbers that are not finite."""
 

@@ -9,10 +9,12 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TextIO
 
+from transfer_cli.errors import RunError
 from transfer_cli.safe_files import escaped, in_one_line
 
 if TYPE_CHECKING:
@@ -228,17 +230,67 @@ BLANK = Line()
 
 def print_out(page: Page | Renderable) -> None:
     """Print to standard output."""
-    _write(page, sys.stdout)
+    flush_out(_shown(page, sys.stdout))
 
 
 def print_err(page: Page | Renderable) -> None:
     """Print to standard error."""
-    _write(page, sys.stderr)
+    sys.stderr.write(_shown(page, sys.stderr))
+    sys.stderr.flush()
+
+
+@contextmanager
+def whole_streams() -> Iterator[Callable[[], None]]:
+    """Put the null device in the place of closed standard streams.
+
+    Else the next file that is opened would get their number, and what a library prints. Standard
+    input stays None, so that whoever reads it can refuse to. In the end, drop what cannot be
+    written: Python would try again at its exit, and complain.
+
+    Yields:
+        A function that raises RunError if standard output is closed.
+    """
+    closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for name in closed:
+        number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+        os.set_inheritable(number, True)  # noqa: FBT003 - takes no keyword
+        if name != "stdin":
+            setattr(sys, name, os.fdopen(number, "w"))
+
+    def check() -> None:
+        if "stdout" in closed:
+            raise RunError("standard output is closed; send it to a file, or to /dev/null")
+
+    try:
+        yield check
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                with suppress(OSError):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def flush_out(text: str = "") -> None:
+    """Write a text to standard output, and all that was printed.
+
+    Raises:
+        BrokenPipeError: Its reader has gone.
+        RunError: It cannot be written.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RunError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def print_line(text: str) -> None:
     """Print a line of plain text to standard output."""
-    _write(Line(text), sys.stdout)
+    print_out(Line(text))
 
 
 def error(name: str, message: str) -> Line:
@@ -263,10 +315,8 @@ def is_colourful(stream: TextIO) -> bool:
     return stream.isatty()
 
 
-def _write(page: Page | Renderable, stream: TextIO) -> None:
-    text = _in_colour(page, stream) if is_colourful(stream) else f"{page}\n"
-    stream.write(text)
-    stream.flush()
+def _shown(page: Page | Renderable, stream: TextIO) -> str:
+    return _in_colour(page, stream) if is_colourful(stream) else f"{page}\n"
 
 
 def _in_colour(page: Page | Renderable, stream: TextIO) -> str:

@@ -56,6 +56,32 @@ def test_the_measures_are_written_to_a_file(transfer, finetuned, tmp_path, read_
     assert found["measures"]["test"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_what_is_scored_is_counted_against_what_there_is(
+    transfer, pretrained, questions, tmp_path, read_json
+):
+    words = ("finetune", "data=table", f"data.train={questions}", f"init_from={pretrained}")
+    run = ("data.labelled=20", "loop.steps=1", "device=cpu", "run.dir=run")
+    assert transfer(*words, *run).code == 0
+
+    ended = transfer("evaluate", "run=run", "split=all", "output=out.json", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    train = f"of 60 examples of {questions} (6 are held out for validation, 34 are beyond"
+    assert f"train: scored 20 {train} data.labelled)" in ended.out
+    assert f"validation: scored 6 of 60 examples of {questions} (54 are left" in ended.out
+    counts = read_json(tmp_path / "out.json")["counts"]
+    assert counts["train"]["scored"] == 20
+    assert counts["train"]["of"] == 60
+
+
+def test_the_size_of_a_text_is_said(transfer, short_run, corpus):
+    ended = transfer("evaluate", f"run={short_run}", "split=validation", "device=cpu")
+
+    said = next(line for line in ended.out.splitlines() if line.startswith("validation: scored"))
+    assert f"of {corpus} (its other lines are trained on): " in said
+    assert said.endswith(" bytes")
+
+
 def test_a_confusion_table_is_shown(transfer, finetuned):
     ended = transfer("evaluate", f"run={finetuned}", "device=cpu")
 

@@ -36,6 +36,19 @@ def test_repeats_and_overlaps_are_counted(transfer, tmp_path):
     assert "overlap: 1 texts stand in both train and test" in ended.out
 
 
+def test_both_texts_of_a_pair_are_counted(transfer, tmp_path):
+    (tmp_path / "train.csv").write_text("text,other,label\none,a a a,x\ntwo,b b,y\n")
+    table = ("data=table", "data.train=train.csv", "data.validation=train.csv", "samples=1")
+
+    one = transfer("inspect", *table, "tokenizer.size=300").out
+    both = transfer("inspect", *table, "tokenizer.size=300", "data.pair=other").out
+
+    assert "longest 1" in one
+    assert "tokens   3.5 on average" in both
+    assert "longest 4" in both
+    assert "x: one | a a a" in both
+
+
 def test_text_is_described_with_its_targets(transfer, corpus):
     ended = transfer(
         "inspect", "data=text", f"data.train={corpus}", "tokenizer.size=600", "samples=1"

@@ -1,5 +1,6 @@
 """Config to data: found, tokenised, encoded, ready to train on and to score."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +24,8 @@ from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.tasks.base import Direction, Rows, Task, by_example, task_of
+
+log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 
@@ -160,8 +163,7 @@ def of_run(
             return encoded or task(labelled, length, tokenizer, shape)
 
     others = {
-        name: stream(f"streams.{name}", each, place, tokenizer, shape, origins)
-        for name, each in sources.items()
+        name: stream(name, each, place, tokenizer, shape, origins) for name, each in sources.items()
     }
     batch = config.loop.batch
     return RunData(
@@ -183,15 +185,15 @@ def data_dir_of(own: str, now: str, typed: Sequence[str]) -> str:
 
 
 def stream(
-    key: str,
+    name: str,
     source: StreamSource,
     place: DataPlace,
     tokenizer: Tokenizer,
     shape: BackboneShape,
     origins: Origins,
 ) -> Prepared:
-    """Return the data of a further stream, named by its config key, encoded for the run's model."""
-    found = source.data
+    """Return the data of a further stream, encoded for the run's model."""
+    found, key = source.data, f"streams.{name}"
     if isinstance(found, TaskData):
         labelled = origins.labelled(key, found.load(place.folder, place.seed))
         prepared = task(labelled, found.length, tokenizer, shape)
@@ -203,6 +205,9 @@ def stream(
         each: split if each == "train" else some_of(split, source.scored)
         for each, split in prepared.splits.items()
     }
+    for each in fewer.values():
+        if each.name != "train":
+            log.info("streams.%s: %s: %s", name, each.name, each.extent("scores"))
     return replace(prepared, splits=fewer)
 
 
@@ -279,6 +284,7 @@ def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length:
                 name,
                 TextBlocks(part, length, tokenizer.pad),
                 TextStats(words=part.num_words, size_bytes=part.num_bytes),
+                origin=part.origin,
             )
             for name, part in encoded.items()
         }
@@ -341,6 +347,9 @@ def task(
             order=np.argsort(encoded.lengths, kind="stable"),  # from short to long: least padding
             example_of=encoded.example_of if len(encoded) > len(examples) else None,
             scorer=partial(_scores, found, encoded) if found.scores_answers else None,
+            unit="examples",
+            origin=data.origins.get(name),
+            num_cut=encoded.num_cut,
         )
     train: Any = splits["train"].data if "train" in splits else None
     return Prepared(splits, found, train and train.lengths)

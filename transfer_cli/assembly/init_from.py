@@ -24,6 +24,7 @@ from transfer_cli.model.weights import (
     LoadReport,
     ModelDescription,
     backbone_hash,
+    check_finite,
     load_pretrained,
     read_description,
     read_shapes,
@@ -74,8 +75,8 @@ class Pretrained:
         Without values, they are on the meta device, and no weights are read.
 
         Raises:
-            CheckpointError: They are missing or damaged, or that model is another one, or the
-                description is of a model that they do not fill.
+            CheckpointError: They are missing, damaged or not finite, or that model is another one,
+                or the description is of a model that they do not fill.
         """
         tensors, depth = self._with_base(values=values), self.description.shape.depth
         if depth > len(tensors):  # even on paper, thousands of blocks take their time
@@ -85,6 +86,8 @@ class Pretrained:
             )
         with without_weights():  # memory is taken for the model of the description
             self.filled(tensors)
+        if values:
+            check_finite(tensors, self.weights)
         return tensors
 
     def filled(

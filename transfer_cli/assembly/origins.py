@@ -13,7 +13,7 @@ from transfer_cli.data.tasks import LabelledData
 from transfer_cli.data.text import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of
-from transfer_cli.model.weights import ModelDescription, read_description, tensors_hash
+from transfer_cli.model.weights import ModelDescription, read_description, weights_hash
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 from transfer_cli.safe_files import read_json
@@ -117,7 +117,7 @@ class Origins:
         Raises:
             CheckpointError: They are not those that it began with.
         """
-        now = tensors_hash(tensors)
+        now = weights_hash(tensors)
         then = self._weights.setdefault(key, now)
         if then != now:
             raise CheckpointError(

@@ -205,6 +205,7 @@ def forgetting_of(
     split = _text_of(asked.data, source)
     if asked.blocks is not None:
         split = some_of(split, asked.blocks)
+    log.info("forgetting: each measure %s", split.extent("scores"))
     model, objective = source.model(trained, tensors), source.objective
 
     def measure() -> dict[str, float]:

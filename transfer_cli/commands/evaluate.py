@@ -1,5 +1,6 @@
 """`transfer evaluate`: score a finished run on any split of its data, or of data that fits it."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,10 @@ from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
+from transfer_cli.engine.evaluation import Scores
 from transfer_cli.engine.evaluation import evaluate as score
 from transfer_cli.engine.precision import Precision, device_and_precision
-from transfer_cli.errors import ConfigError, DataError, at_least, one_of
+from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least, one_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
@@ -31,6 +33,9 @@ from transfer_cli.training.workers import in_process_group
 
 ASKED = (*datasets.SPLITS, "all")
 BASELINES = ("none", "unigram")
+
+_SHOWN = 60
+"""Characters of a text in an error."""
 
 
 def evaluate(config: DictConfig) -> None:
@@ -53,12 +58,15 @@ def evaluate(config: DictConfig) -> None:
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
         scores = {
-            name: score(model, trained.objective, split, batch=config.batch, precision=precision)
+            name: _scores(model, trained, split, config.batch, precision)
             for name, split in splits.items()
         }
         if not distributed.is_main():
             return
         measures = {name: found.measures for name, found in scores.items()}
+        counts = {name: splits[name].counts() for name in scores}
+        for name in scores:
+            print_line(f"{name}: {splits[name].extent()}")
         say(measures)
         labels = trained.start.description.labels
         for name, found in scores.items():
@@ -69,9 +77,32 @@ def evaluate(config: DictConfig) -> None:
                 "run": config.run,
                 "baseline": config.baseline,
                 "data_changed": origins.accepted,
+                "counts": counts,
                 "measures": measures,
             }
             write_json(Path(config.output).expanduser(), result)
+
+
+def _scores(
+    model: TransferModel, trained: Trained, split: Split, batch: int, precision: Precision
+) -> Scores:
+    """Return the scores of a split.
+
+    Raises:
+        NotFiniteError: A loss or a measure is not a number.
+    """
+    try:
+        found = score(model, trained.objective, split, batch=batch, precision=precision)
+    except NotFiniteError as error:
+        task, data = trained.start.task, split.data
+        if task is None or error.example is None:
+            raise
+        shown = task.texts(data.examples[error.example])[0][:_SHOWN]  # type: ignore[attr-defined]
+        raise NotFiniteError(f"{error}. It begins {shown!r}", error.example) from error
+    for name, value in found.measures.items():
+        if math.isnan(value):
+            raise NotFiniteError(f"{split.name}: {name} is not a number on these examples")
+    return found
 
 
 def data_source(config: DictConfig, trained: Trained) -> tuple[TextData | TaskData, DataPlace]:

@@ -19,7 +19,7 @@ from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.safe_files import escaped
-from transfer_cli.terminal import paint
+from transfer_cli.terminal import flush_out, paint
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def generate(config: DictConfig) -> None:
     streams = shows and len(texts) == 1
     lead = paint(_fit(prompt), "note", sys.stdout)
     # Several texts, or those of a file, are not shown while they grow.
-    show: Callable[[str], None] = _write if streams else (lambda _: None)
+    show: Callable[[str], None] = flush_out if streams else (lambda _: None)
 
     with ExitStack() as line, torch.inference_mode(), precision.context():
         show(lead)
@@ -75,7 +75,7 @@ def generate(config: DictConfig) -> None:
         for text in texts:
             show(_fit(text.flush()))
     if shows and not streams:
-        _write("\n".join(f"{lead}{_fit(text.text)}\n" for text in texts))
+        flush_out("\n".join(f"{lead}{_fit(text.text)}\n" for text in texts))
     if most < config.max_tokens and not all(text.finish_reason for text in texts):
         log.info("the text ends here: the model's %d positions are used up", positions)
     if config.output is not None:
@@ -97,16 +97,12 @@ def _fit(text: str) -> str:
     return escaped(text) if sys.stdout.isatty() else text
 
 
-def _write(text: str) -> None:
-    if text:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-
 def _prompt(typed: str) -> str:
     """Return the text to continue, read from standard input for `-`."""
     text = typed
     if typed == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise DataError("prompt: standard input is closed; type the prompt itself")
         raw = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
         if len(raw) > MAX_PROMPT_BYTES:
             raise DataError(f"prompt: standard input holds more than {MAX_PROMPT_BYTES:,} bytes")

@@ -74,8 +74,9 @@ def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samp
             print_line(
                 f"  labels   {'  '.join(f'{label} {counts[label]:,}' for label in task.labels)}"
             )
-        encoded = tokenizer.encode_batch([first for first, *_ in texts[name]])
-        lengths = np.array([len(row) for row in encoded])
+        encoded = tokenizer.encode_batch(list(itertools.chain.from_iterable(texts[name])))
+        pieces_of = iter(map(len, encoded))
+        lengths = np.array([sum(next(pieces_of) for _ in each) for each in texts[name]])
         _lengths(lengths)
         _unknown(sum(row.count(tokenizer.unk) for row in encoded), int(lengths.sum()))
         print_line(f"  repeats  {len(examples) - len(set(texts[name])):,} texts stand there before")
@@ -83,7 +84,8 @@ def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samp
         for number in range(min(samples, len(examples))):
             rows = np.flatnonzero(dataset.example_of == number)
             print_line(
-                f"  {' '.join(task.labels_of(examples[number])) or '?'}: {texts[name][number][0]}"
+                f"  {' '.join(task.labels_of(examples[number])) or '?'}: "
+                f"{' | '.join(texts[name][number])}"
             )
             for row in rows:
                 pieces = tokenizer.pieces(dataset.batch(np.array([row]))["tokens"][0].tolist())

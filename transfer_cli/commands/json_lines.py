@@ -1,13 +1,13 @@
 """Answers of a command as JSON lines, for other programs."""
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.errors import ConfigError
 from transfer_cli.runs.atomic import write_text
+from transfer_cli.terminal import flush_out
 
 STANDARD_OUTPUT = "-"
 
@@ -31,7 +31,6 @@ def write_json_lines(output: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a JSON line for each row, to a file, at once, or to standard output."""
     text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
     if output == STANDARD_OUTPUT:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        flush_out(text)
     else:
         write_text(Path(output).expanduser(), text)

@@ -261,6 +261,8 @@ class PredictConfig:
     """What a row that cannot be read does: stop, or skip (it is reported and left out)."""
     batch: int = 32
     """Texts that pass through the model at once."""
+    resume: bool = False
+    """Go on with the answers that a stopped command has left beside the output."""
     device: str = "auto"
     precision: str = "auto"
     devices: int = 1

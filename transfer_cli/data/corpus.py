@@ -10,7 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ import torch
 from tqdm import tqdm
 
 from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.data.split import Origin
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import DataError, RunError
 from transfer_cli.runs.atomic import write_json
@@ -56,10 +57,11 @@ class EncodedText:
         tokens: Memory-mapped. `sep` comes first, so that every token of the text is a target, and
             ends each line.
         num_words: Space-separated words, and one for the end of every line.
-        num_bytes: UTF-8 bytes, with one for the end of every line.
+        num_bytes: UTF-8 bytes, with one for the end of every line; see `TextSplit.size_bytes`.
         num_lines: Lines, with the empty ones.
         num_unknown: Unknown tokens.
         path: Its folder in the cache.
+        origin: What it is a part of; None: it is complete.
     """
 
     tokens: npt.NDArray[Any]
@@ -68,6 +70,7 @@ class EncodedText:
     num_lines: int
     num_unknown: int
     path: Path
+    origin: Origin | None = None
 
 
 def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
@@ -93,7 +96,9 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
             write_json(partial / "meta.json", meta)
         return _open_entry(entry)
 
-    return _cached(entry, _open_entry, make)
+    found = _cached(entry, _open_entry, make)
+    num_bytes = found.num_bytes if split.size_bytes is None else split.size_bytes
+    return replace(found, num_bytes=num_bytes, origin=split.origin)
 
 
 def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Path) -> Tokenizer:

@@ -22,6 +22,21 @@ class TextStats:
     size_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What a split is a part of.
+
+    Args:
+        source: Its name.
+        size: Its examples; None: they are not counted.
+        left_out: What became of those that the split lacks, such as "12 are held out for test".
+    """
+
+    source: str
+    size: int | None
+    left_out: tuple[str, ...]
+
+
 class Dataset(Protocol):
     """Examples by number."""
 
@@ -42,6 +57,9 @@ class Split:
         order: The order of evaluation, for example by length; None: by number.
         example_of: The number of the example that each row is a window of; None: rows are examples.
         scorer: Returns measures that are no sums over rows, from each row's predictions by number.
+        unit: What people call its examples.
+        origin: What it is a part of; None: it is complete.
+        num_cut: Number of examples that lost tokens.
     """
 
     name: str
@@ -50,6 +68,34 @@ class Split:
     order: np.ndarray | None = None
     example_of: np.ndarray | None = None
     scorer: Callable[[Mapping[int, Mapping[str, Any]]], dict[str, float]] | None = None
+    unit: str = "blocks"
+    origin: Origin | None = None
+    num_cut: int = 0
+
+    def counts(self) -> dict[str, Any]:
+        """Return how many examples are scored, of how many, and why not all of them: JSON."""
+        rows = np.arange(len(self.data)) if self.order is None else self.order
+        scored = len(rows if self.example_of is None else np.unique(self.example_of[rows]))
+        found: dict[str, Any] = {"scored": scored, "unit": self.unit}
+        if self.origin is None:
+            found["of"] = scored
+        else:
+            found |= {"of": self.origin.size, "source": self.origin.source}
+            found["left_out"] = list(self.origin.left_out)
+        if self.text.words:
+            found |= {"words": self.text.words, "bytes": self.text.size_bytes}
+        return found | ({"cut": self.num_cut} if self.num_cut else {})
+
+    def extent(self, verb: str = "scored") -> str:
+        """Return `counts` in words."""
+        found = self.counts()
+        of = "" if found["of"] is None else f" of {found['of']:,}"
+        said = f"{verb} {found['scored']:,}{of} {self.unit}"
+        if self.origin is not None:
+            said += f" of {self.origin.source} ({', '.join(self.origin.left_out)})"
+        if self.text.words:
+            said += f": {found['words']:,} words, {found['bytes']:,} bytes"
+        return said + (f"; {self.num_cut:,} were cut" if self.num_cut else "")
 
 
 def some_of(split: Split, count: int) -> Split:
@@ -63,4 +109,8 @@ def some_of(split: Split, count: int) -> Split:
         return split
     spread = np.linspace(0, total - 1, count).astype(np.int64)
     rows = spread if of is None else np.flatnonzero(np.isin(of, spread))
-    return replace(split, text=TextStats(), order=rows)
+    before = split.origin or Origin(split.name, total, ())
+    left_out = (*before.left_out, f"{total - count:,} are not scored")
+    return replace(
+        split, text=TextStats(), order=rows, origin=replace(before, left_out=left_out), num_cut=0
+    )

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
 from transfer_cli.data.overlap import say_overlap
+from transfer_cli.data.split import Origin
 from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.seeds import derive
 
@@ -61,12 +62,14 @@ class LabelledData:
         task: The config node of its task's class (`tasks.base.Task.node`), with values found in the
             data; None: classification.
         files: Where splits come from; one that is not named is drawn from the training examples.
+        origins: What splits are parts of, by name; the others are complete.
     """
 
     name: str
     labels: tuple[str, ...]
     splits: Mapping[str, Sequence[Any]]
     task: Mapping[str, Any] | None = None
+    origins: Mapping[str, Origin] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
 
     def source(self, split: str) -> str:
@@ -144,11 +147,19 @@ class Classified(TaskData):
         train = splits["train"]
         _check_classes(train, data.labels, where)
         say_overlap(splits, where)
+        whole, origins, left_out = len(train), {}, []
         if "validation" not in splits:
             train, splits["validation"] = hold_out(train, share, seed, where)
+            origins["validation"] = Origin(where, whole, (f"{len(train):,} are left to train on",))
+            left_out.append(f"{len(splits['validation']):,} are held out for validation")
         if self.labelled is not None:
-            train = keep_few(train, self.labelled, seed, where)
-        return replace(data, splits=splits | {"train": train})
+            kept = keep_few(train, self.labelled, seed, where)
+            if len(kept) < len(train):
+                left_out.append(f"{len(train) - len(kept):,} are beyond data.labelled")
+            train = kept
+        if left_out:
+            origins["train"] = Origin(where, whole, tuple(left_out))
+        return replace(data, splits=splits | {"train": train}, origins=origins)
 
 
 @dataclass(kw_only=True)

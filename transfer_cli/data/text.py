@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
 from transfer_cli.data.identity import SplitIdentity
+from transfer_cli.data.split import Origin
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.errors import DataError, at_least, listed
 
@@ -39,11 +40,16 @@ class TextSplit:
         fingerprint: Hex digest that changes when the lines do.
         source: The name of its file, or files, in messages.
         files: The digest of each file.
+        size_bytes: The size of the original, where lines lose some of it; None: that of the lines,
+            with a byte for the end of each.
+        origin: What it is a part of; None: it is complete.
     """
 
     name: str
     lines: Callable[[], Iterator[str]]
     fingerprint: str
+    size_bytes: int | None = None
+    origin: Origin | None = None
     source: str = "this text"
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -105,7 +111,8 @@ class WikiText(TextData):
         for part in _wanted(catalog.SPLITS, only):
             path = catalog.find_text(named, part, data_dir)
             lines = partial(_wikitext_lines, path)
-            parts[part] = _split(part, lines, ["wikitext"], path.name, [path])
+            whole = _split(part, lines, ["wikitext"], path.name, [path])
+            parts[part] = replace(whole, size_bytes=path.stat().st_size)
         return parts
 
 
@@ -161,8 +168,13 @@ class TextFiles(TextData):
                 continue
             hold_out = _HoldOut(self.validation_share, block, name == "validation")
             lines = partial(hold_out.of, whole.lines)
-            fingerprint = _digest([whole.fingerprint, repr(hold_out)])
-            parts[name] = replace(whole, name=name, lines=lines, fingerprint=fingerprint)
+            parts[name] = replace(
+                whole,
+                name=name,
+                lines=lines,
+                fingerprint=_digest([whole.fingerprint, repr(hold_out)]),
+                origin=hold_out.origin(files["train"]),
+            )
         return parts
 
 
@@ -237,7 +249,7 @@ def _split(
         raise DataError(f"{source}: nothing but empty lines in the {name} text.")
     digests = {path: _file_digest(path) for path in paths}
     files = {str(path): digest[:16] for path, digest in digests.items()}
-    return TextSplit(name, lines, _digest(settings, digests), source, files)
+    return TextSplit(name, lines, _digest(settings, digests), source=source, files=files)
 
 
 def _wanted(names: Iterable[str], only: Only) -> list[str]:
@@ -324,6 +336,12 @@ class _HoldOut:
     share: float
     block: int
     keep_held_out: bool
+
+    def origin(self, files: list[Path]) -> Origin:
+        """Return what the lines are a part of."""
+        held_out = f"{100 * self.share:g} % of its lines are held out for validation"
+        others = "its other lines are trained on" if self.keep_held_out else held_out
+        return Origin(listed(files, 1), None, (others,))
 
     def of(self, lines: Callable[[], Iterator[str]]) -> Iterator[str]:
         number = -1

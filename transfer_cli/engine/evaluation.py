@@ -6,11 +6,11 @@ a seed of the evaluation and each example's number.
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from transfer_cli.data.sampler import micro_batches, num_micro_batches, shard
 from transfer_cli.data.split import Dataset, Split
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import ConfigError
+from transfer_cli.errors import ConfigError, NotFiniteError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 from transfer_cli.seeds import ExampleNoise
@@ -97,14 +97,19 @@ class Sums(Metric):
     def reset(self) -> None:
         """Forget everything."""
         self._sums: tuple[dict[str, Tensor], dict[str, Tensor]] = ({}, {})
+        self.finite: list[bool] = []
+        """Whether all tallies of a batch were finite, batch by batch."""
 
     @reinit__is_reduced
     def update(self, output: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
         """Add a batch's tallies and counts, in float64."""
+        finite = True
         for sums, values in zip(self._sums, output, strict=True):
             for name, value in values.items():
                 own = torch.as_tensor(value).detach().to("cpu", torch.float64)
                 sums[name] = sums.get(name, 0) + own
+                finite = finite and bool(own.isfinite().all())
+        self.finite.append(finite)
 
     def compute(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Return the totals and counts over everything."""
@@ -139,6 +144,9 @@ def evaluate(
 
     Each process scores its share of the batches of `batch` examples, and all return the same.
     `each` collects the results of every row, which takes a second pass through the head.
+
+    Raises:
+        NotFiniteError: A tally of an example is not finite; the first one is named.
     """
     if each is None and split.scorer is not None:
         each = EachExample()
@@ -150,11 +158,16 @@ def evaluate(
         tallies = objective.metric_sums(whole, view, encoded)
         return tallies, None if each is None else objective.example_results(whole, view, encoded)
 
-    def score(engine: Engine, indices: np.ndarray) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def pass_of(
+        indices: np.ndarray,
+    ) -> tuple[Batch, dict[str, Tensor], ExampleResults | None]:
         prepared = objective.prepare(split.data.batch(indices), evaluation_noise())
         view = to_device(with_facts(prepared), precision.device)
         with without_gradients(model), precision.context():
-            tallies, outcomes = model(lambda whole: judged(whole, view))
+            return prepared, *model(lambda whole: judged(whole, view))
+
+    def score(engine: Engine, indices: np.ndarray) -> tuple[dict[str, Tensor], dict[str, int]]:
+        prepared, tallies, outcomes = pass_of(indices)
         if engine.state.iteration > len(own):
             # This process has no more batches, but the others need its part of the model.
             return {}, {}
@@ -163,19 +176,53 @@ def evaluate(
         return tallies, objective.counts(prepared)
 
     engine = Engine(score)
-    Sums().attach(engine, "sums")
+    sums = Sums()
+    sums.attach(engine, "sums")
     model.eval()
     batches = portions(split.data, split.order, batch)
     own = shard(batches, distributed.rank(), distributed.world_size())
     missing = num_micro_batches(len(batches), 1, distributed.world_size()) - len(own)
     engine.run([*own, *batches[:1] * missing])
-    reshard(model)
     totals, counts = engine.state.metrics["sums"]
+    if not all(bool(total.isfinite().all()) for total in totals.values()):
+        doubtful = [each for each, finite in zip(own, sums.finite, strict=False) if not finite]
+        _name_first(split, doubtful, lambda row: pass_of(row)[1], precision)
+    reshard(model)
     measures = objective.compute_metrics(totals, counts, split.text)
     if split.scorer is not None and each is not None:
         predicted = {found.index: found.predicted for found in each.gathered()}
         measures |= split.scorer(predicted) if all(predicted.values()) else {}
     return Scores(measures, objective.tables(totals))
+
+
+def _name_first(
+    split: Split,
+    doubtful: Sequence[np.ndarray],
+    tallies_of: Callable[[np.ndarray], Mapping[str, Tensor]],
+    precision: Precision,
+) -> NoReturn:
+    """Raise an error that names the first row whose tallies are not finite.
+
+    Args:
+        split: What is scored.
+        doubtful: The batches of this process in which there is one.
+        tallies_of: Scores rows; all processes call it with the same ones.
+        precision: Of the passes.
+    """
+    own = json.dumps([int(row) for batch in doubtful for row in batch])
+    gathered = distributed.all_gather_text(own)
+    example, said = None, "a sum over examples"
+    for row in sorted(itertools.chain.from_iterable(map(json.loads, gathered))):
+        tallies = tallies_of(np.array([row])).values()
+        wrong = not all(bool(torch.as_tensor(each).isfinite().all()) for each in tallies)
+        if distributed.all_reduce_max(int(wrong)):
+            example = row if split.example_of is None else int(split.example_of[row])
+            said = f"the loss of {split.unit.removesuffix('s')} {example + 1:,}"
+            break
+    cure = "" if precision.kind == "fp32" else f", or needs precision=fp32 ({precision.kind})"
+    raise NotFiniteError(
+        f"{split.name}: {said} is not finite; the model has diverged{cure}", example
+    )
 
 
 def without_gradients(model: TransferModel) -> AbstractContextManager[None]:

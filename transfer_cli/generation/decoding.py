@@ -49,8 +49,11 @@ def generate(
         logits_BV = _next_logits(model, read_BT, kv_cache).expand(rows, -1)
         if kv_cache is not None and number == 0:
             kv_cache.repeat(rows)
-        if not logits_BV.isfinite().all():
-            raise RunError("run: its predictions are not finite; the run has diverged")
+        # A head may rule a token out with -inf; the largest is NaN where any is.
+        if not logits_BV.amax(1).isfinite().all():
+            raise RunError(
+                "run: its predictions are not finite; the run has diverged, or needs precision=fp32"
+            )
         probabilities_BV = sampling.probabilities(
             logits_BV.cpu().masked_fill(~allowed_V, -torch.inf)
         )

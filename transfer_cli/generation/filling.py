@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import RunError
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.language_model import HEAD
@@ -73,6 +74,9 @@ def fill(
         tokenizer: The run's tokenizer.
         tokens: See `encode_with_gaps`.
         top: Number of candidates for a gap.
+
+    Raises:
+        RunError: The predictions are not finite.
     """
     device = model.backbone.token_embedding.weight.device
     tokens_1T = torch.tensor([tokens], device=device)
@@ -85,6 +89,10 @@ def fill(
         return logits_NV
 
     probabilities_NV = model(read).double().cpu().softmax(1)
+    if not probabilities_NV.isfinite().all():
+        raise RunError(
+            "run: its predictions are not finite; the run has diverged, or needs precision=fp32"
+        )
     allowed_V = PromptLayout(tokenizer).allowed_tokens()
     allowed_V[tokenizer.sep] = False
     ranked_NV = probabilities_NV.masked_fill(~allowed_V, -1)

@@ -168,6 +168,20 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
         return load_file(path)
 
 
+def check_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Refuse weights that are not numbers, with which every answer would be none.
+
+    Raises:
+        CheckpointError: A tensor holds NaN or infinity.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise CheckpointError(
+                f"{source}: {name} holds numbers that are not finite (NaN or infinity): the file "
+                "is damaged, or training has diverged; take another checkpoint or run"
+            )
+
+
 def backbone_hash(tensors: Mapping[str, Tensor]) -> str:
     """Return a fingerprint of a model's backbone: its tensors' names, shapes and exact values."""
     digest = hashlib.blake2b(digest_size=16)
@@ -176,7 +190,7 @@ def backbone_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+def weights_hash(tensors: Mapping[str, Tensor]) -> str:
     """Return a fingerprint of any tensors, for which the threads of torch are taken."""
 
     def one(name: str) -> bytes:

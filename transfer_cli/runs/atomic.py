@@ -127,13 +127,22 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file whole."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, as_json(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def append_json(path: Path, record: Mapping[str, Any]) -> None:
     """Append a JSON line."""
     with writing(path), path.open("a", encoding="utf-8") as file:
-        file.write(f"{json.dumps(record)}\n")
+        file.write(f"{as_json(record)}\n")
+
+
+def as_json(content: Mapping[str, Any], **options: Any) -> str:
+    """Return JSON, with null for a number that is not finite, which JSON cannot hold."""
+    try:
+        return json.dumps(content, allow_nan=False, **options)
+    except ValueError:
+        plain = json.loads(json.dumps(content), parse_constant=lambda _: None)
+        return json.dumps(plain, **options)
 
 
 def cut(path: Path, size: int) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omegaconf import DictConfig
@@ -17,7 +17,13 @@ from transfer_cli.engine.evaluation import EachExample, Scores, evaluate, sample
 from transfer_cli.engine.handlers import MetricsLogger, NoMetricsLogger
 from transfer_cli.engine.loop import Progress, build_trainer, run_trainer
 from transfer_cli.engine.step import Loss
-from transfer_cli.errors import PrunedError, RunError, StoppedError
+from transfer_cli.errors import (
+    DivergedError,
+    NotFiniteError,
+    PrunedError,
+    RunError,
+    StoppedError,
+)
 from transfer_cli.lengths import Length
 from transfer_cli.model.weights import WEIGHTS
 from transfer_cli.runs.atomic import write_json
@@ -183,14 +189,26 @@ class Trainer:
 
     def _score(self, loss: Loss, split: Split, each: EachExample | None = None) -> Scores:
         run = self._run
-        return evaluate(
-            run.model,
-            loss.objective,
-            split,
-            batch=run.micro_batch,
-            precision=self._blueprint.precision,
-            each=each,
-        )
+        with self._diverging():
+            return evaluate(
+                run.model,
+                loss.objective,
+                split,
+                batch=run.micro_batch,
+                precision=self._blueprint.precision,
+                each=each,
+            )
+
+    @contextlib.contextmanager
+    def _diverging(self) -> Iterator[None]:
+        """Blame the training where a loss is not finite."""
+        try:
+            yield
+        except NotFiniteError as error:
+            raise DivergedError(
+                f"step {self._progress.step}: {error}; try a lower optimizer.lr or a longer "
+                "schedule.warmup"
+            ) from error
 
     def _measures(self, name: str) -> dict[str, float]:
         """Return the measures of a split: those of the main loss, and of others by their names."""
@@ -336,6 +354,7 @@ class Trainer:
         forgetting = self._run.forgetting
         if forgetting is None:
             return None
-        after = forgetting.measure()
+        with self._diverging():
+            after = forgetting.measure()
         self._logger.write("forgetting", self._progress.step, after)
         return {"before": dict(forgetting.before), "after": after}

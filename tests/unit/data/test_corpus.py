@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import logging
 import resource
@@ -76,6 +77,15 @@ def test_counts_are_of_the_text(tmp_path):
     assert encoded.num_words == 3 + 0 + 11 + 3 + 4
     assert encoded.num_bytes == sum(len(line.encode()) + 1 for line in TEXT)
     assert encoded.num_unknown == 1
+
+
+def test_bytes_are_those_of_the_original_where_lines_lose_some(tmp_path):
+    split = dataclasses.replace(Text().split, size_bytes=1234)
+
+    made, kept = (encode_text(split, WORDPIECE, tmp_path) for _ in range(2))
+
+    assert made.num_bytes == kept.num_bytes == 1234
+    assert made.num_words == 21
 
 
 def test_a_second_start_reads_no_text(tmp_path):

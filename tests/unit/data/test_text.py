@@ -54,6 +54,8 @@ def test_wikitext_lines_keep_empty_ones_and_lose_the_outer_spaces(tmp_path, raw,
 
     assert list(splits) == ["train", "validation", "test"]
     assert list(splits["validation"].lines()) == ["", "= valid =", "", "a <unk> @-@ b ."]
+    original = data_dir / f"wikitext-2{folder}" / f"wiki.valid{ending}"
+    assert splits["validation"].size_bytes == original.stat().st_size
 
 
 def test_a_part_can_be_used_where_the_others_are_missing(tmp_path):

@@ -21,6 +21,7 @@ from transfer_cli.errors import CheckpointError, ConfigError, RunError, one_of
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.model.added import added_parameters, merge
+from transfer_cli.model.weights import check_finite
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.atomic import new_folder, writing
@@ -147,6 +148,7 @@ def plain_tensors(
         model.backbone.new_rows = None
     heads = {name: tensor for name, tensor in tensors.items() if name.startswith("heads.")}
     plain = {n: t.detach() for n, t in model.state_dict().items()} | heads
+    check_finite(plain, start.weights)  # a product of finite numbers may be none
     return plain, {name: part.describe() for name, part in added_parameters(model).items()}
 
 

@@ -1,5 +1,6 @@
 """One or several runs that answer examples of a task together."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import predictions, row_by_row
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError
+from transfer_cli.model.weights import weights_hash
 from transfer_cli.tasks.base import Answer, Task, by_example
 
 
@@ -45,8 +47,16 @@ class Ensemble:
         self._num_cut = [0] * len(paths)
         self._num_texts = 0
 
-    def together(self, examples: Sequence[Any]) -> list[Answer]:
-        """Return the answer to each example.
+    def digest(self) -> str:
+        """Return a fingerprint of all that gives the answers: weights and labels."""
+        parts = [
+            f"{weights_hash(trained.model.state_dict())} {task.labels}"
+            for trained, task in self._runs
+        ]
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=4).hexdigest()
+
+    def together(self, examples: Sequence[Any]) -> list[Answer | None]:
+        """Return the answer to each example; None where the numbers in it are not finite.
 
         Each process calls this with the same examples, and does a part of them.
         """
@@ -60,11 +70,11 @@ class Ensemble:
         tasks = [task for _, task in self._runs]
         found, num_cut = zip(*(self._answers(own, *run) for run in self._runs), strict=True)
         combined = [
-            self.task.combine(list(zip(tasks, each, strict=True)))
+            None if None in each else self.task.combine(list(zip(tasks, each, strict=True)))
             for each in zip(*found, strict=True)
         ]
-        answers: list[Answer] = [{}] * len(examples)
-        gathered = distributed.all_gather_text(json.dumps([combined, num_cut]))
+        answers: list[Answer | None] = [None] * len(examples)
+        gathered = distributed.all_gather_text(_as_json(combined, num_cut))
         for part, text in zip(parts, gathered, strict=True):
             theirs, cut = json.loads(text)
             for number, answer in zip(part, theirs, strict=True):
@@ -80,7 +90,7 @@ class Ensemble:
 
     def _answers(
         self, examples: Sequence[Any], trained: Trained, task: Task
-    ) -> tuple[list[Answer], int]:
+    ) -> tuple[list[Answer | None], int]:
         """Return a run's answer to each example, and how many examples were cut."""
         if not examples:
             return [], 0
@@ -96,7 +106,31 @@ class Ensemble:
             order=np.argsort(-data.lengths, kind="stable"),
         )
         rows: dict[int, Any] = {}
+        wrong: set[int] = set()
         for indices, found in batches:
             rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
+            for value in found.values():
+                # Not infinity: it can stand for what is ruled out.
+                is_nan_B = value.isnan().reshape(len(indices), -1).any(1).numpy()
+                wrong.update(data.example_of[indices[is_nan_B]].tolist())
         apart = by_example(data, rows)
-        return [task.answer(data, at, apart[at]) for at in range(len(examples))], data.num_cut
+        return [
+            None if at in wrong else task.answer(data, at, apart[at]) for at in range(len(examples))
+        ], data.num_cut
+
+
+def _as_json(answers: Sequence[Answer | None], num_cut: Sequence[int]) -> str:
+    """Return answers as JSON, without those that it cannot hold: their numbers are not finite."""
+    try:
+        return json.dumps([answers, num_cut], allow_nan=False)
+    except ValueError:
+        kept = [answer if _is_finite(answer) else None for answer in answers]
+        return json.dumps([kept, num_cut])
+
+
+def _is_finite(answer: Answer | None) -> bool:
+    try:
+        json.dumps(answer, allow_nan=False)
+    except ValueError:
+        return False
+    return True

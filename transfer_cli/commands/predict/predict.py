@@ -8,14 +8,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from transfer_cli.commands.predict import reading, writing
+from transfer_cli.commands.predict import output, reading, writing
 from transfer_cli.commands.predict.ensemble import Ensemble
+from transfer_cli.commands.predict.output import Earlier, Stop
 from transfer_cli.commands.predict.reading import Columns, Input, Row, Skipped
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data.readers import OnError
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import device_and_precision
-from transfer_cli.errors import ConfigError, DataError, at_least, one_of
+from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least, one_of
+from transfer_cli.tasks.base import Answer
 from transfer_cli.training.workers import in_process_group
 
 CHOICES = {
@@ -23,6 +25,9 @@ CHOICES = {
     "output_format": ("auto", *writing.FORMATS),
     "errors": ("stop", "skip"),
 }
+
+SHOWN = 60
+"""Characters of a text in an error."""
 
 WINDOW_BATCHES = 64
 """Batches of a window, at most: among so many texts, those of like length are put together."""
@@ -34,34 +39,69 @@ def predict(config: DictConfig) -> None:
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
         ensemble = Ensemble(_paths(config.run), precision, config.base, config.batch)
+        stop = Stop()
         if not distributed.is_main():
-            while asked := json.loads(distributed.broadcast_text("")):
-                ensemble.together([ensemble.task.example(**example) for example in asked])
+            with stop.waiting(), stop.listening():  # the first process ends all of them
+                while asked := json.loads(distributed.broadcast_text("")):
+                    ensemble.together([ensemble.task.example(**example) for example in asked])
             return
         columns = Columns(config.text, config.pair, config.keep, ensemble.task)
         write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
         table_format = reading.format_of(config.format, config.input)
-        with reading.opened(config.input) as given, writing.opened(config.output) as out:
+        with (
+            reading.opened(config.input) as given,
+            output.opened(config.output, ensemble.digest, resume=config.resume) as (out, partial),
+            stop.listening(),
+        ):
             answers = write(out, columns)
+            earlier = Earlier(partial if config.resume else None, answers, given.name)
             skipped = Skipped()
             on_error = skipped if config.errors == "skip" else reading.stop
             rows = _rows(table_format, given, answers, on_error)
             most = config.batch * WINDOW_BATCHES * distributed.world_size()
             num_texts = 0
             for window in reading.windows(rows, most, given.is_there):
-                _answer(ensemble, answers, window)
+                if not earlier.has(window):
+                    found = _together(ensemble, window)
+                    with stop.waiting():
+                        _write(answers, window, found, given.name)
                 num_texts += len(window)
+                stop.place = f"after line {window[-1].line:,} of {given.name}"
+            earlier.close()
             skipped.say(num_texts, given.name)
             distributed.broadcast_text("[]")
         ensemble.say_cuts()
 
 
-def _answer(ensemble: Ensemble, answers: Answers, window: Sequence[Row]) -> None:
+def _together(ensemble: Ensemble, window: Sequence[Row]) -> list[Answer | None]:
     examples = [row.example for row in window]
     if distributed.world_size() > 1:
         # The first process alone reads: there is one standard input.
         distributed.broadcast_text(json.dumps(list(map(asdict, examples))))
-    answers.write_window(window, ensemble.together(examples))
+    return ensemble.together(examples)
+
+
+def _write(
+    answers: Answers, window: Sequence[Row], found: Sequence[Answer | None], name: str
+) -> None:
+    """Write the answers up to the first one that is not finite.
+
+    Raises:
+        NotFiniteError: There is one.
+    """
+    finite: list[Answer] = []
+    for each in found:
+        if each is None:
+            break
+        finite.append(each)
+    answers.write_window(window[: len(finite)], finite)
+    if len(finite) < len(window):
+        row = window[len(finite)]
+        text = answers.task.texts(row.example)[0][:SHOWN]
+        raise NotFiniteError(
+            f"{name}, line {row.line}: the answer holds numbers that are not finite; the model has "
+            f"diverged, or needs precision=fp32. The text begins {text!r}"
+        )
 
 
 def _rows(table_format: str, given: Input, answers: Answers, on_error: OnError) -> Iterator[Row]:
@@ -83,6 +123,8 @@ def _check(config: DictConfig) -> None:
             f"pair: plain text has no column {config.pair!r}; for a table say format=csv, tsv "
             "or jsonl"
         )
+    if config.resume:
+        output.check_resume(config.output)
     files = [Path(name).expanduser().resolve() for name in (config.input, config.output)]
     if "-" not in (config.input, config.output) and files[0] == files[1]:
         raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")

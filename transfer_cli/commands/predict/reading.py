@@ -201,11 +201,17 @@ class Input:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Input]:
-    """Open a file, or standard input for `-`."""
+    """Open a file, or standard input for `-`.
+
+    Raises:
+        DataError: It is not there, empty or closed.
+    """
     if path != "-":
         with contextlib.closing(readers.open_file(Path(path).expanduser())) as stream:
             yield Input(path, stream, lambda: True)
         return
+    if sys.stdin is None:
+        raise DataError("input: standard input is closed; name a file with input=FILE")
     try:
         piped = PipedLines(sys.stdin.fileno())
     except io.UnsupportedOperation:  # something in memory

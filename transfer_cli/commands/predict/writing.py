@@ -1,11 +1,13 @@
-"""What `predict` writes: a line of JSON or a row of a table for each text."""
+"""What `predict` writes: a line of JSON or a row of a table for each text.
 
-import contextlib
+Each format can be read back, so that a command can go on where another was stopped.
+"""
+
 import csv
 import json
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -13,7 +15,7 @@ from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
 from transfer_cli.errors import ConfigError, DataError
-from transfer_cli.runs.atomic import replaced_file, writing
+from transfer_cli.safe_files import STRICT_JSON
 from transfer_cli.tasks.base import Answer
 
 
@@ -25,6 +27,8 @@ class Answers(ABC):
         self.columns = columns
         self.task = columns.task
         self.ours = ours
+        self.begun = False
+        """Whether the names of columns are written."""
 
     def problem_of(self, row: Row) -> str | None:
         """Return why a row cannot be written, if so; asked before it is labelled.
@@ -44,6 +48,18 @@ class Answers(ABC):
     def write(self, row: Row, answer: Answer) -> None:
         """Write one answer."""
 
+    @abstractmethod
+    def read(self, lines: Iterator[str]) -> Iterator[Any]:
+        """Yield what was written for each row, up to where that cannot be read.
+
+        Args:
+            lines: Whole lines; no more of them are taken than a row needs.
+        """
+
+    @abstractmethod
+    def is_for(self, row: Row, found: Any) -> bool:
+        """Return whether what was read was written for this row, as far as can be seen."""
+
     def write_window(self, rows: Sequence[Row], answers: Sequence[Answer]) -> None:
         """Write the answers of a window."""
         for row, answer in zip(rows, answers, strict=True):
@@ -56,16 +72,31 @@ class JsonLines(Answers):
 
     def __init__(self, out: TextIO, columns: Columns) -> None:
         super().__init__(out, columns, ["text", *columns.task.fields, "pair"])
-        self._encode = json.JSONEncoder(ensure_ascii=False).encode
+        self._encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
     def write(self, row: Row, answer: Answer) -> None:
         """Write one answer."""
+        self.out.write(self._encode(self._record(row, self.task.written(answer))) + "\n")
+
+    def _record(self, row: Row, answer: Mapping[str, object]) -> dict[str, object]:
         text, *others = self.task.texts(row.example)
-        found: dict[str, object] = {"text": text, **self.task.written(answer)}
+        found: dict[str, object] = {"text": text, **answer}
         if others:
             found["pair"] = others[0]
         found.update(row.kept)
-        self.out.write(self._encode(found) + "\n")
+        return found
+
+    def read(self, lines: Iterator[str]) -> Iterator[Any]:
+        """See `Answers`."""
+        with suppress(ValueError, RecursionError):
+            yield from map(STRICT_JSON.decode, lines)
+
+    def is_for(self, row: Row, found: Any) -> bool:
+        """See `Answers`."""
+        if not isinstance(found, dict) or not found.keys() >= set(self.task.fields):
+            return False
+        wanted = self._record(row, {name: found[name] for name in self.task.fields})
+        return list(found.items()) == list(wanted.items())
 
 
 class Csv(Answers):
@@ -80,7 +111,6 @@ class Csv(Answers):
         # With this end of a row, values that hold either of its characters are put in quotes.
         lines = _WithoutReturns(out)
         self._write_row = csv.writer(lines, lineterminator="\r\n", **self.dialect).writerow
-        self._begun = False
 
     def problem_of(self, row: Row) -> str | None:
         """See `Answers`."""
@@ -96,13 +126,36 @@ class Csv(Answers):
 
     def write(self, row: Row, answer: Answer) -> None:
         """Write one answer, and before the first one the names of the columns."""
-        kept = self._kept or []
-        if not self._begun:
-            self._write_row([*self.ours, *kept])
-            self._begun = True
-        values = [_cell(row.kept.get(column)) for column in kept]
-        texts = self.task.texts(row.example)[: len(self._texts)]
+        if not self.begun:
+            self._write_row([*self.ours, *(self._kept or [])])
+            self.begun = True
+        texts, values = self._given(row)
         self._write_row([*texts, *self.task.cells(answer), *values])
+
+    def _given(self, row: Row) -> tuple[list[str], list[str]]:
+        """Return the cells before the answer, and those after it."""
+        texts = self.task.texts(row.example)[: len(self._texts)]
+        return list(texts), [_cell(row.kept.get(column)) for column in self._kept or []]
+
+    def read(self, lines: Iterator[str]) -> Iterator[Any]:
+        """See `Answers`; with the names of the columns in front of each row."""
+        csv.field_size_limit(2 * readers.MAX_LINE_BYTES)  # the process's, 128 KiB by default
+        rows = csv.reader(lines, strict=True, **self.dialect)
+        with suppress(csv.Error, ValueError):
+            names = next(rows, None)
+            yield from ((names, cells) for cells in rows)
+
+    def is_for(self, row: Row, found: Any) -> bool:
+        """See `Answers`."""
+        names, cells = found
+        texts, values = self._given(row)
+        after = len(names) - len(values)
+        return (
+            names == [*self.ours, *(self._kept or [])]
+            and len(cells) == len(names)
+            and cells[: len(texts)] == texts
+            and cells[after:] == values
+        )
 
 
 class Tsv(Csv):
@@ -160,11 +213,13 @@ def _unwritable(kept: Mapping[str, object]) -> str | None:
     if not kept:
         return None
     try:
-        json.dumps(dict(kept), ensure_ascii=False).encode()
+        json.dumps(dict(kept), ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         return "a column holds half of a surrogate pair, which is no character."
     except RecursionError:
         return "a value is nested too deeply."
+    except ValueError:
+        return "a column holds NaN or Infinity, which is no JSON."
     return None
 
 
@@ -189,18 +244,3 @@ def format_of(chosen: str, path: str) -> str:
     if path != "-" and readers.is_packed(Path(path)):
         raise ConfigError(f"output: {path} would not be packed; leave its last ending out")
     return reading.format_of(chosen, path, "jsonl")
-
-
-@contextlib.contextmanager
-def opened(name: str) -> Iterator[TextIO]:
-    """Open a file, or standard output for `-`; a file that is there stays until all is written."""
-    if name == "-":
-        yield sys.stdout
-        return
-    path = Path(name).expanduser()
-    with (
-        writing(path),
-        replaced_file(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="") as out,
-    ):
-        yield out

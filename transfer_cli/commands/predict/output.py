@@ -1,0 +1,224 @@
+"""Where the answers of `predict` go: standard output, or a file that grows beside its place.
+
+While it grows, a file is called `NAME.DIGEST.partial`; the digest is that of the models. However
+the command ends, the answers in it stay, and `resume=true` goes on behind them.
+"""
+
+import fcntl
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from transfer_cli.commands.predict.reading import Row
+from transfer_cli.commands.predict.writing import Answers
+from transfer_cli.errors import ConfigError, RunError, StoppedError
+from transfer_cli.runs.atomic import flush, writing
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+@contextmanager
+def opened(
+    name: str, digest: Callable[[], str], *, resume: bool
+) -> Iterator[tuple[TextIO, Path | None]]:
+    """Open what is written, and return the partial file, if it is one.
+
+    A file that is there stays until all is written.
+
+    Args:
+        name: A file; `-` for standard output.
+        digest: Of the models.
+        resume: Whether to keep what an earlier command has written.
+
+    Raises:
+        RunError: It cannot be written, another command is writing it, or other models did.
+    """
+    path = Path(name).expanduser()
+    if name == "-":
+        yield sys.stdout, None
+        return
+    with writing(path):
+        if path.exists() and not path.is_file():  # a device or a pipe
+            with path.open("w", encoding="utf-8", newline="") as out:
+                yield out, None
+            return
+        partial = path.with_name(f"{path.name}.{digest()}.partial")
+        if resume:
+            _check_same(path, partial)
+        with partial.open("a+", encoding="utf-8", newline="") as out:
+            _hold(out, partial)
+            if not resume:
+                out.truncate(0)
+            try:
+                yield out, partial
+                out.flush()
+                flush(partial)
+                partial.replace(path)
+                flush(path.parent)
+            except BaseException:
+                if os.fstat(out.fileno()).st_size == 0:
+                    partial.unlink(missing_ok=True)
+                else:
+                    log.info("the answers so far are in %s; resume=true goes on there", partial)
+                raise
+
+
+def check_resume(output: str) -> None:
+    """Refuse to go on in what cannot be read again.
+
+    Raises:
+        ConfigError: It is standard output, a device or a pipe.
+    """
+    path = Path(output).expanduser()
+    if output == "-" or (path.exists() and not path.is_file()):
+        raise ConfigError("resume: only the answers in a file can be gone on with; name output=")
+
+
+def _check_same(path: Path, partial: Path) -> None:
+    others = sorted(path.parent.glob(f"{_quoted(path.name)}.{'[0-9a-f]' * 8}.partial"))
+    if not partial.exists() and others:
+        raise RunError(
+            f"resume: {others[0]} is of another model; give its run, or remove it to begin anew"
+        )
+    if not partial.exists():
+        log.info("there is no %s: from the beginning", partial)
+
+
+def _quoted(name: str) -> str:
+    return "".join(f"[{each}]" if each in "*?[" else each for each in name)
+
+
+def _hold(out: TextIO, path: Path) -> None:
+    """Lock the file for as long as it is open."""
+    try:
+        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunError(f"output: another command is writing {path}; wait for it") from error
+    except OSError as error:
+        log.debug("%s has no locks: %s", path, error)
+
+
+class Earlier:
+    """The answers that an earlier command has left, compared with the rows that they are for.
+
+    Args:
+        partial: The file; None: there is none.
+        answers: Reads its format.
+        name: Of the input, for messages.
+    """
+
+    def __init__(self, partial: Path | None, answers: Answers, name: str) -> None:
+        self._partial = partial
+        self._answers = answers
+        self._name = name
+        self._records = answers.read(self._lines())
+        self._count = self._read = self._end = 0
+        self._over = False
+
+    def _lines(self) -> Iterator[str]:
+        if self._partial is None:
+            return
+        with self._partial.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._read += len(line)
+                yield line.decode()
+
+    def has(self, window: Sequence[Row]) -> bool:
+        """Return whether the next answers are those of this window, all of it.
+
+        Else they are cut off: windows are answered whole, since what is in a batch together decides
+        the last digit.
+
+        Raises:
+            RunError: They are of other rows.
+        """
+        for row in window:
+            found = None if self._over else next(self._records, None)
+            if found is None:
+                self._cut()
+                return False
+            if not self._answers.is_for(row, found):
+                self._refuse(f"is not of line {row.line} of {self._name}")
+            self._count += 1
+        self._end = self._read
+        return True
+
+    def close(self) -> None:
+        """Refuse answers that are left when there are no more rows.
+
+        Raises:
+            RunError: There are some.
+        """
+        if not self._over and next(self._records, None) is not None:
+            self._refuse(f"is beyond the end of {self._name}")
+        self._cut()
+
+    def _cut(self) -> None:
+        if not self._over and self._partial is not None:
+            self._answers.out.truncate(self._end)
+            self._answers.begun = self._end > 0
+        self._over = True
+
+    def _refuse(self, what: str) -> None:
+        raise RunError(
+            f"resume: answer {self._count + 1:,} in {self._partial} {what}, or has other columns; "
+            "type the command that wrote it, or leave resume out to begin anew"
+        )
+
+
+class Stop:
+    """Ends the command at a signal, but never while answers are being written."""
+
+    def __init__(self) -> None:
+        self.place = "before the first answer"
+        self._received = 0
+        self._writes = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen within the block, to the signals that the caller has not switched off.
+
+        Raises:
+            StoppedError: After SIGTERM or SIGHUP.
+            KeyboardInterrupt: After Ctrl-C, or after a second signal, which does not wait.
+        """
+        before = {each: signal.getsignal(each) for each in SIGNALS}
+        for each, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(each, self._note)
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let the block come to its end first."""
+        self._writes = True
+        try:
+            yield
+        finally:
+            self._writes = False
+        if self._received:
+            self._end()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        again, self._received = self._received, number
+        if again or not self._writes:
+            self._end()
+
+    def _end(self) -> None:
+        name = signal.Signals(self._received).name
+        text = f"{name}: stopped {self.place}"
+        raise KeyboardInterrupt(text) if self._received == signal.SIGINT else StoppedError(text)
