@@ -126,7 +126,7 @@ class SweepDirectory:
 
     def write_job(self, job: SweepJob) -> None:
         """Write the file of a job."""
-        write_json(self.path / f"job-{job.number}.json", asdict(job))
+        write_json(self._file(job.number), asdict(job))
 
     def jobs(self) -> list[SweepJob]:
         """Return every job by number; damaged files are ignored.
@@ -135,6 +135,13 @@ class SweepDirectory:
         """
         found = [self._read(path) for path in self.path.glob("job-*.json")]
         return sorted((job for job in found if job is not None), key=lambda job: job.number)
+
+    def job(self, number: int) -> SweepJob | None:
+        """Return one of them, without looking at the others."""
+        return self._read(self._file(number))
+
+    def _file(self, number: int) -> Path:
+        return self.path / f"job-{number}.json"
 
     def _read(self, path: Path) -> SweepJob | None:
         if not _JOB.fullmatch(path.name):
