@@ -177,12 +177,11 @@ class Jobs:
         found = []
         for number, words in enumerate(map(_of_the_run, lists), start=first):
             alike = known[frozenset(words)]
-            job = min(alike, key=lambda job: list(JobState).index(job.outcome), default=None)
-            if job is None:
-                job = SweepJob(number, words, words)
+            if alike:
+                found.append(min(alike, key=lambda job: list(JobState).index(job.outcome)))
+                alike.remove(found[-1])
             else:
-                alike.remove(job)
-            found.append(job)
+                found.append(SweepJob(number, words, words))
         return found
 
     @contextlib.contextmanager
