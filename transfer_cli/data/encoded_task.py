@@ -11,7 +11,8 @@ Legend: B examples, T positions.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # A longest input must hold the three special tokens of a pair and a token of each text.
 _SHORTEST = 5
+
+_PORTION = 8192
 
 
 class EncodedRows:
@@ -132,28 +135,36 @@ def encode_texts(
             f"data.length is {length}: with the special tokens an input needs at least "
             f"{_SHORTEST} positions."
         )
-    texts = tokenizer.encode_batch([example.text for example in examples])
-    pairs = [example.pair for example in examples]
-    others = tokenizer.encode_batch([pair for pair in pairs if pair is not None])
-    seconds = iter(others)
     start, end = specials_around(tokenizer, direction)
     room = length - len(start) - len(end)
     rows, firsts, num_cut = [], [], 0
-    for text, pair in zip(texts, pairs, strict=True):
-        rest = [] if pair is None else [tokenizer.sep, *next(seconds)]
+    for example, text, other in _encoded(examples, tokenizer):
+        rest = [] if example.pair is None else [tokenizer.sep, *other]
         # The longer text is cut; the shorter one only if both are longer than half the room.
         cut = min(len(text), max(room // 2, room - len(rest)))
-        rows.append(start + text[:cut] + rest[: room - cut] + end)
+        rows.append(array("i", start + text[:cut] + rest[: room - cut] + end))
         firsts.append(len(start) + cut + 1)
         num_cut += len(text) + len(rest) > room
     return EncodedRows(
         examples,
         rows,
         tokenizer.pad,
-        firsts=firsts if others else None,
+        firsts=None if all(example.pair is None for example in examples) else firsts,
         targets=_labels(examples),
         num_cut=num_cut,
     )
+
+
+def _encoded(
+    examples: "Sequence[Example]", tokenizer: Tokenizer
+) -> "Iterator[tuple[Example, list[int], list[int]]]":
+    """Yield examples with the tokens of both texts; the second has none if it is not there."""
+    # In portions: while it is made, an encoding takes ten times the memory of its tokens.
+    for first in range(0, len(examples), _PORTION):
+        portion = examples[first : first + _PORTION]
+        texts = tokenizer.encode_batch([example.text for example in portion])
+        others = tokenizer.encode_batch([example.pair or "" for example in portion])
+        yield from zip(portion, texts, others, strict=True)
 
 
 def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int]]:

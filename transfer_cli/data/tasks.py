@@ -40,7 +40,7 @@ FINE_LABELS = tuple(
 """The 50 labels of TREC; the coarse label is part of each, since fine names repeat."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be millions
 class Example:
     """A text, or two, and the number of its label."""
 
@@ -207,14 +207,13 @@ class Table(Classified):
         if table_format is None:
             raise DataError(f"{path}: its name does not tell the format. Set data.format=csv.")
         rows = []
-        labels: set[str] = set()
+        labels: dict[str, str] = {}
         name, text, pair = str(path), str(self.text), None if self.pair is None else str(self.pair)
         for record in readers.read_table(path, table_format, header=self.header):
             first = readers.text_of(record, text, name)
             second = None if pair is None else readers.text_of(record, pair, name)
             label = readers.label_of(record, str(self.label), name)
-            rows.append(_Row(record.line, first, label, second))
-            labels.add(label)
+            rows.append(_Row(record.line, first, labels.setdefault(label, label), second))
             if len(labels) > MAX_LABELS:
                 raise DataError(
                     f"{path}, line {record.line}: more than {MAX_LABELS:,} different labels. "
@@ -246,7 +245,7 @@ class SampleQuestions(Classified):
 # ---------------------------------------------------------------------------------- reading
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Row:
     line: int
     text: str
