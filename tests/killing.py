@@ -11,7 +11,7 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -70,15 +70,22 @@ def _config(words: tuple[str, ...]) -> object:
     return config
 
 
+@dataclasses.dataclass(frozen=True)
 class Commands:
-    """Runs training commands in a folder, with the run directory `run` in it."""
+    """Runs training commands in a folder, with the run directory `run` in it.
+
+    Args:
+        prepare: Called first in each process.
+    """
+
+    prepare: Callable[[], object] = int
 
     def start(self, folder: Path, words: Sequence[str], moment: Moment = NEVER) -> BaseProcess:
         """Return a process that has begun a command, with `resume=auto`."""
         config = _config((*words, "run.dir=run", "resume=auto"))
         # The server may have been started by other tests, with other variables than now.
         cache = os.environ.get("TRANSFER_CACHE")
-        arguments = (folder, words[0], config, moment, cache)
+        arguments = (folder, words[0], config, moment, cache, self.prepare)
         process = CONTEXT.Process(target=_work, args=arguments)
         process.start()
         return process
@@ -95,8 +102,12 @@ class Commands:
         return Ended(process.exitcode, text, int(count.read_text()) if count.exists() else 0)
 
 
-def _work(folder: Path, command: str, config: object, moment: Moment, cache: str | None) -> None:
+def _work(
+    folder: Path, command: str, config: object, moment: Moment, cache: str | None,
+    prepare: Callable[[], object],
+) -> None:  # fmt: skip
     os.chdir(folder)
+    prepare()
     if cache is not None:
         os.environ["TRANSFER_CACHE"] = cache
     with Path(f"output-{os.getpid()}").open("w") as output:

@@ -4,6 +4,7 @@ A run directory can come from a stranger. A file that is larger, deeper or of an
 own is refused; the caller adds its name to the error.
 """
 
+import errno
 import json
 import stat
 from collections import Counter
@@ -36,17 +37,27 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
         UnreadableError: It is no plain file, or too large.
     """
     try:
-        kind = path.stat().st_mode
-        if not stat.S_ISREG(kind):
-            # To open a pipe could wait for ever.
-            raise UnreadableError("it is a folder, a device or a pipe, expected a plain file")
-        with path.open("rb") as file:
-            raw = file.read(most_bytes + 1)
+        try:
+            raw = _start_of(path, most_bytes + 1)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            # Another machine has replaced it on a network disk, just as it was opened.
+            raw = _start_of(path, most_bytes + 1)
     except ValueError as error:
         raise UnreadableError(str(error)) from error
     if len(raw) > most_bytes:
         raise UnreadableError(f"it is larger than {most_bytes // 2**10:,} KiB")
     return raw
+
+
+def _start_of(path: Path, size: int) -> bytes:
+    kind = path.stat().st_mode
+    if not stat.S_ISREG(kind):
+        # To open a pipe could wait for ever.
+        raise UnreadableError("it is a folder, a device or a pipe, expected a plain file")
+    with path.open("rb") as file:
+        return file.read(size)
 
 
 def read_text(path: Path, most_bytes: int = MAX_FILE_BYTES) -> str:

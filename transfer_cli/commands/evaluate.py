@@ -70,8 +70,8 @@ def evaluate(config: DictConfig) -> None:
         say(measures)
         labels = trained.start.description.labels
         for name, found in scores.items():
-            for table in found.tables.values() if labels else ():
-                say_confusion(name, labels, table)
+            if "confusion" in found.tables:
+                say_confusion(name, labels, found.tables["confusion"])
         if config.output is not None:
             result = {
                 "run": config.run,

@@ -11,7 +11,8 @@ Legend: B examples, T positions.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 SHORTEST = 5
 """A longest input must hold the three special tokens of a pair and a token of each text."""
+
+_PORTION = 8192
 
 
 class EncodedRows:
@@ -132,29 +135,24 @@ def encode_texts(
             f"data.length is {length}: with the special tokens an input needs at least "
             f"{SHORTEST} positions."
         )
-    texts = tokenizer.encode_batch([example.text for example in examples])
-    pairs = [example.pair for example in examples]
-    others = tokenizer.encode_batch([pair for pair in pairs if pair is not None])
-    seconds = iter(others)
     start, end = specials_around(tokenizer, direction)
     room = length - len(start) - len(end)
     rows, firsts, num_cut = [], [], 0
-    for text, pair in zip(texts, pairs, strict=True):
-        if pair is None:
+    for example, text, other in _encoded(examples, tokenizer):
+        if example.pair is None:
             cut, rest = min(len(text), room), []
             num_cut += len(text) > room
         else:
-            second = next(seconds)
-            cut, other = kept(len(text), len(second), room - 1)
-            rest = [tokenizer.sep, *second[:other]]
-            num_cut += len(text) + len(second) > room - 1
-        rows.append(start + text[:cut] + rest + end)
+            cut, second = kept(len(text), len(other), room - 1)
+            rest = [tokenizer.sep, *other[:second]]
+            num_cut += len(text) + len(other) > room - 1
+        rows.append(array("i", start + text[:cut] + rest + end))
         firsts.append(len(start) + cut + 1)
     return EncodedRows(
         examples,
         rows,
         tokenizer.pad,
-        firsts=firsts if others else None,
+        firsts=None if all(example.pair is None for example in examples) else firsts,
         targets=_labels(examples),
         num_cut=num_cut,
     )
@@ -170,6 +168,18 @@ def kept(first: int, second: int, room: int) -> tuple[int, int]:
         return first, second
     shorter = min(first, second, room // 2)
     return (room - shorter, shorter) if first > second else (shorter, room - shorter)
+
+
+def _encoded(
+    examples: "Sequence[Example]", tokenizer: Tokenizer
+) -> "Iterator[tuple[Example, list[int], list[int]]]":
+    """Yield examples with the tokens of both texts; the second has none if it is not there."""
+    # In portions: while it is made, an encoding takes ten times the memory of its tokens.
+    for first in range(0, len(examples), _PORTION):
+        portion = examples[first : first + _PORTION]
+        texts = tokenizer.encode_batch([example.text for example in portion])
+        others = tokenizer.encode_batch([example.pair or "" for example in portion])
+        yield from zip(portion, texts, others, strict=True)
 
 
 def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int]]:

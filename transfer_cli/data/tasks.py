@@ -5,6 +5,7 @@ subset, so that the number of labels does not change the validation split. Both 
 depend on nothing but the examples and the run's seed.
 """
 
+import heapq
 import random
 import re
 from abc import ABC, abstractmethod
@@ -21,7 +22,7 @@ from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.seeds import derive
 
 MAX_LABELS = 10_000
-"""For own tables. The confusion matrix has a cell for each pair of labels: 800 MB at this limit."""
+"""For own tables. More are rather texts, or numbers: a column that was not meant."""
 
 _FINE_NAMES = {
     "ABBR": "abb exp",
@@ -41,7 +42,7 @@ FINE_LABELS = tuple(
 """The 50 labels of TREC; the coarse label is part of each, since fine names repeat."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be millions
 class Example:
     """A text, or two, and the number of its label."""
 
@@ -247,14 +248,13 @@ class Table(Classified):
         if table_format is None:
             raise DataError(f"{path}: its name does not tell the format. Set data.format=csv.")
         rows = []
-        labels: set[str] = set()
+        labels: dict[str, str] = {}
         name, text, pair = str(path), str(self.text), None if self.pair is None else str(self.pair)
         for record in readers.read_table(path, table_format, header=self.header):
             first = readers.text_of(record, text, name)
             second = None if pair is None else readers.text_of(record, pair, name)
             label = readers.label_of(record, str(self.label), name)
-            rows.append(_Row(record.line, first, label, second))
-            labels.add(label)
+            rows.append(_Row(record.line, first, labels.setdefault(label, label), second))
             if len(labels) > MAX_LABELS:
                 raise DataError(
                     f"{path}, line {record.line}: more than {MAX_LABELS:,} different labels. "
@@ -286,7 +286,7 @@ class SampleQuestions(Classified):
 # ---------------------------------------------------------------------------------- reading
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Row:
     line: int
     text: str
@@ -406,11 +406,13 @@ def _proportional(counts: Mapping[int, int], total: int) -> dict[int, int]:
     exact = {number: total * count / whole for number, count in counts.items()}
     quotas = {number: min(int(share), counts[number] - 1) for number, share in exact.items()}
     order = sorted(counts, key=lambda number: quotas[number] - exact[number])
+    left = min(total, whole - len(counts)) - sum(quotas.values())
     # Once round the classes is enough for the remainders, unless a class is used up.
-    while sum(quotas.values()) < min(total, whole - len(counts)):
+    while left > 0:
         for number in order:
-            if sum(quotas.values()) < total and quotas[number] < counts[number] - 1:
+            if left > 0 and quotas[number] < counts[number] - 1:
                 quotas[number] += 1
+                left -= 1
     return quotas
 
 
@@ -421,12 +423,16 @@ def _nested_quotas(counts: Mapping[int, int], total: int) -> dict[int, int]:
     divisor method of Webster (largest remainders would not be nested).
     """
     quotas = dict.fromkeys(counts, 1)
-    while sum(quotas.values()) < total:
-        behind = {
-            number: count / (2 * quotas[number] + 1) if quotas[number] < count else 0.0
-            for number, count in counts.items()
-        }
-        quotas[max(behind, key=behind.__getitem__)] += 1
+    behind = [(-count / 3, number) for number, count in counts.items() if count > 1]
+    heapq.heapify(behind)
+    for _ in range(total - len(counts)):
+        _, number = behind[0]
+        quotas[number] += 1
+        if quotas[number] < counts[number]:
+            share = counts[number] / (2 * quotas[number] + 1)
+            heapq.heapreplace(behind, (-share, number))
+        else:
+            heapq.heappop(behind)
     return quotas
 
 

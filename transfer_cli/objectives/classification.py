@@ -26,6 +26,9 @@ POOLER = "pooler"
 
 TABLE = "backbone.token_embedding.weight"
 
+MOST_IN_CONFUSION = 256
+"""Labels of which it is counted how often each was taken for each; of more, nobody reads that."""
+
 METRICS = (
     Metric("error_rate", higher_is_better=False, unit="percent", headline=True, per_example=True),
     Metric("macro_f1", higher_is_better=True, unit="fraction"),
@@ -162,14 +165,22 @@ class Classification(Objective):
     def metric_sums(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
-        """Return the summed loss and the counts `[C, C]`: rows are labels, columns predictions."""
+        """Return the summed loss and the counts `[C, C]`: rows are labels, columns predictions.
+
+        Of very many labels `[3, C]`: how often each was predicted rightly, given, and predicted.
+        """
         logits_BC = self.class_logits(model, batch, encoded)
-        classes, label_B = logits_BC.shape[1], batch["label"]
-        cells = torch.bincount(label_B * classes + logits_BC.argmax(1), minlength=classes**2)
-        return {
-            "loss": F.cross_entropy(logits_BC, label_B, reduction="sum"),
-            "confusion": cells.view(classes, classes),
-        }
+        classes, label_B, said_B = logits_BC.shape[1], batch["label"], logits_BC.argmax(1)
+        loss = F.cross_entropy(logits_BC, label_B, reduction="sum")
+        if classes <= MOST_IN_CONFUSION:
+            cells = torch.bincount(label_B * classes + said_B, minlength=classes**2)
+            return {"loss": loss, "confusion": cells.view(classes, classes)}
+        right_B = torch.where(said_B == label_B, label_B, classes)
+        counts = [
+            torch.bincount(numbers_B, minlength=classes + 1)[:classes]
+            for numbers_B in (right_B, label_B, said_B)
+        ]
+        return {"loss": loss, "labels": torch.stack(counts)}
 
     def predictions(
         self, model: TransferModel, batch: Batch, encoded: Encoding
@@ -189,8 +200,10 @@ class Classification(Objective):
         )
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
-        """Return the confusion counts: rows are labels, columns predictions."""
-        return {"confusion": totals["confusion"].long().tolist()}
+        """Return the counts of `metric_sums`."""
+        return {
+            name: totals[name].long().tolist() for name in ("confusion", "labels") if name in totals
+        }
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return each text with its label and the predicted one."""
@@ -207,9 +220,12 @@ class Classification(Objective):
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
         """Return loss, accuracy, error rate in percent, macro-F1 and each class's accuracy."""
-        confusion = totals["confusion"].double()
-        right, given, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-        accuracy = float(right.sum() / confusion.sum())
+        if "labels" in totals:
+            right, given, said = totals["labels"].double()
+        else:
+            confusion = totals["confusion"].double()
+            right, given, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+        accuracy = float(right.sum() / given.sum())
         # As in sklearn's macro average, a class that is neither given nor predicted has no F1.
         occurs = given + said > 0
         f1 = 2 * right[occurs] / (given + said)[occurs]

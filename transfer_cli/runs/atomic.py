@@ -1,12 +1,13 @@
 """Writes files and folders beside their place and renames them into it when they are complete.
 
-While it is written, one is called `.NAME.PID`. A kill leaves that behind, and the old one intact.
+While it is written, one is called `.NAME.NUMBER`. A kill leaves that behind, and the old one whole.
 """
 
 import errno
 import itertools
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -68,11 +69,14 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         flush(folder.parent.parent)
     with _filled(_beside(folder)) as temporary:
         yield temporary
-        if folder.exists():
-            _swap(temporary, folder)
-        else:
+        try:
+            # Tried, not looked up: a network disk may not know yet what another machine has made.
             temporary.rename(folder)
             flush(folder.parent)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            _swap(temporary, folder)
 
 
 @contextmanager
@@ -147,9 +151,10 @@ def as_json(content: Mapping[str, Any], **options: Any) -> str:
 
 def cut(path: Path, size: int) -> None:
     """Shorten a file that grew by appending to the `size` bytes that it once had."""
-    if path.exists() and path.stat().st_size > size:
-        with writing(path):
-            os.truncate(path, size)
+    # Opened, not looked up: a network disk then asks how large another machine has left it.
+    with writing(path), suppress(FileNotFoundError), path.open("rb+") as file:
+        if file.seek(0, os.SEEK_END) > size:
+            file.truncate(size)
 
 
 def flush(path: Path) -> None:
@@ -166,7 +171,8 @@ def flush(path: Path) -> None:
 
 
 def _beside(path: Path) -> Path:
-    return path.parent / f".{path.name}.{os.getpid()}"
+    # Drawn: of two machines, or containers, processes may have the same number.
+    return path.parent / f".{path.name}.{secrets.randbits(63)}"
 
 
 @contextmanager
@@ -192,4 +198,5 @@ def _swap(temporary: Path, folder: Path) -> None:
         old.rename(folder)
         raise
     flush(folder.parent)
-    shutil.rmtree(old)
+    # What somebody reads cannot be removed from a network disk; the next one removes it.
+    shutil.rmtree(old, ignore_errors=True)

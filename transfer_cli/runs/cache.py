@@ -10,23 +10,22 @@ import json
 import logging
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
-
 from transfer_cli.runs.atomic import flush, replaced_folder, write_json
+from transfer_cli.runs.locks import Lock
 from transfer_cli.safe_files import read_json
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CANNOT = (OSError, NotImplementedError)
-"""What a disk says that is full, may not be written, or knows no locks."""
+SECONDS_BETWEEN_TRIES = 0.05
 
 _SEAL = "seal.json"
 _PORTION = 2**20
@@ -63,7 +62,7 @@ def kept(
             raise the error, the content is made and not kept.
 
     Raises:
-        OSError: The folder cannot be written, or has no locks; see `refused`.
+        OSError: The folder cannot be written; see `refused`.
     """
     found = _opened(entry, read)
     if found is not None:
@@ -75,13 +74,13 @@ def kept(
             if found is not None:
                 return found
             _clear(entry)
-        except CANNOT as error:
+        except OSError as error:
             refused(error)
             return make()
         made = make()
         try:
             write(made)
-        except CANNOT as error:
+        except OSError as error:
             refused(error)
         return made
 
@@ -125,19 +124,18 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the lock of a path, whose folder is made; wait while another command has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock_of(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
+    if not lock.take():
         log.info("Waiting for another run that is making %s", path)
-        lock.acquire()
+        while not lock.take():
+            time.sleep(SECONDS_BETWEEN_TRIES)
     try:
         yield
     finally:
         lock.release()
 
 
-def _lock_of(path: Path) -> FileLock:
-    return FileLock(path.with_name(f".{path.name}.lock"))
+def _lock_of(path: Path) -> Lock:
+    return Lock(path.with_name(f".{path.name}.lock"))
 
 
 def _clear(entry: Path) -> None:
@@ -156,8 +154,11 @@ def _clear(entry: Path) -> None:
             _remove(leftover)
             continue
         lock = _lock_of(entry.with_name(found[1]))
-        with suppress(Timeout), lock.acquire(timeout=0):
-            _remove(leftover)
+        if lock.take():
+            try:
+                _remove(leftover)
+            finally:
+                lock.release()
 
 
 def _remove(path: Path) -> None:

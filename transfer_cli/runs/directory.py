@@ -20,10 +20,6 @@ Nothing in `results.json`, `metrics.jsonl` and `items.jsonl` depends on the cloc
 stopped or killed and resumed has the same ones, to the last bit, as a run that was not.
 """
 
-import errno
-import fcntl
-import logging
-import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,9 +29,8 @@ from typing import Any
 
 from transfer_cli.errors import CheckpointError, RunError
 from transfer_cli.runs.atomic import make_stamped, write_json, write_text
+from transfer_cli.runs.locks import Lock, holder_of
 from transfer_cli.safe_files import read_json
-
-log = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
 MODEL = "model"
@@ -52,8 +47,6 @@ _FILES = (
 )  # fmt: skip
 _TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})\.\d+")
 """What a file is called while it is written: see `replaced_file`."""
-
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class RunDirectory:
@@ -78,7 +71,7 @@ class RunDirectory:
         self.best = self.checkpoints / "best"
         self.model = path / MODEL
         self.analyses = path / "analyses"
-        self._lock: int | None = None
+        self._lock: Lock | None = None
 
     # --- whose it is ---------------------------------------------------------------------------
 
@@ -148,34 +141,22 @@ class RunDirectory:
         Raises:
             RunError: Another command writes here, or nobody can.
         """
-        path = self.path / LOCK
-        in_use = RunError(
-            f"{key}: another command is writing to {self.path}; wait until it has ended, or choose "
-            "another folder"
-        )
+        lock = Lock(self.path / LOCK)
         try:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.unlock()
-            raise in_use from error
+            is_free = lock.take()
         except OSError as error:
-            if error.errno in _NO_LOCKS and self._lock is not None:
-                log.warning(
-                    "%s: no locks on this disk; let no other command write there", self.path
-                )
-                return
-            self.unlock()
             raise RunError(f"{key}: {self.path} cannot be written: {error.strerror}") from error
-        if not path.exists() or not os.path.samestat(os.fstat(self._lock), path.stat()):
-            # It was discarded, and perhaps begun anew, in this moment.
-            self.unlock()
-            raise in_use
+        if not is_free:
+            raise RunError(
+                f"{key}: another command is writing to {self.path}; wait until it has ended, or "
+                "choose another folder"
+            )
+        self._lock = lock
 
     def unlock(self) -> None:
         """Let others write here."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def clear_leftovers(self) -> None:
@@ -193,7 +174,8 @@ class RunDirectory:
             self.config.unlink(missing_ok=True)
             self._remove_contents()
             self.status.unlink(missing_ok=True)
-            (self.path / LOCK).unlink(missing_ok=True)
+            if self._lock is not None:
+                self._lock.remove()
             self.path.rmdir()
 
     def _contents(self) -> list[Path]:
@@ -206,7 +188,7 @@ class RunDirectory:
 
     def _holds_no_more_than_a_start(self) -> bool:
         """Return whether nothing here is part of a run or a user's own."""
-        ours = [*_temporaries(self.path), self.path / LOCK]
+        ours = [*_temporaries(self.path), self.path / LOCK, holder_of(self.path / LOCK)]
         others = set(self.path.iterdir()) - set(ours)
         # Written before all else, into an empty folder.
         marked = (self.path / LOCK).exists() and self.read_status() == "starting"

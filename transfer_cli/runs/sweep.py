@@ -14,8 +14,6 @@ Each file has one writer at a time and is replaced whole, so that others can rea
 commands can work on one sweep.
 """
 
-import fcntl
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +22,7 @@ from enum import StrEnum, auto
 from pathlib import Path
 
 from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.locks import Lock, is_held
 from transfer_cli.safe_files import UnreadableError, read_json
 
 SWEEP = "sweep.json"
@@ -126,7 +125,7 @@ class SweepDirectory:
 
     def write_job(self, job: SweepJob) -> None:
         """Write the file of a job."""
-        write_json(self.path / f"job-{job.number}.json", asdict(job))
+        write_json(self._file(job.number), asdict(job))
 
     def jobs(self) -> list[SweepJob]:
         """Return every job by number; damaged files are ignored.
@@ -135,6 +134,13 @@ class SweepDirectory:
         """
         found = [self._read(path) for path in self.path.glob("job-*.json")]
         return sorted((job for job in found if job is not None), key=lambda job: job.number)
+
+    def job(self, number: int) -> SweepJob | None:
+        """Return one of them, without looking at the others."""
+        return self._read(self._file(number))
+
+    def _file(self, number: int) -> Path:
+        return self.path / f"job-{number}.json"
 
     def _read(self, path: Path) -> SweepJob | None:
         if not _JOB.fullmatch(path.name):
@@ -159,31 +165,18 @@ class SweepDirectory:
         Yields:
             The open file that is the claim; None if another process has the job.
         """
-        path = self.path / f".job-{number}.lock"
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        lock = Lock(self._lock_of(number))
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield None
-            else:
-                yield handle
+            yield lock.handle if lock.take() else None
         finally:
-            os.close(handle)
+            lock.release()
 
     def is_claimed(self, number: int) -> bool:
         """Return whether some process has the job."""
-        path = self.path / f".job-{number}.lock"
-        if not path.is_file():
-            return False
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return is_held(self._lock_of(number))
+
+    def _lock_of(self, number: int) -> Path:
+        return self.path / f".job-{number}.lock"
 
 
 def _check_kinds(job: SweepJob) -> None:

@@ -3,7 +3,8 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -49,6 +50,7 @@ class Jobs:
         metrics: Returns what a run of a config measures, so that a search knows whether more is
             better.
         makes_runs: Whether each job leaves a run directory; only then can a sweep be continued.
+        chosen: Jobs that `choose` has found and that are to run in this process, by number.
     """
 
     command: str
@@ -61,6 +63,7 @@ class Jobs:
     done: list[SweepJob] = field(default_factory=list)
     stopped: TransferError | None = None
     is_copy: bool = False
+    chosen: dict[int, SweepJob] = field(default_factory=dict)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state, is_copy=True)
@@ -151,7 +154,8 @@ class Jobs:
         # As typed: a `${...}` among them belongs to the config, not to this list.
         typed: Any = OmegaConf.to_container(settings.overrides.task, resolve=False)
         self.sweep_dir = Path(settings.sweep.dir)
-        job = self.find(int(settings.job.num), typed)
+        number = int(settings.job.num)
+        [job] = [self.chosen.pop(number)] if number in self.chosen else self.choose([typed], number)
         with self.at_work(job) as ours:
             if ours is not None:
                 if OmegaConf.is_dict(config.get("run")):  # the command makes a run directory
@@ -159,20 +163,26 @@ class Jobs:
                     config.resume = "auto" if self.resumes else None
                 self._work(job, config)
 
-    def find(self, number: int, words: Sequence[str], besides: Collection[int] = ()) -> SweepJob:
-        """Return the job of these overrides; a launcher counts only the jobs that it was given.
+    def choose(self, lists: Sequence[Sequence[str]], first: int) -> list[SweepJob]:
+        """Return the jobs of these overrides; a launcher counts only the jobs that it was given.
 
         Args:
-            number: The number of a job that is not known yet.
-            words: Its overrides.
-            besides: Jobs to pass over: a search can propose the same values twice.
+            lists: The overrides of each job. A search can propose the same ones twice.
+            first: The number of the first one, if it is not known yet; the others follow.
         """
-        words = _of_the_run(words)
-        known = self.directory.jobs() if self.makes_runs and self.sweep_dir is not None else []
-        alike = [job for job in known if set(job.words) == set(words) and job.number not in besides]
-        if not alike:
-            return SweepJob(number, words, words)
-        return min(alike, key=lambda job: list(JobState).index(job.outcome))
+        known: dict[frozenset[str], list[SweepJob]] = defaultdict(list)
+        # Read once for all: a folder may hold thousands.
+        for job in self.directory.jobs() if self.makes_runs and self.sweep_dir is not None else []:
+            known[frozenset(job.words)].append(job)
+        found = []
+        for number, words in enumerate(map(_of_the_run, lists), start=first):
+            alike = known[frozenset(words)]
+            if alike:
+                found.append(min(alike, key=lambda job: list(JobState).index(job.outcome)))
+                alike.remove(found[-1])
+            else:
+                found.append(SweepJob(number, words, words))
+        return found
 
     @contextlib.contextmanager
     def at_work(self, job: SweepJob) -> Iterator[int | None]:
@@ -193,9 +203,9 @@ class Jobs:
                 log.info("job %d: another command works on it", job.number)
                 yield None
                 return
-            now = [each for each in directory.jobs() if each.number == job.number]
-            if now and self.makes_runs and self._is_done(now[0]):
-                self.done.append(now[0])
+            now = directory.job(job.number)
+            if now is not None and self.makes_runs and self._is_done(now):
+                self.done.append(now)
                 yield None
                 return
             self.done.append(job)

@@ -43,17 +43,16 @@ class Local(Launcher):
         if not job_overrides:
             return []
         setup_globals()
-        numbered = list(enumerate(job_overrides, start=initial_job_idx))
         if not self.jobs.makes_runs:
+            numbered = enumerate(job_overrides, start=initial_job_idx)
             self._run_here([SweepJob(number, (), tuple(words)) for number, words in numbered])
             return []
         config = self._composed(job_overrides[0])
         settings = settings_of(config.sweep)
-        todo: list[SweepJob] = []
-        for number, words in numbered:
-            todo.append(self.jobs.find(number, words, besides=[job.number for job in todo]))
+        todo = self.jobs.choose(job_overrides, initial_job_idx)
         stops = settings.on_error == "stop"
         if not settings.isolate:
+            self.jobs.chosen = {job.number: job for job in todo}
             self._run_here(todo, stops=stops)
             return []
         SideBySide(

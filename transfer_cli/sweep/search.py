@@ -179,8 +179,8 @@ class Search(Planner):
         from optuna.trial import TrialState
 
         directory = self.jobs.directory
-        [job] = [each for each in directory.jobs() if each.number == number]
-        if job.outcome not in (JobState.DONE, JobState.FAILED, JobState.PRUNED):
+        job = directory.job(number)
+        if job is None or job.outcome not in (JobState.DONE, JobState.FAILED, JobState.PRUNED):
             return False
         value = self._value(directory.run(number)) if job.outcome == JobState.DONE else None
         state = TrialState.FAIL if value is None else TrialState.COMPLETE

@@ -121,7 +121,9 @@ class ClassificationTask(Task):
         Fine-tuning sometimes ends with the most frequent label as every answer (Devlin et al. 2019,
         section 4.1). Such a run should be repeated with another seed, not averaged in silently.
         """
-        given = [sum(row) for row in tables.get("confusion", [])]
+        _, given, _ = tables.get(
+            "labels", ([], [sum(row) for row in tables.get("confusion", [])], [])
+        )
         if not given or "accuracy" not in measures:
             return None
         share, accuracy = max(given) / sum(given), measures["accuracy"]

@@ -42,6 +42,26 @@ def f1_of(name, labels, predictions):
 # Measures.
 
 
+def test_of_very_many_labels_the_same_is_measured_without_a_cell_for_each_pair(monkeypatch):
+    objective, data = Classification(), tiny.Questions(examples=24)
+    model, batch = tiny.model(objective).eval(), tiny.all_of(data)
+    tiny.lively(model)
+
+    def judged_now():
+        with torch.no_grad():
+            totals = objective.metric_sums(model, batch, Encoding(model, batch))
+        return totals, objective.compute_metrics(totals, {"loss": 24}, TextStats())
+
+    few, found = judged_now()
+    monkeypatch.setattr("transfer_cli.objectives.classification.MOST_IN_CONFUSION", 2)
+    many, again = judged_now()
+
+    assert again == found
+    confusion = few["confusion"]
+    wanted = [confusion.diagonal(), confusion.sum(1), confusion.sum(0)]
+    assert objective.tables(many) == {"labels": [row.tolist() for row in wanted]}
+
+
 def test_measures_of_a_small_table_are_those_counted_by_hand():
     #         animal: 2 of 3 right; number: 1 of 2; place: 0 of 1
     labels, said = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 0]

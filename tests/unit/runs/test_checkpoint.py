@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -514,7 +515,7 @@ def test_a_folder_that_cannot_take_the_new_ones_place_leaves_the_old_one(tmp_pat
     rename = Path.rename
 
     def fail(self, target):
-        if self.name.endswith(str(os.getpid())):
+        if re.fullmatch(r"\.step-\d+\.\d+", self.name):
             raise OSError(errno.EIO, "Input/output error")
         return rename(self, target)
 

@@ -1,4 +1,3 @@
-import errno
 import fcntl
 import json
 import subprocess
@@ -133,17 +132,6 @@ def test_a_lock_that_was_removed_meanwhile_is_not_taken(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", meanwhile)
     with pytest.raises(RunError, match="another command"):
         run.lock("resume")
-
-
-def test_a_disk_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
-    def refuse(*args):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-
-    RunDirectory.create(tmp_path / "run")
-
-    assert "no locks on this disk" in caplog.text
 
 
 def test_of_two_commands_that_begin_the_same_run_the_second_is_refused(tmp_path):

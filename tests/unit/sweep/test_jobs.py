@@ -35,6 +35,17 @@ def test_every_job_of_a_sweep_has_a_directory_of_its_own(tmp_path):
     assert [config.run.dir for config in configs] == [f"{sweep}/0", f"{sweep}/1"]
 
 
+def test_a_job_does_not_look_at_all_others(monkeypatch):
+    read, looked = SweepDirectory._read, []
+    monkeypatch.setattr(
+        SweepDirectory, "_read", lambda self, path: looked.append(path) or read(self, path)
+    )
+
+    run(["-m", "seed=range(20)"])
+
+    assert len(looked) < 3 * 20
+
+
 def test_sweeps_that_begin_in_the_same_second_have_directories_of_their_own(monkeypatch):
     class Stopped(datetime):
         @classmethod

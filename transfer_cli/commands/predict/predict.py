@@ -32,6 +32,9 @@ SHOWN = 60
 WINDOW_BATCHES = 64
 """Batches of a window, at most: among so many texts, those of like length are put together."""
 
+WINDOW_CELLS = 2**20
+"""Values that the answers of a window hold, at most, beyond a batch: each takes 100 bytes."""
+
 
 def predict(config: DictConfig) -> None:
     """Write the label and the probabilities of every text."""
@@ -58,7 +61,9 @@ def predict(config: DictConfig) -> None:
             skipped = Skipped()
             on_error = skipped if config.errors == "skip" else reading.stop
             rows = _rows(table_format, given, answers, on_error)
-            most = config.batch * WINDOW_BATCHES * distributed.world_size()
+            batch = config.batch * distributed.world_size()
+            among = WINDOW_CELLS // len(ensemble.task.cell_names)
+            most = max(batch, min(batch * WINDOW_BATCHES, among))
             num_texts = 0
             for window in reading.windows(rows, most, given.is_there):
                 if not earlier.has(window):
