@@ -2,9 +2,11 @@
 
 A run directory may come from a stranger. Nothing in its config is resolved again: `${oc.env:HOME}`
 is just these characters, so that it can neither read an environment variable nor call a resolver.
-The objects that it describes are checked by `config.build`, like all others.
+Its last line holds a hash of the others; older configs have none. The objects that it describes are
+checked by `config.build`, like all others.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -16,12 +18,14 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.errors import OmegaConfBaseException
 
+from transfer_cli.config.bounded_yaml import MAX_CONFIG_BYTES
 from transfer_cli.config.plain_yaml import read_plain
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.errors import CheckpointError
-from transfer_cli.safe_files import UnreadableError
+from transfer_cli.safe_files import UnreadableError, read_text
 
 _OTHER_LINE_ENDS = re.compile("[\x85\u2028\u2029]")
+_HASH = re.compile(r"# hash ([0-9a-f]{16})\n\Z")
 _PARTS = ("data", "objective", "optimizer", "schedule", "adaptation")
 _OPTIONAL_PARTS = ("model", "tokenizer", "source.data", "adaptation.edits", "adaptation.penalty")
 _NAMED_PARTS = ("losses", "streams", "adaptation.edits")
@@ -41,6 +45,7 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
     schema = COMMANDS[command if command in ("pretrain", "finetune") else "finetune"]
     merged: Any = None
     try:
+        _check_hash(read_text(path, MAX_CONFIG_BYTES))
         declared = OmegaConf.structured(schema)
         merged = OmegaConf.merge(declared, _literal(read_plain(path)))
         # Texts with an escaped `${` were let through whatever kind is declared; this looks at all.
@@ -68,7 +73,19 @@ def as_yaml(config: DictConfig) -> str:
         allow_unicode=not _OTHER_LINE_ENDS.search(text),
         sort_keys=False,
     )
-    return written
+    return f"{written}# hash {_hash(written)}\n"
+
+
+def _check_hash(text: str) -> None:
+    found = _HASH.search(text)
+    if found is not None and found[1] != _hash(text[: found.start()]):
+        raise UnreadableError(
+            "it is not what was written; if you have changed it on purpose, remove its last line"
+        )
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _literal(value: Any) -> Any:

@@ -11,11 +11,12 @@ import logging
 import re
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from transfer_cli.runs.atomic import flush, replaced_folder, write_json
 from transfer_cli.runs.locks import Lock
@@ -28,7 +29,6 @@ T = TypeVar("T")
 SECONDS_BETWEEN_TRIES = 0.05
 
 _SEAL = "seal.json"
-_PORTION = 2**20
 
 _LEFTOVER = re.compile(r"\.(.+)[.-]\d+")
 """What an entry is called while it is made: see `runs.atomic`."""
@@ -107,16 +107,23 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 def _checksum(path: Path) -> str:
-    """Return the CRC-32 of a file: five times as fast as a hash, and no attack is to be found.
+    """Return a checksum of a file, at the speed of memory, since nobody attacks one's own cache.
 
-    It finds each single and each double flip of a bit and each burst of up to 32 bits; of other
-    damage, it overlooks one in four thousand million.
+    It consists of sums of 64-bit words, of each 4 KiB and of the columns of 128 such rows. So it
+    finds damage to up to three bits, to one word, and the loss or exchange of parts; what is left
+    would have to cancel out in all sums at once.
     """
-    checksum, portion = 0, memoryview(bytearray(_PORTION))
-    with path.open("rb", buffering=0) as file:
-        while size := file.readinto(portion):
-            checksum = zlib.crc32(portion[:size], checksum)
-    return f"{checksum:08x}"
+    words = np.zeros((128, 512), np.uint64)
+    raw, size = words.data.cast("B"), 0
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while found := file.readinto(raw):
+            raw[found:] = bytes(len(raw) - found)
+            size += found
+            digest.update(words.sum(1).tobytes())
+            digest.update(words.sum(0).tobytes())
+    digest.update(str(size).encode())
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -86,6 +86,28 @@ def test_no_text_means_anything_but_itself(tmp_path_factory, text):
     assert read_stored(path, "pretrain", "run").run.root == text
 
 
+def test_a_flipped_bit_is_noticed_whatever_it_makes_of_a_value(stored):
+    config = OmegaConf.merge(OmegaConf.structured(COMMANDS["pretrain"]), OmegaConf.create(PLAIN))
+    whole = as_yaml(config)
+
+    for place in range(len(whole)):
+        text = f"{whole[:place]}{chr(ord(whole[place]) ^ 1 << place % 4)}{whole[place + 1 :]}"
+        try:
+            found = stored(text)
+        except CheckpointError:
+            continue
+        assert as_yaml(found) == whole, place  # of the word that says what the hash is
+
+
+def test_a_config_that_was_changed_on_purpose_is_read_without_its_hash(stored):
+    config = OmegaConf.merge(OmegaConf.structured(COMMANDS["pretrain"]), OmegaConf.create(PLAIN))
+    text = as_yaml(config).replace("batch: 32", "batch: 33")
+
+    with pytest.raises(CheckpointError, match=r"not what was written.* remove its last line"):
+        stored(text)
+    assert stored(text.rpartition("# hash")[0]).loop.batch == 33
+
+
 def test_an_interpolation_is_text(stored, monkeypatch):
     monkeypatch.setenv("SECRET", "of this machine")
     opened = []

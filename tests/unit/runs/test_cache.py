@@ -5,7 +5,10 @@ import threading
 import time
 from functools import partial
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transfer_cli.runs.cache import digest, kept, locked, new_entry
 
@@ -66,16 +69,45 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path, caplog, name):
     assert caplog.text.count("damaged and is made again") == len(damaged)
 
 
-def test_a_flipped_bit_in_any_portion_of_a_large_file_is_found(tmp_path):
-    entry = tmp_path / "entry"
-    size = 3 * 2**20 + 17
-    for place in (0, 2**20 - 1, 2**20, 2 * 2**20 + 5, size - 1):
-        write(entry, "a" * size)
-        with (entry / FILE).open("r+b") as file:
-            file.seek(place)
-            file.write(b"e")  # one bit away
+LARGE = np.random.default_rng(0).bytes(2**19 + 12_345)
+"""More than is summed at once, and no whole number of rows or words."""
 
-        assert made(entry) == "new"
+
+def found_changed(entry, content):
+    """Return whether it is noticed that a file of `LARGE` now has another content."""
+    with new_entry(entry) as unfinished:
+        (unfinished / FILE).write_bytes(LARGE)
+    (entry / FILE).write_bytes(content)
+    return kept(entry, lambda entry: "unnoticed", lambda: "new") == "new"
+
+
+@given(
+    places=st.sets(st.integers(0, 8 * len(LARGE) - 1), min_size=1, max_size=3)
+    | st.sets(st.sampled_from([0, 1, 64, 65, 2**15, 2**15 + 64]), min_size=1, max_size=3)
+)
+def test_up_to_three_flipped_bits_of_a_large_file_are_found(tmp_path_factory, places):
+    content = bytearray(LARGE)
+    for place in places:
+        content[place // 8] ^= 1 << place % 8
+
+    assert found_changed(tmp_path_factory.mktemp("cache") / "entry", content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        LARGE[:-1],
+        LARGE + b"\0",
+        LARGE[: 2**19],
+        LARGE[8:16] + LARGE[:8] + LARGE[16:],
+        LARGE[4096:8192] + LARGE[:4096] + LARGE[8192:],
+        LARGE[12_345:] + LARGE[:12_345],
+        bytes(4096) + LARGE[4096:],
+    ],
+    ids=["cut", "longer", "a portion", "exchanged words", "exchanged rows", "turned", "lost"],
+)
+def test_parts_that_are_lost_or_exchanged_are_found(tmp_path, content):
+    assert found_changed(tmp_path / "entry", content)
 
 
 @pytest.mark.parametrize(
