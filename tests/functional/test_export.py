@@ -175,6 +175,38 @@ def test_a_long_text_gets_the_same_answer_elsewhere_and_back_here(adapted, trans
         assert (our_logits("out", texts)[-5] - ours[-5]).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "objective"),
+    [("bert", "MaskedLM", "mlm"), ("gpt2", "LMHeadModel", "clm"), ("roberta", "MaskedLM", "mlm")],
+)
+def test_a_language_model_that_is_read_back_goes_on_as_before(
+    transfer, tmp_path, corpus, family, kind, objective
+):
+    publish(tmp_path / "first", family, kind)
+    words = (f"objective={objective}", "data=text", f"data.train={corpus}", "data.length=16",
+             "optimizer.lr=1e-2", *LOOP)  # fmt: skip
+    ended = transfer("pretrain", "init_from=first", *words, "loop.steps=2", "run.dir=run")
+    assert ended.code == 0, ended.err
+    ended = transfer("export", "run=run", "to=out")
+    assert ended.code == 0, ended.err
+
+    if objective == "mlm":
+        asked = ("fill", "the [MASK] is old", "top=3")
+    else:
+        asked = ("generate", "Where is", "max_tokens=8", "temperature=0")
+    rows = []
+    for run in ("run", "out"):
+        ended = transfer(*asked, f"run={run}", f"output={run}.jsonl")
+        assert ended.code == 0, ended.err
+        rows.append(json.loads(Path(f"{run}.jsonl").read_text()))
+
+    assert rows[0] == rows[1]
+    if objective == "clm":
+        ask = reference().pipeline("text-generation", model="out")
+        found = ask("Where is", max_new_tokens=8, do_sample=False)[0]["generated_text"]
+        assert found.startswith(f"Where is{rows[0]['text']}")
+
+
 @pytest.mark.parametrize("adapted", ["bert"], indirect=True)
 def test_an_export_whose_tokenizer_cuts_otherwise_is_refused(adapted, transfer, monkeypatch):
     monkeypatch.setitem(inputs.CUT, "direction", "Left")

@@ -46,6 +46,9 @@ def fill_gaps(config: DictConfig) -> None:
 
 def _around(trained: Trained) -> Around:
     """Return what surrounded the texts that the model was trained on last."""
+    published = trained.start.published
+    if published is not None:
+        return "lines" if published.reads_lines else "sentence"
     return "lines" if OmegaConf.get_type(trained.config) is PretrainConfig else "sentence"
 
 

@@ -44,7 +44,9 @@ def generate(config: DictConfig) -> None:
     prompt = _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
-    layout = PromptLayout(trained.start.tokenizer, has_lines=trained.start.published is None)
+    published = trained.start.published
+    has_lines = published is None or published.reads_lines
+    layout = PromptLayout(trained.start.tokenizer, has_lines=has_lines)
     tokens, positions = layout.encode(prompt), trained.start.description.shape.positions
     most = _room(len(tokens), config.max_tokens, positions)
     texts = [GeneratedText(layout, prompt, stops) for _ in range(config.samples)]

@@ -45,14 +45,14 @@ _MAX_BYTE_LEVELS = 2
 
 
 @dataclass(frozen=True)
-class Growth:
+class TextGrowth:
     """The normalizers of a tokenizer, and how many characters they make of one at most."""
 
     steps: Sequence[Normalizer]
     most: int
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> "Growth":
+    def of(cls, data: Mapping[str, Any]) -> "TextGrowth":
         """Return that of the content of a `tokenizer.json` that `check_growth` has let through."""
         nodes = list(_parts(data.get("normalizer")))
         most = _product(nodes)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from transfer_cli.data.text_growth import Growth, check_growth
+from transfer_cli.data.text_growth import TextGrowth, check_growth
 from transfer_cli.errors import DataError
 from transfer_cli.runs.atomic import replaced_file
 from transfer_cli.safe_files import UnreadableError, parse_json, read_text
@@ -97,7 +97,7 @@ class Tokenizer:
         # A tokenizer without an unknown token of its own knows all text.
         self._unknown = names["unk"] if names["unk"] != _END_OF_TEXT else UNKNOWN
         self.hash = _digest(data)
-        self._growth = Growth.of(data)
+        self._growth = TextGrowth.of(data)
 
         vocabulary = self._backend.get_vocab()
         self.size = max(vocabulary.values()) + 1

@@ -21,7 +21,7 @@ from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.files import dump_json
 from transfer_cli.interop.inputs import Direction, Inputs
 from transfer_cli.interop.onnx_modules import Graph, graph_of
-from transfer_cli.interop.vocabulary import FILE, LAYOUTS, SPECIAL_TOKENS
+from transfer_cli.interop.vocabulary import FILE, SPECIAL_TOKENS, layouts_of
 from transfer_cli.model.added import merge, unmerge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
@@ -107,9 +107,7 @@ def write_onnx(
         unmerge(model, merged)
     largest = compare(folder / GRAPH, graph.output, model, objective)
     direction: Direction = "causal" if model.backbone.causal else "bidirectional"
-    usual, pair = LAYOUTS["labelled" if graph.with_pairs else "lines", direction]
-    if not graph.with_pairs and tokenizer.sep == tokenizer.cls:
-        usual = "A"  # its one special token is between documents
+    usual, pair = layouts_of("labelled" if graph.with_pairs else "lines", direction, tokenizer)
     shape = model.backbone.shape
     length = length or shape.positions
     if graph.with_pairs and length >= SHORTEST:

@@ -21,7 +21,7 @@ from transfer_cli.interop.family import (
 )
 from transfer_cli.interop.published_config import CONFIG, PublishedConfig
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
-from transfer_cli.interop.vocabulary import longest_input, read_tokenizer
+from transfer_cli.interop.vocabulary import begins_with, longest_input, read_tokenizer
 from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead
 from transfer_cli.model.meta_device import without_weights
@@ -49,6 +49,7 @@ class Published:
         rules: How our tensors are made of those in the folder, by their full names.
         dropped: The tensors in the folder that none of ours is made of.
         length: How many tokens of a text it reads, as its tokenizer says; None: it does not say.
+        reads_lines: Whether a separator is before a text, as in our pretraining on lines.
     """
 
     folder: Path
@@ -58,6 +59,7 @@ class Published:
     rules: tuple[Rule, ...]
     dropped: tuple[str, ...]
     length: int | None
+    reads_lines: bool
 
     def tensors(self, *, values: bool = True) -> dict[str, Tensor]:
         """Return its weights under our names, in float32; without values, on the meta device."""
@@ -107,8 +109,10 @@ def open_folder(folder: Path, key: str) -> Published:
         tokenizer_hash=tokenizer.hash,
     )
     dropped = found.keys() - {name for rule in rules for name in rule.theirs}
-    length = longest_input(folder)
-    return Published(folder, family, description, tokenizer, rules, tuple(sorted(dropped)), length)
+    return Published(
+        folder, family, description, tokenizer, rules, tuple(sorted(dropped)),
+        longest_input(folder), begins_with(folder) == tokenizer.pieces([tokenizer.sep])[0],
+    )  # fmt: skip
 
 
 def _family(settings: PublishedConfig, key: str) -> Family:

@@ -278,7 +278,7 @@ def _write_tokenizer(ours: Ours, family: Family, folder: Path, pad: int) -> None
 
 def _inputs(ours: Ours) -> Inputs:
     """Return how texts become inputs; a language model is given all of a text."""
-    texts = "lines" if ours.texts == "lines" else "labelled"
-    layouts = vocabulary.LAYOUTS[texts, ours.shape.direction]
+    texts: Literal["lines", "labelled"] = "lines" if ours.texts == "lines" else "labelled"
+    layouts = vocabulary.layouts_of(texts, ours.shape.direction, ours.tokenizer)
     length = None if texts == "lines" else ours.length
     return Inputs(length, *layouts, segments=ours.shape.segments > 1)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
@@ -38,6 +38,15 @@ LAYOUTS = {
 `data.encoded_task` and `data.corpus`) and its direction."""
 
 
+def layouts_of(
+    texts: Literal["lines", "labelled"], direction: str, tokenizer: Tokenizer
+) -> tuple[str, str]:
+    """Return the layout of a text, and that of two; see `LAYOUTS`."""
+    if texts == "lines" and tokenizer.sep == tokenizer.cls:
+        return "A", "A B"  # its one special token is between documents
+    return LAYOUTS[texts, direction]
+
+
 def read_tokenizer(folder: Path) -> Tokenizer:
     """Return the tokenizer of a model's folder.
 
@@ -68,7 +77,20 @@ def longest_input(folder: Path) -> int | None:
     """
     found = _all_options(folder).get("model_max_length")
     # Some files say "no limit" by a number of a hundred bits.
-    return int(found) if isinstance(found, int | float) and 1 <= found <= MAX_SIZE else None
+    return found if type(found) is int and 1 <= found <= MAX_SIZE else None
+
+
+def begins_with(folder: Path) -> str | None:
+    """Return the special token that `tokenizer.json` puts before a text; None: it does not say."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    processor = read_json(path, MAX_FILE_BYTES).get("post_processor")
+    pieces = processor.get("single") if isinstance(processor, dict) else None
+    first = pieces[0] if isinstance(pieces, list) and pieces else None
+    special = first.get("SpecialToken") if isinstance(first, dict) else None
+    name = special.get("id") if isinstance(special, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _whole(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
