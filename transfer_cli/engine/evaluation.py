@@ -225,9 +225,7 @@ def _name_first(
 def _named(split: Split, row: int) -> str:
     """Return what people call a row, with the beginning of its text if it has one."""
     example = row if split.example_of is None else int(split.example_of[row])
-    examples = getattr(split.data, "examples", None)
-    text = "" if examples is None else getattr(examples[example], "text", "")
-    shown = f" ({text[:_SHOWN]!r})" if text else ""
+    shown = f" ({split.shown(example)[:_SHOWN]!r})" if split.shown else ""
     return f"{split.unit.removesuffix('s')} {example + 1:,}{shown}"
 
 
