@@ -52,16 +52,17 @@ class RunError(TransferError):
 
 
 class NotFiniteError(RunError):
-    """A model whose loss of an example is no finite number.
+    """A model that gives NaN or infinity.
 
     Args:
-        message: Which example.
-        example: Its number in the split; None: it cannot be told.
+        what: What is not finite, and where.
     """
 
-    def __init__(self, message: str, example: int | None = None) -> None:
-        super().__init__(message)
-        self.example = example
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} is not finite; the model has diverged, or half precision is too narrow for it "
+            "(precision=fp32)"
+        )
 
 
 class DivergedError(TransferError):

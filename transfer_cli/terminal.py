@@ -255,7 +255,7 @@ def whole_streams() -> Iterator[Callable[[], None]]:
         number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
         os.set_inheritable(number, True)  # noqa: FBT003 - takes no keyword
         if name != "stdin":
-            setattr(sys, name, os.fdopen(number, "w"))
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
     def check() -> None:
         if "stdout" in closed:

@@ -263,3 +263,55 @@ def test_who_has_switched_the_collector_off_finds_it_off(tmp_path, monkeypatch):
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+# --- standard streams --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", commands.ALL)
+def test_no_command_works_for_a_closed_output(capsys, monkeypatch, name):
+    monkeypatch.setattr(sys, "stdout", None)
+
+    code = cli.main([name])
+
+    assert code == 2
+    said = f"transfer {name}: standard output is closed; send it to a file, or to /dev/null\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("presets >&-", 2, "transfer presets: standard output is closed"),
+        ("presets >/dev/full", 2, "transfer presets: standard output cannot be written: No space"),
+        ("presets 1</dev/null", 2, "transfer presets: standard output cannot be written: Bad file"),
+        ("completion bash >/dev/full", 2, "transfer completion: No space left on device"),
+        ("nonsense 2>/dev/full", 2, ""),
+        ("presets <&- 2>&- >/dev/null", 0, ""),
+        ("presets <&- >&- 2>&-", 2, ""),
+        ("presets 2>/dev/full | head -1 >/dev/null; exit ${PIPESTATUS[0]}", 0, ""),
+    ],
+)
+def test_closed_and_full_streams_end_in_a_line(line, code, said):
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{sys.executable} -m transfer_cli {line}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == bool(said)
+
+
+def test_no_file_gets_the_number_of_a_closed_stream():
+    program = (
+        "import os, sys; from transfer_cli.cli import main; main(['presets', 'nonsense']); "
+        "sys.exit(min(os.open('/dev/null', 0), 3) - 3)"
+    )
+
+    done = subprocess.run(
+        ["/bin/bash", "-c", f'{sys.executable} -c "{program}" <&- 2>&-'],
+        stdout=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0

@@ -350,9 +350,14 @@ def task(
             unit="examples",
             origin=data.origins.get(name),
             num_cut=encoded.num_cut,
+            shown=partial(_shown, found, examples),
         )
     train: Any = splits["train"].data if "train" in splits else None
     return Prepared(splits, found, train and train.lengths)
+
+
+def _shown(found: Task, examples: Sequence[Any], number: int) -> str:
+    return found.texts(examples[number])[0]
 
 
 def _scores(found: Task, encoded: Any, rows: Rows) -> dict[str, float]:

@@ -34,9 +34,6 @@ from transfer_cli.training.workers import in_process_group
 ASKED = (*datasets.SPLITS, "all")
 BASELINES = ("none", "unigram")
 
-_SHOWN = 60
-"""Characters of a text in an error."""
-
 
 def evaluate(config: DictConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
@@ -91,17 +88,10 @@ def _scores(
     Raises:
         NotFiniteError: A loss or a measure is not a number.
     """
-    try:
-        found = score(model, trained.objective, split, batch=batch, precision=precision)
-    except NotFiniteError as error:
-        task, data = trained.start.task, split.data
-        if task is None or error.example is None:
-            raise
-        shown = task.texts(data.examples[error.example])[0][:_SHOWN]  # type: ignore[attr-defined]
-        raise NotFiniteError(f"{error}. It begins {shown!r}", error.example) from error
+    found = score(model, trained.objective, split, batch=batch, precision=precision)
     for name, value in found.measures.items():
         if math.isnan(value):
-            raise NotFiniteError(f"{split.name}: {name} is not a number on these examples")
+            raise NotFiniteError(f"{split.name}: {name}")
     return found
 
 

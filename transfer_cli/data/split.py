@@ -60,6 +60,7 @@ class Split:
         unit: What people call its examples.
         origin: What it is a part of; None: it is complete.
         num_cut: Number of examples that lost tokens.
+        shown: Returns the text of an example by its number, for errors.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Split:
     unit: str = "blocks"
     origin: Origin | None = None
     num_cut: int = 0
+    shown: Callable[[int], str] | None = None
 
     def counts(self) -> dict[str, Any]:
         """Return how many examples are scored, of how many, and why not all of them: JSON."""

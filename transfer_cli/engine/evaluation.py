@@ -29,6 +29,9 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 from transfer_cli.seeds import ExampleNoise
 
+_SHOWN = 60
+"""Characters of a text in an error."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -186,7 +189,7 @@ def evaluate(
     totals, counts = engine.state.metrics["sums"]
     if not all(bool(total.isfinite().all()) for total in totals.values()):
         doubtful = [each for each, finite in zip(own, sums.finite, strict=False) if not finite]
-        _name_first(split, doubtful, lambda row: pass_of(row)[1], precision)
+        _name_first(split, doubtful, lambda row: pass_of(row)[1])
     reshard(model)
     measures = objective.compute_metrics(totals, counts, split.text)
     if split.scorer is not None and each is not None:
@@ -199,7 +202,6 @@ def _name_first(
     split: Split,
     doubtful: Sequence[np.ndarray],
     tallies_of: Callable[[np.ndarray], Mapping[str, Tensor]],
-    precision: Precision,
 ) -> NoReturn:
     """Raise an error that names the first row whose tallies are not finite.
 
@@ -207,22 +209,24 @@ def _name_first(
         split: What is scored.
         doubtful: The batches of this process in which there is one.
         tallies_of: Scores rows; all processes call it with the same ones.
-        precision: Of the passes.
     """
     own = json.dumps([int(row) for batch in doubtful for row in batch])
     gathered = distributed.all_gather_text(own)
-    example, said = None, "a sum over examples"
+    said = "a sum over examples"
     for row in sorted(itertools.chain.from_iterable(map(json.loads, gathered))):
         tallies = tallies_of(np.array([row])).values()
         wrong = not all(bool(torch.as_tensor(each).isfinite().all()) for each in tallies)
         if distributed.all_reduce_max(int(wrong)):
-            example = row if split.example_of is None else int(split.example_of[row])
-            said = f"the loss of {split.unit.removesuffix('s')} {example + 1:,}"
+            said = f"the loss of {_named(split, row)}"
             break
-    cure = "" if precision.kind == "fp32" else f", or needs precision=fp32 ({precision.kind})"
-    raise NotFiniteError(
-        f"{split.name}: {said} is not finite; the model has diverged{cure}", example
-    )
+    raise NotFiniteError(f"{split.name}: {said}")
+
+
+def _named(split: Split, row: int) -> str:
+    """Return what people call a row, with the beginning of its text if it has one."""
+    example = row if split.example_of is None else int(split.example_of[row])
+    shown = f" ({split.shown(example)[:_SHOWN]!r})" if split.shown else ""
+    return f"{split.unit.removesuffix('s')} {example + 1:,}{shown}"
 
 
 def without_gradients(model: TransferModel) -> AbstractContextManager[None]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from transfer_cli.errors import RunError
+from transfer_cli.errors import NotFiniteError
 from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.transfer_model import TransferModel
@@ -39,7 +39,7 @@ def generate(
         allowed_V: True at the tokens that may be generated.
 
     Raises:
-        RunError: The logits are not finite.
+        NotFiniteError: The logits are not finite.
     """
     device = model.backbone.token_embedding.weight.device
     most = len(prompt) + max_new_tokens
@@ -51,9 +51,7 @@ def generate(
             kv_cache.repeat(rows)
         # A head may rule a token out with -inf; the largest is NaN where any is.
         if not logits_BV.amax(1).isfinite().all():
-            raise RunError(
-                "run: its predictions are not finite; the run has diverged, or needs precision=fp32"
-            )
+            raise NotFiniteError("run: its prediction")
         probabilities_BV = sampling.probabilities(
             logits_BV.cpu().masked_fill(~allowed_V, -torch.inf)
         )

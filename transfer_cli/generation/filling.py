@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import RunError
+from transfer_cli.errors import NotFiniteError
 from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.language_model import HEAD
@@ -76,7 +76,7 @@ def fill(
         top: Number of candidates for a gap.
 
     Raises:
-        RunError: The predictions are not finite.
+        NotFiniteError: The predictions are not finite.
     """
     device = model.backbone.token_embedding.weight.device
     tokens_1T = torch.tensor([tokens], device=device)
@@ -90,9 +90,7 @@ def fill(
 
     probabilities_NV = model(read).double().cpu().softmax(1)
     if not probabilities_NV.isfinite().all():
-        raise RunError(
-            "run: its predictions are not finite; the run has diverged, or needs precision=fp32"
-        )
+        raise NotFiniteError("run: its prediction")
     allowed_V = PromptLayout(tokenizer).allowed_tokens()
     allowed_V[tokenizer.sep] = False
     ranked_NV = probabilities_NV.masked_fill(~allowed_V, -1)

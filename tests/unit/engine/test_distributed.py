@@ -13,6 +13,7 @@ from transfer_cli.engine.distributed.replicated import full_tensor
 from transfer_cli.engine.distributed.sharded import shard_model
 from transfer_cli.engine.evaluation import EachExample, evaluate
 from transfer_cli.engine.step import Loss
+from transfer_cli.errors import NotFiniteError
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
@@ -113,6 +114,24 @@ def noted(case, *, sharded=False):
     return found
 
 
+def not_finite(*, sharded=False):
+    """Return what an evaluation says of two examples whose loss is infinite."""
+    objective, data = Classification(), tiny.Questions(examples=21)
+    model = tiny.model(objective)
+    for row in data.rows:
+        row[:] = [5 if token == 6 else token for token in row]
+    data.rows[17][0] = data.rows[12][0] = 6
+    with torch.no_grad():
+        model.backbone.token_embedding.weight[6] = 3e38
+    if sharded:
+        shard_model(model, torch.device("cpu"))
+    split = Split("test", data, order=torch.arange(20, -1, -1).numpy())
+    try:
+        evaluate(model, objective, split, batch=2, precision=tiny.FP32)
+    except NotFiniteError as error:
+        return str(error)
+
+
 def exchanges():
     """Return how often gradients stay with a process in one step of four micro-batches."""
     kept, no_sync = [], DistributedDataParallel.no_sync
@@ -145,6 +164,7 @@ def everything():
         ],
         "streams": two_streams(),
         "measures": measured(),
+        "not finite": [not_finite(), not_finite(sharded=distributed.world_size() > 1)],
         "exchanges": exchanges(),
         "words": [
             distributed.all_reduce_sum([1.0, rank]),
@@ -253,6 +273,12 @@ def test_three_processes_give_what_one_gives(alone, three):
             assert_close(
                 found["classification"]["weights"][name], weight, rtol=0, atol=1e-6, msg=name
             )
+
+
+def test_all_processes_name_the_first_example_that_is_not_finite(alone, together):
+    for found in (alone, *together):
+        for said in found["not finite"]:
+            assert said.startswith("test: the loss of block 13 is not finite")
 
 
 def test_gradients_are_exchanged_once_a_step(together):

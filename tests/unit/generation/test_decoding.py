@@ -154,3 +154,21 @@ def test_a_bidirectional_model_keeps_nothing():
 
     with pytest.raises(ValueError, match="bidirectional"):
         backbone(tokens_BT, tokens_BT > 0, kv_cache=KVCache(3, 9))
+
+
+@pytest.mark.parametrize(("value", "refused"), [(-torch.inf, False), (torch.nan, True)])
+def test_a_head_may_rule_out_a_token_but_not_give_none(value, refused):
+    model = lively_model()
+    model.heads["lm"].register_forward_hook(
+        lambda head, given, logits: logits.index_fill(-1, torch.tensor([9]), value)
+    )
+    made = generate(
+        model, PROMPT, rows=1, max_new_tokens=5, use_cache=True, sampling=Sampling(1.0, None, 1.0),
+        sampler=TokenSampler(0, 1), allowed_V=ORDINARY_V,
+    )  # fmt: skip
+
+    if refused:
+        with pytest.raises(RunError, match="prediction is not finite"):
+            list(made)
+    else:
+        assert [9] not in list(made)

@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.data.tokenizer import BytePairs, WordPiece
+from transfer_cli.errors import NotFiniteError
 from transfer_cli.generation.filling import (
     Candidate,
     encode_with_gaps,
@@ -107,3 +108,11 @@ def test_gaps_are_filled_in_the_text_as_it_was_typed(word_pieces):
     words = [Candidate("cat", "cat", 0.5), Candidate("##s", "##s", 0.5), Candidate("##", "##", 0.5)]
 
     assert fill_in("The  [MASK] sit[MASK].<mask>", word_pieces, words) == "The  cat sits.##"
+
+
+def test_gaps_are_not_filled_with_what_is_no_number(model, word_pieces):
+    tokens = encode_with_gaps("the [MASK]", word_pieces, "lines")
+    hook = model.heads["lm"].register_forward_hook(lambda head, given, logits: logits * torch.nan)
+
+    with hook, pytest.raises(NotFiniteError, match="prediction is not finite"):
+        fill(model, word_pieces, tokens, 7)

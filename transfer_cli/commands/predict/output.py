@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -55,8 +55,10 @@ def opened(
             _check_same(path, partial)
         with partial.open("a+", encoding="utf-8", newline="") as out:
             _hold(out, partial)
-            if not resume:
-                out.truncate(0)
+            before = os.fstat(out.fileno()).st_size
+            if before and not resume:
+                log.warning("%s, of an earlier command, is begun anew; see resume=true", partial)
+                before = out.truncate(0)
             try:
                 yield out, partial
                 out.flush()
@@ -64,9 +66,12 @@ def opened(
                 partial.replace(path)
                 flush(path.parent)
             except BaseException:
-                if os.fstat(out.fileno()).st_size == 0:
+                with suppress(OSError):
+                    out.flush()
+                after = os.fstat(out.fileno()).st_size
+                if after == 0:
                     partial.unlink(missing_ok=True)
-                else:
+                elif after != before:
                     log.info("the answers so far are in %s; resume=true goes on there", partial)
                 raise
 
@@ -167,6 +172,7 @@ class Earlier:
         if not self._over and self._partial is not None:
             self._answers.out.truncate(self._end)
             self._answers.begun = self._end > 0
+            log.info("going on in %s, at byte %s", self._partial, f"{self._end:,}")
         self._over = True
 
     def _refuse(self, what: str) -> None:

@@ -66,12 +66,12 @@ def predict(config: DictConfig) -> None:
             most = max(batch, min(batch * WINDOW_BATCHES, among))
             num_texts = 0
             for window in reading.windows(rows, most, given.is_there):
-                if not earlier.has(window):
-                    found = _together(ensemble, window)
-                    with stop.waiting():
+                found = [] if earlier.has(window) else _together(ensemble, window)
+                with stop.waiting():
+                    if found:
                         _write(answers, window, found, given.name)
+                    stop.place = f"after line {window[-1].line:,} of {given.name}"
                 num_texts += len(window)
-                stop.place = f"after line {window[-1].line:,} of {given.name}"
             earlier.close()
             skipped.say(num_texts, given.name)
             distributed.broadcast_text("[]")
@@ -103,10 +103,7 @@ def _write(
     if len(finite) < len(window):
         row = window[len(finite)]
         text = answers.task.texts(row.example)[0][:SHOWN]
-        raise NotFiniteError(
-            f"{name}, line {row.line}: the answer holds numbers that are not finite; the model has "
-            f"diverged, or needs precision=fp32. The text begins {text!r}"
-        )
+        raise NotFiniteError(f"{name}, line {row.line}: the answer to {text!r}")
 
 
 def _rows(table_format: str, given: Input, answers: Answers, on_error: OnError) -> Iterator[Row]:

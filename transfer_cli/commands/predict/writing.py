@@ -88,8 +88,16 @@ class JsonLines(Answers):
 
     def read(self, lines: Iterator[str]) -> Iterator[Any]:
         """See `Answers`."""
-        with suppress(ValueError, RecursionError):
-            yield from map(STRICT_JSON.decode, lines)
+        first = True
+        for line in lines:
+            try:
+                found = STRICT_JSON.decode(line)
+            except (ValueError, RecursionError):
+                if not first:
+                    return
+                found = {}  # another format, for no row
+            first = False
+            yield found
 
     def is_for(self, row: Row, found: Any) -> bool:
         """See `Answers`."""

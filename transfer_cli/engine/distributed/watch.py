@@ -154,6 +154,7 @@ def _reported_once(own: JoinedGroup, error: BaseException) -> BaseException:
     code = _exit_code(error)
     try:
         if not is_lost_connection(error):
+            own.store.compare_set("code", "", str(code))  # the first one's stays
             first = own.store.add("failed", 1) == 1
             return error if first else PeerError("another process failed", code)
         return _lost(own, error)
@@ -167,8 +168,8 @@ def _lost(own: JoinedGroup, error: BaseException) -> BaseException:
     own.store.set(f"waits/{own.rank}", "1")
     deadline = time.monotonic() + _GRACE_SECONDS
     while time.monotonic() < deadline:
-        if own.store.check(["failed"]):
-            return PeerError("another process failed", EXIT_OUR_FAULT)
+        if own.store.check(["code", "failed"]):
+            return PeerError("another process failed", int(own.store.get("code")))
         time.sleep(0.1)
     if own.store.add("failed", 1) != 1:
         return PeerError("another process failed", EXIT_OUR_FAULT)

@@ -1,0 +1,187 @@
+"""`transfer predict` that is stopped, and goes on."""
+
+import fcntl
+import io
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from transfer_cli.commands.predict import predict as predicting
+
+pytestmark = pytest.mark.functional
+
+TEXTS = [f'Where is the "bridge", number {n} ?' for n in range(40)]
+
+
+@pytest.fixture
+def predict(transfer, finetuned, monkeypatch):
+    """Return how to predict, two rows in a window."""
+    monkeypatch.setattr(predicting, "WINDOW_BATCHES", 1)
+
+    def call(*words, run=finetuned):
+        return transfer("predict", f"run={run}", "device=cpu", "batch=2", "keep=true", *words)
+
+    return call
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """Write a table; return it as lines of JSON."""
+    lines = [json.dumps({"text": text, "n": n}) for n, text in enumerate(TEXTS)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    return lines
+
+
+@pytest.fixture
+def signalled(monkeypatch):
+    """Return how to give lines on standard input, with a signal to this process before the last."""
+
+    def give(lines, number):
+        class Source(io.BytesIO):
+            def readline(self, size=-1):
+                line = super().readline(size)
+                if line == lines[-1].encode():
+                    os.kill(os.getpid(), number)
+                return line
+
+        source = Source("\n".join(lines).encode())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(source))
+
+    return give
+
+
+def partial_of(folder):
+    (found,) = folder.glob("out.*.partial")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "ending"),
+    [("SIGTERM", 75, "jsonl"), ("SIGHUP", 75, "csv"), ("SIGINT", 130, "tsv")],
+)
+def test_a_signal_leaves_whole_answers_and_the_rest_is_added(
+    predict, rows, signalled, tmp_path, number, code, ending
+):
+    (tmp_path / f"out.{ending}").write_text("of before")
+    signalled(rows[:11], signal.Signals[number])
+    stopped = predict("format=jsonl", f"output=out.{ending}")
+
+    left = partial_of(tmp_path).read_text()
+    assert stopped.code == code
+    assert f"{number}: stopped after line 10 of standard input" in stopped.err
+    assert len(left.splitlines()) == 10 + (ending != "jsonl")
+    assert left.endswith("\n")
+    assert (tmp_path / f"out.{ending}").read_text() == "of before"
+
+    resumed = predict("input=in.jsonl", f"output=out.{ending}", "resume=true")
+
+    assert resumed.code == 0, resumed.err
+    assert predict("input=in.jsonl", f"output=whole.{ending}").code == 0
+    whole = (tmp_path / f"whole.{ending}").read_bytes()
+    assert (tmp_path / f"out.{ending}").read_bytes() == whole
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.fixture
+def killed(predict, rows, signalled, tmp_path):
+    """Return how to leave so many bytes of a partial file, as a kill does; with the whole file."""
+
+    def leave(size, output="out.csv", source="in.jsonl"):
+        name = output.replace("out", "whole")
+        assert predict(f"input={source}", f"output={name}", "errors=skip").code == 0
+        whole = (tmp_path / name).read_bytes()
+        signalled(rows[:11], signal.SIGTERM)
+        predict("format=jsonl", f"output={output}")
+        partial_of(tmp_path).write_bytes(whole[:size])
+        return whole
+
+    return leave
+
+
+@pytest.mark.parametrize("size", [0, 5, 120, 700, 1503, 10**6])
+def test_what_a_kill_has_left_is_cut_and_completed(predict, killed, tmp_path, size):
+    lines = [
+        f'"is\n{n}, ""so"" \r\n?",{n}' if n % 7 else "a,broken,row" for n in range(1, len(TEXTS))
+    ]
+    (tmp_path / "in.csv").write_bytes("\n".join(["text,n", *lines]).encode())
+    whole = killed(size, source="in.csv")
+
+    ended = predict("input=in.csv", "output=out.csv", "errors=skip", "resume=true")
+
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "out.csv").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("output=out.csv", "keep=false"), "answer 1 in out.csv."),
+        (("output=out.csv", "output_format=jsonl"), "is not of line 1 of in.jsonl"),
+        (("output=out.csv", "output_format=tsv"), "is not of line 1 of in.jsonl"),
+        (("output=out.csv", "input=other.jsonl"), "is not of line 6 of other.jsonl"),
+        (("output=out.csv", "input=short.jsonl"), "is beyond the end of short.jsonl"),
+        (("output=-",), "resume: only the answers in a file can be gone on with"),
+        (("output=/dev/null",), "resume: only the answers in a file can be gone on with"),
+    ],
+)
+def test_answers_to_something_else_are_not_gone_on_with(
+    predict, killed, rows, tmp_path, words, said
+):
+    killed(1500)
+    left = partial_of(tmp_path).read_bytes()
+    (tmp_path / "short.jsonl").write_text("\n".join(rows[:4]))
+    changed = rows[5].replace("bridge", "tower")
+    (tmp_path / "other.jsonl").write_text("\n".join([*rows[:5], changed, *rows[6:]]))
+
+    ended = predict("input=in.jsonl", *words, "resume=true")
+
+    assert ended.code == 2
+    assert said in ended.err
+    assert len(ended.err.splitlines()) == 1
+    assert partial_of(tmp_path).read_bytes() == left
+
+
+def test_answers_of_another_model_are_not_gone_on_with(predict, killed, rows, adapted, tmp_path):
+    killed(1500)
+
+    ended = predict("input=in.jsonl", "output=out.csv", "resume=true", run=adapted("full").run)
+
+    assert ended.code == 2
+    assert ".partial is of another model" in ended.err
+
+
+def test_a_pipe_gives_the_rows_once_more(predict, killed, rows, tmp_path, monkeypatch):
+    whole = killed(1500)
+    source = io.BytesIO("\n".join(rows).encode())
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(source))
+
+    ended = predict("format=jsonl", "output=out.csv", "resume=true")
+
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "out.csv").read_bytes() == whole
+
+
+def test_two_commands_do_not_write_the_same_answers(predict, killed, tmp_path):
+    killed(1500)
+
+    with partial_of(tmp_path).open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ended = predict("input=in.jsonl", "output=out.csv", "resume=true")
+
+    assert ended.code == 2
+    assert "another command is writing" in ended.err
+
+
+def test_a_signal_that_is_switched_off_stops_nothing(predict, rows, signalled, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        signalled(rows, signal.SIGHUP)
+        ended = predict("format=jsonl", "output=out.jsonl")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    assert ended.code == 0, ended.err
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == len(TEXTS)
