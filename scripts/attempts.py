@@ -30,9 +30,12 @@ class Attempt:
         words: The command line.
         run: Its run directory; the log and the caches lie beside it.
         last_step: The step after which scoring begins; None when it is not known yet.
+        threads: How many it may use.
     """
 
-    def __init__(self, words: Sequence[str], run: Path, last_step: int | None = None) -> None:
+    def __init__(
+        self, words: Sequence[str], run: Path, last_step: int | None = None, threads: int = 1
+    ) -> None:
         run.parent.mkdir(parents=True, exist_ok=True)
         self._run = run
         self._last_step = last_step
@@ -43,7 +46,7 @@ class Attempt:
         # Caches of its own: a kill may hit the making of a tokenizer, too.
         environment = {
             **os.environ,
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": str(threads),
             "TRANSFER_CACHE": str(run.with_name("cache")),
             "TRANSFER_DATA": str(run.with_name("data")),
             MARK: self._mark,
@@ -82,12 +85,14 @@ class Attempt:
 
     def is_scoring(self) -> bool:
         """Return whether the last step is taken."""
+        return self.has_begun() and self._is_at_its_end(self._run)
+
+    def _is_at_its_end(self, run: Path) -> bool:
         try:
-            lines = (self._run / "metrics.jsonl").read_bytes().splitlines()
-            last = json.loads(lines[-1])["step"]
-        except (OSError, ValueError, IndexError):
+            lines = (run / "metrics.jsonl").read_bytes().splitlines()
+            return bool(json.loads(lines[-1])["step"] == self._last_step)
+        except (OSError, ValueError, LookupError):
             return False
-        return self.has_begun() and bool(last == self._last_step)
 
     def phase(self) -> str:
         """Return what it does, or what it did when it was killed."""
@@ -182,6 +187,46 @@ class Attempt:
             _send(self._process.pid, number)
         # Where a launcher starts a dead worker anew, the end is that of the whole run.
         return self.ends(LONGEST_SECONDS if workers else LONGEST_END_SECONDS)
+
+
+class SweepAttempt(Attempt):
+    """One start of a sweep, whose folder is `run`; the signs are those of any of its jobs."""
+
+    def __init__(
+        self, words: Sequence[str], run: Path, last_step: int | None = None, threads: int = 1
+    ) -> None:
+        self._sweep = run
+        self._begun_before = self._count_begun()
+        super().__init__(words, run, last_step, threads)
+
+    def _count_begun(self) -> int:
+        logs = self._sweep.glob("job-*.log")
+        return sum(log.read_bytes().count(b"  steps  ") for log in logs)
+
+    def half_written(self) -> set[Path]:
+        """See `Attempt`."""
+        return {*self._sweep.glob("*/checkpoints/.*"), *self._sweep.glob("*/model/.*")}
+
+    def has_begun(self) -> bool:
+        """See `Attempt`."""
+        return self._count_begun() > self._begun_before
+
+    def is_scoring(self) -> bool:
+        """See `Attempt`."""
+        at_work = (
+            path.parent for path in self._sweep.glob("*/status.json") if b"running" in _bytes(path)
+        )
+        return self.has_begun() and any(map(self._is_at_its_end, at_work))
+
+    def phase(self) -> str:
+        """See `Attempt`."""
+        return "done" if "compare: transfer report" in self.said() else super().phase()
+
+
+def _bytes(path: Path) -> bytes:
+    with contextlib.suppress(OSError):  # it may just be replaced
+        return path.read_bytes()
+    return b""
 
 
 def _environment(process: int) -> list[bytes]:

@@ -1,7 +1,8 @@
 """Kill runs at random moments, go on with the same command line, compare with an undisturbed run.
 
-    python scripts/torture.py [--kills 100] [--seed 0] [--processes 1] [--signal KILL]
-        [--victim all] [--only NAME ...] [--jobs 1] [--keep FOLDER]
+    python scripts/torture.py [--kills 100] [--seed 0] [--processes 1] [--sweep JOBS]
+        [--signal KILL] [--victim all] [--blows data flip threads] [--only NAME ...] [--jobs 1]
+        [--keep FOLDER]
 
 Each scenario (pretraining, and each kind of fine-tuning stage) is run once undisturbed. Then the
 same command line, with `resume=auto`, is started again and again, and killed after a random time,
@@ -13,6 +14,11 @@ Moments are drawn among starting, training, saving and scoring, so that few kill
 imports; the table says where they landed. Everything is made from the embedded sample, offline, on
 CPU, in a temporary folder. Linux only.
 
+    --sweep 3        each scenario is a sweep of so many jobs, two at a time
+    --blows ...      before half of the restarts something is changed: a file of the data (a label,
+                     a row, a word), a bit of a checkpoint, of the cache or of the model it started
+                     from, the number of threads. Then the command must refuse in one line with
+                     exit code 2, whereupon the change is undone, or end as if nothing had happened
     --signal TERM    asks to stop instead: the run must save and end with exit code 75
     --victim worker  with --processes 2: one worker is killed, and the run must go on by itself;
                      launcher: what was started is killed, and its workers must end
@@ -20,6 +26,7 @@ CPU, in a temporary folder. Linux only.
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -32,7 +39,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attempts import Attempt
+from attempts import Attempt, SweepAttempt
 from compare_runs import differences
 
 PHASES = ("starting", "training", "saving", "scoring")
@@ -46,6 +53,11 @@ SHAPE = (
 LOOP = (
     "device=cpu", "loop.batch=8", "loop.log_every=1", "loop.evaluate_every=15 steps",
     "checkpoint.every=9 steps", "loop.steps=150",
+)  # fmt: skip
+OWN_TABLE = ("data=table", "data.train={data}", "data.validation_share=0.2", "optimizer.lr=5e-3")
+OWN_TEXT = (
+    "data=text", "data.train={data}", "data.validation_share=0.1", "data.length=32",
+    "tokenizer.size=300",
 )  # fmt: skip
 QUESTIONS = ("data=sample_questions", "optimizer.lr=5e-3")
 
@@ -70,6 +82,8 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
         "finetune", *QUESTIONS, "adaptation=multitask", "mixing.power=0",
         "data@streams.second.data=sample_questions_text",
     ),
+    "own_table": ("finetune", *OWN_TABLE, "adaptation=full"),
+    "own_text": ("pretrain", *SHAPE, *OWN_TEXT),
 }  # fmt: skip
 """The command and the overrides of each kind of run; what is said later wins over `LOOP`."""
 
@@ -88,6 +102,8 @@ class Setting:
         number: The signal that is sent.
         victim: Who gets it: all, worker or launcher.
         seed: Everything drawn follows from it.
+        sweep: How many jobs a scenario has; 0: it is a run.
+        blows: What is changed before half of the restarts.
     """
 
     folder: Path
@@ -96,13 +112,26 @@ class Setting:
     number: signal.Signals = signal.SIGKILL
     victim: str = "all"
     seed: int = 0
+    sweep: int = 0
+    blows: tuple[str, ...] = ()
+
+    def data_of(self, name: str) -> Path:
+        """Return the file of a scenario's own data."""
+        return self.folder / name / ("data.csv" if name == "own_table" else "data.txt")
+
+    def base_of(self, name: str) -> Path:
+        """Return the run that a scenario starts from: a copy of its own, to be changed."""
+        return self.folder / name / "base"
 
     def command_line(self, name: str, run: Path) -> list[str]:
         """Return the command line of a scenario, each key once."""
         command, *words = SCENARIOS[name]
+        words = [word.format(data=self.data_of(name)) for word in words]
         words = [*LOOP, *words, "resume=auto", f"run.dir={run}"]
         if command == "finetune":
-            words.append(f"init_from={self.base}")
+            words.append(f"init_from={self.base_of(name)}")
+        if self.sweep:
+            words += ["-m", f"seed=range({self.sweep})", "sweep.workers=2"]
         if self.processes > 1:
             words += [f"devices={self.processes}", *(RESTARTS if self.victim == "worker" else ())]
         last = {word.partition("=")[0]: word for word in words}
@@ -133,6 +162,8 @@ class Scenario:
     setting: Setting
     kills: int
     landed: Counter[str] = field(default_factory=Counter)
+    blows: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
     compared: int = 0
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -141,6 +172,7 @@ class Scenario:
         self._draw = random.Random(f"{self.setting.seed} {self.name}")  # noqa: S311 - no secret
         self._folder = self.setting.folder / self.name
         self._reference = self._folder / "undisturbed" / "run"
+        self._changed: dict[Path, tuple[bytes, bytes]] = {}
         self._spans: dict[str, float] = {}
         self._last_step = 0
 
@@ -148,6 +180,7 @@ class Scenario:
         """Run it all; what is wrong ends up in `faults`."""
         began = time.monotonic()
         try:
+            self._prepare()
             self._run_undisturbed()
             while self.landed.total() < self.kills and not self.faults:
                 self._run_disturbed(self._folder / f"round-{self.compared + 1}" / "run")
@@ -157,8 +190,25 @@ class Scenario:
         print(f"{self.name}: {self.landed.total()} kills", file=sys.stderr, flush=True)
         return self
 
-    def _start(self, run: Path) -> Attempt:
-        return Attempt(self.setting.command_line(self.name, run), run, self._last_step)
+    def _prepare(self) -> None:
+        """Make what the scenario may find changed."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        data, base = self.setting.data_of(self.name), self.setting.base_of(self.name)
+        if SCENARIOS[self.name][0] == "finetune":
+            shutil.copytree(self.setting.base, base)
+        if self.name.startswith("own_"):
+            data.write_text(own_data(data.suffix), encoding="utf-8")
+
+    def _start(self, run: Path, threads: int = 1) -> Attempt:
+        words = self.setting.command_line(self.name, run)
+        kind = SweepAttempt if self.setting.sweep else Attempt
+        return kind(words, run, self._last_step, threads)
+
+    def _runs(self, run: Path) -> list[Path]:
+        """Return the runs of a round: itself, or those of its jobs."""
+        return (
+            [run / str(job) for job in range(self.setting.sweep)] if self.setting.sweep else [run]
+        )
 
     def _run_undisturbed(self) -> None:
         """Make the reference, and learn how long each phase takes."""
@@ -167,7 +217,8 @@ class Scenario:
         begun = time.monotonic()
         self._refuse(attempt, attempt.ends())
         after = time.monotonic() - begun
-        lines = (self._reference / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        records = self._runs(self._reference)[0] / "metrics.jsonl"
+        lines = records.read_text(encoding="utf-8").splitlines()
         self._last_step = int(json.loads(lines[-1])["step"])
         # One aimed at training may land later, above all in a run that was resumed near its end.
         self._spans = {
@@ -180,15 +231,17 @@ class Scenario:
     def _run_disturbed(self, run: Path) -> None:
         """Kill and go on until the run ends by itself or no kill is left; then compare."""
         while self.landed.total() < self.kills:
-            attempt = self._start(run)
+            attempt = self._start_after_a_blow(run)
             if not self._reach_a_moment(attempt):
+                if self._is_refusal(attempt):
+                    continue
                 break
             phase = attempt.phase()
             code = attempt.hit(self.setting.number, self.setting.victim, self._draw)
             if code == -signal.SIGKILL:
                 phase = attempt.phase()  # what it leaves says more than what it was about to do
             self.landed[phase] += 1
-            if code not in self.setting.wanted_codes(phase):
+            if code not in self.setting.wanted_codes(phase) and not self._is_refusal(attempt):
                 self.faults.append(
                     f"{self.setting.number.name} while {phase}: exit code {code}: "
                     f"{attempt.last_line()}"
@@ -197,10 +250,76 @@ class Scenario:
                 break
         else:
             attempt = self._start(run)
+            attempt.reaches(lambda: False)
+            if self._is_refusal(attempt):
+                attempt = self._start(run)
         self._refuse(attempt, attempt.ends())
+        self._undo()
         self.compared += 1
-        found = differences(self._reference, run)
-        self.faults += [f"round {self.compared}: {text}" for text in found]
+        for reference, found in zip(self._runs(self._reference), self._runs(run), strict=True):
+            texts = differences(reference, found)
+            self.faults += [f"round {self.compared}: {found.name}: {text}" for text in texts]
+
+    # ------------------------------------------------------------------------------- blows
+
+    def _start_after_a_blow(self, run: Path) -> Attempt:
+        possible = self.setting.blows if self._can_go_on(run) else ()
+        blow = self._draw.choice(possible) if possible and self._draw.random() < 0.5 else None
+        files = self._files(blow, run)
+        if blow == "threads":
+            self.blows[blow] += 1
+            return self._start(run, threads=2)
+        if blow is not None and files:
+            self.blows[blow] += 1
+            file = self._draw.choice(files)
+            before, times = file.read_bytes(), file.stat()
+            after = changed(blow, before, self._draw)
+            first, _ = self._changed.get(file, (before, after))
+            self._changed[file] = (first, after)
+            change_in_place(file, after)
+            if self._draw.random() < 0.5:
+                os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as damage does
+        attempt = self._start(run)
+        if blow == "data" and files and attempt.reaches(attempt.has_begun):
+            self.faults.append(f"{file} was changed, and the run went on")
+        return attempt
+
+    def _is_refusal(self, attempt: Attempt) -> bool:
+        """Return whether changed files were refused, as they are to be; then they are undone."""
+        if attempt.code != 2 or not self._changed:
+            return False
+        self.refused += 1
+        names = [name for file in self._changed for name in (file.name, file.parent.name)]
+        line = attempt.last_line()
+        if "Traceback" in attempt.said() or not any(name in line for name in names):
+            self.faults.append(f"one of {', '.join(names)} was changed, and it said: {line}")
+        self._undo()
+        return True
+
+    def _undo(self) -> None:
+        while self._changed:
+            file, (before, after) = self._changed.popitem()
+            if file.exists() and file.read_bytes() == after:
+                change_in_place(file, before)
+
+    def _can_go_on(self, run: Path) -> bool:
+        """Return whether there is something to go on from: else, changed data are new data."""
+        status = run / "status.json"
+        begun = any(run.glob("checkpoints/step-*")) and status.exists()
+        return begun and "finished" not in status.read_text(encoding="utf-8")
+
+    def _files(self, blow: str | None, run: Path) -> list[Path]:
+        """Return what a blow may change."""
+        if blow == "data":
+            data = self.setting.data_of(self.name)
+            return [data] if data.exists() else []
+        base = self.setting.base_of(self.name) / "model"
+        return sorted(
+            path
+            for folder in (run.with_name("cache"), base, run / "checkpoints")
+            for path in folder.rglob("*")
+            if path.is_file() and path.stat().st_size and not path.name.endswith(".lock")
+        )
 
     def _reach_a_moment(self, attempt: Attempt) -> bool:
         """Wait for a moment that is drawn; return whether the command still works then."""
@@ -231,6 +350,49 @@ class Scenario:
             raise RuntimeError(f"exit code {code}: {attempt.last_line()}")
 
 
+# ----------------------------------------------------------------------------------- blows
+
+
+def own_data(suffix: str) -> str:
+    """Return a table of 60 questions with two labels, or a text of 120 lines."""
+    things, cities = ("bridge", "market", "harbour", "garden"), ("Lima", "Oslo", "Quito")
+    texts = [f"Where is the {things[n % 4]} of {cities[n % 3]} number {n} ?" for n in range(120)]
+    if suffix == ".txt":
+        return "".join(f"{text}\n" for text in texts)
+    rows = [f"{text},{('place', 'person')[n % 2]}\n" for n, text in enumerate(texts[:60])]
+    return "text,label\n" + "".join(rows)
+
+
+def changed(blow: str, content: bytes, draw: random.Random) -> bytes:
+    """Return the content of a file after a blow."""
+    if blow == "flip":
+        flipped = bytearray(content)
+        flipped[draw.randrange(len(flipped))] ^= 1 << draw.randrange(8)
+        return bytes(flipped)
+    header, *lines = content.splitlines(keepends=True)
+    at = draw.randrange(len(lines) - 1)
+    ways = [
+        [*lines[:at], *lines[at + 1 :]],  # a line is gone
+        [*lines[:at], lines[at].replace(b"the", b"thy"), *lines[at + 1 :]],  # of the same length
+        [*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]],  # in another order
+    ]
+    if header.startswith(b"text,"):
+        other = {b"place": b"person", b"person": b"place"}
+        text, _, label = lines[at].rstrip().rpartition(b",")
+        ways += [
+            [*lines[:at], text + b"," + other[label] + b"\n", *lines[at + 1 :]],
+            [line.replace(b",place", b",plaza") for line in lines],  # another name
+        ]
+    return header + b"".join(draw.choice(ways))
+
+
+def change_in_place(file: Path, content: bytes) -> None:
+    """Write to the very file, as damage does: what is linked to it changes with it."""
+    with file.open("rb+") as opened:
+        opened.write(content)
+        opened.truncate()
+
+
 # ----------------------------------------------------------------------------- all together
 
 
@@ -245,6 +407,8 @@ def main() -> int:
         signal.Signals[f"SIG{arguments.signal}"],
         arguments.victim,
         arguments.seed,
+        arguments.sweep,
+        tuple(arguments.blows),
     )
     names = arguments.only
     # As even as it goes; the first ones have one more.
@@ -273,22 +437,29 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=100, help="over all scenarios")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--sweep", type=int, default=0, metavar="JOBS", help="jobs of a scenario")
+    parser.add_argument("--blows", nargs="+", choices=("data", "flip", "threads"), default=[])
     parser.add_argument("--signal", default="KILL", choices=("KILL", "TERM", "USR1", "INT"))
     parser.add_argument("--victim", default="all", choices=("all", "worker", "launcher"))
     parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--jobs", type=int, default=1, help="scenarios at a time")
     parser.add_argument("--keep", metavar="FOLDER", help="a new folder, for all runs and logs")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.sweep and arguments.blows:
+        # A job that has not begun would take changed data for its own.
+        parser.error("--blows are for runs, not for sweeps")
+    return arguments
 
 
 def report(scenarios: Sequence[Scenario]) -> int:
     """Print a line for each scenario, the sums, and what is wrong; return the exit code."""
-    columns = (*PHASES, "done", "kills", "compared", "faults", "seconds")
+    columns = (*PHASES, "done", "kills", "blows", "refused", "compared", "faults", "seconds")
     sums: Counter[str] = Counter()
     print(f"{'scenario':<22}" + "".join(f"{name:>10}" for name in columns))
     for scenario in scenarios:
         numbers = {phase: scenario.landed[phase] for phase in (*PHASES, "done")}
-        numbers |= {"kills": scenario.landed.total(), "compared": scenario.compared}
+        numbers |= {"kills": scenario.landed.total(), "blows": scenario.blows.total()}
+        numbers |= {"refused": scenario.refused, "compared": scenario.compared}
         numbers |= {"faults": len(scenario.faults), "seconds": round(scenario.seconds)}
         sums.update(numbers)
         print(f"{scenario.name:<22}" + "".join(f"{numbers[name]:>10}" for name in columns))
