@@ -6,7 +6,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config.schema import COMMANDS
-from transfer_cli.errors import ConfigError, at_least, nearest, one_of
+from transfer_cli.config.variables import MOST_THREADS
+from transfer_cli.errors import ConfigError, at_least, between, nearest, one_of
 from transfer_cli.lengths import Length
 
 
@@ -64,6 +65,8 @@ def check_training(config: DictConfig) -> None:
         if amount is not None and not amount > 0:
             raise ConfigError(f"{key}: must be above 0, got {amount}")
     at_least("checkpoint.keep:", config.checkpoint.keep, 0, ConfigError)
+    if config.threads is not None:
+        between("threads:", config.threads, 1, MOST_THREADS, ConfigError)
     for key, text in {
         "loop.evaluate_every": loop.evaluate_every,
         "checkpoint.every": config.checkpoint.every,

@@ -12,6 +12,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 import transfer_cli
+from transfer_cli.config.literal import quoted
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed
@@ -31,12 +32,13 @@ from transfer_cli.errors import (
     at_least,
     one_of,
 )
+from transfer_cli.terminal import heeded, leave_dead_terminal
 
 log = logging.getLogger(__name__)
 
 PARALLEL = ("ddp", "fsdp")
 
-_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 _FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a process after which another start would end in the same way."""
 
@@ -106,7 +108,7 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
                 rdzv_endpoint="localhost:0",
                 local_addr="127.0.0.1",
                 max_restarts=0,
-                signals_to_handle=_SIGNALS,
+                signals_to_handle=",".join(signal.Signals(n).name for n in heeded(_SIGNALS)),
             ),
             sys.executable,
         )
@@ -121,6 +123,7 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
                 failure.local_rank, _named(failure.exitcode), processes, left - 1,
             )  # fmt: skip
         except SignalException as stop:
+            leave_dead_terminal()
             code = EXIT_INTERRUPTED if stop.sigval == signal.SIGINT else EXIT_STOPPED
             raise PeerError("told to stop, and the processes have said where", code) from stop
         else:
@@ -160,7 +163,8 @@ def overrides(typed: Sequence[str], folder: str | None) -> list[str]:
     """Return what was typed, with the run directory that a sweep has chosen for its job."""
     if folder is None:
         return list(typed)
-    return [*(word for word in typed if not word.startswith("run.dir=")), f"run.dir='{folder}'"]
+    others = (word for word in typed if not word.startswith("run.dir="))
+    return [*others, f"run.dir={quoted(folder)}"]
 
 
 def _prepare_environment(processes: int) -> None:

@@ -1,6 +1,8 @@
 import copy
+import contextlib
 import itertools
 import shutil
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -290,14 +292,19 @@ def test_a_sweep_cannot_resume_a_run():
         run(["-m", "seed=1,2", "resume=x"])
 
 
-def test_a_job_that_another_command_has_is_left_to_it():
+def test_a_job_that_another_command_has_comes_last_and_is_waited_for():
     words = ["-m", "seed=1,2", "run.dir=mine"]
     run(words, fails=lambda config: ConfigError("bad"))
+    claim = contextlib.ExitStack()
+    claim.enter_context(SweepDirectory(Path("mine")).claim(0))
+    released = threading.Timer(0.5, claim.close)
+    released.start()
 
-    with SweepDirectory(Path("mine")).claim(0):
-        configs, _, _ = run([*words, "resume=auto"])
+    configs, jobs, _ = run([*words, "resume=auto"])
 
-    assert [config.seed for config in configs] == [2]
+    assert not released.is_alive()
+    assert [config.seed for config in configs] == [2, 1]
+    assert [job.outcome for job in jobs.done] == [JobState.DONE, JobState.DONE]
 
 
 def test_an_interrupted_job_was_stopped_and_the_next_ones_are_left():
