@@ -156,7 +156,8 @@ def threads_each(settings: SweepConfig, config: DictConfig) -> int:
     if typed is not None:
         first, _, _ = typed.partition(",")
         return int(first)
-    return max(1, cores() // (side_by_side(settings, config) * max(1, config.devices)))
+    devices: int = max(1, config.devices)
+    return max(1, cores() // (side_by_side(settings, config) * devices))
 
 
 def _gpus(config: DictConfig) -> list[str]:

@@ -1,8 +1,7 @@
-import copy
 import contextlib
+import copy
 import itertools
 import shutil
-import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -297,12 +296,10 @@ def test_a_job_that_another_command_has_comes_last_and_is_waited_for():
     run(words, fails=lambda config: ConfigError("bad"))
     claim = contextlib.ExitStack()
     claim.enter_context(SweepDirectory(Path("mine")).claim(0))
-    released = threading.Timer(0.5, claim.close)
-    released.start()
 
-    configs, jobs, _ = run([*words, "resume=auto"])
+    # Released by the other job.
+    configs, jobs, _ = run([*words, "resume=auto"], fails=lambda config: claim.close())
 
-    assert not released.is_alive()
     assert [config.seed for config in configs] == [2, 1]
     assert [job.outcome for job in jobs.done] == [JobState.DONE, JobState.DONE]
 
