@@ -130,8 +130,9 @@ def between(
     name: str, value: float, least: float, most: float, error: type[Exception] = ValueError
 ) -> None:
     """Raise an error unless `value` is in a range, ends included; for `name` see `at_least`."""
-    if not least <= value <= most:
-        raise error(f"{name} must be from {least} to {most}, got {value}")
+    at_least(name, value, least, error)
+    if value > most:
+        raise error(f"{name} must be at most {most:,}, got {value}")
 
 
 def above_zero(name: str, value: float, error: type[Exception] = ValueError) -> None:

@@ -284,8 +284,13 @@ def is_colourful(stream: TextIO) -> bool:
 
 def _write(page: Page | Renderable, stream: TextIO) -> None:
     text = _in_colour(page, stream) if is_colourful(stream) else f"{page}\n"
-    stream.write(text)
-    stream.flush()
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        leave_dead_terminal()  # SIGHUP was ignored, as `nohup` has it
 
 
 def _in_colour(page: Page | Renderable, stream: TextIO) -> str:

@@ -15,6 +15,9 @@ MOST_THREADS = 1024
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """With all of these, this process is one of several (`engine.distributed`)."""
 
+_NUMBERS = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 1}
+"""What is a number, and what stands for one that is missing."""
+
 
 def check_variables(environment: Mapping[str, str]) -> None:
     """Refuse numbers of processes and threads that cannot be.
@@ -25,19 +28,14 @@ def check_variables(environment: Mapping[str, str]) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         for each in environment.get(name, "1").split(","):  # one for each level of nesting
             between(f"{name}:", _number(name, each), 1, MOST_THREADS, ConfigError)
-    if not all(name in environment for name in _OF_TORCHRUN):
-        return
-    sizes = {name: environment.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
-    world, local = (_number(name, each) for name, each in sizes.items())
-    between("WORLD_SIZE:", world, 1, 2**20, ConfigError)
-    between("LOCAL_WORLD_SIZE:", local, 1, world, ConfigError)
-    ranks = {"RANK": world, "LOCAL_RANK": local}
-    for name, processes in ranks.items():
-        between(
-            f"{name}:", _number(name, environment.get(name, "0")), 0, processes - 1, ConfigError
-        )
-    port = _number("MASTER_PORT", environment["MASTER_PORT"])
-    between("MASTER_PORT:", port, 1, 65535, ConfigError)
+    found = {n: _number(n, environment.get(n, str(default))) for n, default in _NUMBERS.items()}
+    if all(name in environment for name in _OF_TORCHRUN):
+        world, local = found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"]
+        between("WORLD_SIZE:", world, 1, 2**20, ConfigError)
+        between("LOCAL_WORLD_SIZE:", local, 1, world, ConfigError)
+        between("RANK:", found["RANK"], 0, world - 1, ConfigError)
+        between("LOCAL_RANK:", found["LOCAL_RANK"], 0, local - 1, ConfigError)
+        between("MASTER_PORT:", found["MASTER_PORT"], 1, 65535, ConfigError)
 
 
 def _number(name: str, text: str) -> int:

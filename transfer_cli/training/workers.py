@@ -30,8 +30,10 @@ from transfer_cli.errors import (
     WorkerError,
     above_zero,
     at_least,
+    between,
     one_of,
 )
+from transfer_cli.runs.environment import cores
 from transfer_cli.terminal import heeded, leave_dead_terminal
 
 log = logging.getLogger(__name__)
@@ -136,7 +138,8 @@ def check(config: DictConfig) -> None:
     Raises:
         ConfigError: `devices`, `parallel`, `restarts` or `timeout_minutes` makes no sense here.
     """
-    at_least("devices:", config.devices, 1, ConfigError)
+    # One process a GPU, and no machine has more of them than this; each takes half a GB.
+    between("devices:", config.devices, 1, max(16, 2 * cores()), ConfigError)
     above_zero("timeout_minutes:", config.timeout_minutes, ConfigError)
     one_of("parallel", config.get("parallel", PARALLEL[0]), PARALLEL)
     at_least("restarts:", config.get("restarts", 0), 0, ConfigError)
