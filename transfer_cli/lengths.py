@@ -53,10 +53,10 @@ class Length:
                 f"{text!r} is no length: write it as '500 steps', '1 epoch', '20%' or 'auto'"
             )
         amount, unit = float(match[1]), match[2].rstrip("s")
-        if amount <= 0 or (unit == "step" and amount != int(amount)):
-            raise ValueError(f"{text!r} is no length: steps are whole and above 0, epochs above 0")
         if amount > MAX_COUNT:
             raise ValueError(f"{text[:40]!r} is longer than any run: at most {MAX_COUNT:,} {unit}s")
+        if amount <= 0 or (unit == "step" and amount != int(amount)):
+            raise ValueError(f"{text!r} is no length: steps are whole and above 0, epochs above 0")
         return cls(amount, "steps" if unit == "step" else "epochs")
 
     @classmethod

@@ -30,5 +30,5 @@ def test_what_cannot_be_is_refused(name, value):
 
 
 def test_a_number_that_is_none_is_refused_without_the_others():
-    with pytest.raises(ConfigError, match="^RANK: 'x' in the environment is no number"):
+    with pytest.raises(ConfigError, match=r"^RANK: 'x' in the environment is no number"):
         check_variables({"RANK": "x"})

@@ -304,6 +304,26 @@ def test_a_job_that_another_command_has_comes_last_and_is_waited_for():
     assert [job.outcome for job in jobs.done] == [JobState.DONE, JobState.DONE]
 
 
+def test_every_job_is_resumed_as_strictly_as_the_sweep():
+    words = ["-m", "seed=1,2", "run.dir=mine"]
+    run(words, fails=lambda config: StoppedError("asked to"))
+
+    configs, _, _ = run([*words, "resume.strict=true", "resume=auto"])
+
+    assert [config.resume_strict for config in configs] == [True, True]
+
+
+def test_a_sweep_that_goes_on_keeps_its_number_of_threads(monkeypatch):
+    words = ["-m", "seed=1,2", "run.dir=mine"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    run(words, fails=lambda config: StoppedError("asked to"))
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run([*words, "resume=auto"])
+
+    assert SweepDirectory(Path("mine")).read_request().threads == 3
+
+
 def test_an_interrupted_job_was_stopped_and_the_next_ones_are_left():
     def interrupt(config):
         raise KeyboardInterrupt
