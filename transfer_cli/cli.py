@@ -387,7 +387,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"OutOfMemoryError", "MemoryError"}:
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    signs = ("can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def _one_line(error: BaseException) -> str:

@@ -38,6 +38,8 @@ from transfer_cli.terminal import heeded, leave_dead_terminal
 
 log = logging.getLogger(__name__)
 
+MINUTES_OF_A_YEAR = 365 * 24 * 60
+
 PARALLEL = ("ddp", "fsdp")
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -141,6 +143,7 @@ def check(config: DictConfig) -> None:
     # One process a GPU, and no machine has more of them than this; each takes half a GB.
     between("devices:", config.devices, 1, max(16, 2 * cores()), ConfigError)
     above_zero("timeout_minutes:", config.timeout_minutes, ConfigError)
+    between("timeout_minutes:", config.timeout_minutes, 0, MINUTES_OF_A_YEAR, ConfigError)
     one_of("parallel", config.get("parallel", PARALLEL[0]), PARALLEL)
     at_least("restarts:", config.get("restarts", 0), 0, ConfigError)
     if config.get("restarts", 0) and config.resume != "auto":
