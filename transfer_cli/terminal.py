@@ -5,9 +5,12 @@ printed verbatim. In a pipe, with `NO_COLOR` and on a terminal without colours t
 text, in which no line is wrapped or cut.
 """
 
+import errno
 import os
 import re
+import signal
 import sys
+import termios
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -235,8 +238,13 @@ def print_out(page: Page | Renderable) -> None:
 
 def print_err(page: Page | Renderable) -> None:
     """Print to standard error."""
-    sys.stderr.write(_shown(page, sys.stderr))
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(_shown(page, sys.stderr))
+        sys.stderr.flush()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        leave_dead_terminal()  # SIGHUP was ignored, as `nohup` has it
 
 
 @contextmanager
@@ -285,12 +293,35 @@ def flush_out(text: str = "") -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise RunError(f"standard output cannot be written: {error.strerror}") from error
+        if error.errno != errno.EIO:
+            raise RunError(f"standard output cannot be written: {error.strerror}") from error
+        leave_dead_terminal()  # SIGHUP was ignored, as `nohup` has it
 
 
 def print_line(text: str) -> None:
     """Print a line of plain text to standard output."""
     print_out(Line(text))
+
+
+def heeded(signals: Iterable[int]) -> list[int]:
+    """Return the signals without SIGHUP where this process was begun to ignore that (`nohup`)."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in signals if number != signal.SIGHUP or not ignored]
+
+
+def leave_dead_terminal() -> None:
+    """Write nowhere from now on where a standard stream's terminal has gone, as after SIGHUP.
+
+    To write there is an error (EIO), which must not break into the saving of a run.
+    """
+    for stream in (1, 2):
+        try:
+            termios.tcgetattr(stream)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream)
+                os.close(nowhere)
 
 
 def error(name: str, message: str) -> Line:

@@ -4,6 +4,7 @@
 disagree.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
-from transfer_cli.lengths import Length
+from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
@@ -132,12 +133,7 @@ def draw(
     if sharded:
         _check_shardable(asked, adaptation, measures_forgetting=config.forgetting.data is not None)
     start = open_start(config.init_from, config.get("base"), typed)
-    inherits = start is not None and config.get("init", "pretrained") == "pretrained"
-    if config.forgetting.data is not None and not inherits:
-        raise ConfigError(
-            "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
-            "without init=scratch, or leave it out"
-        )
+    inherits = _inherits(config, start)
     shape = with_direction(shape_of(config, start, command), asked)
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start, origins)
@@ -156,6 +152,8 @@ def draw(
     )
     metrics = declared_metrics({loss.name: loss.objective for loss in losses})
     monitor = require(loop.monitor, metrics, "loop.monitor")
+    if device != "meta":
+        _check_room(shape, data.tokenizer.size)
     with without_weights() if device == "meta" else torch.device(device):
         model = build_model(shape, data.tokenizer.size, losses, config.seed)
         nodes = edit_nodes(config.adaptation)
@@ -198,6 +196,17 @@ def draw(
     )
 
 
+def _inherits(config: DictConfig, start: Pretrained | None) -> bool:
+    """Return whether the run begins with the weights of `init_from`."""
+    inherits = start is not None and config.get("init", "pretrained") == "pretrained"
+    if config.forgetting.data is not None and not inherits:
+        raise ConfigError(
+            "forgetting.data: fresh weights have nothing to forget; give init_from=RUN "
+            "without init=scratch, or leave it out"
+        )
+    return inherits
+
+
 def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> BackboneShape:
     """Return the model's shape: that of `init_from`, else the config's own."""
     if start is not None:
@@ -215,6 +224,17 @@ def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> Back
                 "or give init_from=RUN"
             )
     return build(config.model, "model", BackboneShape)
+
+
+def _check_room(shape: BackboneShape, vocabulary: int) -> None:
+    """Refuse a model whose weights alone are more than the memory: it would be taken bit by bit."""
+    needed = shape.least_bytes(vocabulary)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ConfigError(
+            f"model: its weights alone take {needed / 2**30:,.0f} GiB, and this machine has "
+            f"{there / 2**30:,.0f}; take a smaller one"
+        )
 
 
 def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, seed: int) -> Sizes:
@@ -287,7 +307,10 @@ def _total_steps(loop: LoopConfig, steps_per_epoch: int) -> int:
         return loop.steps
     if loop.epochs is None:
         raise ConfigError("loop.epochs: needs a number of epochs, or loop.steps a number of steps")
-    return int(Length(loop.epochs, "epochs").steps(steps_per_epoch) or 1)
+    steps = Length(loop.epochs, "epochs").steps(steps_per_epoch) or 1
+    if steps > MAX_COUNT:
+        raise ConfigError(f"loop.epochs: {loop.epochs:g} are {steps:,} steps, over {MAX_COUNT:,}")
+    return steps
 
 
 def _fill_and_edit(

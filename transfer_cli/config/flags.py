@@ -81,8 +81,8 @@ _FLAGS: Flags = {
 """Hydra's flags and ours."""
 
 
-_SPOKEN = {"data.changed": "data_changed"}
-"""Keys as they are typed -> as the config has them, which has no place below `data=null`."""
+_SPOKEN = {"data.changed": "data_changed", "resume.strict": "resume_strict"}
+"""Keys as they are typed -> as they are declared: `data` and `resume` need not be sections."""
 
 
 def read(words: list[str], known: Flags) -> argparse.Namespace:
@@ -118,14 +118,13 @@ def parse(arguments: list[str]) -> Request:
         ConfigError: A flag does not exist or lacks its value.
     """
     found, words = _read(arguments, _FLAGS)
-    words = [_SPOKEN.get(key, key) + rest for key, rest in map(_key_and_rest, words)]
     if found.config_path:
         raise ConfigError("--config-path: would hide our own configs; use --config-dir")
     looks_only = bool(found.cfg or found.info or found.hydra_help)
     multirun = found.multirun or (_chooses_sweep(words) and not found.job and not looks_only)
     hydras = ("resolve", "hydra_help", "cfg", "info", "package", "config_dir", "config_name")
     return Request(
-        overrides=tuple(words),
+        overrides=tuple(map(_declared, words)),
         hydra_flags=(*_typed(found, hydras), *(["--multirun"] if multirun else [])),
         asks_help=found.help,
         multirun=multirun,
@@ -137,13 +136,20 @@ def parse(arguments: list[str]) -> Request:
     )
 
 
-def _key_and_rest(word: str) -> tuple[str, str]:
+def _declared(word: str) -> str:
+    """Return an override with its key as it is declared."""
     key, equals, value = word.partition("=")
-    return key, equals + value
+    if key.startswith("resume.") and key not in _SPOKEN:
+        raise ConfigError(f"{key}: no such key.{nearest(key, _SPOKEN)}")
+    return f"{_SPOKEN.get(key, key)}{equals}{value}"
 
 
 def _chooses_sweep(words: list[str]) -> bool:
-    """Return whether a preset of a sweep is chosen, which makes a sweep of the command."""
+    """Return whether a preset of a sweep, or Hydra's mode, makes a sweep of the command."""
+    if any(
+        re.fullmatch(r"\+*hydra\.mode=['\"]?(RunMode\.)?MULTIRUN['\"]?", word) for word in words
+    ):
+        return True
     chosen = [word.partition("=")[2] for word in words if word.startswith("sweep=")]
     return bool(chosen) and chosen[-1] not in ("", "null")
 

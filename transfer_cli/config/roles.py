@@ -16,7 +16,7 @@ class Role(Flag):
     EXTENDS = auto()
     """May change when a run is resumed: it makes it longer, watches it otherwise, or moves it."""
     NAMES_RUN = auto()
-    """Says where the run is, or holds for one command on it: no part of the run."""
+    """Says where the run is, or how this command alone goes on with it."""
     OTHERS = auto()
     """Is for another command than the one that trains, which ignores it."""
     PLACE = auto()
@@ -41,10 +41,12 @@ ROLES = {
     "parallel": Role.SETTING | Role.EXTENDS,
     "restarts": Role.EXTENDS,
     "timeout_minutes": Role.EXTENDS,
+    "threads": Role.EXTENDS,
     "init_from": Role.SETTING | Role.PLACE,
     "init": LEARNS,
     "base": Role.EXTENDS | Role.PLACE,
     "resume": Role.NAMES_RUN | Role.PLACE,
+    "resume_strict": Role.NAMES_RUN,
     "model": LEARNS,
     "objective": LEARNS,
     "losses": LEARNS,

@@ -54,7 +54,7 @@ class CheckpointConfig:
     minutes: float | None = None
     """After how many minutes without one there is one as well; none: by steps alone."""
     keep: int = 2
-    """How many of the newest stay; 0 keeps all. With 1, damage to it leaves but the best weights."""
+    """How many of the newest stay; 0 keeps all. With 1, damage to it leaves only the best."""
 
 
 @dataclass
@@ -170,6 +170,8 @@ class TrainConfig(SharedConfig):
     """How often `devices` processes are started again when one dies; goes with resume=auto."""
     timeout_minutes: float = 30.0
     """How long a process waits for another one before the run is given up."""
+    threads: int | None = None
+    """Of a process on the CPU; none: as many as it may use, in a resume as many as before."""
     init_from: str | None = None
     """What to start from: a run, one of its checkpoints, a published model's folder, hf:NAME."""
     base: str | None = None
@@ -178,6 +180,8 @@ class TrainConfig(SharedConfig):
     """A run directory to go on with; auto: that in `run.dir`, where a run was begun there."""
     data_changed: str = "refuse"
     """Typed as `data.changed`: refuse or accept data that have changed since the run began."""
+    resume_strict: bool = False
+    """Go on only with threads, device and versions as before; typed as resume.strict=true."""
     model: Any = None
     objective: Any = MISSING
     losses: dict[str, Any] = field(default_factory=dict)

@@ -53,6 +53,7 @@ class SweepRequest:
         trials: Of a search, how many there are to be; None for a grid, whose jobs are all listed.
         objective: Of a search, the measure.
         direction: Of a search, minimize or maximize.
+        threads: On the CPU, of each process of each job, whoever runs beside it.
     """
 
     command: str
@@ -61,6 +62,7 @@ class SweepRequest:
     trials: int | None = None
     objective: str | None = None
     direction: str | None = None
+    threads: int | None = None
 
 
 @dataclass
