@@ -21,7 +21,10 @@ MYLAB = sorted((EXAMPLE / "mylab").glob("*.py"))
 NOT_OURS = {"DistributedDataParallel", "fully_shard", "weights_only", "Checkpoint", "metrics.Loss"}
 """Names of torch and Ignite that the pages speak of."""
 
-IN_A_RUN = {"RUN/analyses/NAME.json", "results.json", "model.json", "speed.jsonl", "timing.json"}
+IN_A_RUN = {
+    "RUN/analyses/NAME.json", "results.json", "model.json", "speed.jsonl", "timing.json",
+    "model/meta.json", "best/",
+}  # fmt: skip
 FILE = re.compile(r"/|\.(py|md|jsonl?)$")
 
 FUNCTIONAL = "functional/test_example_"

@@ -54,7 +54,7 @@ class CheckpointConfig:
     minutes: float | None = None
     """After how many minutes without one there is one as well; none: by steps alone."""
     keep: int = 2
-    """How many of the newest stay; 0 keeps all. With 1, damage to it leaves only the best."""
+    """How many of the newest stay; 0 keeps all. With 1, its damage leaves but the best weights."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from transfer_cli.runs.atomic import flush, replaced_folder, write_json
+from transfer_cli.runs.atomic import flush, replaced_folder
 from transfer_cli.runs.locks import Lock
 from transfer_cli.safe_files import read_json
 
@@ -90,9 +90,10 @@ def new_entry(entry: Path) -> Iterator[Path]:
     """Yield a folder to fill, which becomes the entry at the end of the block, sealed."""
     with replaced_folder(entry) as unfinished:
         yield unfinished
+        # Not `write_json`, which has an error of its own for a full disk.
+        (unfinished / _SEAL).write_text(json.dumps(_checksums(unfinished)), encoding="utf-8")
         for path in unfinished.iterdir():
             flush(path)
-        write_json(unfinished / _SEAL, _checksums(unfinished))
 
 
 def _opened(entry: Path, read: Callable[[Path], T | None]) -> T | None:

@@ -4,6 +4,7 @@ import errno
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -215,6 +216,23 @@ def test_what_cannot_be_written_is_returned_all_the_same(tmp_path):
 
     assert asked(tmp_path / "entry", refuse, refusals) == "computed"
     assert [error.errno for error in refusals] == [errno.ENOSPC]
+
+
+@pytest.mark.parametrize("name", [FILE, SEAL])
+def test_a_disk_that_is_full_while_an_entry_is_written_hinders_nobody(tmp_path, monkeypatch, name):
+    put = Path.write_text
+
+    def refuse(path, *args, **kwargs):
+        if path.name == name:
+            raise OSError(errno.ENOSPC, "No space left")
+        return put(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    refusals = []
+
+    assert asked(tmp_path / "entry", partial(write, tmp_path / "entry"), refusals) == "computed"
+    assert [error.errno for error in refusals] == [errno.ENOSPC]
+    assert names_in(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_made_hinders_nobody(tmp_path):
