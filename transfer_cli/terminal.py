@@ -5,6 +5,7 @@ printed verbatim. In a pipe, with `NO_COLOR` and on a terminal without colours t
 text, in which no line is wrapped or cut.
 """
 
+import fcntl
 import os
 import re
 import sys
@@ -258,7 +259,7 @@ def whole_streams() -> Iterator[Callable[[], None]]:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
     def check() -> None:
-        if "stdout" in closed:
+        if "stdout" in closed or not _can_be_written(sys.stdout):
             raise RunError("standard output is closed; send it to a file, or to /dev/null")
 
     try:
@@ -272,6 +273,13 @@ def whole_streams() -> Iterator[Callable[[], None]]:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def _can_be_written(stream: TextIO) -> bool:
+    try:
+        return fcntl.fcntl(stream.fileno(), fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except OSError:  # something in memory
+        return True
+
+
 def flush_out(text: str = "") -> None:
     """Write a text to standard output, and all that was printed.
 
@@ -280,7 +288,8 @@ def flush_out(text: str = "") -> None:
         RunError: It cannot be written.
     """
     try:
-        sys.stdout.write(text)
+        if text:
+            sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise
