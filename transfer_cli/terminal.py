@@ -6,6 +6,7 @@ text, in which no line is wrapped or cut.
 """
 
 import errno
+import fcntl
 import os
 import re
 import signal
@@ -266,7 +267,7 @@ def whole_streams() -> Iterator[Callable[[], None]]:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))
 
     def check() -> None:
-        if "stdout" in closed:
+        if "stdout" in closed or not _can_be_written(sys.stdout):
             raise RunError("standard output is closed; send it to a file, or to /dev/null")
 
     try:
@@ -280,6 +281,13 @@ def whole_streams() -> Iterator[Callable[[], None]]:
                     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+def _can_be_written(stream: TextIO) -> bool:
+    try:
+        return fcntl.fcntl(stream.fileno(), fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+    except OSError:  # something in memory
+        return True
+
+
 def flush_out(text: str = "") -> None:
     """Write a text to standard output, and all that was printed.
 
@@ -288,7 +296,8 @@ def flush_out(text: str = "") -> None:
         RunError: It cannot be written.
     """
     try:
-        sys.stdout.write(text)
+        if text:
+            sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -1,5 +1,10 @@
 """`transfer finetune`: what it starts from, what trains, what it leaves behind."""
 
+import errno
+import io
+import os
+import sys
+
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -185,3 +190,22 @@ def test_pairs_of_texts_are_one_input(transfer, pretrained, loop, tmp_path):
 
     assert ended.code == 0, ended.err
     assert read_description(tmp_path / "run" / "model").labels == ("0", "1")
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EPIPE])
+def test_a_run_is_finished_though_nobody_can_be_told(
+    transfer, pretrained, tmp_path, read_json, monkeypatch, error
+):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(sys, "stdout", Full())
+
+    ended = transfer(
+        "finetune", "data=sample_questions", f"init_from={pretrained}", "device=cpu",
+        "loop.steps=1", "run.dir=run",
+    )  # fmt: skip
+
+    assert ended.code == (0 if error == errno.EPIPE else 2)
+    assert read_json(tmp_path / "run" / "status.json")["status"] == "finished"

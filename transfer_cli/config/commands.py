@@ -177,7 +177,8 @@ accuracy and macro-F1 for a classifier. `data=` scores other data that fits the 
         text="""\
 Reads texts from a file or standard input and writes a JSON line or a row of a table for each, in
 input order, with the label and the probability of every label. Works on any amount of text in
-bounded memory. Of several runs it writes the mean of their probabilities.""",
+bounded memory. Of several runs it writes the mean of their probabilities. A file of answers grows
+beside its place; after a signal or a kill, the same command with resume=true goes on there.""",
         function="transfer_cli.commands.predict.predict.predict",
         keys=(
             "run",

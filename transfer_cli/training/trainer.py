@@ -115,6 +115,8 @@ class Trainer:
 
     def _say_why(self, error: BaseException) -> None:
         """Write into the run directory why the run ends before its end."""
+        if self._directory.read_status() == "finished":
+            return  # nobody could be told
         stopped = isinstance(error, KeyboardInterrupt | StoppedError | PrunedError)
         reason = str(error) or type(error).__name__
         if distributed.is_lost_connection(error):
