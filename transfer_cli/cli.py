@@ -162,11 +162,13 @@ def _load(module: str) -> ModuleType:
 
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.config import flags
+    from transfer_cli.config.variables import check_variables
 
     if any(word in ("--shell-completion", "-sc") for word in words):
         _complete([word for word in words if "=" in word])
         return
     request = flags.parse(words)
+    check_variables(os.environ)
     if command.typed:  # texts that Hydra must not interpret
         from transfer_cli.config.literal import as_overrides
 
@@ -215,6 +217,7 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
     from transfer_cli.config.build import import_plugins
     from transfer_cli.config.check import check
     from transfer_cli.config.foreign import check_environment
+    from transfer_cli.runs.environment import computing_threads
 
     check_environment()
     check(config, name)
@@ -232,7 +235,8 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
             return
     perform = _function_of(command)
     import_plugins(request.plugins)  # what they register is there before any work begins
-    perform(config)
+    with computing_threads(config.get("threads")):
+        perform(config)
 
 
 def _trust_plugins(request: "Request") -> None:
@@ -383,7 +387,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"OutOfMemoryError", "MemoryError"}:
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    signs = ("can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def _one_line(error: BaseException) -> str:
@@ -392,8 +397,8 @@ def _one_line(error: BaseException) -> str:
 
 def _process_number() -> int | None:
     """Return the number that torchrun gave this process; None without it."""
-    number = os.environ.get("RANK")
-    return int(number) if number is not None and "WORLD_SIZE" in os.environ else None
+    number = os.environ.get("RANK", "")
+    return int(number) if number.isdecimal() and "WORLD_SIZE" in os.environ else None
 
 
 # --- the terminal ------------------------------------------------------------------------------

@@ -126,6 +126,15 @@ def at_least(name: str, value: float, least: float, error: type[Exception] = Val
         raise error(f"{name} must be {bound}, got {value}")
 
 
+def between(
+    name: str, value: float, least: float, most: float, error: type[Exception] = ValueError
+) -> None:
+    """Raise an error unless `value` is in a range, ends included; for `name` see `at_least`."""
+    at_least(name, value, least, error)
+    if value > most:
+        raise error(f"{name} must be at most {most:,}, got {value}")
+
+
 def above_zero(name: str, value: float, error: type[Exception] = ValueError) -> None:
     """Raise an error unless `value` is above 0, and finite; for `name` see `at_least`."""
     if not 0 < value < math.inf:

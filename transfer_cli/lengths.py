@@ -10,6 +10,9 @@ Unit = Literal["steps", "epochs", "share", "auto"]
 _COUNTED = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(steps?|epochs?)\s*")
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
+MAX_COUNT = 2**31
+"""Bound of what is counted: steps, examples of a batch, evaluations."""
+
 _SLACK = 1e-9
 """29 % of 100 steps is 28.999999999999996 in floating point, and must give 29."""
 
@@ -50,6 +53,8 @@ class Length:
                 f"{text!r} is no length: write it as '500 steps', '1 epoch', '20%' or 'auto'"
             )
         amount, unit = float(match[1]), match[2].rstrip("s")
+        if amount > MAX_COUNT:
+            raise ValueError(f"{text[:40]!r} is longer than any run: at most {MAX_COUNT:,} {unit}s")
         if amount <= 0 or (unit == "step" and amount != int(amount)):
             raise ValueError(f"{text!r} is no length: steps are whole and above 0, epochs above 0")
         return cls(amount, "steps" if unit == "step" else "epochs")

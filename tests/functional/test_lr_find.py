@@ -208,8 +208,9 @@ def test_a_curve_that_says_nothing_is_one_line_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_is_refused(transfer, pretrained):
-    ended = transfer("lr-find", "finetune", *SAMPLE, f"init_from={pretrained}", "seed=0,1", "-m")
+@pytest.mark.parametrize("word", ["-m", "hydra.mode=MULTIRUN", "sweep=search"])
+def test_a_sweep_is_refused(transfer, pretrained, word):
+    ended = transfer("lr-find", "finetune", *SAMPLE, f"init_from={pretrained}", "seed=0,1", word)
 
     assert ended.code in (2, 5)
     assert "-m: lr-find tests one run at a time" in ended.err

@@ -2,10 +2,14 @@
 
 import hashlib
 import json
+import os
 import pickle
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,9 +18,12 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from transfer_cli.runs import checkpoint
+from transfer_cli.runs.environment import computing_threads
 from transfer_cli.training.trainer import Trainer
 
 pytestmark = pytest.mark.functional
+
+ROOT = Path(__file__).parents[2]
 
 KINDS = {
     "clm": ("pretrain", "data=text", "data.train={corpus}", "objective=clm"),
@@ -120,6 +127,104 @@ def test_a_stopped_run_ends_as_one_that_was_not(transfer, stopped, words_of, kin
     assert results("run") == results("whole")
     assert curves("run") == curves("whole")
     assert status("run")["status"] == "finished"
+
+
+def test_a_resumed_run_has_the_threads_that_it_had(transfer, stopped, words_of, at_record):
+    with computing_threads(2):
+        assert stopped(3, *words_of("clm", "loop.steps=6"), "run.dir=run").code == 75
+    seen = []
+    at_record("after", "validation", 6, lambda: seen.append(torch.get_num_threads()))
+
+    with computing_threads(1):
+        resumed = transfer("pretrain", "resume=run")
+
+    assert resumed.code == 0, resumed.err
+    assert "bit for bit" not in resumed.err
+    assert seen == [2]
+
+
+@pytest.mark.slow
+def test_other_threads_in_the_environment_change_no_bit_of_a_resumed_run(tmp_path):
+    """A run of a size at which the number of threads decides the last bits."""
+
+    def run(threads, *words):
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
+        subprocess.run(
+            [sys.executable, "-m", "transfer_cli", "pretrain", *words],
+            cwd=tmp_path, env=environment, check=True,
+        )  # fmt: skip
+
+    words = ("experiment=sample/pretrain", "device=cpu", "schedule=constant", "loop.steps=6")
+    run("2", *words, "run.dir=whole", "checkpoint.keep=0", "checkpoint.every=3 steps")
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000006")
+    (tmp_path / "run" / "status.json").write_text('{"status": "running"}')
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+
+    run("1", "resume=run")
+    run("1", "resume=other", "threads=1")
+
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert weights(tmp_path / "other") != weights(tmp_path / "whole")
+
+
+@pytest.fixture
+def stopped_on_two_threads(stopped, words_of):
+    """Leave a run in `run` that was stopped after three steps."""
+    with computing_threads(2):
+        stopped(3, *words_of("clm", "loop.steps=4"), "run.dir=run")
+
+
+@pytest.mark.usefixtures("stopped_on_two_threads")
+def test_what_differs_from_before_is_said_once(transfer, monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda package: "9.9")
+
+    resumed = transfer("pretrain", "resume=run", "threads=1")
+
+    [line] = [line for line in resumed.err.splitlines() if "bit for bit" in line]
+    assert resumed.code == 0
+    assert "threads 1 (was 2); " in line
+    assert f"torch 9.9 (was {torch.__version__}); " in line
+
+
+@pytest.mark.usefixtures("stopped_on_two_threads")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("resume=run", "resume.strict=true", "threads=1"),
+        ("threads=1", "resume.strict=true", "resume=run"),
+        ("resume.strict=true", "resume=auto", "run.dir=run", "threads=1"),
+    ],
+)
+def test_a_strict_resume_refuses_other_threads(transfer, words, words_of):
+    whole = words_of("clm", "loop.steps=4") if "resume=auto" in words else ("pretrain",)
+
+    refused = transfer(*whole, *words)
+    resumed = transfer(*whole, *(word for word in words if word != "threads=1"))
+
+    assert refused.code == 2
+    assert refused.err.splitlines()[-1].startswith(
+        "transfer pretrain: resume.strict: threads 1 (was 2); go on where it was"
+    )
+    assert resumed.code == 0, resumed.err
+
+
+@pytest.mark.usefixtures("stopped_on_two_threads")
+def test_a_checkpoint_that_does_not_say_what_it_ran_on_is_gone_on_with(transfer):
+    """As those of earlier versions."""
+    [folder] = Path("run/checkpoints").glob("step-*3")
+    (folder / "ran_on.json").unlink()
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["files"]["ran_on.json"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+    refused = transfer("pretrain", "resume=run", "resume.strict=true")
+    resumed = transfer("pretrain", "resume=run")
+
+    assert refused.code == 2
+    assert "of an earlier version, does not say what it ran on" in refused.err
+    assert resumed.code == 0, resumed.err
+    assert "bit for bit" not in resumed.err
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(transfer, words_of):

@@ -27,7 +27,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError
-from transfer_cli.lengths import Length
+from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
@@ -284,7 +284,10 @@ def _total_steps(loop: LoopConfig, steps_per_epoch: int) -> int:
         return loop.steps
     if loop.epochs is None:
         raise ConfigError("loop.epochs: needs a number of epochs, or loop.steps a number of steps")
-    return int(Length(loop.epochs, "epochs").steps(steps_per_epoch) or 1)
+    steps = Length(loop.epochs, "epochs").steps(steps_per_epoch) or 1
+    if steps > MAX_COUNT:
+        raise ConfigError(f"loop.epochs: {loop.epochs:g} are {steps:,} steps, over {MAX_COUNT:,}")
+    return steps
 
 
 def _fill_and_edit(

@@ -1,13 +1,19 @@
 """Checks what must hold for any composed config."""
 
 import dataclasses
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import COMMANDS
-from transfer_cli.errors import ConfigError, at_least, nearest, one_of
-from transfer_cli.lengths import Length
+from transfer_cli.config.variables import MOST_THREADS
+from transfer_cli.errors import ConfigError, between, nearest, one_of
+from transfer_cli.lengths import MAX_COUNT, Length
+
+MAX_NUMBER = 2**62
+"""Bound of all numbers in a config: torch and numpy compute with 64 bits."""
 
 
 def check(config: DictConfig, command: str) -> None:
@@ -31,6 +37,7 @@ def check(config: DictConfig, command: str) -> None:
         cure = " ".join(f"{key}=VALUE" for key in missing)
         needs = "needs a value" if len(missing) == 1 else "need values"
         raise ConfigError(f"{', '.join(missing)}: {needs}. Add {cure}")
+    _check_numbers(OmegaConf.to_container(config))
     # A real experiment changes other keys and leaves nothing here.
     left = config.get("experiment")
     if isinstance(left, DictConfig):
@@ -39,6 +46,15 @@ def check(config: DictConfig, command: str) -> None:
         raise ConfigError(f"experiment={left}: there is no such experiment")
     if "loop" in config:
         check_training(config)
+
+
+def _check_numbers(node: Any) -> None:
+    """Refuse numbers that are none (nan), or too large for the arithmetic of any part."""
+    for key, found in flat(node):
+        for value in found if isinstance(found, list) else [found]:
+            if isinstance(value, int | float) and not -MAX_NUMBER < value < MAX_NUMBER:
+                bounds = f"between -{MAX_NUMBER:.0e} and {MAX_NUMBER:.0e}"
+                raise ConfigError(f"{key}: must be a number {bounds}, got {value}")
 
 
 def check_training(config: DictConfig) -> None:
@@ -55,7 +71,7 @@ def check_training(config: DictConfig) -> None:
     counts |= {"plan.steps": config.plan.steps, "forgetting.blocks": config.forgetting.blocks}
     for key, count in counts.items():
         if count is not None:
-            at_least(f"{key}:", count, 1, ConfigError)
+            between(f"{key}:", count, 1, MAX_COUNT, ConfigError)
     for key, amount in {
         "loop.epochs": loop.epochs,
         "loop.clip": loop.clip,
@@ -63,7 +79,9 @@ def check_training(config: DictConfig) -> None:
     }.items():
         if amount is not None and not amount > 0:
             raise ConfigError(f"{key}: must be above 0, got {amount}")
-    at_least("checkpoint.keep:", config.checkpoint.keep, 0, ConfigError)
+    between("checkpoint.keep:", config.checkpoint.keep, 0, MAX_COUNT, ConfigError)
+    if config.threads is not None:
+        between("threads:", config.threads, 1, MOST_THREADS, ConfigError)
     for key, text in {
         "loop.evaluate_every": loop.evaluate_every,
         "checkpoint.every": config.checkpoint.every,

@@ -120,7 +120,7 @@ def parse(arguments: list[str]) -> Request:
     multirun = found.multirun or (_chooses_sweep(words) and not found.job and not looks_only)
     hydras = ("resolve", "hydra_help", "cfg", "info", "package", "config_dir", "config_name")
     return Request(
-        overrides=tuple(words),
+        overrides=tuple(map(_declared, words)),
         hydra_flags=(*_typed(found, hydras), *(["--multirun"] if multirun else [])),
         asks_help=found.help,
         multirun=multirun,
@@ -132,8 +132,22 @@ def parse(arguments: list[str]) -> Request:
     )
 
 
+def _declared(word: str) -> str:
+    """Return an override with its key as it is declared: `resume` itself is no section."""
+    key, equals, value = word.partition("=")
+    if not key.startswith("resume."):
+        return word
+    if key != "resume.strict":
+        raise ConfigError(f"{key}: no such key.{nearest(key, ['resume.strict'])}")
+    return f"resume_strict{equals}{value}"
+
+
 def _chooses_sweep(words: list[str]) -> bool:
-    """Return whether a preset of a sweep is chosen, which makes a sweep of the command."""
+    """Return whether a preset of a sweep, or Hydra's mode, makes a sweep of the command."""
+    if any(
+        re.fullmatch(r"\+*hydra\.mode=['\"]?(RunMode\.)?MULTIRUN['\"]?", word) for word in words
+    ):
+        return True
     chosen = [word.partition("=")[2] for word in words if word.startswith("sweep=")]
     return bool(chosen) and chosen[-1] not in ("", "null")
 

@@ -16,7 +16,7 @@ class Role(Flag):
     EXTENDS = auto()
     """May change when a run is resumed: it makes it longer, watches it otherwise, or moves it."""
     NAMES_RUN = auto()
-    """Only says where the run is."""
+    """Only says where the run is, and how it is resumed."""
     OTHERS = auto()
     """Is for another command than the one that trains, which ignores it."""
     PLACE = auto()
@@ -40,10 +40,12 @@ ROLES = {
     "parallel": Role.SETTING | Role.EXTENDS,
     "restarts": Role.EXTENDS,
     "timeout_minutes": Role.EXTENDS,
+    "threads": Role.EXTENDS,
     "init_from": Role.SETTING | Role.PLACE,
     "init": LEARNS,
     "base": Role.EXTENDS | Role.PLACE,
     "resume": Role.NAMES_RUN | Role.PLACE,
+    "resume_strict": Role.NAMES_RUN,
     "model": LEARNS,
     "objective": LEARNS,
     "losses": LEARNS,

@@ -170,12 +170,16 @@ class TrainConfig(SharedConfig):
     """How often `devices` processes are started again when one dies; goes with resume=auto."""
     timeout_minutes: float = 30.0
     """How long a process waits for another one before the run is given up."""
+    threads: int | None = None
+    """Of a process on the CPU; none: as many as it may use, in a resume as many as before."""
     init_from: str | None = None
     """What to start from: a run, one of its checkpoints, a published model's folder, hf:NAME."""
     base: str | None = None
     """The model that `init_from` refers to, if it was moved."""
     resume: str | None = None
     """A run directory to go on with; auto: that in `run.dir`, where a run was begun there."""
+    resume_strict: bool = False
+    """Go on only with threads, device and versions as before; typed as resume.strict=true."""
     model: Any = None
     objective: Any = MISSING
     losses: dict[str, Any] = field(default_factory=dict)

@@ -327,6 +327,8 @@ class FromFile(TokenizerRecipe):
 def _check_size(size: int, smallest: int, holds: str) -> None:
     if size < smallest:
         raise ValueError(f"size is {size}, but {holds} alone are {smallest} tokens")
+    if size > MAX_VOCABULARY:
+        raise ValueError(f"size must be at most {MAX_VOCABULARY:,}, got {size}")
 
 
 def _count_pieces(

@@ -1,14 +1,27 @@
 """What a run ran on."""
 
+import os
 import platform
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+RECORD = "ran_on.json"
+"""The file of a checkpoint that says what it was computed on."""
 
 PACKAGES = (
     "transfer-cli", "torch", "pytorch-ignite", "hydra-core", "omegaconf", "tokenizers",
     "safetensors", "numpy", "tensorboard",
 )  # fmt: skip
+
+
+_ROUND = ("python", "transfer-cli", "torch", "numpy", "tokenizers")
+"""Of which another version may compute other bits."""
 
 
 def versions() -> dict[str, str]:
@@ -34,3 +47,55 @@ def environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(number) for number in gpus],
         "python": sys.executable,
     }
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
+# --- what decides the last bits ----------------------------------------------------------------
+
+
+def ran_on(device: "torch.device", processes: int) -> dict[str, Any]:
+    """Return what decides how numbers are rounded: threads, processes, device and versions."""
+    import torch
+
+    name = device.type
+    if name == "cuda":
+        name = f"cuda ({torch.cuda.get_device_name(device)})"
+    elif name == "cpu":
+        name = f"cpu ({torch.backends.cpu.get_cpu_capability()})"
+    own = versions()
+    return {
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+        "device": name,
+        **{package: own[package] for package in _ROUND},
+    }
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return in words how `now` differs from an earlier `ran_on`."""
+    return [
+        f"{name} {value} (was {then.get(name, 'not written down')})"
+        for name, value in now.items()
+        if then.get(name) != value
+    ]
+
+
+@contextmanager
+def computing_threads(number: int | None) -> Iterator[None]:
+    """Have torch compute with so many threads on the CPU during the block; None: as it does."""
+    if number is None:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

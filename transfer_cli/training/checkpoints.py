@@ -22,8 +22,9 @@ from transfer_cli.model.weights import (
     write_description,
 )
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.atomic import replaced_file, writing
+from transfer_cli.runs.atomic import replaced_file, write_json, writing
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
+from transfer_cli.runs.environment import RECORD, ran_on
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,13 @@ class CheckpointWriter:
         if self._run.blueprint.sharded:
             self._save_parts(folder, step, state, best)
         else:
-            checkpoint.write(folder, step, _into(self.tensors()), state, best)
+            tensors = self.tensors()
+
+            def write(temporary: Path) -> None:
+                save_tensors(tensors, temporary / WEIGHTS)
+                self._write_surroundings(temporary)
+
+            checkpoint.write(folder, step, write, state, best)
         if distributed.is_main():
             checkpoint.prune(self._directory.checkpoints, self._keep, step)
 
@@ -96,8 +103,14 @@ class CheckpointWriter:
         def write(temporary: Path) -> None:
             distributed.broadcast_text(str(temporary))
             plain.update(sharded.save(temporary, model, state))
+            self._write_surroundings(temporary)
 
         checkpoint.write(folder, step, write, plain, best)
+
+    def _write_surroundings(self, folder: Path) -> None:
+        """Write what this process runs on, for a resume elsewhere."""
+        device = self._run.blueprint.precision.device
+        write_json(folder / RECORD, ran_on(device, distributed.world_size()))
 
     def newest(self) -> Path | None:
         """Return the newest complete checkpoint, as the main process has found it."""

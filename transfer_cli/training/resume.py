@@ -1,19 +1,82 @@
 """What a resume takes up again, in one place."""
 
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import DictConfig
 
 from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.config.variables import MOST_THREADS
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.loop import Progress
-from transfer_cli.errors import CheckpointError, FinishedError
+from transfer_cli.engine.precision import device_and_precision
+from transfer_cli.errors import CheckpointError, FinishedError, RunError, between
 from transfer_cli.model.weights import read_description
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.environment import RECORD, computing_threads, cores, differences, ran_on
+from transfer_cli.safe_files import UnreadableError, read_json
 from transfer_cli.training.checkpoints import CheckpointWriter
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def as_before(directory: RunDirectory, config: DictConfig, *, strict: bool) -> Iterator[None]:
+    """Compute with as many threads as the newest checkpoint, unless `threads` says otherwise.
+
+    What else differs from then is said in one line: the run goes on, and is no longer bit for bit
+    the one without a break.
+
+    Raises:
+        RunError: It differs, and `strict` forbids that.
+    """
+    found = json.dumps(_surroundings(directory)) if distributed.is_main() else ""
+    then: dict[str, Any] | None = json.loads(distributed.broadcast_text(found))
+    asked = config.threads or (then or {}).get("threads")
+    with computing_threads(asked):
+        if distributed.is_main() and checkpoint.find_all(directory.checkpoints):
+            device = device_and_precision(config.device, config.precision).device
+            _compare(then, ran_on(device, distributed.world_size()), strict=strict)
+        if asked is not None and asked * distributed.local_world_size() > cores():
+            log.info(
+                "threads: %d as before, though there are %d cores here; another number is faster, "
+                "and no longer computes the same bits", asked, cores(),
+            )  # fmt: skip
+        yield
+
+
+def _surroundings(directory: RunDirectory) -> dict[str, Any] | None:
+    """Return what the newest checkpoint was computed on; None if it is of an earlier version."""
+    for found in reversed(checkpoint.find_all(directory.checkpoints)):
+        try:
+            read: dict[str, Any] = read_json(found / RECORD)
+            between("threads", int(read["threads"]), 1, MOST_THREADS)
+        except FileNotFoundError:
+            return None
+        except (OSError, UnreadableError, KeyError, TypeError, ValueError):
+            continue  # damaged, as the whole checkpoint then is
+        return read
+    return None
+
+
+def _compare(then: dict[str, Any] | None, now: dict[str, Any], *, strict: bool) -> None:
+    changed = [] if then is None else differences(then, now)
+    if then is None and strict:
+        changed = ["the checkpoint, of an earlier version, does not say what it ran on"]
+    if changed and strict:
+        raise RunError(
+            f"resume.strict: {'; '.join(changed)}; go on where it was, or without resume.strict"
+        )
+    if changed:
+        log.warning(
+            "resume: not bit for bit the run without a break any more: %s; resume.strict=true "
+            "refuses this", "; ".join(changed),
+        )  # fmt: skip
 
 
 def take_up(

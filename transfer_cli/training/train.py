@@ -24,6 +24,7 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.atomic import write_text, writing
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 from transfer_cli.runs.environment import environment
+from transfer_cli.training.resume import as_before
 from transfer_cli.training.trainer import Trainer
 from transfer_cli.training.workers import in_process_group
 
@@ -120,8 +121,9 @@ def _go_on(config: DictConfig, command: str, directory: RunDirectory, typed: Seq
         if distributed.is_main():
             directory.clear_leftovers()
             checkpoint.clear_leftovers(directory.checkpoints)
-        run = build_run(stored, command, typed)
-        Trainer(stored, command, run, directory).resume(typed)
+        with as_before(directory, stored, strict=config.resume_strict):
+            run = build_run(stored, command, typed)
+            Trainer(stored, command, run, directory).resume(typed)
     finally:
         directory.unlock()
 

@@ -34,9 +34,22 @@ def test_the_last_value_of_a_key_counts():
     assert request.value_of("run") is None
 
 
+def test_whether_a_resume_is_strict_is_typed_below_resume():
+    words = parse(["resume.strict=true", "resume=run"]).overrides
+
+    assert words == ("resume_strict=true", "resume=run")
+
+
+@pytest.mark.parametrize("word", ["hydra.mode=MULTIRUN", "+hydra.mode=RunMode.MULTIRUN"])
+def test_hydras_own_mode_makes_a_sweep_as_our_flag_does(word):
+    assert parse([word]).multirun
+    assert not parse(["hydra.mode=RUN"]).multirun
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["resume.strct=true"], "resume.strct: no such key. Did you mean 'resume.strict'?"),
         (["--cnfig-dir", "x"], "--cnfig-dir: no such flag. Did you mean '--config-dir'?"),
         (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
         (["--config-path", "x"], "--config-path: would hide our own configs; use --config-dir"),

@@ -39,4 +39,4 @@ def test_what_is_not_known_may_change_what_a_run_learns(key):
 def test_what_a_resume_changes_names_no_run_and_is_no_other_commands():
     assert not with_role(Role.EXTENDS) & with_role(Role.NAMES_RUN)
     assert not with_role(Role.EXTENDS) & with_role(Role.OTHERS)
-    assert with_role(Role.NAMES_RUN) == {"resume", "run.dir", "run.root"}
+    assert with_role(Role.NAMES_RUN) == {"resume", "resume_strict", "run.dir", "run.root"}
