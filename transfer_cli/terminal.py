@@ -5,9 +5,12 @@ printed verbatim. In a pipe, with `NO_COLOR` and on a terminal without colours t
 text, in which no line is wrapped or cut.
 """
 
+import errno
 import os
 import re
+import signal
 import sys
+import termios
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -236,6 +239,27 @@ def print_err(page: Page | Renderable) -> None:
     _write(page, sys.stderr)
 
 
+def heeded(signals: Iterable[int]) -> list[int]:
+    """Return the signals without SIGHUP where this process was begun to ignore that (`nohup`)."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in signals if number != signal.SIGHUP or not ignored]
+
+
+def leave_dead_terminal() -> None:
+    """Write nowhere from now on where a standard stream's terminal has gone, as after SIGHUP.
+
+    To write there is an error (EIO), which must not break into the saving of a run.
+    """
+    for stream in (1, 2):
+        try:
+            termios.tcgetattr(stream)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream)
+                os.close(nowhere)
+
+
 def error(name: str, message: str) -> Line:
     """Return the error message of a command."""
     return Line(Piece(f"{name}:", "error"), f" {message}")
@@ -260,8 +284,13 @@ def is_colourful(stream: TextIO) -> bool:
 
 def _write(page: Page | Renderable, stream: TextIO) -> None:
     text = _in_colour(page, stream) if is_colourful(stream) else f"{page}\n"
-    stream.write(text)
-    stream.flush()
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        leave_dead_terminal()  # SIGHUP was ignored, as `nohup` has it
 
 
 def _in_colour(page: Page | Renderable, stream: TextIO) -> str:

@@ -27,8 +27,12 @@ from transfer_cli.metrics import Metric, unknown_metric
 from transfer_cli.runs.atomic import append_json, cut, flush, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.tensorboard import SummaryWriter, event_files
+from transfer_cli.terminal import heeded, leave_dead_terminal
 
 log = logging.getLogger(__name__)
+
+ASKED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals by which a scheduler, or a connection that drops, asks for an end."""
 
 SECONDS_BETWEEN_LINES = 10
 SECONDS_BETWEEN_DRAWINGS = 0.2
@@ -302,12 +306,13 @@ def speak_above_the_bar() -> AbstractContextManager[None]:
 
 @contextmanager
 def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> Iterator[None]:
-    """Turn SIGTERM, SIGUSR1 and Ctrl-C into: finish the step, save, end. A second one ends at once.
+    """Turn the signals of `ASKED` and Ctrl-C into: finish the step, save, end.
 
-    Several processes save and end after the same step, whichever of them got the signal.
+    A second one ends at once. Several processes save and end after the same step, whichever of
+    them got the signal.
 
     Raises:
-        StoppedError: After SIGTERM or SIGUSR1, exit code 75.
+        StoppedError: After a signal of `ASKED`, exit code 75.
         KeyboardInterrupt: After Ctrl-C, exit code 130.
     """
     received: list[int] = []
@@ -338,16 +343,16 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
         text = f"stopped at step {engine.state.iteration} with a checkpoint; go on with {resume}"
         raise KeyboardInterrupt(text) if number == signal.SIGINT else StoppedError(text)
 
-    with _handling((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), note):
+    with _handling((*ASKED, signal.SIGINT), note):
         yield
 
 
 @contextmanager
 def end_on_signal() -> Iterator[None]:
-    """Turn SIGTERM and SIGUSR1 into exit code 75 outside of training, where nothing is unsaved.
+    """Turn the signals of `ASKED` into exit code 75 outside of training, where nothing is unsaved.
 
     Raises:
-        StoppedError: After SIGTERM or SIGUSR1.
+        StoppedError: After one of them.
     """
     received: list[int] = []
 
@@ -359,7 +364,7 @@ def end_on_signal() -> Iterator[None]:
                 "on with the same command and resume=auto"
             )
 
-    with _handling((signal.SIGTERM, signal.SIGUSR1), end):
+    with _handling(ASKED, end):
         yield
 
 
@@ -367,9 +372,14 @@ def end_on_signal() -> Iterator[None]:
 def _handling(
     numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_dead_terminal()
+        handler(number, frame)
+
     with ExitStack() as stack:
-        for number in numbers:
-            stack.callback(signal.signal, number, signal.signal(number, handler))
+        for number in heeded(numbers):
+            stack.callback(signal.signal, number, signal.signal(number, handle))
         yield
 
 

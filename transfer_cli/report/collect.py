@@ -4,13 +4,11 @@ A run may be at work, may have been killed, or may come from a stranger. Nothing
 runs anything of one, or ends because of one.
 """
 
-import fcntl
 import os
 import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +20,14 @@ from transfer_cli.report.contents import ENDED_EARLY, FINISHED, RUNNING, STOPPED
 from transfer_cli.report.untrusted import is_number, reason, text_or_none
 from transfer_cli.runs.analyses import read_analyses
 from transfer_cli.runs.directory import LOCK, RunDirectory
-from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob, SweepRequest
+from transfer_cli.runs.sweep import (
+    SWEEP,
+    JobState,
+    SweepDirectory,
+    SweepJob,
+    SweepRequest,
+    is_locked,
+)
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
 
 MOST_FOLDERS = 20_000
@@ -206,21 +211,13 @@ def _status(directory: RunDirectory) -> tuple[str, str | None]:
     said = found.get("status")
     if said in (FINISHED, *ENDED_EARLY):
         return said, text_or_none(found.get("reason"))
-    if _is_at_work(directory.path):
+    try:
+        at_work = is_locked(directory.path / LOCK)
+    except OSError as error:  # on a disk without locks the run's own word is believed
+        at_work = not isinstance(error, PermissionError)
+    if at_work:
         return RUNNING, None
     return STOPPED, "ended without a word: it may have been killed"
-
-
-def _is_at_work(path: Path) -> bool:
-    """Return whether a command holds the lock of a run directory."""
-    lock = path / LOCK
-    if lock.is_file():
-        with suppress(OSError), lock.open("rb") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True  # held, or on a disk without locks: then the run's own word is believed
-    return False
 
 
 def _jobs(sweep: Path, found: Found) -> dict[int, SweepJob]:

@@ -54,6 +54,7 @@ class SweepRequest:
         trials: Of a search, how many there are to be; None for a grid, whose jobs are all listed.
         objective: Of a search, the measure.
         direction: Of a search, minimize or maximize.
+        threads: On the CPU, of each process of each job, whoever runs beside it.
     """
 
     command: str
@@ -62,6 +63,7 @@ class SweepRequest:
     trials: int | None = None
     objective: str | None = None
     direction: str | None = None
+    threads: int | None = None
 
 
 @dataclass
@@ -173,17 +175,23 @@ class SweepDirectory:
 
     def is_claimed(self, number: int) -> bool:
         """Return whether some process has the job."""
-        path = self.path / f".job-{number}.lock"
-        if not path.is_file():
-            return False
-        handle = os.open(path, os.O_RDONLY)
+        return is_locked(self.path / f".job-{number}.lock")
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether some process holds the lock on a file, which need not exist.
+
+    Raises:
+        OSError: The file is on a disk without locks.
+    """
+    if not path.is_file():
+        return False
+    with path.open("rb") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        finally:
-            os.close(handle)
-        return False
+    return False
 
 
 def _check_kinds(job: SweepJob) -> None:

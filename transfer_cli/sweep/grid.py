@@ -20,7 +20,7 @@ from transfer_cli.config.check import check
 from transfer_cli.config.flat import flat
 from transfer_cli.errors import ConfigError, TransferError, listed
 from transfer_cli.sweep.jobs import Jobs, shared
-from transfer_cli.sweep.local import settings_of
+from transfer_cli.sweep.local import settings_of, threads_each
 
 log = logging.getLogger(__name__)
 
@@ -120,9 +120,10 @@ class Grid(Planner):
         if not self.jobs.makes_runs:
             self.launch(all_jobs)
             return
-        settings_of(configs[0].sweep)  # raises before anything is written
+        # Raises before anything is written.
+        threads = threads_each(settings_of(configs[0].sweep), configs[0])
         say_what_changes_the_data(configs)
-        self.launch([job.words for job in self.jobs.begin(self.folder, all_jobs)])
+        self.launch([job.words for job in self.jobs.begin(self.folder, all_jobs, threads)])
 
 
 def words_of(override: Override) -> list[str]:

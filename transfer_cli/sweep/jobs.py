@@ -30,6 +30,8 @@ from transfer_cli.safe_files import UnreadableError
 
 log = logging.getLogger(__name__)
 
+STRICT = "resume_strict"
+
 ENDS_SWEEP = (EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a job after which no other job of its sweep is begun: somebody wants an end."""
 
@@ -73,13 +75,14 @@ class Jobs:
     # --- which jobs to run ---------------------------------------------------------------------
 
     def begin(
-        self, folder: Path, jobs: Sequence[Sequence[str]], **of_search: Any
+        self, folder: Path, jobs: Sequence[Sequence[str]], threads: int, **of_search: Any
     ) -> list[SweepJob]:
         """Write down what a sweep consists of, and return the jobs that are left to run.
 
         Args:
             folder: The folder of the sweep.
             jobs: The overrides of each job.
+            threads: Of each process of each job; a sweep that goes on keeps its number.
             of_search: What a search is after: trials, objective, direction.
 
         Raises:
@@ -101,7 +104,9 @@ class Jobs:
                 asked = directory.read_request()
             except UnreadableError as error:
                 raise RunError(f"{folder / SWEEP} is damaged: {error}") from error
-        directory.write_request(replace(asked, **of_search))  # which may ask for more trials now
+        threads = asked.threads or threads
+        # A search may ask for more trials now.
+        directory.write_request(replace(asked, threads=threads, **of_search))
         return self._add(jobs)
 
     def _add(self, jobs: Sequence[Sequence[str]]) -> list[SweepJob]:
@@ -157,6 +162,7 @@ class Jobs:
                 if OmegaConf.is_dict(config.get("run")):  # the command makes a run directory
                     config.run.dir = str(self.directory.run(job.number))
                     config.resume = "auto" if self.resumes else None
+                    config.resume_strict = self.request.value_of(STRICT) == "true"
                 self._work(job, config)
 
     def find(self, number: int, words: Sequence[str], besides: Collection[int] = ()) -> SweepJob:
@@ -190,7 +196,7 @@ class Jobs:
         directory.path.mkdir(parents=True, exist_ok=True)
         with directory.claim(job.number) as claim:
             if claim is None:
-                log.info("job %d: another command works on it", job.number)
+                log.info("job %d: another command or process works on it", job.number)
                 yield None
                 return
             now = [each for each in directory.jobs() if each.number == job.number]

@@ -1,5 +1,8 @@
 """The launcher of jobs on this machine: each in a process of its own, or all in this one."""
 
+import logging
+import os
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,9 +14,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_cli.config.literal import quoted
 from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError, at_least, one_of
+from transfer_cli.runs.environment import cores
 from transfer_cli.runs.sweep import JobState, SweepJob
-from transfer_cli.sweep.jobs import Jobs
-from transfer_cli.sweep.processes import SideBySide, visible_gpus
+from transfer_cli.sweep.jobs import STRICT, Jobs
+from transfer_cli.sweep.processes import SECONDS_BETWEEN_LOOKS, SideBySide, visible_gpus
+
+log = logging.getLogger(__name__)
 
 AUTO = "auto"
 
@@ -62,6 +68,7 @@ class Local(Launcher):
             workers=min(side_by_side(settings, config), max(1, len(todo))),
             gpus=_gpus(config),
             gpus_each=max(1, config.devices),
+            threads=self.jobs.directory.read_request().threads,
             stops=stops,
         ).run(todo)
         return []
@@ -70,7 +77,11 @@ class Local(Launcher):
         return self._context.config_loader.load_sweep_config(self._config, list(words))
 
     def _run_here(self, todo: Sequence[SweepJob], *, stops: bool = False) -> None:
-        for job in todo:
+        for job in sorted(todo, key=self._is_elsewhere):
+            if self._is_elsewhere(job):
+                log.info("job %d: waiting for the command or process that works on it", job.number)
+            while self._is_elsewhere(job):
+                time.sleep(SECONDS_BETWEEN_LOOKS)
             config = self._composed(job.words)
             with open_dict(config):
                 config.hydra.job.id = config.hydra.job.num = job.number
@@ -84,6 +95,9 @@ class Local(Launcher):
             if stops and self.jobs.done[-1].outcome == JobState.FAILED:
                 return
 
+    def _is_elsewhere(self, job: SweepJob) -> bool:
+        return self.jobs.makes_runs and self.jobs.directory.is_claimed(job.number)
+
     def _words_of(self, job: SweepJob) -> list[str]:
         typed: Any = self.jobs.request.overrides
         hydras = [
@@ -94,6 +108,7 @@ class Local(Launcher):
         ]
         where = quoted(str(self.jobs.directory.run(job.number)))
         resume = ["resume=auto"] if self.jobs.resumes else []
+        resume += [word for word in typed if word.startswith(f"{STRICT}=")]
         return [*self.jobs.request.flags, *job.words, *hydras, f"run.dir={where}", *resume]
 
 
@@ -129,6 +144,20 @@ def side_by_side(settings: SweepConfig, config: DictConfig) -> int:
         return int(settings.workers)
     devices: int = max(1, config.devices)
     return max(1, len(_gpus(config)) // devices)
+
+
+def threads_each(settings: SweepConfig, config: DictConfig) -> int:
+    """Return how many threads each process of each job of a sweep has on the CPU.
+
+    The last job has no more than the others, though nothing runs beside it: sums are made in
+    another order with another number of threads.
+    """
+    typed = os.environ.get("OMP_NUM_THREADS")
+    if typed is not None:
+        first, _, _ = typed.partition(",")
+        return int(first)
+    devices: int = max(1, config.devices)
+    return max(1, cores() // (side_by_side(settings, config) * devices))
 
 
 def _gpus(config: DictConfig) -> list[str]:

@@ -18,6 +18,7 @@ import transfer_cli
 from transfer_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PRUNED, EXIT_STOPPED, StoppedError
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
+from transfer_cli.terminal import heeded, leave_dead_terminal
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ OUTCOMES = {
 }  # fmt: skip
 """What the exit code of a job means; any other one that it failed."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 @dataclass
@@ -50,6 +51,7 @@ class SideBySide:
         workers: How many run at once.
         gpus: The GPUs of this machine, assigned to the workers in turn; empty without any.
         gpus_each: How many a job takes.
+        threads: Of each process of a job, on the CPU; None: as it happens.
         stops: Whether a failed job ends the sweep.
     """
 
@@ -58,7 +60,9 @@ class SideBySide:
     workers: int
     gpus: Sequence[str]
     gpus_each: int
+    threads: int | None
     stops: bool
+    _elsewhere: list[SweepJob] = field(default_factory=list)
     _running: list[_Running] = field(default_factory=list)
     _told: int | None = None
 
@@ -75,24 +79,33 @@ class SideBySide:
         left = deque(todo)
         with self._passing_signals_on():
             try:
-                while (left and not self._is_over()) or self._running:
+                while ((left or self._elsewhere) and not self._is_over()) or self._running:
                     while left and self._slots and not self._is_over():
                         self._start(left.popleft())
                     time.sleep(SECONDS_BETWEEN_LOOKS)
                     self._collect(len(left))
+                    left += self._come_free()
             except BaseException:
                 for each in self._running:
                     each.process.kill()
                     each.stack.close()
                 raise
         if self._told is not None:
-            text = f"stopped with {len(left)} jobs not begun; go on with the same command and "
+            not_begun = len(left) + len(self._elsewhere)
+            text = f"stopped with {not_begun} jobs not begun; go on with the same command and "
             text += "resume=auto"
             raise KeyboardInterrupt(text) if self._told == signal.SIGINT else StoppedError(text)
 
     def _is_over(self) -> bool:
         failed = any(job.outcome == JobState.FAILED for job in self.jobs.done)
         return self._told is not None or (self.stops and failed)
+
+    def _come_free(self) -> list[SweepJob]:
+        """Return the jobs that other commands had, and have no longer: they may not be done."""
+        directory = self.jobs.directory
+        free = [job for job in self._elsewhere if not directory.is_claimed(job.number)]
+        self._elsewhere = [job for job in self._elsewhere if job not in free]
+        return free
 
     # --- one job -------------------------------------------------------------------------------
 
@@ -101,6 +114,9 @@ class SideBySide:
         claim = stack.enter_context(self.jobs.at_work(job))
         if claim is None:
             stack.close()
+            if all(job.number != done.number for done in self.jobs.done):
+                self._elsewhere.append(job)
+                log.info("job %d: waiting for its end, to see whether it is done", job.number)
             return
         slot = self._slots.popleft()
         reason = self.jobs.directory.path / f".job-{job.number}.reason"
@@ -111,7 +127,7 @@ class SideBySide:
             output = stack.enter_context(self.jobs.directory.log(job.number).open("ab"))
         process = subprocess.Popen(  # noqa: S603 - our own command, with what the user typed
             [*command, "--job", str(reason), *self.words_of(job)],
-            env=environment_of(slot, self.workers, self.gpus, self.gpus_each),
+            env=environment_of(slot, self.threads, self.gpus, self.gpus_each),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if self.workers > 1 else None,
@@ -162,12 +178,14 @@ class SideBySide:
         """Pass signals on to the running jobs, and start no other one after them."""
 
         def tell(number: int, frame: FrameType | None) -> None:
+            if number == signal.SIGHUP:
+                leave_dead_terminal()
             self._told = self._told or number
             for each in self._running:
                 with contextlib.suppress(ProcessLookupError):
                     each.process.send_signal(number)
 
-        before = {number: signal.signal(number, tell) for number in _SIGNALS}
+        before = {number: signal.signal(number, tell) for number in heeded(_SIGNALS)}
         try:
             yield
         finally:
@@ -175,21 +193,22 @@ class SideBySide:
                 signal.signal(number, earlier)
 
 
-def environment_of(slot: int, workers: int, gpus: Sequence[str], gpus_each: int) -> dict[str, str]:
-    """Return the environment of a job: this package, its share of cores, its GPUs.
+def environment_of(
+    slot: int, threads: int | None, gpus: Sequence[str], gpus_each: int
+) -> dict[str, str]:
+    """Return the environment of a job: this package, its threads, its GPUs.
 
     Args:
         slot: The number of its worker, from 0.
-        workers: How many there are.
+        threads: Of each of its processes; None: as this process has been told.
         gpus: The GPUs of this machine.
         gpus_each: How many a job takes. If there are too few, jobs share them in turn.
     """
     found = dict(os.environ)
     package = str(Path(transfer_cli.__file__).parents[1])
     found["PYTHONPATH"] = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    if workers > 1:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        found.setdefault("OMP_NUM_THREADS", str(max(1, cores // workers)))
+    if threads is not None:
+        found["OMP_NUM_THREADS"] = str(threads)
     if gpus:
         first = slot * gpus_each
         mine = [gpus[(first + n) % len(gpus)] for n in range(gpus_each)]

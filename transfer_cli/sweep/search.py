@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,8 @@ from transfer_cli.runs.sweep import STUDY, JobState, SweepJob
 from transfer_cli.safe_files import UnreadableError, read_json
 from transfer_cli.sweep.grid import Planner, say_what_changes_the_data, words_of
 from transfer_cli.sweep.jobs import names_run
-from transfer_cli.sweep.local import AUTO, settings_of, side_by_side
+from transfer_cli.sweep.local import AUTO, settings_of, side_by_side, threads_each
+from transfer_cli.sweep.processes import SECONDS_BETWEEN_LOOKS
 from transfer_cli.sweep.trial import open_study, trial_file
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ _MEASURE = re.compile(r"(measures\.)?(validation|test)[/.](?P<name>.+)")
 
 class Search(Planner):
     """Looks for the values that make a measure small or large."""
+
+    _said = False
 
     def sweep(self, arguments: list[str]) -> None:
         """Run trials until there are as many as were asked for.
@@ -72,6 +76,7 @@ class Search(Planner):
             "direction": self._settings.direction,
         }
         self._workers = side_by_side(self._settings, configs[0])
+        self._threads = threads_each(self._settings, configs[0])
         self._fixed, self._space = fixed, space
         say_what_changes_the_data(configs)
         self._say_what_is_unwise()
@@ -96,10 +101,12 @@ class Search(Planner):
 
     def _search(self, seed: int) -> None:
         settings, jobs = self._settings, self.jobs
-        jobs.begin(self.folder, [], trials=settings.trials, **self._aim)
+        jobs.begin(self.folder, [], self._threads, trials=settings.trials, **self._aim)
         study = self._open(seed)
         while jobs.stopped is None:
             batch = self._next(study)
+            if not batch and self._waits():
+                continue
             if not batch:
                 break
             try:
@@ -109,6 +116,16 @@ class Search(Planner):
             if settings.on_error == "stop" and any(failed):
                 break
         self._say_best(study)
+
+    def _waits(self) -> bool:
+        """Wait a moment if a command or process works on a trial; it may leave that undone."""
+        others = [j for j in self.jobs.directory.jobs() if j.outcome == JobState.RUNNING]
+        if others and not self._said:
+            self._said = True
+            log.info("waiting for %d trials that other commands or processes work on", len(others))
+        if others:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        return bool(others)
 
     # --- the study -----------------------------------------------------------------------------
 

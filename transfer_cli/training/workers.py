@@ -12,6 +12,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 import transfer_cli
+from transfer_cli.config.literal import quoted
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed
@@ -29,14 +30,19 @@ from transfer_cli.errors import (
     WorkerError,
     above_zero,
     at_least,
+    between,
     one_of,
 )
+from transfer_cli.runs.environment import cores
+from transfer_cli.terminal import heeded, leave_dead_terminal
 
 log = logging.getLogger(__name__)
 
+MINUTES_OF_A_YEAR = 365 * 24 * 60
+
 PARALLEL = ("ddp", "fsdp")
 
-_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 _FINAL = (EXIT_USER, EXIT_DIVERGED, EXIT_PRUNED, EXIT_STOPPED, EXIT_INTERRUPTED)
 """Exit codes of a process after which another start would end in the same way."""
 
@@ -106,7 +112,7 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
                 rdzv_endpoint="localhost:0",
                 local_addr="127.0.0.1",
                 max_restarts=0,
-                signals_to_handle=_SIGNALS,
+                signals_to_handle=",".join(signal.Signals(n).name for n in heeded(_SIGNALS)),
             ),
             sys.executable,
         )
@@ -121,6 +127,7 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
                 failure.local_rank, _named(failure.exitcode), processes, left - 1,
             )  # fmt: skip
         except SignalException as stop:
+            leave_dead_terminal()
             code = EXIT_INTERRUPTED if stop.sigval == signal.SIGINT else EXIT_STOPPED
             raise PeerError("told to stop, and the processes have said where", code) from stop
         else:
@@ -133,8 +140,10 @@ def check(config: DictConfig) -> None:
     Raises:
         ConfigError: `devices`, `parallel`, `restarts` or `timeout_minutes` makes no sense here.
     """
-    at_least("devices:", config.devices, 1, ConfigError)
+    # One process a GPU, and no machine has more of them than this; each takes half a GB.
+    between("devices:", config.devices, 1, max(16, 2 * cores()), ConfigError)
     above_zero("timeout_minutes:", config.timeout_minutes, ConfigError)
+    between("timeout_minutes:", config.timeout_minutes, 0, MINUTES_OF_A_YEAR, ConfigError)
     one_of("parallel", config.get("parallel", PARALLEL[0]), PARALLEL)
     at_least("restarts:", config.get("restarts", 0), 0, ConfigError)
     if config.get("restarts", 0) and config.resume != "auto":
@@ -160,7 +169,8 @@ def overrides(typed: Sequence[str], folder: str | None) -> list[str]:
     """Return what was typed, with the run directory that a sweep has chosen for its job."""
     if folder is None:
         return list(typed)
-    return [*(word for word in typed if not word.startswith("run.dir=")), f"run.dir='{folder}'"]
+    others = (word for word in typed if not word.startswith("run.dir="))
+    return [*others, f"run.dir={quoted(folder)}"]
 
 
 def _prepare_environment(processes: int) -> None:

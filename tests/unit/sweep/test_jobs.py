@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import itertools
 import shutil
@@ -290,14 +291,37 @@ def test_a_sweep_cannot_resume_a_run():
         run(["-m", "seed=1,2", "resume=x"])
 
 
-def test_a_job_that_another_command_has_is_left_to_it():
+def test_a_job_that_another_command_has_comes_last_and_is_waited_for():
     words = ["-m", "seed=1,2", "run.dir=mine"]
     run(words, fails=lambda config: ConfigError("bad"))
+    claim = contextlib.ExitStack()
+    claim.enter_context(SweepDirectory(Path("mine")).claim(0))
 
-    with SweepDirectory(Path("mine")).claim(0):
-        configs, _, _ = run([*words, "resume=auto"])
+    # Released by the other job.
+    configs, jobs, _ = run([*words, "resume=auto"], fails=lambda config: claim.close())
 
-    assert [config.seed for config in configs] == [2]
+    assert [config.seed for config in configs] == [2, 1]
+    assert [job.outcome for job in jobs.done] == [JobState.DONE, JobState.DONE]
+
+
+def test_every_job_is_resumed_as_strictly_as_the_sweep():
+    words = ["-m", "seed=1,2", "run.dir=mine"]
+    run(words, fails=lambda config: StoppedError("asked to"))
+
+    configs, _, _ = run([*words, "resume.strict=true", "resume=auto"])
+
+    assert [config.resume_strict for config in configs] == [True, True]
+
+
+def test_a_sweep_that_goes_on_keeps_its_number_of_threads(monkeypatch):
+    words = ["-m", "seed=1,2", "run.dir=mine"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    run(words, fails=lambda config: StoppedError("asked to"))
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run([*words, "resume=auto"])
+
+    assert SweepDirectory(Path("mine")).read_request().threads == 3
 
 
 def test_an_interrupted_job_was_stopped_and_the_next_ones_are_left():

@@ -3,7 +3,7 @@ from omegaconf import OmegaConf
 
 from transfer_cli.config.schema import SweepConfig
 from transfer_cli.errors import ConfigError
-from transfer_cli.sweep.local import settings_of
+from transfer_cli.sweep.local import settings_of, threads_each
 
 
 def settings(**values):
@@ -33,3 +33,20 @@ def test_what_cannot_be_is_refused(values, said):
         settings(**values)
 
     assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("workers", "devices", "each"), [("auto", 1, 8), ("3", 1, 2), ("2", 2, 2), ("9", 1, 1)]
+)
+def test_jobs_share_the_cores(monkeypatch, workers, devices, each):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("transfer_cli.sweep.local.cores", lambda: 8)
+    config = OmegaConf.create({"device": "cpu", "devices": devices})
+
+    assert threads_each(settings(workers=workers), config) == each
+
+
+def test_typed_threads_are_those_of_every_job(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5,2")
+
+    assert threads_each(settings(workers="3"), OmegaConf.create({"device": "cpu"})) == 5

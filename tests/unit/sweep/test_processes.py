@@ -1,5 +1,6 @@
 import os
 import signal
+import subprocess
 import sys
 import threading
 
@@ -54,16 +55,6 @@ def test_each_worker_has_gpus_of_its_own_as_far_as_there_are_any(slot, each, min
     assert environment_of(slot, 4, ["a", "b", "c"], each)["CUDA_VISIBLE_DEVICES"] == mine
 
 
-def test_workers_share_the_cores(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-
-    assert "OMP_NUM_THREADS" not in environment_of(0, 1, [], 1)
-    assert environment_of(0, 3, [], 1)["OMP_NUM_THREADS"] == "2"
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert environment_of(0, 3, [], 1)["OMP_NUM_THREADS"] == "5"
-
-
 def test_an_exit_code_says_what_became_of_a_job():
     codes = {
         0: JobState.DONE,
@@ -74,6 +65,41 @@ def test_an_exit_code_says_what_became_of_a_job():
 
     assert codes == OUTCOMES
     assert OUTCOMES.get(DivergedError.exit_code, JobState.FAILED) == JobState.FAILED
+
+
+def test_a_job_has_its_threads_whoever_runs_beside_it(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+
+    assert environment_of(0, 2, [], 1)["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_job_whose_launcher_is_gone_is_waited_for(tmp_path, monkeypatch):
+    """Its process holds the job as long as it lives."""
+    first = SweepDirectory(tmp_path)
+    first.write_job(SweepJob(0, ("seed=1",), ("seed=1",), outcome=JobState.RUNNING))
+    with first.claim(0) as claim:
+        orphan = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(1.5)"], pass_fds=(claim,)
+        )
+    start = processes.subprocess.Popen
+    monkeypatch.setattr(
+        processes.subprocess, "Popen", lambda words, **named: start(["true"], **named)
+    )
+
+    side = side_of(tmp_path)
+    side.run(first.jobs())
+
+    assert orphan.poll() == 0
+    assert [job.outcome for job in side.jobs.done] == [JobState.DONE]
+
+
+def side_of(folder):
+    """Return what runs the jobs of a sweep, one at a time."""
+    jobs = Jobs(
+        "pretrain", Recorder(), parse([]), print, lambda config: (), makes_runs=True,
+        sweep_dir=folder,
+    )  # fmt: skip
+    return SideBySide(jobs, lambda job: [], workers=1, gpus=[], gpus_each=1, threads=1, stops=False)
 
 
 def stopped(folder, monkeypatch, tell):
@@ -90,17 +116,13 @@ def stopped(folder, monkeypatch, tell):
         return started
 
     monkeypatch.setattr(processes.subprocess, "Popen", deaf)
-    jobs = Jobs(
-        "pretrain", Recorder(), parse([]), print, lambda config: (), makes_runs=True,
-        sweep_dir=folder,
-    )  # fmt: skip
-    side = SideBySide(jobs, lambda job: [], workers=1, gpus=[], gpus_each=1, stops=False)
+    side = side_of(folder)
     with pytest.raises((KeyboardInterrupt, StoppedError), match="stopped with 0 jobs not begun"):
         side.run([SweepJob(0, ("seed=1",), ("seed=1",))])
     return [job.outcome for job in SweepDirectory(folder).jobs()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_job_that_is_told_to_stop_before_it_can_hear_was_stopped(tmp_path, monkeypatch, number):
     """Until a job has set its handlers, a signal ends it without a word."""
 

@@ -1,6 +1,7 @@
 """How many processes there may be, and what those that are started are told."""
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from transfer_cli.errors import ConfigError, RunError
@@ -14,6 +15,13 @@ def test_started_processes_get_what_was_typed_and_the_directory_of_their_job():
 
     assert workers.overrides(typed, None) == typed
     assert workers.overrides(typed, "all/job 3") == ["seed=1", "run.dir='all/job 3'"]
+
+
+@pytest.mark.parametrize("folder", ["it's", 'say "hi"', "a,b=[c]", "tail\\", "two\nlines", "ü%$x"])
+def test_the_processes_of_a_job_read_its_folder_as_it_is(folder):
+    [word] = workers.overrides([], folder)
+
+    assert OverridesParser.create().parse_override(word).value() == folder
 
 
 @pytest.mark.parametrize(("world", "wanted"), [(None, [False, True]), ("2", [False, False])])
