@@ -141,3 +141,11 @@ def test_a_mistake_with_another_command(capsys, command, words, message):
 
     assert err.startswith(f"transfer {command}: ")
     assert message in err
+
+
+@pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS"])
+def test_nonsense_in_the_environment_is_a_mistake_like_any(variable, monkeypatch, capsys):
+    monkeypatch.setenv(variable, "x")
+
+    assert main(["pretrain", "data=sample_text"]) == 2
+    assert capsys.readouterr().err.startswith(f"transfer pretrain: {variable}: 'x' in the")

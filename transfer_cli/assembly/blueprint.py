@@ -4,7 +4,6 @@
 disagree.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -152,8 +151,6 @@ def draw(
     )
     metrics = declared_metrics({loss.name: loss.objective for loss in losses})
     monitor = require(loop.monitor, metrics, "loop.monitor")
-    if device != "meta":
-        _check_room(shape, data.tokenizer.size)
     with without_weights() if device == "meta" else torch.device(device):
         model = build_model(shape, data.tokenizer.size, losses, config.seed)
         nodes = edit_nodes(config.adaptation)
@@ -224,17 +221,6 @@ def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> Back
                 "or give init_from=RUN"
             )
     return build(config.model, "model", BackboneShape)
-
-
-def _check_room(shape: BackboneShape, vocabulary: int) -> None:
-    """Refuse a model whose weights alone are more than the memory: it would be taken bit by bit."""
-    needed = shape.least_bytes(vocabulary)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
-        raise ConfigError(
-            f"model: its weights alone take {needed / 2**30:,.0f} GiB, and this machine has "
-            f"{there / 2**30:,.0f}; take a smaller one"
-        )
 
 
 def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, seed: int) -> Sizes:
