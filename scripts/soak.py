@@ -16,9 +16,9 @@ fixed piece of work, since other work slows a core down.
 
 Flat is: in the last tenth at most 5 % and 16 MiB more memory than in the second, at most two more
 open files, and at most a quarter more CPU time for each unit. Where a command has no units, it is
-run on a tenth of the load, too: it may take 13 times the time for all of it, beyond its start, and
-the memory of each row that comes on top may not be more than stated. Exit code 1 where something
-is not flat. Linux only, offline, on CPU.
+run on a tenth of the load, too: it may take 13 times the time for all of it, and each row of a
+table 1,000 bytes of memory on top, each label or run 128 KiB. Exit code 1 where something is not
+flat. Linux only, offline, on CPU.
 """
 
 import argparse

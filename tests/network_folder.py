@@ -40,12 +40,20 @@ class Disk:
         machine: The name of the machine.
         locks: none, or own: of each machine.
         seconds: How long it takes until it shows what other machines do.
+        remembered: What the machine has seen before, as `seen_now` returns it.
     """
 
     root: Path
     machine: str = "one"
     locks: str = "none"
     seconds: float = 1.0
+    remembered: tuple[tuple[str, frozenset[str]], ...] = ()
+
+    def seen_now(self) -> tuple[tuple[str, frozenset[str]], ...]:
+        """Return all folders with the names in them."""
+        return tuple(
+            (folder, frozenset(folders + files)) for folder, folders, files in os.walk(self.root)
+        )
 
     def mount(self) -> None:
         """Change `os` in this process, once and for all."""
@@ -56,7 +64,8 @@ class _Mounted:
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.root = f"{os.path.realpath(disk.root)}/"
-        self.lists: dict[str, tuple[float, frozenset[str]]] = {}
+        now = time.monotonic()
+        self.lists = {folder: (now, names) for folder, names in disk.remembered}
         self.seen: dict[str, tuple[float, os.stat_result]] = {}
         self.silly: set[str] = set()
         self.mine: set[str] = set()
@@ -83,7 +92,7 @@ class _Mounted:
         )
         from transfer_cli.runs import locks
 
-        locks.BEAT_SECONDS, locks.PATIENCE_SECONDS = 0.2, 2 + self.disk.seconds
+        locks.BEAT_SECONDS, locks.PATIENCE_SECONDS = 0.2, 3.0
 
     # --- what is seen ----------------------------------------------------------------------------
 

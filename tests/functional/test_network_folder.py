@@ -1,5 +1,6 @@
 """Runs, sweeps and the cache in a network folder: nothing is lost, all ends as on a disk of one."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -17,8 +18,8 @@ pytestmark = [pytest.mark.functional, pytest.mark.multiprocess]
 
 RHYTHM = ("loop.evaluate_every=2 steps", "checkpoint.every=3 steps", "loop.steps=7")
 
-LOCKS = pytest.mark.parametrize("locks", ["none", "own"])
-"""A disk that knows no locks, and one on which each machine has its own."""
+LOCKS = pytest.mark.parametrize("locks", ["own", pytest.param("none", marks=pytest.mark.slow)])
+"""A disk on which each machine has its own locks, and one that knows none."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,9 @@ def test_a_run_there_is_the_same(on, disk, words, whole, differences):
 
 
 @LOCKS
-@pytest.mark.parametrize("machines", ["one one one", "one two three"])
+@pytest.mark.parametrize(
+    "machines", ["one two three", pytest.param("one one one", marks=pytest.mark.slow)]
+)
 def test_killed_and_taken_up_it_ends_the_same(on, disk, words, whole, differences, machines):
     folder, (first, second, third) = disk("one").root, machines.split()
     moments = [
@@ -91,6 +94,24 @@ def test_killed_and_taken_up_it_ends_the_same(on, disk, words, whole, difference
     assert differences(whole, folder / "run") == []
 
 
+@pytest.mark.slow
+@LOCKS
+def test_a_machine_that_saw_the_run_long_ago_ends_it_the_same(on, disk, words, whole, differences):
+    one, two = disk("one"), disk("two")
+    killed = Commands(one.mount).run(one.root, words, Moment(under="metrics.jsonl", operation=7))
+    assert killed.code == -signal.SIGKILL, killed.text
+    one = dataclasses.replace(one, remembered=one.seen_now(), seconds=60.0)
+    late = Moment(under="model/.weights", operation=2)
+    killed = Commands(two.mount).run(two.root, words, late)
+    assert killed.code == -signal.SIGKILL, killed.text
+
+    ended = Commands(one.mount).run(one.root, words)
+
+    assert ended.code == 0, ended.text
+    assert differences(whole, one.root / "run") == []
+
+
+@pytest.mark.slow
 @LOCKS
 def test_of_two_machines_that_begin_a_run_at_once_one_goes_on(on, disk, words, whole, differences):
     folder = disk("one").root
