@@ -385,7 +385,7 @@ def test_auto_needs_to_know_where(transfer, words_of):
 
 
 def test_a_run_that_diverged_before_its_first_checkpoint_begins_again(transfer, words_of):
-    words = words_of("clm", "loop.steps=20", "optimizer.lr=1e30", "loop.clip=null", "run.dir=run",
+    words = words_of("clm", "loop.steps=20", "optimizer.lr=1e18", "loop.clip=null", "run.dir=run",
                      "loop.max_bad_steps=1", "checkpoint.every=20 steps", "resume=auto",
                      "loop.evaluate_every=20 steps")  # fmt: skip
     first = transfer(*words)
