@@ -429,7 +429,7 @@ def test_a_step_that_no_memory_holds(refusal, pretrain, tmp_path, monkeypatch):
 
 def test_a_run_that_diverges_says_where_and_ends_with_4(transfer, pretrain, tmp_path, read_json):
     ended = transfer(
-        *pretrain, "optimizer.lr=1e30", "schedule=constant", "loop.clip=null", "loop.steps=20",
+        *pretrain, "optimizer.lr=1e18", "schedule=constant", "loop.clip=null", "loop.steps=20",
         "loop.evaluate_every=20 steps", "loop.max_bad_steps=2",
     )  # fmt: skip
 
