@@ -53,8 +53,7 @@ def _check_numbers(node: Any) -> None:
     for key, found in flat(node):
         for value in found if isinstance(found, list) else [found]:
             if isinstance(value, int | float) and not -MAX_NUMBER < value < MAX_NUMBER:
-                bounds = f"between -{MAX_NUMBER:.0e} and {MAX_NUMBER:.0e}"
-                raise ConfigError(f"{key}: must be a number {bounds}, got {value}")
+                raise ConfigError(f"{key}: must be a number below {MAX_NUMBER:.0e}, got {value}")
 
 
 def check_training(config: DictConfig) -> None:
