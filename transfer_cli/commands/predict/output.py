@@ -172,7 +172,8 @@ class Earlier:
         if not self._over and self._partial is not None:
             self._answers.out.truncate(self._end)
             self._answers.begun = self._end > 0
-            log.info("going on in %s, at byte %s", self._partial, f"{self._end:,}")
+            if self._end:
+                log.info("going on in %s, at byte %s", self._partial, f"{self._end:,}")
         self._over = True
 
     def _refuse(self, what: str) -> None:
