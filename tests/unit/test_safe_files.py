@@ -1,7 +1,9 @@
 """Small files that anybody may have written."""
 
+import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -96,3 +98,20 @@ def test_a_message_is_one_line_that_cannot_steer_a_terminal():
 
 def test_a_log_keeps_its_lines_and_nothing_else_that_is_invisible():
     assert escaped("a\n  b\tc\x07") == "a\n  b\tc\\x07"
+
+
+def test_a_file_that_another_machine_replaces_just_now_is_opened_again(tmp_path, monkeypatch):
+    (tmp_path / "a.json").write_text("{}")
+    opened, stale = Path.open, [OSError(errno.ESTALE, "Stale file handle")]
+
+    def open_(path, *given, **named):
+        if stale:
+            raise stale.pop()
+        return opened(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", open_)
+
+    assert read_json(tmp_path / "a.json") == {}
+    stale += [OSError(errno.ESTALE, "Stale file handle")] * 2
+    with pytest.raises(OSError, match="Stale"):
+        read_json(tmp_path / "a.json")

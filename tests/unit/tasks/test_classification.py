@@ -115,6 +115,13 @@ def test_the_most_frequent_label_is_that_of_the_examples_and_not_of_the_answers(
     assert "always answering number (70.0 %)" in said
 
 
+def test_of_very_many_labels_the_counts_of_each_tell_the_same():
+    task = ClassificationTask(("animal", "number"))
+    counts = {"labels": [[60, 0], [60, 40], [100, 0]]}
+
+    assert task.failure({"accuracy": 0.6}, counts) == failure(0.6, [[60, 0], [40, 0]])
+
+
 def test_where_all_examples_are_of_one_label_nothing_can_be_said():
     assert failure(1.0, [[50, 0], [0, 0]]) is None
 
