@@ -29,6 +29,7 @@ def spoilt(tmp_path):
         for token in tokenizer.encode(" ".join(words)):
             tensors["backbone.token_embedding.weight"][token] = value
         save_file(tensors, weights)
+        (copied / "model" / "meta.json").unlink()
         return copied
 
     return copy
