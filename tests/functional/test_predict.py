@@ -312,6 +312,7 @@ def relabelled(finetuned, tmp_path):
         content = json.loads(file.read_text())
         assert content["labels"] == LABELS
         file.write_text(json.dumps({**content, "labels": labels}))
+        file.with_name("meta.json").unlink()
         return run
 
     return copy

@@ -245,9 +245,12 @@ def test_a_resume_is_held_to_the_backbone_that_the_run_began_with(
     save_file(changed, base / "model" / "weights.safetensors")
     (base / "model" / "meta.json").unlink()
 
+    noted = transfer("finetune", "resume=run")
+    Path("run/origins.json").unlink()  # as a run of an earlier version
     ended = transfer("finetune", "resume=run")
 
-    assert ended.code == 2
+    assert noted.code == ended.code == 2
+    assert "init_from: the weights in " in noted.err
     assert "hash" in ended.err
     assert ended.err.splitlines()[-1].startswith("transfer finetune: resume: run was trained on")
 

@@ -9,6 +9,7 @@ few seconds, and is taken for dead when it has not for a minute.
 
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import secrets
@@ -29,6 +30,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 """Where Linux says which disk is where; elsewhere, every disk counts as one of this machine."""
 
 _LOOK_SECONDS = 1.0
+_MOMENT = 0.01
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL})
 _LOCAL = frozenset(
     {
@@ -97,7 +99,8 @@ class Lock:
             else:
                 with os.fdopen(handle, "w", encoding="utf-8") as file:
                     file.write(self._own)
-                threading.Thread(target=self._beat, daemon=True).start()
+                beat = threading.Thread(target=self._beat, daemon=True)
+                beat.start()
                 return True
 
     def _is_dead(self, found: str) -> bool:
@@ -117,16 +120,26 @@ class Lock:
         return True
 
     def _remove(self, found: str) -> None:
-        """Remove the file of a dead holder, and not that of who was quicker to do the same."""
-        if _read(self._holder) != found:
+        """Remove the file of a dead holder, and never that of who was quicker to do the same.
+
+        Whoever makes a folder of that holder's name may do it, so it stays the dead one's file
+        between the look and the removal.
+        """
+        name = hashlib.blake2b(found.encode(), digest_size=8).hexdigest()
+        ours = self._holder.with_name(f"{self._holder.name}.{name}")
+        try:
+            ours.mkdir()
+        except FileExistsError:
+            with suppress(OSError):
+                if time.time() - ours.stat().st_mtime > PATIENCE_SECONDS:
+                    ours.rmdir()  # whoever made it was killed, too
+            time.sleep(_MOMENT)
             return
-        aside = self._holder.with_name(f"{self._holder.name}.{secrets.randbits(64)}")
-        with suppress(FileNotFoundError):
-            self._holder.rename(aside)
-            if _read(aside) == found:
-                aside.unlink()
-            else:
-                aside.rename(self._holder)
+        try:
+            if _read(self._holder) == found:
+                self._holder.unlink(missing_ok=True)
+        finally:
+            ours.rmdir()
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT_SECONDS):

@@ -226,6 +226,6 @@ class Stop:
             self._end()
 
     def _end(self) -> None:
-        name = signal.Signals(self._received).name
-        text = f"{name}: stopped {self.place}"
-        raise KeyboardInterrupt(text) if self._received == signal.SIGINT else StoppedError(text)
+        number = signal.Signals(self._received)
+        text = f"{number.name}: stopped {self.place}"
+        raise KeyboardInterrupt(text) if number == signal.SIGINT else StoppedError(text)
