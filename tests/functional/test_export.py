@@ -172,7 +172,7 @@ def test_a_long_text_gets_the_same_answer_elsewhere_and_back_here(adapted, trans
     whole = Path("out/tokenizer_config.json")
     whole.write_text(whole.read_text().replace(f": {LENGTH},", ": 40,"))
     if reads_back:
-        assert (our_logits("out", texts)[-5] - ours[-5]).abs().max() > 1e-4
+        assert (our_logits("out", texts)[-5] - ours[-5]).abs().max() > 5e-6
 
 
 @pytest.mark.parametrize(

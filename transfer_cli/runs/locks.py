@@ -108,10 +108,12 @@ class Lock:
         if _is_of_this_machine(found):
             # Here the system's lock would have been held by one that lives.
             return self._by_system or not _lives(found)
-        log.warning(
-            "%s is held by a process of another machine (%s); looking for %.0f s whether it lives",
-            self._path, found.partition(" ")[0], PATIENCE_SECONDS,
-        )  # fmt: skip
+        if found:  # else its maker is about to write it
+            log.warning(
+                "%s is held by a process of another machine (%s); looking for %.0f s whether it "
+                "lives",
+                self._path, found.partition(" ")[0], PATIENCE_SECONDS,
+            )  # fmt: skip
         seen, until = _beat_of(self._holder), time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < until:
             time.sleep(min(_LOOK_SECONDS, PATIENCE_SECONDS / 4))
