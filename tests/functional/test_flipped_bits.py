@@ -11,6 +11,12 @@ pytestmark = pytest.mark.functional
 MODEL = ("weights.safetensors", "model.json", "tokenizer.json", "meta.json")
 STEP = "step-00000006"
 
+SHARES = (
+    0.5,
+    *(pytest.param(each, marks=pytest.mark.slow) for each in (0.0, 0.03, 0.31, 0.77, 1.0)),
+)
+"""Where in a file a bit is flipped."""
+
 
 def flip(file, share):
     """Change one bit of a file, so far from its begin."""
@@ -58,7 +64,7 @@ def ask(transfer, few_questions):
 
 
 @pytest.mark.parametrize("name", MODEL)
-@pytest.mark.parametrize("share", [0.0, 0.03, 0.31, 0.5, 0.77, 1.0])
+@pytest.mark.parametrize("share", SHARES)
 def test_a_model_with_a_flipped_bit_is_not_asked(copied, ask, name, share):
     whole = ask("predict", copied)
     assert whole.code == 0, whole.err
@@ -126,11 +132,11 @@ def longer(tmp_path_factory, words):
 
 
 def files_of_checkpoints():
+    names = ("weights.safetensors", "train_state.pt", "best/weights.safetensors", "meta.json")
+    older = [f"step-00000003/{name}" for name in names]
     return [
-        *(f"{step}/{name}" for step in (STEP, "step-00000003")
-          for name in ("weights.safetensors", "train_state.pt", "best/weights.safetensors",
-                       "meta.json")),
-        "best/weights.safetensors", "best/meta.json",
+        *(f"{STEP}/{name}" for name in names), "best/weights.safetensors",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("best/meta.json", *older)),
     ]  # fmt: skip
 
 
@@ -167,7 +173,7 @@ def test_no_two_of_a_run_share_a_file_of_its_best_weights(longer):
      "tokenizers/*/tokenizer.json", "tokenizers/*/seal.json", "fisher/*/fisher.safetensors",
      "fisher/*/seal.json"],
 )  # fmt: skip
-@pytest.mark.parametrize("share", [0.0, 0.31, 1.0])
+@pytest.mark.parametrize("share", SHARES)
 def test_a_flipped_bit_of_the_cache_changes_no_run(
     transfer, deep_words, adapting, monkeypatch, tmp_path, file, share
 ):

@@ -74,10 +74,9 @@ def test_a_run_there_is_the_same(on, disk, words, whole, differences):
     assert differences(whole, folder / "run") == []
 
 
+@pytest.mark.slow
 @LOCKS
-@pytest.mark.parametrize(
-    "machines", ["one two three", pytest.param("one one one", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("machines", ["one two three", "one one one"])
 def test_killed_and_taken_up_it_ends_the_same(on, disk, words, whole, differences, machines):
     folder, (first, second, third) = disk("one").root, machines.split()
     moments = [
@@ -159,6 +158,7 @@ def work_on_sweep(disk, folder, words):
         raise SystemExit(main(list(words)))
 
 
+@pytest.mark.slow
 @LOCKS
 def test_two_machines_share_the_jobs_of_a_sweep(disk, words, tmp_path, differences):
     root = disk("one").root

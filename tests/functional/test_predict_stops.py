@@ -60,7 +60,11 @@ def partial_of(folder):
 
 @pytest.mark.parametrize(
     ("number", "code", "ending"),
-    [("SIGTERM", 75, "jsonl"), ("SIGHUP", 75, "csv"), ("SIGINT", 130, "tsv")],
+    [
+        ("SIGTERM", 75, "jsonl"),
+        pytest.param("SIGHUP", 75, "csv", marks=pytest.mark.slow),
+        ("SIGINT", 130, "tsv"),
+    ],
 )
 def test_a_signal_leaves_whole_answers_and_the_rest_is_added(
     predict, rows, signalled, tmp_path, number, code, ending
@@ -101,7 +105,9 @@ def killed(predict, rows, signalled, tmp_path):
     return leave
 
 
-@pytest.mark.parametrize("size", [0, 5, 120, 700, 1503, 10**6])
+@pytest.mark.parametrize(
+    "size", [120, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 5, 700, 1503, 10**6))]
+)
 def test_what_a_kill_has_left_is_cut_and_completed(predict, killed, tmp_path, size):
     lines = [
         f'"is\n{n}, ""so"" \r\n?",{n}' if n % 7 else "a,broken,row" for n in range(1, len(TEXTS))
