@@ -381,6 +381,8 @@ def cause_and_cure(error: BaseException) -> tuple[str | None, int]:
     if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
         place = f"{error.filename}: " if error.filename else ""
         return printable(f"{place}{error.strerror}"), EXIT_USER
+    if isinstance(error, RuntimeError) and "determine home directory" in str(error):
+        return "a path begins with ~ and the name of nobody on this machine", EXIT_USER
     return None, EXIT_OUR_FAULT
 
 

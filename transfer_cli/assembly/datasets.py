@@ -284,7 +284,7 @@ def _in_blocks(encoded: Mapping[str, EncodedText], tokenizer: Tokenizer, length:
                 name,
                 TextBlocks(part, length, tokenizer.pad),
                 TextStats(words=part.num_words, size_bytes=part.num_bytes),
-                origin=part.origin,
+                part_of=part.part_of,
             )
             for name, part in encoded.items()
         }
@@ -348,7 +348,7 @@ def task(
             example_of=encoded.example_of if len(encoded) > len(examples) else None,
             scorer=partial(_scores, found, encoded) if found.scores_answers else None,
             unit="examples",
-            origin=data.origins.get(name),
+            part_of=data.part_of.get(name),
             num_cut=encoded.num_cut,
             shown=partial(_shown, found, examples),
         )

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from transfer_cli.batch import IGNORE, Batch
-from transfer_cli.data.split import Origin
+from transfer_cli.data.split import Whole
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import DataError, RunError
 from transfer_cli.runs.atomic import write_json
@@ -61,7 +61,7 @@ class EncodedText:
         num_lines: Lines, with the empty ones.
         num_unknown: Unknown tokens.
         path: Its folder in the cache.
-        origin: What it is a part of; None: it is complete.
+        part_of: What it is a part of; None: it is complete.
     """
 
     tokens: npt.NDArray[Any]
@@ -70,7 +70,7 @@ class EncodedText:
     num_lines: int
     num_unknown: int
     path: Path
-    origin: Origin | None = None
+    part_of: Whole | None = None
 
 
 def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
@@ -98,7 +98,7 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
 
     found = _cached(entry, _open_entry, make)
     num_bytes = found.num_bytes if split.size_bytes is None else split.size_bytes
-    return replace(found, num_bytes=num_bytes, origin=split.origin)
+    return replace(found, num_bytes=num_bytes, part_of=split.part_of)
 
 
 def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Path) -> Tokenizer:

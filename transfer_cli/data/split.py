@@ -23,7 +23,7 @@ class TextStats:
 
 
 @dataclass(frozen=True)
-class Origin:
+class Whole:
     """What a split is a part of.
 
     Args:
@@ -58,7 +58,7 @@ class Split:
         example_of: The number of the example that each row is a window of; None: rows are examples.
         scorer: Returns measures that are no sums over rows, from each row's predictions by number.
         unit: What people call its examples.
-        origin: What it is a part of; None: it is complete.
+        part_of: What it is a part of; None: it is complete.
         num_cut: Number of examples that lost tokens.
         shown: Returns the text of an example by its number, for errors.
     """
@@ -70,7 +70,7 @@ class Split:
     example_of: np.ndarray | None = None
     scorer: Callable[[Mapping[int, Mapping[str, Any]]], dict[str, float]] | None = None
     unit: str = "blocks"
-    origin: Origin | None = None
+    part_of: Whole | None = None
     num_cut: int = 0
     shown: Callable[[int], str] | None = None
 
@@ -79,11 +79,11 @@ class Split:
         rows = np.arange(len(self.data)) if self.order is None else self.order
         scored = len(rows if self.example_of is None else np.unique(self.example_of[rows]))
         found: dict[str, Any] = {"scored": scored, "unit": self.unit}
-        if self.origin is None:
+        if self.part_of is None:
             found["of"] = scored
         else:
-            found |= {"of": self.origin.size, "source": self.origin.source}
-            found["left_out"] = list(self.origin.left_out)
+            found |= {"of": self.part_of.size, "source": self.part_of.source}
+            found["left_out"] = list(self.part_of.left_out)
         if self.text.words:
             found |= {"words": self.text.words, "bytes": self.text.size_bytes}
         return found | ({"cut": self.num_cut} if self.num_cut else {})
@@ -93,8 +93,8 @@ class Split:
         found = self.counts()
         of = "" if found["of"] is None else f" of {found['of']:,}"
         said = f"{verb} {found['scored']:,}{of} {self.unit}"
-        if self.origin is not None:
-            said += f" of {self.origin.source} ({', '.join(self.origin.left_out)})"
+        if self.part_of is not None:
+            said += f" of {self.part_of.source} ({', '.join(self.part_of.left_out)})"
         if self.text.words:
             said += f": {found['words']:,} words, {found['bytes']:,} bytes"
         return said + (f"; {self.num_cut:,} were cut" if self.num_cut else "")
@@ -111,8 +111,8 @@ def some_of(split: Split, count: int) -> Split:
         return split
     spread = np.linspace(0, total - 1, count).astype(np.int64)
     rows = spread if of is None else np.flatnonzero(np.isin(of, spread))
-    before = split.origin or Origin(split.name, total, ())
+    before = split.part_of or Whole(split.name, total, ())
     left_out = (*before.left_out, f"{total - count:,} are not scored")
     return replace(
-        split, text=TextStats(), order=rows, origin=replace(before, left_out=left_out), num_cut=0
+        split, text=TextStats(), order=rows, part_of=replace(before, left_out=left_out), num_cut=0
     )

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
 from transfer_cli.data.overlap import say_overlap
-from transfer_cli.data.split import Origin
+from transfer_cli.data.split import Whole
 from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.seeds import derive
 
@@ -63,14 +63,14 @@ class LabelledData:
         task: The config node of its task's class (`tasks.base.Task.node`), with values found in the
             data; None: classification.
         files: Where splits come from; one that is not named is drawn from the training examples.
-        origins: What splits are parts of, by name; the others are complete.
+        part_of: What splits are parts of, by name; the others are complete.
     """
 
     name: str
     labels: tuple[str, ...]
     splits: Mapping[str, Sequence[Any]]
     task: Mapping[str, Any] | None = None
-    origins: Mapping[str, Origin] = field(default_factory=dict)
+    part_of: Mapping[str, Whole] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
 
     def source(self, split: str) -> str:
@@ -142,16 +142,16 @@ class Classified(TaskData):
         if self.labelled is not None:
             at_least("labelled", self.labelled, 1)
 
-    def _drawn(self, data: LabelledData, seed: int, where: str, share: float = 0) -> LabelledData:
+    def _drawn(self, data: LabelledData, seed: int, share: float = 0) -> LabelledData:
         """Return data with a validation split of `share`, unless it has one, and few labels."""
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
-        train = splits["train"]
+        train, where = splits["train"], data.source("train")
         _check_classes(train, data.labels, where)
         say_overlap(splits, where)
-        whole, origins, left_out = len(train), {}, []
+        whole, part_of, left_out = len(train), {}, []
         if "validation" not in splits:
             train, splits["validation"] = hold_out(train, share, seed, where)
-            origins["validation"] = Origin(where, whole, (f"{len(train):,} are left to train on",))
+            part_of["validation"] = Whole(where, whole, (f"{len(train):,} are left to train on",))
             left_out.append(f"{len(splits['validation']):,} are held out for validation")
         if self.labelled is not None:
             kept = keep_few(train, self.labelled, seed, where)
@@ -159,8 +159,8 @@ class Classified(TaskData):
                 left_out.append(f"{len(train) - len(kept):,} are beyond data.labelled")
             train = kept
         if left_out:
-            origins["train"] = Origin(where, whole, tuple(left_out))
-        return replace(data, splits=splits | {"train": train}, origins=origins)
+            part_of["train"] = Whole(where, whole, tuple(left_out))
+        return replace(data, splits=splits | {"train": train}, part_of=part_of)
 
 
 @dataclass(kw_only=True)
@@ -192,7 +192,7 @@ class Trec(Classified):
         }
         name = "trec50" if self.fine else "trec6"
         data = LabelledData(name, labels, splits, files=paths)
-        return self._drawn(data, seed, str(paths["train"]), self.validation)
+        return self._drawn(data, seed, self.validation)
 
 
 @dataclass(kw_only=True)
@@ -241,7 +241,7 @@ class Table(Classified):
             labels.sort(key=int)
         splits = {name: _numbered(rows[name], labels, paths[name], name) for name in rows}
         data = LabelledData(paths["train"].stem, tuple(labels), splits, files=paths)
-        return self._drawn(data, seed, str(paths["train"]), self.validation_share)
+        return self._drawn(data, seed, self.validation_share)
 
     def _rows(self, path: Path) -> list["_Row"]:
         table_format = self.format or readers.format_of(path)
@@ -280,7 +280,7 @@ class SampleQuestions(Classified):
             name: [Example(text, label) for text, label in rows] for name, rows in questions.items()
         }
         data = LabelledData("sample_questions", labels, splits)
-        return self._drawn(data, seed, data.name)
+        return self._drawn(data, seed)
 
 
 # ---------------------------------------------------------------------------------- reading

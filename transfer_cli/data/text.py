@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample
 from transfer_cli.data.identity import SplitIdentity
-from transfer_cli.data.split import Origin
+from transfer_cli.data.split import Whole
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.errors import DataError, at_least, listed
 
@@ -42,14 +42,14 @@ class TextSplit:
         files: The digest of each file.
         size_bytes: The size of the original, where lines lose some of it; None: that of the lines,
             with a byte for the end of each.
-        origin: What it is a part of; None: it is complete.
+        part_of: What it is a part of; None: it is complete.
     """
 
     name: str
     lines: Callable[[], Iterator[str]]
     fingerprint: str
     size_bytes: int | None = None
-    origin: Origin | None = None
+    part_of: Whole | None = None
     source: str = "this text"
     files: Mapping[str, str] = field(default_factory=dict)
 
@@ -173,7 +173,7 @@ class TextFiles(TextData):
                 name=name,
                 lines=lines,
                 fingerprint=_digest([whole.fingerprint, repr(hold_out)]),
-                origin=hold_out.origin(files["train"]),
+                part_of=hold_out.whole(files["train"]),
             )
         return parts
 
@@ -337,11 +337,11 @@ class _HoldOut:
     block: int
     keep_held_out: bool
 
-    def origin(self, files: list[Path]) -> Origin:
+    def whole(self, files: list[Path]) -> Whole:
         """Return what the lines are a part of."""
         held_out = f"{100 * self.share:g} % of its lines are held out for validation"
         others = "its other lines are trained on" if self.keep_held_out else held_out
-        return Origin(listed(files, 1), None, (others,))
+        return Whole(listed(files, 1), None, (others,))
 
     def of(self, lines: Callable[[], Iterator[str]]) -> Iterator[str]:
         number = -1
