@@ -38,7 +38,7 @@ MISTAKES = {
     "run.dir=": "run.dir: has no value",
     "run.dir=${nothing}": "run.dir: cannot be filled in: Interpolation key 'nothing' not found",
     "data=table": "data.train: needs a value. Add data.train=VALUE",
-    "run.dir=~nobody_of_that_name": "a path begins with ~ and the name of nobody on this machine",
+    "run.dir='~nobody_of_that_name'": "a path begins with ~ and the name of nobody on this machine",
     # grammar
     "seed=1,2": "seed=1,2: several values need -m",
     "model=tiny,small": "model=tiny,small: several values need -m",
