@@ -145,23 +145,32 @@ class Lock:
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT_SECONDS):
+            if _read(self._holder) not in (None, self._own):
+                log.warning(
+                    "%s is held by another process by now: this one did not move for a minute",
+                    self._path,
+                )
+                return
             with suppress(OSError):
                 os.utime(self._holder)
 
     def remove(self) -> None:
         """Remove the file, whose folder is to go; it is held still."""
         self._path.unlink(missing_ok=True)
-        self._holder.unlink(missing_ok=True)
+        self._leave()
 
     def release(self) -> None:
         """Let others take it."""
         self._released.set()
-        if self._own and _read(self._holder) == self._own:
-            self._holder.unlink(missing_ok=True)
+        self._leave()
         self._own = ""
         if self.handle >= 0:
             os.close(self.handle)
             self.handle = -1
+
+    def _leave(self) -> None:
+        if self._own and _read(self._holder) == self._own:
+            self._holder.unlink(missing_ok=True)
 
 
 def is_held(path: Path) -> bool:

@@ -134,3 +134,25 @@ def test_a_network_disk_is_known_by_its_kind(tmp_path, monkeypatch, mounts, want
     monkeypatch.setattr(locks, "MOUNTS", table)
 
     assert is_shared(tmp_path / "run" / ".lock") is wanted
+
+
+@pytest.mark.parametrize("shared", ["no locks"], indirect=True)
+def test_who_has_lost_a_lock_learns_of_it_and_leaves_the_other_s_file_alone(
+    tmp_path, shared, caplog
+):
+    lock = Lock(tmp_path / "lock")
+    assert lock.take()
+    holder = holder_of(tmp_path / "lock")
+
+    holder.write_text("another 1 1 1")
+    deadline = time.monotonic() + 10
+    while "held by another process by now" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    touched = holder.stat().st_mtime
+    time.sleep(0.2)
+    lock.remove()
+    lock.release()
+
+    assert holder.read_text() == "another 1 1 1"
+    assert holder.stat().st_mtime == touched
