@@ -170,10 +170,11 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         return
     request = flags.parse(words)
     check_variables(os.environ)
-    if command.typed:  # texts that Hydra must not interpret
+    if command.places:
         from transfer_cli.config.literal import as_overrides
 
-        typed = as_overrides(request.overrides, command.typed, command.lists)
+        places = [key for key, _ in command.places]
+        typed = as_overrides(request.overrides, places, command.typed, command.lists)
         request = replace(request, overrides=typed)
     _trust_plugins(request)
     _load("transfer_cli.config.describe")  # and Hydra with it

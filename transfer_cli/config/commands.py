@@ -19,7 +19,8 @@ class Command:
         hidden: Beginnings of `_target_` that make no sense here; such options are not listed.
         scales: Whether several processes can work on it (`devices=N`).
         makes_runs: Whether it leaves a run directory.
-        typed: The key of a text that may also be typed alone, and is never read as more than text.
+        places: The keys whose values may be typed alone, in their order, and what help calls them.
+        typed: The key of a text, which is never read as more than text.
         lists: Keys of several such texts.
     """
 
@@ -31,6 +32,7 @@ class Command:
     hidden: tuple[str, ...] = ()
     scales: bool = False
     makes_runs: bool = False
+    places: tuple[tuple[str, str], ...] = ()
     typed: str = ""
     lists: tuple[str, ...] = ()
 
@@ -161,9 +163,10 @@ curve is left as a picture, as numbers and in TensorBoard; no model is kept. `lr
 Measures a run's best weights: perplexities and bits per byte for a language model, error rate,
 accuracy and macro-F1 for a classifier. `data=` scores other data that fits the run.""",
         function="transfer_cli.commands.evaluate.evaluate",
+        places=(("run", "RUN"),),
         keys=("run", "split", "baseline", "batch", "device", "precision", "data_dir", "seed"),
         examples=(
-            ("transfer evaluate run=runs/finetune/RUN", "the test split"),
+            ("transfer evaluate runs/finetune/RUN", "the test split"),
             (
                 "transfer evaluate run=RUN split=validation baseline=unigram",
                 "what word frequencies alone would reach",
@@ -180,6 +183,7 @@ input order, with the label and the probability of every label. Works on any amo
 bounded memory. Of several runs it writes the mean of their probabilities. A file of answers grows
 beside its place; after a signal or a kill, the same command with resume=true goes on there.""",
         function="transfer_cli.commands.predict.predict.predict",
+        places=(("run", "RUN"), ("input", "FILE")),
         keys=(
             "run",
             "input",
@@ -194,8 +198,8 @@ beside its place; after a signal or a kill, the same command with resume=true go
         ),
         examples=(
             ("echo 'Who wrote Hamlet ?' | transfer predict run=runs/finetune/RUN", "one text"),
-            ("transfer predict run=RUN input=questions.txt output=labels.jsonl", "one text a line"),
-            ("transfer predict run=RUN input=table.csv text=question", "a column of a table"),
+            ("transfer predict RUN questions.txt output=labels.jsonl", "one text a line"),
+            ("transfer predict RUN table.csv text=question", "a column of a table"),
             (
                 "transfer predict run=[RUN,RUN] input=a.csv output=b.csv keep=true errors=skip",
                 "two runs together; all columns; rows that cannot be read are left out",
@@ -211,6 +215,7 @@ behind `prompt=` or alone, in quotes, and may hold any characters. Each token is
 the model predicts, `top_p` and `top_k` leave out what is unlikely, and `temperature=0` takes the
 likeliest; the same `seed` makes the same text.""",
         function="transfer_cli.commands.generate.generate",
+        places=(("run", "RUN"), ("prompt", "TEXT")),
         keys=(
             "run",
             "prompt",
@@ -224,7 +229,7 @@ likeliest; the same `seed` makes the same text.""",
             "output",
         ),
         examples=(
-            ("transfer generate run=runs/pretrain/RUN 'Once upon a time'", "a text"),
+            ("transfer generate runs/pretrain/RUN 'Once upon a time'", "a text"),
             (
                 "transfer generate run=RUN 'Once upon a time' temperature=0 stop=.",
                 "a greedy sentence",
@@ -240,9 +245,10 @@ likeliest; the same `seed` makes the same text.""",
 Shows what a run of `objective=mlm` would put where a text has `[MASK]`: the likeliest words for
 each gap, with their probabilities, and the text with the best of them.""",
         function="transfer_cli.commands.fill.fill_gaps",
+        places=(("run", "RUN"), ("text", "TEXT")),
         keys=("run", "text", "top", "output", "device", "precision"),
         examples=(
-            ("transfer fill run=runs/pretrain/RUN 'The capital of [MASK] is Paris .'", "one gap"),
+            ("transfer fill runs/pretrain/RUN 'The capital of [MASK] is Paris .'", "one gap"),
             ("transfer fill run=RUN 'The [MASK] of France is [MASK] .' top=10", "two of them"),
             ("transfer fill run=RUN text='The [MASK] .' output=- | jq .filled", "as JSON"),
         ),
@@ -257,9 +263,10 @@ and a model card, where the model is one of a published family: GPT-2, BERT, Dis
 ELECTRA. Low-rank updates are folded in; what has no place there is refused by name. `format=onnx`
 writes any model as an ONNX graph, checked against torch.""",
         function="transfer_cli.commands.export.export.export",
+        places=(("run", "RUN"), ("to", "FOLDER")),
         keys=("run", "to", "format", "family", "head", "base"),
         examples=(
-            ("transfer export run=runs/finetune/RUN to=my-classifier", "for transformers"),
+            ("transfer export runs/finetune/RUN my-classifier", "for transformers"),
             ("transfer export run=RUN to=graph format=onnx", "for ONNX runtimes"),
             ("transfer export run=RUN to=encoder head=false", "the backbone alone"),
         ),

@@ -109,7 +109,8 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     except Exception:  # the keys are shown as they are by default where an override is wrong
         config = compose(Request())
     chosen = (compose(Request()) if request.overrides else config).hydra.runtime.choices
-    usage = f" transfer {name} [GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]"
+    places = "".join(f"{shown} " for _, shown in command.places)
+    usage = f" transfer {name} {places}[GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]"
     parts: list[list[Renderable]] = [
         [Line(Piece(f"transfer {name}", "heading"), f": {command.summary}")],
         [Prose(command.text)],

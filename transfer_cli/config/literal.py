@@ -1,4 +1,4 @@
-"""Passes texts for a model through Hydra's grammar unchanged.
+"""Passes texts for a model, and values without a key, through Hydra's grammar unchanged.
 
 Hydra reads `=`, `,`, brackets, quotes and `${` in a value, and OmegaConf `${` and `???` once more.
 A text is put into quotes here, or split into parts where quotes do not help; `text_of` joins them.
@@ -16,34 +16,48 @@ _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
 _MISSING = "???"
 
 
-def as_overrides(words: Sequence[str], text: str, lists: Sequence[str] = ()) -> tuple[str, ...]:
+def as_overrides(
+    words: Sequence[str], places: Sequence[str], text: str = "", lists: Sequence[str] = ()
+) -> tuple[str, ...]:
     """Return a command's words as overrides, with the texts among them quoted for Hydra.
 
     Args:
-        words: What was typed: `KEY=VALUE`, or the text alone, without a key.
-        text: The key of the text.
+        words: What was typed: `KEY=VALUE`, or a value alone, without a key.
+        places: The keys of values that are typed alone, in their order; one that is given with its
+            key has no place any more.
+        text: The key of a text, which may hold any characters; "": the command takes none.
         lists: Keys of several texts. A single one is quoted; `[a,b]` and `null` are left to Hydra.
 
     Raises:
-        ConfigError: The text is given twice.
+        ConfigError: There are more values than places, or the text is given twice.
     """
-    found, texts = [], []
+    found, alone, texts = [], [], []
     for word in words:
         key, _, value = word.partition("=")
-        if not _KEY.match(word):
-            texts.append(word)
+        if not (_KEY.match(word) or (not text and word.startswith(("+", "~")))):
+            alone.append(word)
         elif key == text:
             texts.append(value)
         elif key in lists and value and value != "null" and not value.startswith("["):
             found.append(f"{key}=[{_literal(value)}]")
         else:
             found.append(word)
-    if len(texts) > 1:
+    given = {word.partition("=")[0] for word in found} | ({text} if texts else set())
+    free = [key for key in places if key not in given]
+    if len(alone) > len(free) and not text:
+        shown = alone[len(free)]
         raise ConfigError(
-            f"{text}: is given {len(texts)} times, as {texts[0]!r} and {texts[1]!r}; a text with "
-            "spaces is written in quotes"
+            f"{shown}: expected KEY=VALUE or a flag; a value with a space is written in quotes, "
+            "'KEY=two words'"
         )
-    return (*found, *(f"{text}={_literal(each)}" for each in texts))
+    if len(alone) > len(free) or len(texts) > 1:
+        first, second = [*alone, *texts][-2:]
+        raise ConfigError(
+            f"{text}: is given 2 times, as {first!r} and {second!r}; a text with spaces is written "
+            "in quotes"
+        )
+    named = [*zip(free, alone, strict=False), *((text, each) for each in texts)]
+    return (*found, *(f"{key}={_literal(value)}" for key, value in named))
 
 
 def text_of(value: Any, key: str) -> str:

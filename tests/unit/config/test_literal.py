@@ -22,7 +22,7 @@ TEXTS = (
 
 
 def composed(words):
-    overrides = as_overrides(("run=RUN", *words), "prompt", ("stop",))
+    overrides = as_overrides(("run=RUN", *words), ("run", "prompt"), "prompt", ("stop",))
     config = launch.compose("generate", Request(overrides=overrides))
     check(config, "generate")
     return config
@@ -45,7 +45,7 @@ def test_a_text_alone_arrives_as_typed(text):
 @settings(max_examples=500, deadline=None)
 @given(text=st.text(st.sampled_from("$ {}\\'\"a=[],?\n:")))
 def test_hydra_reads_any_text_as_it_was_typed(text):
-    (override,) = as_overrides([f"prompt={text}"], "prompt")
+    (override,) = as_overrides([f"prompt={text}"], (), "prompt")
     (found,) = OverridesParser.create().parse_overrides([override])
     config = OmegaConf.create({"prompt": found.value()})
     OmegaConf.resolve(config)
@@ -71,13 +71,42 @@ def test_stops_are_one_text_or_a_list_of_them(words, expected):
 
 
 def test_other_keys_are_hydras():
-    assert as_overrides(["run=a", "+x=[1]", "a/b@c=d"], "prompt") == ("run=a", "+x=[1]", "a/b@c=d")
+    assert as_overrides(["run=a", "+x=[1]", "a/b@c=d"], (), "prompt") == (
+        "run=a",
+        "+x=[1]",
+        "a/b@c=d",
+    )
 
 
 @pytest.mark.parametrize("words", [["Once", "upon"], ["Once", "prompt=upon"]])
 def test_two_texts_are_refused(words):
     with pytest.raises(ConfigError, match="prompt: is given 2 times, as 'Once' and 'upon'"):
-        as_overrides(words, "prompt")
+        as_overrides(["run=RUN", *words], ("run", "prompt"), "prompt")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["RUN", "in.csv"], ("run='RUN'", "input='in.csv'")),
+        (["in.csv", "run=[a,b]"], ("run=[a,b]", "input='in.csv'")),
+        (["batch=3", "a, b's run"], ("batch=3", r"run='a, b\'s run'")),
+        (["~data", "RUN", "+x=1"], ("~data", "+x=1", "run='RUN'")),
+    ],
+)
+def test_values_without_a_key_have_their_places(words, expected):
+    assert as_overrides(words, ("run", "input")) == expected
+
+
+@pytest.mark.parametrize("words", [["RUN", "in.csv", "out.csv"], ["run=RUN", "in.csv", "out.csv"]])
+def test_more_values_than_places_are_refused(words):
+    with pytest.raises(ConfigError, match=r"^out\.csv: expected KEY=VALUE"):
+        as_overrides(words, ("run", "input"))
+
+
+def test_a_run_and_a_text_may_stand_alone():
+    found = as_overrides(["runs/a b", "Once = upon"], ("run", "prompt"), "prompt")
+
+    assert found == ("run='runs/a b'", "prompt='Once = upon'")
 
 
 @pytest.mark.parametrize("value", [3, None, True, [3], {"a": "b"}])
