@@ -168,7 +168,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
     if any(word in ("--shell-completion", "-sc") for word in words):
         _complete([word for word in words if "=" in word])
         return
-    request = flags.parse(words)
+    request = flags.parse(words, name)
     check_variables(os.environ)
     if command.places:
         from transfer_cli.config.literal import as_overrides

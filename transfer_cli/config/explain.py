@@ -20,6 +20,7 @@ from omegaconf.errors import (
 
 from transfer_cli.config import describe
 from transfer_cli.config.flags import Request, quoted
+from transfer_cli.config.meant import meant
 from transfer_cli.errors import nearest
 from transfer_cli.safe_files import UnreadableError, read_text
 
@@ -77,7 +78,7 @@ def explain(error: Exception, command: str, request: Request) -> str:
     if isinstance(error, MissingConfigException):
         return _missing_config(error, command, request)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
-        return _unknown_key(cause, error, request)
+        return _unknown_key(cause, error, command, request)
     if isinstance(cause, OmegaConfBaseException):
         return _wrong_value(cause, error)
     return _composition(error, command, request)
@@ -159,16 +160,19 @@ def _broken_override(override: str) -> str:
     )
 
 
-def _unknown_key(cause: OmegaConfBaseException, error: Exception, request: Request) -> str:
+def _unknown_key(
+    cause: OmegaConfBaseException, error: Exception, command: str, request: Request
+) -> str:
     typed = re.search(r"Could not override '(.+?)'", str(error))
-    key, where = (typed[1] if typed else cause.full_key), _where(error)
+    key, where = str(typed[1] if typed else cause.full_key), _where(error)
     if "/" in str(cause.key):
         return _unknown_group(str(cause.key), request)
     parent = str(cause.full_key).rpartition(".")[0]
     known = map(str, cause.parent_node) if OmegaConf.is_dict(cause.parent_node) else ()
     choices = [name for name in known if not name.startswith("_") and name != "hydra"]
     inside = f" in {parent}" if parent else ""
-    close = nearest(str(cause.key), choices)
+    close = "" if parent else meant(key, command, request.config_dir)
+    close = close or nearest(str(cause.key), choices)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"
     if close or not parent or not choices:

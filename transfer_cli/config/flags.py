@@ -3,8 +3,9 @@
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -97,7 +98,9 @@ def read(words: list[str], known: Flags) -> argparse.Namespace:
     return found
 
 
-def _read(words: list[str], known: Flags) -> tuple[argparse.Namespace, list[str]]:
+def _read(
+    words: list[str], known: Flags, hint: Callable[[str], str] = lambda name: ""
+) -> tuple[argparse.Namespace, list[str]]:
     """Return what was typed for the known flags, and the words that belong to none of them."""
     parser = _FlagParser(add_help=False, allow_abbrev=False)
     flags = {**known, "--debug": SWITCH}
@@ -107,17 +110,26 @@ def _read(words: list[str], known: Flags) -> tuple[argparse.Namespace, list[str]
     for word in others:
         if word.startswith("-"):
             name = word.partition("=")[0]
-            raise ConfigError(f"{name}: no such flag.{nearest(name, ' '.join(flags).split())}")
+            close = nearest(name, " ".join(flags).split())
+            raise ConfigError(f"{name}: no such flag.{hint(name) or close}")
     return found, others
 
 
-def parse(arguments: list[str]) -> Request:
-    """Parse the words after the name of a command.
+def _as_key(command: str, name: str) -> str:
+    """Return what to type where a flag was typed that is a key."""
+    from transfer_cli.config.meant import meant  # which reads all configs
+
+    found = meant(name.lstrip("-").replace("-", "_"), command) if command else ""
+    return f" Keys are typed KEY=VALUE, without dashes.{found}" if found else ""
+
+
+def parse(arguments: list[str], command: str = "") -> Request:
+    """Parse the words after the name of a command, whose keys a mistake may mean.
 
     Raises:
         ConfigError: A flag does not exist or lacks its value.
     """
-    found, words = _read(arguments, _FLAGS)
+    found, words = _read(arguments, _FLAGS, partial(_as_key, command))
     if found.config_path:
         raise ConfigError("--config-path: would hide our own configs; use --config-dir")
     looks_only = bool(found.cfg or found.info or found.hydra_help)
