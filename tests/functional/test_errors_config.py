@@ -58,8 +58,8 @@ MISTAKES = {
     "=3": "=3: expected KEY=VALUE",
     # flags
     "--cnfig-dir": "--cnfig-dir: no such flag. Did you mean '--config-dir'?",
-    "--lr=1": "--lr: no such flag. Keys are typed KEY=VALUE, without dashes. Did you mean",
-    "--data": "--data: no such flag. Keys are typed KEY=VALUE, without dashes. Did you mean 'data'?",
+    "--lr=1": "are typed KEY=VALUE, without dashes. Did you mean 'optimizer.lr'?",
+    "--data": "are typed KEY=VALUE, without dashes. Did you mean 'data'?",
     "--output-dir": "Keys are typed KEY=VALUE, without dashes. Did you mean 'run.dir'?",
     "--zzz": "--zzz: no such flag.\n",
     "--config-dir=nowhere": "--config-dir: there is no folder",
