@@ -62,7 +62,7 @@ WAITS = {
     "engine.step.TrainStep.load_state_dict": "what a checkpoint holds",
     "model.weights.load_strictly": "weights",
     # What is stored.
-    "model.weights.backbone_hash": "a digest of weights",
+    "model.weights._feed": "a digest of weights",
     "runs.checkpoint._write_state": "a checkpoint",
     "training.checkpoints.CheckpointWriter.tensors": "weights",
     # An evaluation, batch by batch.
@@ -447,7 +447,7 @@ TRAINED = (
 
 @case(
     "commands: a causal model", *TRAINED, "EWC.start", "Source.model", "fisher_of",
-    "TrainStep.load_state_dict", "backbone_hash", "generate",
+    "TrainStep.load_state_dict", "_feed", "generate",
     "evaluation.predictions",
     on_host=False,
 )  # fmt: skip

@@ -30,7 +30,8 @@ def check_variables(environment: Mapping[str, str]) -> None:
             between(f"{name}:", _number(name, each), 1, MOST_THREADS, ConfigError)
     found = {n: _number(n, environment.get(n, str(default))) for n, default in _NUMBERS.items()}
     if all(name in environment for name in _OF_TORCHRUN):
-        world, local = found["WORLD_SIZE"], found["LOCAL_WORLD_SIZE"]
+        world = found["WORLD_SIZE"]
+        local = found["LOCAL_WORLD_SIZE"] if "LOCAL_WORLD_SIZE" in environment else world
         between("WORLD_SIZE:", world, 1, 2**20, ConfigError)
         between("LOCAL_WORLD_SIZE:", local, 1, world, ConfigError)
         between("RANK:", found["RANK"], 0, world - 1, ConfigError)

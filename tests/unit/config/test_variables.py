@@ -9,7 +9,12 @@ TORCHRUN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("variables", [{}, TORCHRUN, {"OMP_NUM_THREADS": "4,2"}, {"RANK": "7"}])
+SLURM = {name: value for name, value in TORCHRUN.items() if name != "LOCAL_WORLD_SIZE"}
+
+
+@pytest.mark.parametrize(
+    "variables", [{}, TORCHRUN, SLURM, {"OMP_NUM_THREADS": "4,2"}, {"RANK": "7"}]
+)
 def test_what_launchers_set_is_taken(variables):
     check_variables(variables)
 
