@@ -172,7 +172,7 @@ def _unknown_key(
     choices = [name for name in known if not name.startswith("_") and name != "hydra"]
     inside = f" in {parent}" if parent else ""
     close = "" if parent else meant(key, command, request.config_dir)
-    close = close or nearest(str(cause.key), choices)
+    close = close or nearest(str(cause.key), choices, 0.6)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"
     if close or not parent or not choices:
