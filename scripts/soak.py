@@ -344,7 +344,7 @@ def sweep(folder: Folder, size: int) -> Iterator[Row]:
     words = ("pretrain", "-m", *folder.text(), "loop.steps=2", f"run.dir={path}")
 
     def num_done() -> int:
-        return sum(name.isdigit() for name in os.listdir(path)) if path.exists() else 0  # noqa: PTH208
+        return sum(each.name.isdigit() for each in path.iterdir()) if path.exists() else 0
 
     watched = folder.transfer(
         *words, f"seed=range({size})", "sweep.isolate=false", done=num_done,

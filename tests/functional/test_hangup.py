@@ -48,7 +48,7 @@ def _on_terminal(terminal, folder, words, variables, ignores):
     os.environ.update(variables, OMP_NUM_THREADS="1")
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     os.chdir(folder)
-    os.setsid()  # the terminal opened next is that of this session
+    os.setsid()  # without a terminal: the one that is opened next becomes its own
     opened = os.open(terminal, os.O_RDWR)
     for stream in range(3):
         os.dup2(opened, stream)

@@ -218,28 +218,28 @@ def test_what_is_measured_before_and_after_is_the_pretraining_s_own_text(here, t
 # --- weights and tokenizer ---------------------------------------------------------------------
 
 
-def test_other_starting_weights_are_refused(here, transfer):
-    words = ("data=text", "data.train=a.txt", "data.validation=held_out.txt", "data.length=16")
+@pytest.mark.parametrize(
+    ("train", "validation", "steps", "said"),
+    [
+        (
+            "a.txt",
+            "held_out.txt",
+            3,
+            "the weights in language/model are not those that the run beg",
+        ),
+        ("held_out.txt", "a.txt", 2, "this is not the tokenizer that the run began with"),
+    ],
+)
+def test_another_model_to_start_from_is_refused(here, transfer, train, validation, steps, said):
+    text = ("data=text", f"data.train={train}", f"data.validation={validation}", "data.length=16")
     shutil.rmtree("language")
-    usual = (*LOOP, "schedule=constant", "loop.steps=3", "run.dir=language")
-    assert transfer("pretrain", *words, *TINY, *usual).code == 0
+    usual = (*LOOP, "schedule=constant", f"loop.steps={steps}", "run.dir=language")
+    assert transfer("pretrain", *text, *TINY, *usual).code == 0
 
     ended = go_on(transfer)
 
     assert ended.code == 2
-    assert "init_from: the weights in language/model are not those that the run beg" in ended.err
-
-
-def test_another_tokenizer_is_refused(here, transfer):
-    words = ("data=text", "data.train=held_out.txt", "data.validation=a.txt", "data.length=16")
-    shutil.rmtree("language")
-    usual = (*LOOP, "schedule=constant", "loop.steps=2", "run.dir=language")
-    assert transfer("pretrain", *words, *TINY, *usual).code == 0
-
-    ended = go_on(transfer)
-
-    assert ended.code == 2
-    assert "init_from: this is not the tokenizer that the run began with" in ended.err
+    assert f"init_from: {said}" in ended.err
 
 
 # --- the record --------------------------------------------------------------------------------
