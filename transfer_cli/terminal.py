@@ -313,9 +313,8 @@ def print_line(text: str) -> None:
 
 
 def heeded(signals: Iterable[int]) -> list[int]:
-    """Return the signals without SIGHUP where this process was begun to ignore that (`nohup`)."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [number for number in signals if number != signal.SIGHUP or not ignored]
+    """Return the signals without those that this process was begun to ignore, as by `nohup`."""
+    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def leave_dead_terminal() -> None:

@@ -29,6 +29,7 @@ from transfer_cli.model.weights import (
     read_description,
     read_shapes,
     read_weights,
+    weights_hash,
 )
 from transfer_cli.objectives.base import Objective
 from transfer_cli.runs import checkpoint
@@ -89,6 +90,15 @@ class Pretrained:
         if values:
             check_finite(tensors, self.weights)
         return tensors
+
+    def fingerprint(self, tensors: Mapping[str, Tensor]) -> str:
+        """Return what tells these weights, which are `tensors`, from others.
+
+        A list of files has their hash already; a published model has none.
+        """
+        listed = checkpoint.hash_of(WEIGHTS, self.weights)
+        base = self.description.base
+        return weights_hash(tensors) if listed is None else f"{listed}{base.hash if base else ''}"
 
     def filled(
         self, tensors: Mapping[str, Tensor], objective: Objective | None = None

@@ -3,9 +3,8 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from transfer_cli.data import identity
 from transfer_cli.data.identity import SplitIdentity
@@ -13,7 +12,7 @@ from transfer_cli.data.tasks import LabelledData
 from transfer_cli.data.text import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, listed, one_of
-from transfer_cli.model.weights import ModelDescription, read_description, weights_hash
+from transfer_cli.model.weights import ModelDescription, read_description
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 from transfer_cli.safe_files import read_json
@@ -111,13 +110,12 @@ class Origins:
             )
         return own
 
-    def weights(self, key: str, place: object, tensors: Mapping[str, Tensor]) -> None:
-        """Note or compare weights that a run starts from.
+    def weights(self, key: str, place: Path, now: str) -> None:
+        """Note or compare the fingerprint (`Pretrained.fingerprint`) of weights it starts from.
 
         Raises:
             CheckpointError: They are not those that it began with.
         """
-        now = weights_hash(tensors)
         then = self._weights.setdefault(key, now)
         if then != now:
             raise CheckpointError(

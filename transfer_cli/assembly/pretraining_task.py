@@ -124,8 +124,9 @@ class Source:
                 continue
             wanted = {own: f"heads.{name}.{own}" for own in head.state_dict()}
             if not tensors.keys() >= set(wanted.values()):
-                tensors = self.pretraining[0].tensors()
-                self.origins.weights("source", self.pretraining[0].weights, tensors)
+                root = self.pretraining[0]
+                tensors = root.tensors()
+                self.origins.weights("source", root.weights, root.fingerprint(tensors))
             if not tensors.keys() >= set(wanted.values()):
                 raise CheckpointError(
                     f"init_from: {self.pretraining[0].weights} brings no language-model head, so "

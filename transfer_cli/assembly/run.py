@@ -98,7 +98,7 @@ def build_run(
     origins = origins or Origins()
     plan = draw(config, command, typed, origins)
     if plan.start is not None and plan.tensors is not None:
-        origins.weights("init_from", plan.start.weights, plan.tensors)
+        origins.weights("init_from", plan.start.weights, plan.start.fingerprint(plan.tensors))
     with distributed.main_first():
         prepared = plan.data.encode()
     if plan.report is not None and plan.start is not None:

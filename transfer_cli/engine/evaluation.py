@@ -29,7 +29,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 from transfer_cli.seeds import ExampleNoise
 
-_SHOWN = 60
+SHOWN = 60
 """Characters of a text in an error."""
 
 
@@ -225,7 +225,7 @@ def _name_first(
 def _named(split: Split, row: int) -> str:
     """Return what people call a row, with the beginning of its text if it has one."""
     example = row if split.example_of is None else int(split.example_of[row])
-    shown = f" ({split.shown(example)[:_SHOWN]!r})" if split.shown else ""
+    shown = f" ({split.shown(example)[:SHOWN]!r})" if split.shown else ""
     return f"{split.unit.removesuffix('s')} {example + 1:,}{shown}"
 
 

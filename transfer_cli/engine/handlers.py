@@ -343,7 +343,7 @@ def stop_on_signal(trainer: Engine, save: Callable[[], None], resume: str) -> It
         text = f"stopped at step {engine.state.iteration} with a checkpoint; go on with {resume}"
         raise KeyboardInterrupt(text) if number == signal.SIGINT else StoppedError(text)
 
-    with _handling((*ASKED, signal.SIGINT), note):
+    with handling((*ASKED, signal.SIGINT), note):
         yield
 
 
@@ -364,14 +364,16 @@ def end_on_signal() -> Iterator[None]:
                 "on with the same command and resume=auto"
             )
 
-    with _handling(ASKED, end):
+    with handling(ASKED, end):
         yield
 
 
 @contextmanager
-def _handling(
+def handling(
     numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
+    """Have `handler` called at `numbers`, those that are heeded, during the block."""
+
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             leave_dead_terminal()

@@ -255,6 +255,14 @@ def whole_best(folder: Path) -> Path:
     return folder / BEST
 
 
+def hash_of(name: str, folder: Path) -> str | None:
+    """Return the hash of a file in the list of a checkpoint or a finished model; None: no list."""
+    with suppress(CheckpointError):
+        found = (_read_meta(folder)["files"] or {}).get(name, {}).get("blake2b")
+        return found if isinstance(found, str) else None
+    return None
+
+
 def copy_of(name: str, model: Path, checkpoints: Path) -> Path | None:
     """Return a whole copy, among a run's checkpoints, of a damaged file of its finished model."""
     with suppress(CheckpointError, OSError):

@@ -5,6 +5,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ _ROUND = ("python", "transfer-cli", "torch", "numpy", "tokenizers")
 """Of which another version may compute other bits."""
 
 
+@cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide a result."""
     found = {"python": platform.python_version()}

@@ -1,5 +1,6 @@
 """What a run keeps of its model: checkpoints, the best weights, and the finished model."""
 
+import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Set
@@ -23,7 +24,7 @@ from transfer_cli.model.weights import (
     write_description,
 )
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.atomic import replaced_file, write_json, writing
+from transfer_cli.runs.atomic import replaced_file, writing
 from transfer_cli.runs.directory import TOKENIZER, RunDirectory
 from transfer_cli.runs.environment import RECORD, ran_on
 
@@ -114,7 +115,9 @@ class CheckpointWriter:
     def _write_surroundings(self, folder: Path) -> None:
         """Write what this process runs on, for a resume elsewhere."""
         device = self._run.blueprint.precision.device
-        write_json(folder / RECORD, ran_on(device, distributed.world_size()))
+        # Plainly: the folder is flushed and renamed as a whole.
+        record = ran_on(device, distributed.world_size())
+        (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
 
     def newest(self) -> Path | None:
         """Return the newest complete checkpoint, as the main process has found it."""

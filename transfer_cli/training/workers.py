@@ -175,7 +175,7 @@ def overrides(typed: Sequence[str], folder: str | None) -> list[str]:
 
 def _prepare_environment(processes: int) -> None:
     """Set the environment of the processes: their share of the cores, and the package's folder."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
     # After a signal, torch kills a process after 30 seconds; a large model takes longer to save.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")
     # Not the working folder, whose files could hide modules.

@@ -15,7 +15,6 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import predictions, row_by_row
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError
-from transfer_cli.model.weights import weights_hash
 from transfer_cli.tasks.base import Answer, Task, by_example
 
 
@@ -50,7 +49,7 @@ class Ensemble:
     def digest(self) -> str:
         """Return a fingerprint of all that gives the answers: weights and labels."""
         parts = [
-            f"{weights_hash(trained.model.state_dict())} {task.labels}"
+            f"{trained.start.fingerprint(trained.model.state_dict())} {task.labels}"
             for trained, task in self._runs
         ]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=4).hexdigest()

@@ -4,7 +4,6 @@ While it grows, a file is called `NAME.DIGEST.partial`; the digest is that of th
 the command ends, the answers in it stay, and `resume=true` goes on behind them.
 """
 
-import fcntl
 import logging
 import os
 import signal
@@ -17,12 +16,12 @@ from typing import TextIO
 
 from transfer_cli.commands.predict.reading import Row
 from transfer_cli.commands.predict.writing import Answers
+from transfer_cli.engine import handlers
 from transfer_cli.errors import ConfigError, RunError, StoppedError
 from transfer_cli.runs.atomic import flush, writing
+from transfer_cli.runs.locks import Lock
 
 log = logging.getLogger(__name__)
-
-SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 @contextmanager
@@ -53,8 +52,7 @@ def opened(
         partial = path.with_name(f"{path.name}.{digest()}.partial")
         if resume:
             _check_same(path, partial)
-        with partial.open("a+", encoding="utf-8", newline="") as out:
-            _hold(out, partial)
+        with _held(partial), partial.open("a+", encoding="utf-8", newline="") as out:
             before = os.fstat(out.fileno()).st_size
             if before and not resume:
                 log.warning("%s, of an earlier command, is begun anew; see resume=true", partial)
@@ -101,14 +99,16 @@ def _quoted(name: str) -> str:
     return "".join(f"[{each}]" if each in "*?[" else each for each in name)
 
 
-def _hold(out: TextIO, path: Path) -> None:
-    """Lock the file for as long as it is open."""
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is made."""
+    lock = Lock(path)
+    if not lock.take():
+        raise RunError(f"output: another command is writing {path}; wait for it")
     try:
-        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RunError(f"output: another command is writing {path}; wait for it") from error
-    except OSError as error:
-        log.debug("%s has no locks: %s", path, error)
+        yield
+    finally:
+        lock.release()
 
 
 class Earlier:
@@ -193,21 +193,14 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen within the block, to the signals that the caller has not switched off.
+        """Listen within the block.
 
         Raises:
-            StoppedError: After SIGTERM or SIGHUP.
-            KeyboardInterrupt: After Ctrl-C, or after a second signal, which does not wait.
+            StoppedError: After a signal of `handlers.ASKED`.
+            KeyboardInterrupt: After Ctrl-C. A second signal of any kind does not wait.
         """
-        before = {each: signal.getsignal(each) for each in SIGNALS}
-        for each, handler in before.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(each, self._note)
-        try:
+        with handlers.handling((*handlers.ASKED, signal.SIGINT), self._note):
             yield
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from transfer_cli.commands.predict.reading import Columns, Input, Row, Skipped
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data.readers import OnError
 from transfer_cli.engine import distributed
+from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least, one_of
 from transfer_cli.tasks.base import Answer
@@ -25,9 +26,6 @@ CHOICES = {
     "output_format": ("auto", *writing.FORMATS),
     "errors": ("stop", "skip"),
 }
-
-SHOWN = 60
-"""Characters of a text in an error."""
 
 WINDOW_BATCHES = 64
 """Batches of a window, at most: among so many texts, those of like length are put together."""
