@@ -17,7 +17,7 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from transfer_cli.runs import checkpoint
+from transfer_cli.runs import checkpoint, environment
 from transfer_cli.runs.environment import computing_threads
 from transfer_cli.training.trainer import Trainer
 
@@ -178,6 +178,7 @@ def stopped_on_two_threads(stopped, words_of):
 @pytest.mark.usefixtures("stopped_on_two_threads")
 def test_what_differs_from_before_is_said_once(transfer, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda package: "9.9")
+    monkeypatch.setattr(environment, "versions", environment.versions.__wrapped__)
 
     resumed = transfer("pretrain", "resume=run", "threads=1")
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def read_stored(path: Path, command: str, key: str) -> DictConfig:
     merged: Any = None
     try:
         _check_hash(read_text(path, MAX_CONFIG_BYTES))
-        declared = OmegaConf.structured(schema)
+        declared = _declared(schema)
         merged = OmegaConf.merge(declared, _literal(read_plain(path)))
         # Texts with an escaped `${` were let through whatever kind is declared; this looks at all.
         OmegaConf.to_container(merged, resolve=True)
@@ -74,6 +75,11 @@ def as_yaml(config: DictConfig) -> str:
         sort_keys=False,
     )
     return f"{written}# hash {_hash(written)}\n"
+
+
+@cache
+def _declared(schema: type) -> Any:
+    return OmegaConf.structured(schema)
 
 
 def _check_hash(text: str) -> None:
