@@ -293,6 +293,7 @@ def test_the_own_edit_can_be_distilled_to_the_source(scaled):
     assert ended.code == 0, ended.err
 
 
+@pytest.mark.slow
 def test_a_search_goes_by_the_metric_that_the_own_objective_declares(transfer, mylab, read_json):
     pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
 

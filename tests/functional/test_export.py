@@ -437,6 +437,7 @@ def test_a_graph_and_its_tokenizer_give_the_answers_of_the_run(adapted, transfer
     torch.testing.assert_close(of_pairs, ours, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_refused_leaves_nothing(transfer, finetuned, tmp_path, monkeypatch):
     onnxruntime = pytest.importorskip("onnxruntime")
     run = onnxruntime.InferenceSession.run

@@ -190,6 +190,7 @@ def test_every_text_can_be_read_in_light_and_in_dark(open_page, scheme, make):
     assert (found["page"] < 0.1) == (scheme == "dark")
 
 
+@pytest.mark.slow
 def test_the_button_changes_the_colours_of_the_page_and_of_its_charts(open_page):
     opened = open_page(reports.single, color_scheme="light")
     opened.draw()
@@ -223,6 +224,7 @@ def test_the_page_never_scrolls_sideways(open_page, make):
             assert box.bounding_box()["width"] <= width
 
 
+@pytest.mark.slow
 def test_a_chart_follows_the_width_of_the_window(open_page):
     opened = open_page(reports.single)
     opened.draw()
@@ -234,6 +236,7 @@ def test_a_chart_follows_the_width_of_the_window(open_page):
     assert drawn["width"] < 360
 
 
+@pytest.mark.slow
 def test_everything_can_be_reached_by_keyboard(open_page):
     opened = open_page(reports.sweep_of_schemes)
     opened.draw()
@@ -267,6 +270,7 @@ def test_everything_can_be_reached_by_keyboard(open_page):
     assert left_out == []
 
 
+@pytest.mark.slow
 def test_groups_are_taken_out_of_the_charts_by_their_buttons(open_page):
     opened = open_page(reports.sweep_of_schemes)
     opened.draw()
@@ -284,6 +288,7 @@ def test_groups_are_taken_out_of_the_charts_by_their_buttons(open_page):
     playwright.expect(lines).to_have_count(18)
 
 
+@pytest.mark.slow
 def test_of_many_groups_the_best_are_shown_and_the_rest_on_demand(open_page):
     opened = open_page(reports.search)
     opened.draw()
@@ -296,6 +301,7 @@ def test_of_many_groups_the_best_are_shown_and_the_rest_on_demand(open_page):
     playwright.expect(lines).to_have_count(9)
 
 
+@pytest.mark.slow
 def test_measures_and_the_share_of_trials_can_be_chosen(open_page):
     opened = open_page(reports.search)
     opened.draw()
@@ -309,6 +315,7 @@ def test_measures_and_the_share_of_trials_can_be_chosen(open_page):
     playwright.expect(lines).to_have_count(5)
 
 
+@pytest.mark.slow
 def test_the_confusion_of_another_group_can_be_chosen(open_page):
     opened = open_page(reports.sweep_of_schemes)
     cells = opened.tab.locator(".confusion table")
@@ -324,6 +331,7 @@ def test_the_confusion_of_another_group_can_be_chosen(open_page):
     assert "2 runs" in cells.inner_text()
 
 
+@pytest.mark.slow
 def test_the_numbers_of_a_chart_open_by_keyboard(open_page):
     opened = open_page(reports.sweep_of_schemes)
     opened.draw()
@@ -336,6 +344,7 @@ def test_the_numbers_of_a_chart_open_by_keyboard(open_page):
     assert opened.tab.locator("#t1-training .numbers thead th").count() == 10
 
 
+@pytest.mark.slow
 def test_a_picture_is_saved_without_asking_anybody(open_page, tmp_path):
     opened = open_page(reports.single)
     opened.draw()
@@ -372,6 +381,7 @@ def test_a_hostile_text_runs_nothing(open_page, tmp_path):
     assert opened.complaints == []
 
 
+@pytest.mark.slow
 def test_printing_opens_everything_and_draws_every_chart_in_light_colours(open_page):
     opened = open_page(reports.single, color_scheme="dark")
 

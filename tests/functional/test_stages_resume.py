@@ -177,6 +177,7 @@ def test_stages_with_patience_are_resumed_exactly(patient, stopped_again_and_aga
     assert_same(again, patient)
 
 
+@pytest.mark.slow
 def test_stages_with_patience_are_resumed_exactly_from_their_boundaries(
     patient, stopped_again_and_again
 ):
@@ -187,6 +188,7 @@ def test_stages_with_patience_are_resumed_exactly_from_their_boundaries(
     assert_same(again, patient)
 
 
+@pytest.mark.slow
 def test_stages_with_patience_restore_a_heads_running_statistics(transfer, adapting, read_json):
     head = ("objective.hidden=[4]", "objective.batch_norm=true")
 

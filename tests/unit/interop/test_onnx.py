@@ -176,6 +176,7 @@ def written(tmp_path_factory):
     return folder, model, case.objective
 
 
+@pytest.mark.slow
 def test_the_graph_of_a_published_kind_of_classifier_gives_what_it_gives(written):
     check_outputs(*written)
 
