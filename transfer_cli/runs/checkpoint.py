@@ -381,8 +381,8 @@ def fitting(checkpoint: Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{checkpoint / STATE} does not fit this run ({type(error).__name__}: {error}); "
-            "remove that checkpoint to go on from the one before"
+            f"{checkpoint / STATE} does not fit this run ({type(error).__name__}: {error}); go on "
+            f"with the version that wrote it, or begin a new run by init_from={checkpoint}"
         ) from error
 
 
