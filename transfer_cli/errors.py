@@ -6,7 +6,9 @@ escapes is our fault and keeps its traceback (exit code 1).
 
 import difflib
 import math
+import shlex
 from collections.abc import Collection, Iterable
+from importlib import metadata
 
 _LONGEST_NAME = 100
 _MOST_NAMES = 10_000
@@ -119,6 +121,15 @@ def listed(names: Iterable[object], most: int = 3) -> str:
     every = [str(name) for name in names]
     left = len(every) - most
     return ", ".join(every[:most]) + (f" and {left:,} more" if left > 0 else "")
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs the packages of an extra of this one."""
+    try:
+        wanted = [each.partition("; ") for each in metadata.requires("transfer-cli") or ()]
+    except metadata.PackageNotFoundError:  # used from a checkout
+        return f"pip install '.[{extra}]'"
+    return shlex.join(["pip", "install", *(name for name, _, of in wanted if f'"{extra}"' in of)])
 
 
 def one_of(

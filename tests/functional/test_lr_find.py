@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from transfer_cli.cli import main
+from transfer_cli.errors import pip_install
 
 pytestmark = pytest.mark.functional
 
@@ -181,9 +182,7 @@ def test_without_matplotlib_nothing_is_trained(transfer, tmp_path, pretrained, m
     ended = transfer("lr-find", "finetune", *SAMPLE, f"init_from={pretrained}")
 
     assert ended.code == 2
-    assert ended.err.endswith(
-        "lr-find draws its curve with matplotlib: pip install 'transfer-cli[report]'\n"
-    )
+    assert ended.err.endswith(f"lr-find draws its curve with matplotlib: {pip_install('report')}\n")
     assert ended.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -233,7 +233,7 @@ def test_hf_without_the_client(refused, monkeypatch):
     line = refused("hf:owner/name")
 
     assert "huggingface_hub" in line
-    assert "transfer-cli[hf]" in line
+    assert "install it with pip install 'huggingface_hub>=" in line
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from tests.fake_runs import labelled, write_run, write_sweep
 from transfer_cli.cli import main
 from transfer_cli.config.locate import conf_dir
+from transfer_cli.errors import pip_install
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import SweepDirectory, SweepJob
 
@@ -117,10 +118,7 @@ def test_html_without_the_charting_library_is_one_line_and_writes_nothing(
     done = transfer("report", "runs", "--html", "page.html", "--csv", "out.csv")
 
     assert (done.code, done.out) == (2, "")
-    assert (
-        "a page needs plotly, which is not installed: pip install 'transfer-cli[report]'"
-        in done.err
-    )
+    assert f"a page needs plotly, which is not installed: {pip_install('report')}" in done.err
     assert done.err.count("\n") == 1
     assert not (six.parent / "out.csv").exists()
 
@@ -133,10 +131,7 @@ def test_html_without_the_template_engine_is_one_line(transfer, six, monkeypatch
     done = transfer("report", "runs", "--html", "page.html")
 
     assert (done.code, done.out) == (2, "")
-    assert (
-        "a page needs jinja2, which is not installed: pip install 'transfer-cli[report]'"
-        in done.err
-    )
+    assert f"a page needs jinja2, which is not installed: {pip_install('report')}" in done.err
     assert done.err.count("\n") == 1
 
 

@@ -2,7 +2,15 @@ import math
 
 import pytest
 
-from transfer_cli.errors import ConfigError, above_zero, at_least, listed, nearest, one_of
+from transfer_cli.errors import (
+    ConfigError,
+    above_zero,
+    at_least,
+    listed,
+    nearest,
+    one_of,
+    pip_install,
+)
 
 
 def test_the_closest_name_is_proposed_and_none_where_none_is_close():
@@ -49,3 +57,9 @@ def test_a_bound_of_zero_is_said_in_words():
 
     with pytest.raises(ValueError, match="keep must be 0 or more, got -1"):
         at_least("keep", -1, 0)
+
+
+def test_what_an_extra_needs_is_named_by_its_packages_and_not_by_a_name_that_is_not_published():
+    assert pip_install("hf") == "pip install 'huggingface_hub>=0.30'"
+    assert "'onnx>=1.18'" in pip_install("onnx")
+    assert "transfer" not in pip_install("report")

@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.files import holds_weights
 
 HUB = "hf:"
@@ -36,7 +36,7 @@ def fetch(name: str, key: str) -> Path:
     except ImportError as error:
         raise ConfigError(
             f"{key}: {name} needs the package huggingface_hub; install it with "
-            "pip install 'transfer-cli[hf]', or give a folder"
+            f"{pip_install('hf')}, or give a folder"
         ) from error
     repository, _, revision = name.removeprefix(HUB).partition("@")
     get = partial(snapshot_download, repository, revision=revision or None)

@@ -17,7 +17,7 @@ from torch import Tensor
 from transfer_cli.batch import Batch
 from transfer_cli.data.encoded_task import SHORTEST
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.files import dump_json
 from transfer_cli.interop.inputs import Direction, Inputs
 from transfer_cli.interop.onnx_modules import Graph, graph_of
@@ -94,8 +94,8 @@ def write_onnx(
     """
     if any(importlib.util.find_spec(name) is None for name in PACKAGES):
         raise ConfigError(
-            "format=onnx needs the packages onnx, onnxscript and onnxruntime; "
-            "pip install 'transfer-cli[onnx]'"
+            "format=onnx needs the packages onnx, onnxscript and onnxruntime: "
+            f"{pip_install('onnx')}"
         )
     graph = graph_of(model, objective).eval()
     model.eval()

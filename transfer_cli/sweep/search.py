@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import SweepConfig
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError, nearest, pip_install
 from transfer_cli.metrics import require
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.cache import locked
@@ -261,9 +261,7 @@ def _need_optuna() -> None:
     try:
         importlib.import_module("optuna")
     except ImportError as error:
-        raise ConfigError(
-            "sweep: a search needs Optuna: pip install 'transfer-cli[search]'"
-        ) from error
+        raise ConfigError(f"sweep: a search needs Optuna: {pip_install('search')}") from error
 
 
 def _distribution(override: Override) -> "BaseDistribution":

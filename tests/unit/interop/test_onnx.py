@@ -13,7 +13,7 @@ from tests import tiny
 from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer, WordPiece
-from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.onnx_graph import compare, write_onnx
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -255,8 +255,7 @@ def test_a_missing_package_is_named_with_its_cure(package, tmp_path, monkeypatch
         write_onnx(Case().model(), None, TOKENIZER, tmp_path)
 
     assert str(caught.value) == (
-        "format=onnx needs the packages onnx, onnxscript and onnxruntime; "
-        "pip install 'transfer-cli[onnx]'"
+        f"format=onnx needs the packages onnx, onnxscript and onnxruntime: {pip_install('onnx')}"
     )
     assert not list(tmp_path.iterdir())
 

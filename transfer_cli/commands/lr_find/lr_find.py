@@ -27,7 +27,7 @@ from transfer_cli.config.schema import LrFindConfig, RunConfig
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.engine import distributed, handlers
 from transfer_cli.engine.lr_finder import FEWEST_STEPS, Growth, RangeTest, run_range, steepest
-from transfer_cli.errors import ConfigError, above_zero, at_least
+from transfer_cli.errors import ConfigError, above_zero, at_least, pip_install
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.tensorboard import SummaryWriter
@@ -90,9 +90,7 @@ def _check(config: DictConfig) -> None:
     if config.resume is not None:
         raise ConfigError("resume: lr-find begins where a run begins; leave resume out")
     if find_spec("matplotlib") is None:
-        raise ConfigError(
-            "lr-find draws its curve with matplotlib: pip install 'transfer-cli[report]'"
-        )
+        raise ConfigError(f"lr-find draws its curve with matplotlib: {pip_install('report')}")
     if config.run.dir is not None:
         RunDirectory.check_free(Path(config.run.dir).expanduser())
 
