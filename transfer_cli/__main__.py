@@ -2,7 +2,13 @@
 
 import sys
 
-from transfer_cli.cli import main
+if sys.platform == "win32":  # whose Python knows no file locks and few signals
+    sys.stderr.write(
+        "transfer: Windows is not supported; use it in WSL, where it runs as on Linux\n"
+    )
+    sys.exit(2)
+
+from transfer_cli.cli import main  # noqa: E402 - needs what Windows does not have
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -315,3 +315,15 @@ def test_no_file_gets_the_number_of_a_closed_stream():
     )  # fmt: skip
 
     assert done.returncode == 0
+
+
+def test_windows_is_refused_in_one_line():
+    code = "import runpy, sys; sys.platform = 'win32'; runpy.run_module('transfer_cli.__main__')"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("transfer: Windows is not supported; use it in WSL")
+    assert ended.stderr.count("\n") == 1
