@@ -3,12 +3,10 @@
 import sys
 
 if sys.platform == "win32":  # whose Python knows no file locks and few signals
-    sys.stderr.write(
-        "transfer: Windows is not supported; use it in WSL, where it runs as on Linux\n"
-    )
+    sys.stderr.write("transfer: Windows is not supported; use WSL, where it runs as on Linux\n")
     sys.exit(2)
 
-from transfer_cli.cli import main  # noqa: E402 - needs what Windows does not have
+from transfer_cli.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -325,5 +325,5 @@ def test_windows_is_refused_in_one_line():
     )
 
     assert ended.returncode == 2
-    assert ended.stderr.startswith("transfer: Windows is not supported; use it in WSL")
+    assert ended.stderr.startswith("transfer: Windows is not supported; use WSL")
     assert ended.stderr.count("\n") == 1
