@@ -7,10 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 import transfer_cli
 from tests.unit.test_imports import FLOORS
 from transfer_cli.config.commands import ALL
+from transfer_cli.config.flags import Request
+from transfer_cli.config.launch import compose
 
 ROOT = Path(transfer_cli.__file__).parent
 PROJECT = Path(__file__).parents[2]
@@ -262,3 +265,49 @@ def test_the_package_knows_nothing_of_the_example():
     files = [*ROOT.rglob("*.py"), *(PROJECT / "conf").rglob("*.yaml")]
 
     assert {path for path in files if "mylab" in path.read_text(encoding="utf-8")} == set()
+
+
+# --- pages for users ---------------------------------------------------------------------------
+
+
+def test_every_page_is_in_the_index_and_every_link_leads_somewhere():
+    linked = {
+        (path.parent / target.partition("#")[0]).resolve()
+        for path in [PROJECT / "README.md", *DOCS.rglob("*.md")]
+        for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8"))
+        if "://" not in target and not target.startswith("#")
+    }
+    index = set(re.findall(r"\]\(([^)#]+)\)", page("README.md")))
+
+    assert sorted(str(path) for path in linked if not path.exists()) == []
+    assert {path.name for path in DOCS.glob("*.md")} - index == {"README.md"}
+
+
+def test_every_error_of_the_page_is_one_that_the_code_raises():
+    rows = [row for row in page("runs.md").partition("| it says")[2].splitlines() if "`" in row]
+    said = "".join(
+        node.value
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+    assert len(rows) > 5
+    assert [row for row in rows if quoted(row)[0] not in said] == []
+
+
+def test_every_key_of_the_page_for_people_with_a_trainer_is_there():
+    request = Request(overrides=("data=table", "data.train=FILE", "adaptation=lora", "init_from=R"))
+    config = compose("finetune", request)
+    rows = [row.split(" | ")[1] for row in page("from_trainer.md").splitlines() if " | " in row]
+    words = " ".join(text for row in rows for text in quoted(row)).split()
+    keys = [re.match(r"[a-z_]+(\.[a-z_]+)*(?==|$)", word) for word in words]
+    dotted = {found[0] for found in keys if found and ("=" in found.string or "." in found[0])}
+
+    assert len(dotted) > 20
+    assert {key for key in dotted if not _is_key(config, key)} == {"split"}  # of `evaluate`
+
+
+def _is_key(config, key):
+    parent, _, name = key.rpartition(".")
+    return name in (OmegaConf.select(config, parent) if parent else config)
