@@ -162,7 +162,9 @@ def _load(module: str) -> ModuleType:
 
 
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
+    from transfer_cli.commands.typed_paths import check_paths
     from transfer_cli.config import flags
+    from transfer_cli.config.single_values import refuse_lists
     from transfer_cli.config.variables import check_variables
 
     if any(word in ("--shell-completion", "-sc") for word in words):
@@ -176,6 +178,9 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         places = [key for key, _ in command.places]
         typed = as_overrides(request.overrides, places, command.typed, command.lists)
         request = replace(request, overrides=typed)
+    if not (request.asks_help or request.looks_only):
+        refuse_lists(request.overrides, name)
+        check_paths(request.overrides, name, multirun=request.multirun)
     _trust_plugins(request)
     _load("transfer_cli.config.describe")  # and Hydra with it
     from transfer_cli.config import bounded_yaml, describe, launch

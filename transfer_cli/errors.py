@@ -112,7 +112,8 @@ def nearest(word: str, choices: Iterable[str], cutoff: float = 0.5) -> str:
     """Return " Did you mean 'x'?" for the choice closest to `word`, or "" when none is close."""
     # Names are short and few. To compare what a hostile file holds instead could take hours.
     names = [name for name in choices if len(name) <= _LONGEST_NAME][:_MOST_NAMES]
-    close = difflib.get_close_matches(word[:_LONGEST_NAME], names, n=1, cutoff=cutoff)
+    same = [name for name in names if name.casefold() == word.casefold()]
+    close = same or difflib.get_close_matches(word[:_LONGEST_NAME], names, n=1, cutoff=cutoff)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

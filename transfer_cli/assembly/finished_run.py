@@ -13,7 +13,6 @@ from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.interop.hub import HUB
 from transfer_cli.interop.published_folder import is_published
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
@@ -22,7 +21,7 @@ from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.objectives.masked_lm import MaskedLM
-from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.directory import HUB, RunDirectory
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from transfer_cli.config.build import build
 from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.interop.hub import HUB, fetch
+from transfer_cli.interop.hub import fetch
 from transfer_cli.interop.published_folder import Published, is_published, open_folder
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
@@ -33,7 +33,7 @@ from transfer_cli.model.weights import (
 )
 from transfer_cli.objectives.base import Objective
 from transfer_cli.runs import checkpoint
-from transfer_cli.runs.directory import CHECKPOINTS, TOKENIZER, find_model
+from transfer_cli.runs.directory import CHECKPOINTS, HUB, TOKENIZER, find_model
 from transfer_cli.tasks.base import Task, task_of
 
 MAX_BASES = 20

@@ -62,8 +62,10 @@ def evaluate(config: DictConfig) -> None:
             return
         measures = {name: found.measures for name, found in scores.items()}
         counts = {name: splits[name].counts() for name in scores}
+        unigram = ", scored by baseline=unigram and not by the run"
+        scorer = unigram if config.baseline == "unigram" else ""
         for name in scores:
-            print_line(f"{name}: {splits[name].extent()}")
+            print_line(f"{name}: {splits[name].extent()}{scorer}")
         say(measures)
         labels = trained.start.description.labels
         for name, found in scores.items():

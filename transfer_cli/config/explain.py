@@ -4,6 +4,7 @@ Hydra and OmegaConf report it over several lines, in their own terms, and withou
 """
 
 import re
+from pathlib import Path
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,8 +21,9 @@ from omegaconf.errors import (
 
 from transfer_cli.config import describe
 from transfer_cli.config.flags import Request, quoted
-from transfer_cli.config.meant import meant
-from transfer_cli.errors import nearest
+from transfer_cli.config.meant import meant, options_with
+from transfer_cli.config.single_values import takes_one
+from transfer_cli.errors import listed, nearest
 from transfer_cli.safe_files import UnreadableError, read_text
 
 _TYPES = {
@@ -33,9 +35,6 @@ _TYPES = {
 
 
 _OF_HYDRA = {
-    r"Ambiguous value for argument '(.+?)'": (
-        r"\1: several values need -m (one run for each); a list is written [a,b]"
-    ),
     r"Sweep parameters '(.+?)' requires": r"\1: several values need -m (one run for each)",
     r"Multiple values for ([^ ]+)\. To override": (
         r"+\1: is chosen already; drop the + to choose another"
@@ -74,7 +73,7 @@ def explain(error: Exception, command: str, request: Request) -> str:
     if isinstance(cause, UnicodeDecodeError):
         return _not_utf8(request)
     if isinstance(error, OverrideParseException):
-        return _broken_override(error.override)
+        return _broken_override(error.override, command, request)
     if isinstance(error, MissingConfigException):
         return _missing_config(error, command, request)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
@@ -148,12 +147,18 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
 # --- overrides ---------------------------------------------------------------------------------
 
 
-def _broken_override(override: str) -> str:
+def _broken_override(override: str, command: str, request: Request) -> str:
     if "=" not in override:
-        return (
-            f"{override}: expected KEY=VALUE or a flag; a value with a space is written in quotes, "
-            "'KEY=two words'"
+        close = meant(override, command, request.config_dir)
+        named = [o for o in describe.options(request.config_dir) if o.name == override]
+        if not close and named:
+            close = f" Did you mean '{named[0].group}={override}'?"
+        if not close and Path(override).is_dir():
+            close = f" Did you mean 'init_from={override}'?"
+        rest = close.replace(" ", ". ", 1) or (
+            "; a value with a space is written in quotes, 'KEY=two words'"
         )
+        return f"{override}: expected KEY=VALUE or a flag{rest}"
     return (
         f"{override}: a value with special characters needs quotes inside quotes: "
         f"{quoted(override)}"
@@ -171,8 +176,12 @@ def _unknown_key(
     known = map(str, cause.parent_node) if OmegaConf.is_dict(cause.parent_node) else ()
     choices = [name for name in known if not name.startswith("_") and name != "hydra"]
     inside = f" in {parent}" if parent else ""
-    close = "" if parent else meant(key, command, request.config_dir)
-    close = close or nearest(str(cause.key), choices, 0.6)
+    owners = options_with(key, command, request.config_dir) if parent and typed else []
+    if owners and not request.multirun:
+        have = "has it" if len(owners) == 1 else "have it"
+        return f"{key}: no such key with the options that are chosen; {listed(owners)} {have}"
+    close = meant(key, command, request.config_dir) if not owners else ""
+    close = close or nearest(str(cause.key), choices, 0.6 if parent else 0.75)
     if not close and request.multirun and "," in str(request.value_of(parent)):
         return f"{key}: no such key with every option that is swept; leave it out, or the option"
     if close or not parent or not choices:
@@ -206,6 +215,10 @@ def _wrong_value(cause: OmegaConfBaseException, error: Exception) -> str:
 
 def _composition(error: Exception, command: str, request: Request) -> str:
     text = str(error)
+    if found := re.search(r"Ambiguous value for argument '(.+?)'", text):
+        key = found[1].partition("=")[0].lstrip("+~")
+        lists = "" if takes_one(key, command) else "; a list is written [a,b]"
+        return f"{found[1]}: several values need -m (one run for each){lists}"
     for pattern, said in _OF_HYDRA.items():
         if found := re.search(pattern, text):
             return found.expand(said.format(command=command))

@@ -110,7 +110,7 @@ def _read(
     for word in others:
         if word.startswith("-"):
             name = word.partition("=")[0]
-            close = nearest(name, " ".join(flags).split())
+            close = nearest(name, " ".join(flags).split(), 0.7)
             raise ConfigError(f"{name}: no such flag.{hint(name) or close}")
     return found, others
 

@@ -5,9 +5,8 @@ wrong guess.
 """
 
 import difflib
-import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,69 @@ import yaml
 from omegaconf import OmegaConf
 
 from transfer_cli.config import schema
+from transfer_cli.config.commands import ALL
 from transfer_cli.config.describe import options
 from transfer_cli.config.flat import flat
 
 OTHER_NAMES = {
-    "learning_rate": "optimizer.lr", "num_train_epochs": "loop.epochs", "max_steps": "loop.steps",
-    "num_steps": "loop.steps", "batch_size": "loop.batch", "train_batch_size": "loop.batch",
-    "per_device_train_batch_size": "loop.micro_batch", "micro_batch_size": "loop.micro_batch",
-    "gradient_accumulation_steps": "loop.micro_batch", "max_grad_norm": "loop.clip",
-    "gradient_checkpointing": "loop.activation_checkpointing", "early_stopping": "loop.patience",
-    "early_stopping_patience": "loop.patience", "eval_steps": "loop.evaluate_every",
-    "logging_steps": "loop.log_every", "save_steps": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep", "warmup_steps": "schedule.warmup",
-    "warmup_ratio": "schedule.warmup", "lr_scheduler_type": "schedule",
-    "output_dir": "run.dir", "train_file": "data.train", "validation_file": "data.validation",
-    "test_file": "data.test", "text_column": "data.text", "label_column": "data.label",
-    "max_length": "data.length", "max_seq_length": "data.length", "dataset": "data",
-    "model_name_or_path": "init_from", "model_name": "init_from", "pretrained": "init_from",
-    "fp16": "precision=fp16", "bf16": "precision=bf16", "gpus": "devices", "num_gpus": "devices",
-    "nproc_per_node": "devices", "vocab_size": "tokenizer.size", "hidden_size": "model.width",
-    "num_layers": "model.depth", "num_heads": "model.heads",
-}  # fmt: skip
-"""What other libraries call a key."""
+    "optimizer.lr": "learning_rate rate eta",
+    "optimizer.weight_decay": "wd decay l2",
+    "loop.epochs": "num_train_epochs num_epochs n_epochs max_epochs",
+    "loop.steps": "max_steps num_steps n_steps iterations num_iterations max_iters",
+    "loop.minutes": "max_time time_limit",
+    "loop.batch": "batch_size train_batch_size bs",
+    "loop.micro_batch": "per_device_train_batch_size micro_batch_size gradient_accumulation_steps",
+    "loop.clip": "max_grad_norm grad_clip gradient_clip_val clip_grad",
+    "loop.activation_checkpointing": "gradient_checkpointing",
+    "loop.patience": "early_stopping early_stopping_patience",
+    "loop.evaluate_every": "eval_steps eval_every evaluation_strategy eval_strategy",
+    "loop.log_every": "logging_steps",
+    "checkpoint.every": "save_steps save_every",
+    "checkpoint.keep": "save_total_limit",
+    "schedule.warmup": "warmup_steps warmup_ratio",
+    "schedule": "lr_scheduler lr_scheduler_type scheduler",
+    "run.dir": "output_dir out_dir output out save_dir logging_dir run_dir",
+    "run": "checkpoint model_path model_dir run_dir init_from",
+    "output": "output_file out_file outfile",
+    "to": "output output_dir out out_dir dir folder path",
+    "input": "file input_file data data_file path texts",
+    "data.train": "train_file train_data train_path training path file csv data_file data_path",
+    "data.validation": "validation_file val dev valid eval_file val_file dev_file",
+    "data.test": "test_file test_data",
+    "data.text": "text_column sentence_column",
+    "data.label": "label_column labels target target_column",
+    "data.length": "max_length max_seq_length max_len seq_len sequence_length context block_size",
+    "data": "dataset dataset_name task",
+    "init_from": "model_name_or_path model_name pretrained pretrained_model base_model",
+    "precision=fp16": "fp16 half",
+    "precision=bf16": "bf16",
+    "precision": "mixed_precision amp dtype",
+    "device=cuda": "cuda use_cuda gpu use_gpu",
+    "device=cpu": "cpu no_cuda use_cpu",
+    "devices": "gpus num_gpus n_gpu num_processes nproc_per_node",
+    "threads": "num_threads n_threads",
+    "tokenizer.size": "vocab_size vocabulary",
+    "model.width": "hidden_size d_model n_embd embed_dim hidden_dim",
+    "model.depth": "num_layers n_layers n_layer layers num_hidden_layers blocks",
+    "model.heads": "num_heads n_heads n_head num_attention_heads",
+    "objective.rate": "mlm_probability mask_rate mask_prob masking",
+    "adaptation=frozen": "freeze frozen freeze_backbone linear_probe",
+    "adaptation=lora": "lora use_lora peft",
+    "adaptation.edits.lora.rank": "r lora_r lora_rank",
+    "adaptation.edits.lora.alpha": "lora_alpha",
+    "prompt": "text",
+    "text": "prompt",
+    "max_tokens": "max_new_tokens length max_length",
+    "samples": "n num_samples num_return_sequences",
+    "seed": "random_seed random_state",
+    "run.root": "runs_dir log_dir",
+}
+"""A key or an option -> what others call it; the first that a command has is meant."""
 
-_SECTIONS = ("loop", "optimizer", "schedule", "data", "model", "run", "checkpoint", "adaptation")
+_SECTIONS = (
+    "loop", "optimizer", "schedule", "data", "objective", "model", "run", "checkpoint",
+    "adaptation",
+)  # fmt: skip
 """Where a name is looked for, in this order: a part that all runs have comes first."""
 
 
@@ -50,34 +88,50 @@ def meant(name: str, command: str, config_dir: Path | None = None) -> str:
         command: The name of the command, whose keys come into question.
         config_dir: A folder with the user's own configs.
     """
-    known = set(_keys(command, config_dir))
-    other = OTHER_NAMES.get(name, "")
-    for whole in (name, other):
+    known = {key for key, _ in _keys(command, config_dir)}
+    section, _, last = name.rpartition(".")
+    leaves = {key.rpartition(".")[2] for key in known if key.startswith(_SECTIONS)}
+    close = [last] if section else difflib.get_close_matches(name, leaves, n=1, cutoff=0.85)
+    found = next(filter(None, (_meant(each, known) for each in (name, *close))), "")
+    return f" Did you mean {found!r}?" if found else ""
+
+
+def options_with(key: str, command: str, config_dir: Path | None = None) -> list[str]:
+    """Return the options that bring a key of a command, as they are typed."""
+    return sorted({option for known, option in _keys(command, config_dir) if known == key} - {""})
+
+
+def _meant(name: str, known: Set[str]) -> str:
+    named = (key for key, others in OTHER_NAMES.items() if name in others.split())
+    for whole in (name, *named):
         if whole.partition("=")[0] in known:
-            return f" Did you mean {whole!r}?"
-    last = {key.rpartition(".")[2] for key in known if key.startswith(_SECTIONS)}
-    names = [name, *difflib.get_close_matches(name, last, n=1, cutoff=0.85)]
-    for section, each in itertools.product(_SECTIONS, names):
-        inside = [k for k in known if k.startswith(f"{section}.") and k.endswith(f".{each}")]
-        if inside:
-            return f" Did you mean {min(inside, key=lambda key: (key.count('.'), key))!r}?"
+            return whole
+    for section in _SECTIONS:
+        inside = [k for k in known if k.startswith(f"{section}.") and k.endswith(f".{name}")]
+        if inside and (section != "adaptation" or len(inside) == 1):
+            return min(inside, key=lambda key: (key.count("."), key))
     return ""
 
 
-def _keys(command: str, config_dir: Path | None) -> Iterator[str]:
-    """Yield the keys of a command, those of all options included."""
+def _keys(command: str, config_dir: Path | None) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a command, and with each the option that brings it; "": it is always there.
+
+    Those of options that make no sense for the command are left out.
+    """
     declared: Any = OmegaConf.to_container(OmegaConf.structured(schema.COMMANDS[command]))
     groups = set()
     for key, _ in flat(declared):
-        yield key
+        yield key, ""
         groups.add(key.partition(".")[0])
     for option in options(config_dir):
         text = option.file.read_text(encoding="utf-8", errors="replace")
         package = re.search(r"^# @package ([\w.]+)", text, re.MULTILINE)
         section = package[1] if package else option.group.replace("/", ".")
-        if section.partition(".")[0] in groups - {"experiment", "sweep"}:
-            yield section
-            yield from _below(section, yaml.safe_load(text))
+        hidden = option.target.startswith(ALL[command].hidden or ("\0",))
+        if section.partition(".")[0] in groups - {"experiment", "sweep"} and not hidden:
+            typed = f"{option.group}={option.name}"
+            for key in (section, *_below(section, yaml.safe_load(text))):
+                yield key, typed
 
 
 def _below(section: str, node: Any) -> Iterator[str]:

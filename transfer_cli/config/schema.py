@@ -162,8 +162,8 @@ class TrainConfig(SharedConfig):
     """auto, cpu, cuda or cuda:N."""
     precision: str = "auto"
     """auto, fp32, bf16 or fp16."""
-    devices: int = 1
-    """How many processes to start on this machine, one a GPU; leave it out under torchrun."""
+    devices: int | str = 1
+    """Processes to start on this machine, one a GPU; auto: for all GPUs; not under torchrun."""
     parallel: str = "ddp"
     """How they share the model: ddp, a copy each; fsdp, a part each."""
     restarts: int = 0
@@ -234,8 +234,8 @@ class EvaluateConfig(SharedConfig):
     """A JSON file to write the measures to; none: they are only printed."""
     device: str = "auto"
     precision: str = "auto"
-    devices: int = 1
-    """How many processes to start on this machine, one a GPU; leave it out under torchrun."""
+    devices: int | str = 1
+    """Processes to start on this machine, one a GPU; auto: for all GPUs; not under torchrun."""
     timeout_minutes: float = 30.0
     """How long a process waits for another one before it gives up."""
 
@@ -269,7 +269,7 @@ class PredictConfig:
     """Go on with the answers that a stopped command has left beside the output."""
     device: str = "auto"
     precision: str = "auto"
-    devices: int = 1
+    devices: int | str = 1
     timeout_minutes: float = 30.0
 
 

@@ -5,9 +5,7 @@ from pathlib import Path
 
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.files import holds_weights
-
-HUB = "hf:"
-"""The beginning of a name that is no path."""
+from transfer_cli.runs.directory import HUB
 
 _FILES = (
     "config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",

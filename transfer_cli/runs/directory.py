@@ -37,6 +37,8 @@ MODEL = "model"
 CHECKPOINTS = "checkpoints"
 TOKENIZER = "tokenizer.json"
 LOCK = ".lock"
+HUB = "hf:"
+"""The beginning of the name of a published model, which is no path."""
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 """What files that could run code when opened are called."""
 
@@ -45,6 +47,8 @@ _FILES = (
     "status.json", "results.json", "timing.json", "metrics.jsonl", "speed.jsonl",
     "weights.safetensors", "model.json", "tokenizer.json", "meta.json", "items.jsonl",
 )  # fmt: skip
+_PUBLISHED = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+"""What a published model may be called, `owner/name` or `name`."""
 _TEMPORARY = re.compile(rf"\.({'|'.join(map(re.escape, _FILES))})\.\d+")
 """What a file is called while it is written: see `replaced_file`."""
 
@@ -253,20 +257,32 @@ def _word(path: Path, key: str, otherwise: str) -> str:
         return otherwise
 
 
+def find_folder(path: Path, key: str) -> None:
+    """Refuse a path of a model at which there is no folder.
+
+    Raises:
+        CheckpointError: The message begins with `key`.
+    """
+    if path.is_file():
+        _refuse_pickles([path], key)
+        raise CheckpointError(f"{key}: {path} is a file; give the run directory that it belongs to")
+    if not path.is_dir():
+        published = ""
+        if _PUBLISHED.fullmatch(str(path)) and not (path.parts[1:] and path.parent.is_dir()):
+            published = f"; for the published model of that name type {key}={HUB}{path}"
+        raise CheckpointError(
+            f"{key}: there is no folder {path}; name a run directory, its model/ or one of its "
+            f"checkpoints{published}"
+        )
+
+
 def find_model(path: Path, key: str) -> tuple[Path, Path]:
     """Return the folders with a model's weights and with its description.
 
     Raises:
         CheckpointError: There is none of these.
     """
-    if path.is_file():
-        _refuse_pickles([path], key)
-        raise CheckpointError(f"{key}: {path} is a file; give the run directory that it belongs to")
-    if not path.is_dir():
-        raise CheckpointError(
-            f"{key}: there is no folder {path}; name a run directory, its model/ or one of its "
-            "checkpoints"
-        )
+    find_folder(path, key)
     if path.parent.name == CHECKPOINTS and (path.parent.parent / MODEL).is_dir():
         # A finished model may be of another build than its checkpoints; then they have their own.
         own = (path.parent / "model.json").is_file()

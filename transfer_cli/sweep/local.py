@@ -17,7 +17,12 @@ from transfer_cli.errors import ConfigError, at_least, one_of
 from transfer_cli.runs.environment import cores
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import ONCE, Jobs
-from transfer_cli.sweep.processes import SECONDS_BETWEEN_LOOKS, SideBySide, visible_gpus
+from transfer_cli.sweep.processes import (
+    SECONDS_BETWEEN_LOOKS,
+    SideBySide,
+    processes_of,
+    visible_gpus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +71,7 @@ class Local(Launcher):
             self._words_of,
             workers=min(side_by_side(settings, config), max(1, len(todo))),
             gpus=_gpus(config),
-            gpus_each=max(1, config.devices),
+            gpus_each=_processes(config),
             threads=self.jobs.directory.read_request().threads,
             stops=stops,
         ).run(todo)
@@ -141,8 +146,7 @@ def side_by_side(settings: SweepConfig, config: DictConfig) -> int:
         return 1
     if settings.workers != AUTO:
         return int(settings.workers)
-    devices: int = max(1, config.devices)
-    return max(1, len(_gpus(config)) // devices)
+    return max(1, len(_gpus(config)) // _processes(config))
 
 
 def threads_each(settings: SweepConfig, config: DictConfig) -> int:
@@ -155,8 +159,11 @@ def threads_each(settings: SweepConfig, config: DictConfig) -> int:
     if typed is not None:
         first, _, _ = typed.partition(",")
         return int(first)
-    devices: int = max(1, config.devices)
-    return max(1, cores() // (side_by_side(settings, config) * devices))
+    return max(1, cores() // (side_by_side(settings, config) * _processes(config)))
+
+
+def _processes(config: DictConfig) -> int:
+    return max(1, processes_of(config.devices, config.device))
 
 
 def _gpus(config: DictConfig) -> list[str]:

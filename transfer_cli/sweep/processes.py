@@ -15,7 +15,14 @@ from pathlib import Path
 from types import FrameType
 
 import transfer_cli
-from transfer_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PRUNED, EXIT_STOPPED, StoppedError
+from transfer_cli.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_PRUNED,
+    EXIT_STOPPED,
+    ConfigError,
+    StoppedError,
+)
 from transfer_cli.runs.sweep import JobState, SweepJob
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.terminal import heeded, leave_dead_terminal
@@ -231,6 +238,19 @@ def _as_time(seconds: float) -> str:
     if minutes < 1:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def processes_of(devices: int | str, device: str) -> int:
+    """Return how many processes work on a run: with `auto` one for each GPU, or one on the CPU.
+
+    Raises:
+        ConfigError: `devices` is another word.
+    """
+    if devices == "auto":
+        return max(1, len(visible_gpus())) if device in ("auto", "cuda") else 1
+    if isinstance(devices, str):
+        raise ConfigError(f"devices: expected auto or a whole number, got {devices!r}")
+    return devices
 
 
 def visible_gpus() -> list[str]:

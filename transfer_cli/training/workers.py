@@ -34,6 +34,7 @@ from transfer_cli.errors import (
     one_of,
 )
 from transfer_cli.runs.environment import cores
+from transfer_cli.sweep.processes import processes_of
 from transfer_cli.terminal import heeded, leave_dead_terminal
 
 log = logging.getLogger(__name__)
@@ -135,11 +136,14 @@ def start(words: Sequence[str], processes: int, restarts: int) -> None:
 
 
 def check(config: DictConfig) -> None:
-    """Refuse numbers of processes that cannot be.
+    """Put a number in place of `devices=auto`, and refuse numbers of processes that cannot be.
 
     Raises:
         ConfigError: `devices`, `parallel`, `restarts` or `timeout_minutes` makes no sense here.
     """
+    if config.devices == "auto" and distributed.started_by_torchrun():
+        config.devices = int(os.environ["WORLD_SIZE"])
+    config.devices = processes_of(config.devices, config.device)
     # One process a GPU, and no machine has more of them than this; each takes half a GB.
     between("devices:", config.devices, 1, max(16, 2 * cores()), ConfigError)
     above_zero("timeout_minutes:", config.timeout_minutes, ConfigError)

@@ -2,12 +2,18 @@
 
 import pytest
 
-from transfer_cli.config.meant import OTHER_NAMES, _keys, meant
+from transfer_cli.config.meant import OTHER_NAMES, _keys, meant, options_with
+from transfer_cli.config.schema import COMMANDS
 
 
-@pytest.mark.parametrize("key", sorted(set(OTHER_NAMES.values())))
-def test_what_other_libraries_call_a_key_is_a_key(key):
-    assert key.partition("=")[0] in set(_keys("finetune", None))
+@pytest.fixture(scope="module")
+def known():
+    return {command: {key for key, _ in _keys(command, None)} for command in COMMANDS}
+
+
+@pytest.mark.parametrize("key", OTHER_NAMES)
+def test_what_other_libraries_call_a_key_is_a_key(key, known):
+    assert any(key.partition("=")[0] in keys for keys in known.values())
 
 
 @pytest.mark.parametrize(
@@ -16,7 +22,16 @@ def test_what_other_libraries_call_a_key_is_a_key(key):
         ("lr", "evaluate", ""),
         ("learning_rate", "predict", ""),
         ("dropout", "pretrain", " Did you mean 'model.dropout'?"),
-        ("plan.lr", "finetune", ""),
+        ("dropout", "finetune", " Did you mean 'objective.dropout'?"),
+        ("training.lr", "finetune", " Did you mean 'optimizer.lr'?"),
+        ("data.file", "finetune", " Did you mean 'data.train'?"),
+        ("file", "predict", " Did you mean 'input'?"),
+        ("out", "export", " Did you mean 'to'?"),
+        ("lora", "finetune", " Did you mean 'adaptation=lora'?"),
+        ("bs", "finetune", " Did you mean 'loop.batch'?"),
+        ("size", "finetune", ""),
+        ("name", "finetune", ""),
+        ("xyz.abc", "finetune", ""),
         ("", "finetune", ""),
     ],
 )
@@ -30,3 +45,9 @@ def test_keys_of_own_options_are_known(tmp_path):
 
     assert meant("spread", "pretrain", tmp_path) == " Did you mean 'model.spread'?"
     assert meant("spread", "pretrain") == ""
+
+
+def test_the_options_that_bring_a_key_are_named_but_not_those_of_other_commands():
+    assert options_with("data.train", "finetune") == ["data=table"]
+    assert options_with("optimizer.momentum", "finetune") == ["optimizer=muon", "optimizer=sgd"]
+    assert options_with("nothing.there", "finetune") == []

@@ -12,7 +12,13 @@ from transfer_cli.errors import DivergedError, PrunedError, StoppedError
 from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob
 from transfer_cli.sweep import processes
 from transfer_cli.sweep.jobs import Jobs
-from transfer_cli.sweep.processes import OUTCOMES, SideBySide, environment_of, visible_gpus
+from transfer_cli.sweep.processes import (
+    OUTCOMES,
+    SideBySide,
+    environment_of,
+    processes_of,
+    visible_gpus,
+)
 
 
 @pytest.fixture
@@ -137,3 +143,20 @@ def test_a_job_that_starts_while_its_sweep_is_told_to_stop_is_told(tmp_path, mon
         os.kill(os.getpid(), signal.SIGTERM)
 
     assert stopped(tmp_path, monkeypatch, tell) == [JobState.STOPPED]
+
+
+@pytest.mark.parametrize(
+    ("devices", "device", "gpus", "found"),
+    [
+        ("auto", "auto", "0,1,2", 3),
+        ("auto", "cuda", "0,1", 2),
+        ("auto", "auto", "", 1),
+        ("auto", "cpu", "0,1", 1),
+        ("auto", "cuda:1", "0,1", 1),
+        (4, "auto", "0,1", 4),
+    ],
+)
+def test_auto_is_a_process_for_each_visible_gpu(monkeypatch, devices, device, gpus, found):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+
+    assert processes_of(devices, device) == found

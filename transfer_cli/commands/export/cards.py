@@ -12,9 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.errors import CheckpointError
-from transfer_cli.interop.hub import HUB
 from transfer_cli.interop.saving import Written
-from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.directory import HUB, RunDirectory
 from transfer_cli.safe_files import escaped, read_json, read_text
 
 _PATH = re.compile(r"(?<![\w.~-])(?:~|\.\.?)?/[^\s,\[\]{}'\"]*")

@@ -16,8 +16,9 @@ from transfer_cli.assembly.finished_run import (
 )
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.commands.export.cards import card_of
+from transfer_cli.commands.typed_paths import check_new
 from transfer_cli.config.build import build
-from transfer_cli.errors import CheckpointError, ConfigError, RunError, one_of
+from transfer_cli.errors import CheckpointError, ConfigError, one_of
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.model.added import added_parameters, merge
@@ -38,8 +39,7 @@ def export(config: DictConfig) -> None:
     if config.family is not None and config.format != "hf":
         raise ConfigError(f"family: format={config.format} writes none; leave family= out")
     to = Path(config.to).expanduser()
-    if to.exists() or to.is_symlink():
-        raise RunError(f"to: {to} is there already; choose a new folder")
+    check_new(to)
     start = open_pretrained(config.run, "run", config.base)
     with writing(to), new_folder(to) as made:
         facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, made)

@@ -85,7 +85,7 @@ def _check(config: DictConfig) -> None:
             f"lr_find.start: must be below lr_find.end, got {asked.start:g} and {asked.end:g}"
         )
     at_least("lr_find.steps:", asked.steps, FEWEST_STEPS, ConfigError)
-    if config.devices > 1 or distributed.world_size() > 1:
+    if config.devices not in (1, "auto") or distributed.world_size() > 1:
         raise ConfigError("devices: lr-find works in one process; leave devices out")
     if config.resume is not None:
         raise ConfigError("resume: lr-find begins where a run begins; leave resume out")

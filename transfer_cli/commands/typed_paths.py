@@ -1,0 +1,82 @@
+"""Looks at the paths that were typed, before what takes seconds to import.
+
+What a config or a sweep's preset names is looked at by the command itself, in the same words.
+"""
+
+import glob
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output
+from transfer_cli.data.readers import check_readable
+from transfer_cli.errors import CheckpointError, RunError
+from transfer_cli.runs.directory import HUB, find_folder
+
+_PLAIN = re.compile(r"'([^'\\]*)'|\"([^\"\\]*)\"|([^\s'\"\\(){}\[\]$,=]+)")
+"""A value that says what it is without Hydra."""
+
+
+def check_paths(overrides: Iterable[str], command: str, *, multirun: bool) -> None:
+    """Refuse paths at which there is nothing, or something else.
+
+    Raises:
+        CheckpointError, ConfigError, DataError, RunError: The message says which.
+    """
+    looks = _TRAINS if command in ("pretrain", "finetune") else _READS
+    last = dict(word.partition("=")[::2] for word in overrides)
+    if looks is _TRAINS and "resume" in last:
+        last = {"resume": last["resume"]}  # a run that is finished needs nothing else
+    for key, value in last.items():
+        for path in _values(value, multirun=multirun) if key in looks else ():
+            looks[key](path, key)
+
+
+def check_new(to: Path) -> None:
+    """Refuse a folder to write that is there already.
+
+    Raises:
+        RunError: It is.
+    """
+    if to.exists() or to.is_symlink():
+        raise RunError(f"to: {to} is there already; choose a new folder")
+
+
+def _values(text: str, *, multirun: bool) -> Iterator[str]:
+    """Yield the values of an override, but none that Hydra would change or refuse."""
+    found = [text]
+    if text.startswith("[") or (multirun and not text.startswith(("'", '"'))):
+        found = text.removeprefix("[").removesuffix("]").split(",")
+    for each in found:
+        plain = _PLAIN.fullmatch(each.strip())
+        value = next(filter(None, plain.groups()), "") if plain else ""
+        if value not in ("", "null", "auto", "???"):
+            yield value
+
+
+def _model(path: str, key: str) -> None:
+    if not path.startswith(HUB):
+        find_folder(Path(path).expanduser(), key)
+
+
+def _folder(path: str, key: str) -> None:
+    place = Path(path).expanduser()
+    if not place.is_dir():
+        raise CheckpointError(f"{key}: there is no folder {place}")
+
+
+def _file(path: str, key: str) -> None:
+    if path != STANDARD_OUTPUT and not glob.has_magic(path) and "://" not in path:
+        check_readable(Path(path).expanduser())
+
+
+def _new(path: str, key: str) -> None:
+    check_new(Path(path).expanduser())
+
+
+_READS: Mapping[str, Callable[[str, str], None]] = {
+    "run": _model, "init_from": _model, "base": _folder, "input": _file, "to": _new,
+    "output": check_output, "data.train": _file, "data.validation": _file, "data.test": _file,
+}  # fmt: skip
+_TRAINS = {**_READS, "resume": _folder}
+"""Elsewhere `resume` says whether to go on."""
