@@ -163,6 +163,8 @@ def draw(
         adaptation.penalty.check(inherited)
     groups = layer_groups(model, inherited)
     stage_plans = adaptation.plan_stages(groups, sizes.total_steps, sizes.steps_per_epoch)
+    if loop.minutes is not None:
+        _check_bounded_by_time(stage_plans, mixing.target_only)
     if report is not None:
         check_fresh(fresh, stage_plans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
@@ -248,6 +250,18 @@ def sizes_of(counts: Mapping[str, int], loop: LoopConfig, mixing: MixingConfig, 
     except ValueError as error:
         raise ConfigError(f"mixing: {error}") from error
     return Sizes(epoch, total, mixture)
+
+
+def _check_bounded_by_time(stage_plans: Sequence[StagePlan], target_only: str | None) -> None:
+    """Refuse `loop.minutes` where parts of the run begin at steps that it might not reach."""
+    counted = f"adaptation.plan has {len(stage_plans)} stages" if len(stage_plans) > 1 else ""
+    if target_only is not None:
+        counted = "mixing.target_only is"
+    if counted:
+        raise ConfigError(
+            f"loop.minutes: {counted} counted in steps, which time may cut off; leave "
+            "loop.minutes out, and bound the run by loop.steps or loop.epochs"
+        )
 
 
 def _of_these_labels(

@@ -6,6 +6,7 @@ import numpy as np
 
 from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.config.schema import LoopConfig
 from transfer_cli.errors import listed
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.terminal import BLANK, Entry, Page, Piece, Pieces, Renderable
@@ -24,7 +25,7 @@ def plan_page(blueprint: Blueprint) -> Page:
             [
                 Piece(f"{sizes.total_steps:,} steps", "heading"),
                 f" of {blueprint.loop.batch} sequences, {sizes.steps_per_epoch:,} an epoch, "
-                f"{len(blueprint.stage_plans)} stage(s)",
+                f"{len(blueprint.stage_plans)} stage(s){at_most(blueprint.loop)}",
             ],
             0,
         ),
@@ -43,6 +44,11 @@ def plan_page(blueprint: Blueprint) -> Page:
             text: Pieces = [Piece(f"{groups}:", "name"), f" {rates}", until if row == 0 else ""]
             blocks.append(Entry([head], text, _COLUMN))
     return Page(*blocks, BLANK, *_tensors(blueprint))
+
+
+def at_most(loop: LoopConfig) -> str:
+    """Return ", at most 10 minutes" for a run that is bounded by time, else ""."""
+    return "" if loop.minutes is None else f", at most {loop.minutes:g} minutes"
 
 
 def fact(name: str, text: str) -> Entry:

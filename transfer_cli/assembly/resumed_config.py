@@ -84,10 +84,13 @@ def refuse_finished(loop: LoopConfig, run: RunDirectory, command: str) -> None:
         FinishedError: There is nothing to do.
     """
     before = read_stored(run.config, command, "resume").loop
-    same = all(getattr(loop, key) == before[key] for key in ("steps", "epochs", "patience"))
+    same = all(
+        getattr(loop, key) == before[key] for key in ("steps", "epochs", "minutes", "patience")
+    )
     if same and run.read_status() == "finished":
         raise FinishedError(
-            f"resume: {run.path} is finished; to go on, give it more loop.steps or loop.epochs"
+            f"resume: {run.path} is finished; to go on, give it more loop.steps, loop.epochs or "
+            "loop.minutes"
         )
 
 

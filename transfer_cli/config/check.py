@@ -73,6 +73,7 @@ def check_training(config: DictConfig) -> None:
             between(f"{key}:", count, 1, MAX_COUNT, ConfigError)
     for key, amount in {
         "loop.epochs": loop.epochs,
+        "loop.minutes": loop.minutes,
         "loop.clip": loop.clip,
         "checkpoint.minutes": config.checkpoint.minutes,
     }.items():

@@ -57,6 +57,7 @@ ROLES = {
     "adaptation": LEARNS,
     "loop.epochs": LEARNS | Role.EXTENDS,
     "loop.steps": LEARNS | Role.EXTENDS,
+    "loop.minutes": LEARNS | Role.EXTENDS,
     "loop.batch": LEARNS,
     "loop.micro_batch": LEARNS | Role.EXTENDS,
     "loop.bucket": LEARNS,

@@ -19,6 +19,8 @@ class LoopConfig:
     """Passes over the training data. May be a fraction."""
     steps: int | None = None
     """Optimizer steps. Wins over `epochs`."""
+    minutes: float | None = None
+    """Minutes after which the run ends, if it has not by then, its rate decayed as at its end."""
     batch: int = 32
     """Sequences that one optimizer step takes in all."""
     micro_batch: int | None = None

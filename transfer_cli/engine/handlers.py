@@ -41,6 +41,13 @@ ECHO_SECONDS = 1.0
 """A signal so soon after another is the same one: scheduler and launcher may both pass it on."""
 
 
+LONG = 30 * 60.0
+"""Seconds to go from which on a run says what would be faster."""
+MEASURED_STEPS = 3
+_PARTS = 2**40
+"""Of the time of a run: processes agree on whole numbers."""
+
+
 class MetricsLogger:
     """Writes metrics to `metrics.jsonl` and to TensorBoard under the same names.
 
@@ -150,8 +157,16 @@ def attach_metrics_logger(
         since, tokens = now, 0
 
 
-def attach_progress(trainer: Engine, optimizer: Optimizer, total_steps: int, what: str) -> None:
+def attach_progress(
+    trainer: Engine,
+    optimizer: Optimizer,
+    total_steps: int,
+    what: str,
+    seconds_left: Callable[[], float] = lambda: math.inf,
+) -> None:
     """Show a bar on a terminal, else a line every ten seconds.
+
+    `seconds_left` returns the seconds after which the run ends anyway.
 
     Ignite's `ProgressBar` would read the loss in every step, which waits for the device, and shows
     nothing without a terminal.
@@ -180,9 +195,12 @@ def attach_progress(trainer: Engine, optimizer: Optimizer, total_steps: int, wha
         rate = max(group["lr"] for group in optimizer.param_groups)
         shown = f"loss {float(report.total):.3f}  rate {rate:.2e}  {done / spent:,.0f} {what}/s"
         if bar.disable:
-            left = tqdm.format_interval((total_steps - step) * spent / max(1, step - first_step))
+            by_steps = (total_steps - step) * spent / max(1, step - first_step)
+            left = tqdm.format_interval(min(by_steps, max(0.0, seconds_left())))
             log.info("step %d of %d  %s  %s left", step, total_steps, shown, left)
         else:
+            if seconds_left() < math.inf:
+                shown += f"  ends in {tqdm.format_interval(max(0.0, seconds_left()))} at most"
             bar.set_postfix_str(shown, refresh=False)
             bar.update(step - bar.n)
 
@@ -295,6 +313,63 @@ def attach_checkpoints(
             save()
             saved = clock()
             cost, due = saved - began, False
+
+
+def attach_time_limit(
+    trainer: Engine, minutes: float, spent: Callable[[], float], use: Callable[[float], None]
+) -> None:
+    """End the run after a step by which its time is used.
+
+    It is to be attached after all that takes time. Clocks of processes differ: that of the main
+    process counts.
+
+    Args:
+        trainer: The training engine.
+        minutes: The time of the whole run.
+        spent: Returns the seconds that it has trained, before a resume too.
+        use: Is told, before each step, which share of the time is used.
+    """
+
+    @trainer.on(Events.STARTED | Events.ITERATION_COMPLETED)
+    def look(engine: Engine) -> None:
+        own = spent() / (60 * minutes) if distributed.is_main() else 0.0
+        share = min(1.0, distributed.all_reduce_max(int(own * _PARTS)) / _PARTS)
+        use(share)
+        if share >= 1 and engine.state.iteration:
+            log.info("loop.minutes: time is up after step %d: ending", engine.state.iteration)
+            engine.terminate()
+
+
+def attach_advice(
+    trainer: Engine,
+    total_steps: int,
+    seconds_left: Callable[[], float],
+    say: Callable[[float, float], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Say once, after some measured steps, that a run will take long, if it will.
+
+    Args:
+        trainer: The training engine.
+        total_steps: Of the run.
+        seconds_left: Returns the seconds after which it ends anyway.
+        say: Is given the seconds to go, evaluations not counted, and those of a step.
+        clock: Returns seconds.
+    """
+    began, first, over = 0.0, 0, False
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def measure(engine: Engine) -> None:
+        nonlocal began, first, over
+        step, now = engine.state.iteration, clock()
+        if not first:  # the first step warms up
+            began, first = now, step
+        elif not over and step - first >= MEASURED_STEPS and now - began >= SECONDS_BETWEEN_LINES:
+            over = True
+            each = (now - began) / (step - first)
+            left = min(each * (total_steps - step), seconds_left())
+            if left > LONG:
+                say(left, each)
 
 
 def speak_above_the_bar() -> AbstractContextManager[None]:

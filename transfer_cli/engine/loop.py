@@ -43,10 +43,13 @@ class Progress:
     waited: int = 0
     measures: dict[str, float] = field(default_factory=dict)
 
-    def has_ended(self, total_steps: int, stages: Stages, patience: int | None) -> bool:
-        """Return whether training is over: all steps are taken, or patience ran out."""
+    def has_ended(
+        self, total_steps: int, stages: Stages, patience: int | None, minutes: float | None
+    ) -> bool:
+        """Return whether training is over: all steps are taken, or time or patience ran out."""
         gave_up = patience is not None and self.waited >= patience
-        return gave_up or self.step >= total_steps or stages.exhausted
+        time_is_up = minutes is not None and self.seconds >= 60 * minutes
+        return gave_up or time_is_up or self.step >= total_steps or stages.exhausted
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -55,7 +55,7 @@ class Growth(Schedule):
         self.start = start
         self.end = end
 
-    def decay(self, step: int, warmup: int, total: int) -> float:
+    def decay(self, step: float, warmup: int, total: int) -> float:
         """Return start x (end / start)^((s + 1) / S), the rate of Ignite's finder."""
         return self.start * math.pow(self.end / self.start, (step + 1) / total)
 

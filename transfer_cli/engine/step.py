@@ -24,6 +24,7 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
 from transfer_cli.optim.lr_scheduler import LRScheduler
+from transfer_cli.optim.schedules import position_of
 from transfer_cli.seeds import ExampleNoise, derive
 
 
@@ -143,6 +144,8 @@ class TrainStep:
         self._decides_on_device = decides_on_device(optimizer, model, self._scaler)
         late = self._decides_on_device and precision.device.type != "cpu"
         self._skipped = SkippedSteps(groups, max_bad_steps, late=late)
+        self.time_used = 0.0
+        """The share of its time that the run has used, where it is bounded by time."""
 
     def __call__(self, micro_batches: Sequence[Mapping[str, Batch]], step: int) -> StepReport:
         """Take one optimizer step.
@@ -162,11 +165,16 @@ class TrainStep:
             self._wrapped_in = self.stages.current
         stage = self.stages.spans[self.stages.at(step)]
         self.lr_scheduler.set_lr(
-            self.optimizer, step, begin=stage.begin, end=stage.end, factor=stage.rate
+            self.optimizer,
+            step,
+            begin=stage.begin,
+            end=stage.end,
+            factor=stage.rate,
+            time_used=self.time_used,
         )
         self._seed_dropout(step)
         ready = [self._prepare(micro, step) for micro in micro_batches]
-        weights = self._weights(step)
+        weights = self._weights(int(position_of(step, self.lr_scheduler.total, self.time_used)))
         counts, tokens, examples = self._count(ready, micro_batches, weights)
         sums = self._accumulate(ready, micro_batches, counts, weights)
         penalty = self._add_penalty()

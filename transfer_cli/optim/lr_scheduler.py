@@ -26,14 +26,17 @@ class LRScheduler:
     total: int
     per_stage: bool = False
 
-    def get_lr(self, step: int, *, begin: int, end: int, factor: float = 1.0) -> float:
+    def get_lr(
+        self, step: int, *, begin: int, end: int, factor: float = 1.0, time_used: float = 0.0
+    ) -> float:
         """Return the learning rate of a parameter group whose layer scale is 1.
 
         Steps count from 0; those of the current stage are `begin` to `end - 1`, with its factor.
+        `time_used` is the share of the run's time that is used.
         """
         if not self.per_stage:
             begin, end = 0, self.total
-        return self.base_lr * factor * self.schedule(step - begin, end - begin)
+        return self.base_lr * factor * self.schedule(step - begin, end - begin, time_used)
 
     def set_lr(
         self,
@@ -43,11 +46,13 @@ class LRScheduler:
         begin: int = 0,
         end: int | None = None,
         factor: float = 1.0,
+        time_used: float = 0.0,
     ) -> None:
         """Set the learning rate of every parameter group, which has its layer scale as `scale`.
 
         The arguments are those of `get_lr`; by default there is one stage, the run.
         """
-        now = self.get_lr(step, begin=begin, end=end or self.total, factor=factor)
+        end = end or self.total
+        now = self.get_lr(step, begin=begin, end=end, factor=factor, time_used=time_used)
         for group in optimizer.param_groups:
             group["lr"] = now * group["scale"]

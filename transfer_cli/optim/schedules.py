@@ -3,6 +3,9 @@
 A schedule has no state: the same step always gives the same multiplier, so a resumed run needs no
 scheduler state. Steps are optimizer steps, counted from 0; `total` is the number of steps of the
 run. `LRScheduler` multiplies it with the other factors (depth, stage).
+
+A run that is bounded by time has its whole course in that time: where more of its time is used than
+of its steps, it is as far as its time is. Only a warm-up that is given in steps counts those taken.
 """
 
 import math
@@ -24,26 +27,41 @@ class Schedule(ABC):
         at_least("warmup", warmup, 0)
         self.warmup = warmup
 
-    def __call__(self, step: int, total: int) -> float:
-        """Return the multiplier of the step about to be taken, in [0, 1]."""
-        warmup = self.warmup_steps(total)
-        if step < warmup:
-            return (step + 1) / warmup
-        return self.decay(step, warmup, total)
+    def __call__(self, step: int, total: int, time_used: float = 0.0) -> float:
+        """Return the multiplier of the step about to be taken, in [0, 1].
+
+        Args:
+            step: Its number.
+            total: Steps of the run.
+            time_used: The share of the run's time that is used; 0 for a run without a limit.
+        """
+        warmup, position = self.warmup_steps(total), position_of(step, total, time_used)
+        warmed = step if self.warmup >= 1 else position
+        if warmed < warmup:
+            return (warmed + 1) / warmup
+        return self.decay(position, warmup, total)
 
     def warmup_steps(self, total: int) -> int:
         """Return the number of warm-up steps."""
         return int(self.warmup) if self.warmup >= 1 else int(self.warmup * total)
 
     @abstractmethod
-    def decay(self, step: int, warmup: int, total: int) -> float:
-        """Return the multiplier of a step after the warm-up; 0 or the floor from `total` on."""
+    def decay(self, step: float, warmup: int, total: int) -> float:
+        """Return the multiplier of a step after the warm-up; 0 or the floor from `total` on.
+
+        Where time decides how far the run is, the step is a fraction.
+        """
+
+
+def position_of(step: int, total: int, time_used: float) -> float:
+    """Return how far a run is in steps: at `step`, or as far as its time where that is farther."""
+    return max(step, time_used * total)
 
 
 class Constant(Schedule):
     """1 after the warm-up."""
 
-    def decay(self, step: int, warmup: int, total: int) -> float:
+    def decay(self, step: float, warmup: int, total: int) -> float:
         """Return 1."""
         return 1.0
 
@@ -51,7 +69,7 @@ class Constant(Schedule):
 class Linear(Schedule):
     """A linear decay to 0 at the end of the run."""
 
-    def decay(self, step: int, warmup: int, total: int) -> float:
+    def decay(self, step: float, warmup: int, total: int) -> float:
         """Return (S - s) / (S - w)."""
         return max(0.0, (total - step) / max(1, total - warmup))
 
@@ -73,7 +91,7 @@ class Trapezoid(Schedule):
             raise ValueError(f"fall must be in (0, 1], got {fall}")
         self.fall = fall
 
-    def decay(self, step: int, warmup: int, total: int) -> float:
+    def decay(self, step: float, warmup: int, total: int) -> float:
         """Return (S - s) / (fall S), at most 1."""
         return min(1.0, max(0.0, (total - step) / (self.fall * total)))
 
@@ -92,7 +110,7 @@ class Cosine(Schedule):
             raise ValueError(f"floor must be between 0 and 1, got {floor}")
         self.floor = floor
 
-    def decay(self, step: int, warmup: int, total: int) -> float:
+    def decay(self, step: float, warmup: int, total: int) -> float:
         """Return r + (1 - r) (1 + cos(pi p)) / 2 at progress p."""
         progress = min(1.0, (step - warmup) / max(1, total - warmup))
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * progress))
@@ -101,7 +119,7 @@ class Cosine(Schedule):
 class InverseSqrt(Schedule):
     """Decay with the inverse square root of the step (Vaswani et al. 2017, section 5.3)."""
 
-    def decay(self, step: int, warmup: int, total: int) -> float:
+    def decay(self, step: float, warmup: int, total: int) -> float:
         """Return sqrt(w / (s + 1)); no warm-up counts as one step."""
         return math.sqrt(max(1, warmup) / (step + 1))
 
@@ -122,7 +140,7 @@ class Slanted(Schedule):
         self.cut = cut
         self.ratio = ratio
 
-    def decay(self, step: int, warmup: int, total: int) -> float:
+    def decay(self, step: float, warmup: int, total: int) -> float:
         """Return (1 + p (ratio - 1)) / ratio, p rising to 1 at the cut, then falling to 0."""
         peak = max(1, int(total * self.cut))
         # The paper divides by peak * (1 / cut - 1); with a rounded peak that misses the end.

@@ -17,7 +17,8 @@ RUN/
 ```
 
 Nothing in `results.json`, `metrics.jsonl` and `items.jsonl` depends on the clock: a run that was
-stopped or killed and resumed has the same ones, to the last bit, as a run that was not.
+stopped or killed and resumed has the same ones, to the last bit, as a run that was not. With
+`loop.minutes` the rate itself depends on the clock.
 """
 
 import re

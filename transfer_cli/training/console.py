@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.assembly.blueprint import Blueprint
+from transfer_cli.assembly.plan_table import at_most
 from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.engine import handlers
 from transfer_cli.terminal import Entry, Line, Page, Piece, Renderable, print_out
 
 log = logging.getLogger(__name__)
@@ -25,12 +28,29 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         f"{shape.direction}",
         "data": f"{sizes} ({unit}){labels}",
         "steps": f"{run.blueprint.sizes.total_steps:,} of {batch} sequences{cut}, "
-        f"{run.blueprint.sizes.steps_per_epoch:,} an epoch",
+        f"{run.blueprint.sizes.steps_per_epoch:,} an epoch{at_most(run.blueprint.loop)}",
         "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}",
     }
     log.info("%s", command)
     for name, text in rows.items():
         log.info("  %-6s %s", name, text)
+
+
+def say_what_is_faster(
+    command: str, blueprint: Blueprint, seconds: float, seconds_a_step: float
+) -> None:
+    """Log what to change about a run that will take `seconds` more on a CPU."""
+    steps = max(1, int(handlers.LONG / seconds_a_step))
+    ways = ["a GPU", "a smaller model", f"fewer steps (half an hour is loop.steps={steps})"]
+    if len(blueprint.stage_plans) == 1:
+        ways.append("an end by the clock (loop.minutes=30)")
+    trained = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
+    if command == "finetune" and any(name.startswith("backbone.") for name in trained):
+        ways.append("frozen features (adaptation=frozen)")
+    log.info(
+        "about %.1f h to go on this CPU; faster would be %s or %s",
+        seconds / 3600, ", ".join(ways[:-1]), ways[-1],
+    )  # fmt: skip
 
 
 def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: float) -> None:

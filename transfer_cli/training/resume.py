@@ -103,15 +103,17 @@ def take_up(
         _begin_anew(directory)
         return 0.0
     state = checkpoint.read_state(newest)
-    patience = run.blueprint.loop.patience
+    patience, minutes = run.blueprint.loop.patience, run.blueprint.loop.minutes
     with checkpoint.fitting(newest):
         progress.load_state_dict(state["progress"])
         run.step.stages.load_ends(state["step"]["stages"])
-        ended = progress.has_ended(run.blueprint.sizes.total_steps, run.step.stages, patience)
+        total = run.blueprint.sizes.total_steps
+        ended = progress.has_ended(total, run.step.stages, patience, minutes)
     if ended and directory.read_status() == "finished":
         raise FinishedError(
             f"resume: {directory.path} is finished after {progress.step} steps; "
             f"to go on, give it more, for example loop.steps={2 * progress.step}"
+            + (f" loop.minutes={2 * minutes:g}" if minutes is not None else "")
             + (" loop.patience=null" if patience is not None else "")
         )
     _check_base(directory, run.base_hash)

@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
@@ -32,7 +34,13 @@ from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
 from transfer_cli.sweep.trial import trial_of
 from transfer_cli.training.checkpoints import CheckpointWriter
-from transfer_cli.training.console import one_line, say_results, say_start, without_details
+from transfer_cli.training.console import (
+    one_line,
+    say_results,
+    say_start,
+    say_what_is_faster,
+    without_details,
+)
 from transfer_cli.training.examples import items_of, noting
 from transfer_cli.training.measurements import (
     MOST_JUDGED,
@@ -138,7 +146,12 @@ class Trainer:
         )
         if self._main:
             what = "tokens" if self._command == "pretrain" else "examples"
-            handlers.attach_progress(trainer, optimizer, sizes.total_steps, what)
+            handlers.attach_progress(
+                trainer, optimizer, sizes.total_steps, what, self._seconds_left
+            )
+            if self._blueprint.precision.device.type == "cpu":
+                advise = partial(say_what_is_faster, self._command, self._blueprint)
+                handlers.attach_advice(trainer, sizes.total_steps, self._seconds_left, advise)
         if "validation" in run.data.splits:
             handlers.attach_validation(
                 trainer,
@@ -159,7 +172,10 @@ class Trainer:
             share=SAVING if saving.every == "auto" else None,
             agree=lambda now: bool(distributed.all_reduce_max(now and self._main)),
         )
-        ended = self._progress.has_ended(sizes.total_steps, stages, loop.patience)
+        if loop.minutes is not None:
+            use = partial(setattr, run.step, "time_used")
+            handlers.attach_time_limit(trainer, loop.minutes, self._seconds, use)
+        ended = self._progress.has_ended(sizes.total_steps, stages, loop.patience, loop.minutes)
         resume = f"transfer {self._command} resume={self._directory.path}"
         with (
             handlers.speak_above_the_bar(),
@@ -248,6 +264,11 @@ class Trainer:
     def _seconds(self) -> float:
         """Return how long all processes of the run have trained, one after the other."""
         return self._before + time.perf_counter() - self._began
+
+    def _seconds_left(self) -> float:
+        """Return after how many seconds the run ends, however many steps it has taken."""
+        minutes = self._blueprint.loop.minutes
+        return math.inf if minutes is None else 60 * minutes - self._seconds()
 
     def _save(self) -> None:
         progress = self._progress

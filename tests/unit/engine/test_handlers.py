@@ -1,4 +1,5 @@
 import logging
+import math
 import os
 import signal
 import time
@@ -390,6 +391,68 @@ def test_progress_hands_errors_on():
 
     with pytest.raises(DivergedError):
         run.go()
+
+
+# Time.
+
+
+def bounded(run, minutes, seconds_a_step=6.0):
+    """Bound a run by time, each of whose steps takes so long; return the shares that were used."""
+    shares = []
+    handlers.attach_time_limit(
+        run.trainer, minutes, lambda: seconds_a_step * run.progress.step, shares.append
+    )
+    run.go()
+    return shares
+
+
+def test_a_run_ends_with_the_step_by_which_its_time_is_used():
+    run = a_run(total=20)
+
+    shares = bounded(run, minutes=1)
+
+    assert run.progress.step == 10
+    assert shares == pytest.approx([step / 10 for step in range(11)], abs=1e-9)
+
+
+def test_a_run_that_is_done_before_its_time_takes_all_its_steps():
+    run = a_run(total=20)
+
+    assert bounded(run, minutes=60)[-1] < 1
+    assert run.progress.step == 20
+
+
+def test_a_run_without_time_takes_a_step():
+    run = a_run(total=20)
+
+    bounded(run, minutes=1e-9)
+
+    assert run.progress.step == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds_a_step", "limit", "said"),
+    [
+        (120.0, math.inf, [(120.0 * 96, 120.0)]),  # once, after the first step and three more
+        (100.0, 1900.0, [(1900.0, 100.0)]),
+        (120.0, 600.0, []),
+        (10.0, math.inf, []),
+        (0.001, math.inf, []),
+    ],
+)
+def test_a_run_that_takes_long_says_so_once(seconds_a_step, limit, said):
+    run, found = a_run(total=100), []
+    handlers.attach_advice(
+        run.trainer,
+        100,
+        lambda: limit,
+        lambda *seconds: found.append(pytest.approx(seconds)),
+        clock=lambda: seconds_a_step * run.progress.step,
+    )
+
+    run.go()
+
+    assert found == said
 
 
 # Signals.

@@ -313,3 +313,26 @@ def test_a_run_that_has_taken_all_its_steps_takes_no_more_but_still_ends():
     run.go()
 
     assert (run.reports, ended) == ([], [1])
+
+
+def test_a_run_whose_time_is_used_has_ended():
+    run = tiny.run(Classification(), tiny.Questions(examples=16), tiny.Recipe(total=8))
+    progress = Progress(step=3, seconds=61.0)
+
+    assert progress.has_ended(8, run.step.stages, None, 1.0)
+    assert not progress.has_ended(8, run.step.stages, None, 2.0)
+    assert not progress.has_ended(8, run.step.stages, None, None)
+
+
+def test_the_rate_of_a_step_is_that_of_the_time_that_is_used():
+    recipe = tiny.Recipe(total=8, schedule=Linear())
+    run = tiny.run(Classification(), tiny.Questions(examples=64), recipe)
+
+    @run.trainer.on(Events.ITERATION_STARTED)
+    def use():
+        run.step.time_used = 0.9
+
+    run.go()
+
+    rates = [rates[0] / recipe.rate for rates in run.rates]
+    assert rates == pytest.approx([0.1] * 8)

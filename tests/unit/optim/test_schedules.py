@@ -146,3 +146,32 @@ def test_a_warm_up_is_a_share_below_one_and_steps_from_one_on(warmup, steps):
 def test_values_that_cannot_work_are_refused_by_name(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# Bounded by time.
+
+shares = st.floats(0, 1)
+
+
+@pytest.mark.parametrize("schedule", ALL)
+@given(total=totals, step=st.integers(0, 10_000))
+def test_a_run_whose_steps_are_ahead_of_its_time_is_one_without_a_limit(schedule, total, step):
+    step = min(step, total)
+
+    assert schedule(step, total, step / total / 2) == schedule(step, total)
+
+
+@pytest.mark.parametrize("schedule", [Linear(10), Linear(0.1), Cosine(0.25), Slanted()])
+@given(total=st.integers(1_000, 10_000), used=shares, later=shares)
+def test_the_rate_falls_with_the_time_to_where_it_ends(schedule, total, used, later):
+    used, later = sorted((used, later))
+    peak = 0.3  # behind every warm-up
+
+    assert schedule(10, total, max(peak, later)) <= schedule(10, total, max(peak, used)) + 1e-12
+    assert schedule(10, total, 1.0) == pytest.approx(schedule(total, total))
+
+
+def test_a_warm_up_in_steps_counts_those_taken_and_a_share_of_the_run_the_time():
+    assert [Linear(4)(step, 10_000, 0.01 * step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert Linear(0.5)(1, 10_000, 0.25) == pytest.approx(0.5, rel=1e-3)
+    assert Linear(0.5)(1, 10_000, 0.75) == pytest.approx(0.5)
