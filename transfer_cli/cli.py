@@ -88,7 +88,9 @@ def _dispatch(words: list[str]) -> int:
         terminal.print_err(commands.overview())
         return EXIT_USER
     first, rest = words[0], words[1:]
-    if first in ("--help", "-h", "help"):
+    if first in ("--help", "-h", "help") and rest[:1] and rest[0] in commands.ALL:
+        _dispatch([rest[0], *rest[1:], "--help"])
+    elif first in ("--help", "-h", "help"):
         terminal.print_out(commands.overview())
     elif first == "--version":
         terminal.print_out(Line(f"transfer {transfer_cli.__version__}"))
@@ -107,8 +109,8 @@ def _dispatch(words: list[str]) -> int:
 def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> None:
     """Run `plan COMMAND ...` or `lr-find COMMAND ...`, which take the overrides of COMMAND."""
     first, rest = (words[0] if words else ""), words[1:]
-    if first in ("--help", "-h"):
-        terminal.print_out(commands.about(commands.ALL[name]))
+    if _asks_help([first]):
+        terminal.print_out(commands.about(name))
     elif first in known:
         from transfer_cli.config import flags
 
@@ -126,10 +128,14 @@ def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> Non
 def _run(name: str, command: Command, words: list[str]) -> None:
     if command.composes:
         _run_composed(name, command, words)
-    elif words[:1] in (["--help"], ["-h"]):
-        terminal.print_out(commands.about(command))
+    elif _asks_help(words):
+        terminal.print_out(commands.about(name))
     else:
         _function_of(command)(words)
+
+
+def _asks_help(words: list[str]) -> bool:
+    return any(word in ("--help", "-h", "--help=all") for word in words)
 
 
 def _function_of(command: Command) -> Callable[[Any], None]:
@@ -165,9 +171,6 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.config import flags
     from transfer_cli.config.variables import check_variables
 
-    if any(word in ("--shell-completion", "-sc") for word in words):
-        _complete([word for word in words if "=" in word])
-        return
     request = flags.parse(words, name)
     check_variables(os.environ)
     if command.places:
@@ -177,13 +180,13 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         typed = as_overrides(request.overrides, places, command.typed, command.lists)
         request = replace(request, overrides=typed)
     _trust_plugins(request)
-    _load("transfer_cli.config.describe")  # and Hydra with it
-    from transfer_cli.config import bounded_yaml, describe, launch
+    _load("transfer_cli.config.launch")  # and Hydra with it
+    from transfer_cli.config import bounded_yaml, help_text, launch
 
     if request.config_dir is not None:
         bounded_yaml.check_folder(request.config_dir)
     if request.asks_help:
-        terminal.print_out(describe.command_help(name, command, request))
+        terminal.print_out(help_text.command_help(name, command, request))
         return
 
     if request.multirun and _process_number() is not None:
