@@ -11,7 +11,6 @@ import importlib
 import logging
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from transfer_cli.sweep.jobs import Jobs
 
 log = logging.getLogger(__name__)
-
-SHELLS = ("bash", "zsh", "fish")
 
 _DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ELOOP,
@@ -116,6 +113,8 @@ def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> Non
 
         if name == "lr-find" and flags.parse(rest).multirun:
             raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
+        import tempfile
+
         # A sweep of these leaves nothing behind, not even Hydra's list of it.
         with tempfile.TemporaryDirectory() as folder:
             _run(first, known[first], [*rest, f"hydra.sweep.dir={folder}"])
@@ -322,36 +321,25 @@ def _raise_failures(jobs: "Jobs") -> None:
 
 
 def _complete(words: list[str]) -> None:
-    """Answer the completion script, which calls us without the command but with COMP_LINE."""
-    action, _, shell = (words[0] if words else "").partition("=")
-    if action == "install":
-        print_completion_script([shell])
-        return
-    if action != "query" or shell not in SHELLS:
-        raise ConfigError(
-            f"expected query=SHELL or install=SHELL, SHELL one of {', '.join(SHELLS)}"
-        )
-    line = os.environ.get("COMP_LINE", "")
-    typed = line.split()
-    if len(typed) < 2 or (len(typed) == 2 and not line.endswith(" ")):
-        start = typed[1] if len(typed) == 2 else ""
-        names = [Line(name) for name in commands.ALL if name.startswith(start)]
-        terminal.print_out(Page(*names))
-    elif typed[1] in commands.ALL and commands.ALL[typed[1]].composes:
-        from transfer_cli.config import launch
+    """Answer the completion script, which hands us the line in COMP_LINE."""
+    from transfer_cli.config.completion import SCRIPTS, completions
 
-        os.environ["COMP_LINE"] = line.replace(f" {typed[1]}", "", 1)
-        launch.shell_completion(f"query={shell}", typed[1])
+    action, _, shell = (words[0] if words else "").partition("=")
+    if action != "query" or shell not in SCRIPTS:
+        raise ConfigError(f"expected query=SHELL, SHELL one of {', '.join(SCRIPTS)}")
+    for word, text in completions(os.environ.get("COMP_LINE", "")).items():
+        # Bash has no place for what a word means.
+        shown = f"\t{in_one_line(text)}" if text and shell != "bash" else ""
+        sys.stdout.write(f"{word}{shown}\n")
 
 
 def print_completion_script(words: list[str]) -> None:
     """Print what the shell that `words` names has to evaluate."""
-    if len(words) != 1 or words[0] not in SHELLS:
-        raise ConfigError(f"name one shell of {', '.join(SHELLS)}")
-    from transfer_cli.config import launch
+    from transfer_cli.config.completion import SCRIPTS
 
-    # Zsh runs the script of bash.
-    launch.shell_completion(f"install={words[0].replace('zsh', 'bash')}")
+    if len(words) != 1 or words[0] not in SCRIPTS:
+        raise ConfigError(f"name one shell of {', '.join(SCRIPTS)}")
+    terminal.flush_out(SCRIPTS[words[0]])
 
 
 # --- what goes wrong ---------------------------------------------------------------------------

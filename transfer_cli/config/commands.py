@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Prose, Renderable
 
+SPOKEN = {"data_changed": "data.changed", "resume_strict": "resume.strict"}
+"""Keys as they are declared -> as they are typed: `data` and `resume` need not be sections."""
+
 FLAGS = (
     ("--help all", "Show every option and every key, with a line on each."),
     ("--cfg job", "Print the whole config instead of running (with --resolve: filled in)."),

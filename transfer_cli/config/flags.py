@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from transfer_cli.config.commands import SPOKEN
 from transfer_cli.errors import ConfigError, nearest
 
 
@@ -87,8 +88,7 @@ _FLAGS: Flags = {
 _SPELT = {"--help=all": ("--help", "all")}
 """Flags as people type them too -> as they are read."""
 
-_SPOKEN = {"data.changed": "data_changed", "resume.strict": "resume_strict"}
-"""Keys as they are typed -> as they are declared: `data` and `resume` need not be sections."""
+_SPOKEN = {typed: key for key, typed in SPOKEN.items()}
 
 
 def read(words: list[str], known: Flags) -> argparse.Namespace:
