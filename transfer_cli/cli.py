@@ -11,7 +11,6 @@ import importlib
 import logging
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from transfer_cli.sweep.jobs import Jobs
 
 log = logging.getLogger(__name__)
-
-SHELLS = ("bash", "zsh", "fish")
 
 _DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ELOOP,
@@ -88,7 +85,9 @@ def _dispatch(words: list[str]) -> int:
         terminal.print_err(commands.overview())
         return EXIT_USER
     first, rest = words[0], words[1:]
-    if first in ("--help", "-h", "help"):
+    if first in ("--help", "-h", "help") and rest[:1] and rest[0] in commands.ALL:
+        _dispatch([rest[0], *rest[1:], "--help"])
+    elif first in ("--help", "-h", "help"):
         terminal.print_out(commands.overview())
     elif first == "--version":
         terminal.print_out(Line(f"transfer {transfer_cli.__version__}"))
@@ -107,13 +106,15 @@ def _dispatch(words: list[str]) -> int:
 def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> None:
     """Run `plan COMMAND ...` or `lr-find COMMAND ...`, which take the overrides of COMMAND."""
     first, rest = (words[0] if words else ""), words[1:]
-    if first in ("--help", "-h"):
-        terminal.print_out(commands.about(commands.ALL[name]))
+    if _asks_help([first]):
+        terminal.print_out(commands.about(name))
     elif first in known:
         from transfer_cli.config import flags
 
         if name == "lr-find" and flags.parse(rest).multirun:
             raise ConfigError("-m: lr-find tests one run at a time; leave -m and sweep= out")
+        import tempfile
+
         # A sweep of these leaves nothing behind, not even Hydra's list of it.
         with tempfile.TemporaryDirectory() as folder:
             _run(first, known[first], [*rest, f"hydra.sweep.dir={folder}"])
@@ -126,10 +127,14 @@ def _run_about(name: str, known: Mapping[str, Command], words: list[str]) -> Non
 def _run(name: str, command: Command, words: list[str]) -> None:
     if command.composes:
         _run_composed(name, command, words)
-    elif words[:1] in (["--help"], ["-h"]):
-        terminal.print_out(commands.about(command))
+    elif _asks_help(words):
+        terminal.print_out(commands.about(name))
     else:
         _function_of(command)(words)
+
+
+def _asks_help(words: list[str]) -> bool:
+    return any(word in ("--help", "-h", "--help=all") for word in words)
 
 
 def _function_of(command: Command) -> Callable[[Any], None]:
@@ -167,9 +172,6 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.config.single_values import refuse_lists
     from transfer_cli.config.variables import check_variables
 
-    if any(word in ("--shell-completion", "-sc") for word in words):
-        _complete([word for word in words if "=" in word])
-        return
     request = flags.parse(words, name)
     check_variables(os.environ)
     if command.places:
@@ -182,13 +184,13 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         refuse_lists(request.overrides, name)
         check_paths(request.overrides, name, multirun=request.multirun)
     _trust_plugins(request)
-    _load("transfer_cli.config.describe")  # and Hydra with it
-    from transfer_cli.config import bounded_yaml, describe, launch
+    _load("transfer_cli.config.launch")  # and Hydra with it
+    from transfer_cli.config import bounded_yaml, help_text, launch
 
     if request.config_dir is not None:
         bounded_yaml.check_folder(request.config_dir)
     if request.asks_help:
-        terminal.print_out(describe.command_help(name, command, request))
+        terminal.print_out(help_text.command_help(name, command, request))
         return
 
     if request.multirun and _process_number() is not None:
@@ -324,36 +326,25 @@ def _raise_failures(jobs: "Jobs") -> None:
 
 
 def _complete(words: list[str]) -> None:
-    """Answer the completion script, which calls us without the command but with COMP_LINE."""
-    action, _, shell = (words[0] if words else "").partition("=")
-    if action == "install":
-        print_completion_script([shell])
-        return
-    if action != "query" or shell not in SHELLS:
-        raise ConfigError(
-            f"expected query=SHELL or install=SHELL, SHELL one of {', '.join(SHELLS)}"
-        )
-    line = os.environ.get("COMP_LINE", "")
-    typed = line.split()
-    if len(typed) < 2 or (len(typed) == 2 and not line.endswith(" ")):
-        start = typed[1] if len(typed) == 2 else ""
-        names = [Line(name) for name in commands.ALL if name.startswith(start)]
-        terminal.print_out(Page(*names))
-    elif typed[1] in commands.ALL and commands.ALL[typed[1]].composes:
-        from transfer_cli.config import launch
+    """Answer the completion script, which hands us the line in COMP_LINE."""
+    from transfer_cli.config.completion import SCRIPTS, completions
 
-        os.environ["COMP_LINE"] = line.replace(f" {typed[1]}", "", 1)
-        launch.shell_completion(f"query={shell}", typed[1])
+    action, _, shell = (words[0] if words else "").partition("=")
+    if action != "query" or shell not in SCRIPTS:
+        raise ConfigError(f"expected query=SHELL, SHELL one of {', '.join(SCRIPTS)}")
+    for word, text in completions(os.environ.get("COMP_LINE", "")).items():
+        # Bash has no place for what a word means.
+        shown = f"\t{in_one_line(text)}" if text and shell != "bash" else ""
+        sys.stdout.write(f"{word}{shown}\n")
 
 
 def print_completion_script(words: list[str]) -> None:
     """Print what the shell that `words` names has to evaluate."""
-    if len(words) != 1 or words[0] not in SHELLS:
-        raise ConfigError(f"name one shell of {', '.join(SHELLS)}")
-    from transfer_cli.config import launch
+    from transfer_cli.config.completion import SCRIPTS
 
-    # Zsh runs the script of bash.
-    launch.shell_completion(f"install={words[0].replace('zsh', 'bash')}")
+    if len(words) != 1 or words[0] not in SCRIPTS:
+        raise ConfigError(f"name one shell of {', '.join(SCRIPTS)}")
+    terminal.flush_out(SCRIPTS[words[0]])
 
 
 # --- what goes wrong ---------------------------------------------------------------------------

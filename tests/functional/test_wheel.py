@@ -76,7 +76,7 @@ def test_the_wheel_holds_every_config_and_module(wheel):
 
 
 def test_the_installed_command_lists_the_presets_in_an_empty_folder(transfer):
-    done = transfer("finetune", "--help")
+    done = transfer("finetune", "init=scratch", "--help", "all")
 
     assert done.returncode == 0, done.stderr
     for option in options():

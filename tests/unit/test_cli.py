@@ -285,7 +285,7 @@ def test_no_command_works_for_a_closed_output(capsys, monkeypatch, name):
         ("presets >&-", 2, "transfer presets: standard output is closed"),
         ("presets >/dev/full", 2, "transfer presets: standard output cannot be written: No space"),
         ("presets 1</dev/null", 2, "transfer presets: standard output is closed"),
-        ("completion bash >/dev/full", 2, "transfer completion: No space left on device"),
+        ("completion bash >/dev/full", 2, "transfer completion: standard output cannot be written"),
         ("nonsense 2>/dev/full", 2, ""),
         ("presets <&- 2>&- >/dev/null", 0, ""),
         ("presets <&- >&- 2>&-", 2, ""),

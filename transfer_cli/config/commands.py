@@ -1,8 +1,25 @@
 """What each command is called, does and where its function is; read before Hydra is imported."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Prose
+from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Prose, Renderable
+
+SPOKEN = {"data_changed": "data.changed", "resume_strict": "resume.strict"}
+"""Keys as they are declared -> as they are typed: `data` and `resume` need not be sections."""
+
+FLAGS = (
+    ("--help all", "Show every option and every key, with a line on each."),
+    ("--cfg job", "Print the whole config instead of running (with --resolve: filled in)."),
+    ("--info defaults", "Print which files it was put together from."),
+    ("--config-dir DIR", "Also search DIR for options of your own."),
+    ("--config-name NAME", "Start from DIR/NAME.yaml, whose defaults begin with the command."),
+    ("--plugin PACKAGE", "Let configs name classes of a package of your own."),
+    ("-m", "One run for each value of a,b,c or range(1,4)."),
+    ("--debug", "Show the traceback of every error."),
+    ("--hydra-help", "Hydra's own flags."),
+)
+"""What every command that takes overrides takes besides."""
 
 
 @dataclass(frozen=True)
@@ -16,25 +33,35 @@ class Command:
         keys: The keys that people change most, in the order of the help text; none for a command
             that takes no overrides.
         examples: Command lines, each with what it is for.
-        hidden: Beginnings of `_target_` that make no sense here; such options are not listed.
+        hidden: Beginnings of `_target_`, or of `GROUP/OPTION`, that make no sense here; such
+            options are not listed.
+        only: What makes sense under a condition: beginnings of `GROUP/OPTION`, and the override
+            that has to be given. The value RUN stands for any, null for none.
+        ignores: Beginnings of keys that it takes and does nothing with; they are not listed.
         scales: Whether several processes can work on it (`devices=N`).
         makes_runs: Whether it leaves a run directory.
         places: The keys whose values may be typed alone, in their order, and what help calls them.
         typed: The key of a text, which is never read as more than text.
         lists: Keys of several such texts.
+        usage: What follows its name, for a command that takes no overrides.
+        typed_as: What it is typed as, where that is not its name.
     """
 
     summary: str
-    text: str
+    text: str = ""
     function: str = ""
     keys: tuple[str, ...] = ()
     examples: tuple[tuple[str, str], ...] = ()
     hidden: tuple[str, ...] = ()
+    only: tuple[tuple[str, str], ...] = ()
+    ignores: tuple[str, ...] = ()
     scales: bool = False
     makes_runs: bool = False
     places: tuple[tuple[str, str], ...] = ()
     typed: str = ""
     lists: tuple[str, ...] = ()
+    usage: str = ""
+    typed_as: str = ""
 
     @property
     def composes(self) -> bool:
@@ -56,6 +83,7 @@ with the same settings starts at once.""",
             ("transfer prepare data=wikitext2 tokenizer=bpe tokenizer.size=8192", "a smaller one"),
             ("transfer prepare data=trec6 init_from=RUN", "a task, with the tokenizer of a run"),
         ),
+        only=(("tokenizer/", "init_from=null"),),
     ),
     "inspect": Command(
         summary="look at the data: samples, lengths, labels, unknown tokens, overlap",
@@ -70,6 +98,8 @@ much of the training data is found again in validation and test.""",
             ("transfer inspect data=trec6 init_from=RUN", "a task, with the tokenizer of a run"),
             ("transfer inspect data=wikitext2 objective=mlm", "with what the objective hides"),
         ),
+        hidden=("transfer_cli.objectives.source_distillation.",),
+        only=(("tokenizer/", "init_from=null"), ("model/", "init_from=null")),
     ),
     "pretrain": Command(
         summary="train a language model on unlabelled text",
@@ -96,7 +126,19 @@ TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
             ("transfer pretrain data=text data.train='corpus/*.txt' objective=mlm", "own text"),
             ("transfer pretrain resume=runs/pretrain/RUN", "go on with a run that was stopped"),
         ),
-        hidden=("transfer_cli.data.tasks.", "transfer_cli.objectives.classification."),
+        hidden=(
+            "transfer_cli.data.tasks.",
+            "transfer_cli.objectives.classification.",
+            "transfer_cli.objectives.source_distillation.",
+            "sweep/few_label",
+        ),
+        only=(
+            ("model/", "init_from=null"),
+            ("tokenizer/", "init_from=null"),
+            ("adaptation", "init_from=RUN"),
+            ("sweep/schemes", "init_from=RUN"),
+        ),
+        ignores=("plan.", "lr_find."),
         scales=True,
         makes_runs=True,
     ),
@@ -132,15 +174,26 @@ weights, for comparison.""",
                 "two runs, one for each value",
             ),
         ),
-        hidden=("transfer_cli.data.text.",),
+        hidden=(
+            "transfer_cli.data.text.",
+            "transfer_cli.objectives.causal_lm.",
+            "transfer_cli.objectives.masked_lm.",
+            "transfer_cli.objectives.source_distillation.",
+        ),
+        only=(("model/", "init=scratch"), ("tokenizer/", "init=scratch")),
+        ignores=("plan.", "lr_find."),
         scales=True,
         makes_runs=True,
     ),
     "plan": Command(
         summary="show what a run would train when, and how fast, without training",
+        usage="finetune|pretrain [GROUP=OPTION ...] [KEY=VALUE ...]",
+        examples=(
+            ("transfer plan finetune init_from=RUN adaptation=ulmfit", "its stages and rates"),
+            ("transfer plan finetune init_from=RUN plan.steps=5", "how long it would take"),
+            ("transfer plan pretrain model=small loop.batch=128", "how much memory it takes"),
+        ),
         text="""\
-transfer plan finetune|pretrain [GROUP=OPTION ...] [KEY=VALUE ...]
-
 Takes the words of `transfer finetune` or `transfer pretrain` and prints the stages of the run: from
 which step to which, what trains, how many parameters that is, at which rates; which tensors come
 from the checkpoint, which are new and which are dropped; and about how much memory it takes. With
@@ -149,9 +202,16 @@ first, as the run itself would; that is kept.""",
     ),
     "lr-find": Command(
         summary="find a learning rate by a short run over a range of them",
+        usage="finetune|pretrain [GROUP=OPTION ...] [KEY=VALUE ...]",
+        examples=(
+            ("transfer lr-find finetune init_from=RUN", "for full fine-tuning"),
+            ("transfer lr-find finetune init_from=RUN adaptation=lora", "for LoRA"),
+            (
+                "transfer lr-find pretrain model=tiny data=wikitext2 lr_find.end=0.1",
+                "up to a rate of 0.1",
+            ),
+        ),
         text="""\
-transfer lr-find finetune|pretrain [GROUP=OPTION ...] [KEY=VALUE ...]
-
 Takes the words of `transfer finetune` or `transfer pretrain`, lets the rate of every layer group
 grow from step to step until the loss explodes (Smith 2017), and suggests a rate for each group. The
 curve is left as a picture, as numbers and in TensorBoard; no model is kept. `lr_find.start`,
@@ -173,6 +233,7 @@ accuracy and macro-F1 for a classifier. `data=` scores other data that fits the 
             ),
             ("transfer evaluate run=RUN data=table data.train=new.csv split=train", "other data"),
         ),
+        ignores=("tokenizer", "experiment"),
         scales=True,
     ),
     "predict": Command(
@@ -273,10 +334,15 @@ writes any model as an ONNX graph, checked against torch.""",
     ),
     "report": Command(
         summary="compare runs and sweeps: a table, CSV, Markdown, a page with charts",
+        usage="""\
+PATH ... [--sort KEY] [--baseline WORDS] [--csv FILE] [--markdown FILE]
+                       [--json FILE] [--html FILE] [--plugin PACKAGE]""",
+        examples=(
+            ("transfer report runs/finetune", "every run in a folder"),
+            ("transfer report SWEEP --baseline adaptation=full --html report.html", "with a page"),
+            ("transfer report RUN RUN --sort test/error_rate --csv -", "two runs, as CSV"),
+        ),
         text="""\
-transfer report PATH ... [--sort KEY] [--baseline WORDS] [--csv FILE] [--markdown FILE]
-                         [--json FILE] [--html FILE] [--plugin PACKAGE]
-
 Reads runs, sweeps, and folders that hold any of them. Runs that differ in the seed alone are one
 row, with mean and standard deviation; the best is marked; each row is compared with a baseline on
 the same test items (McNemar's test for single runs, a bootstrap over items and seeds for groups).
@@ -284,31 +350,43 @@ The baseline is `adaptation=full`, else the best row, or what `--baseline` says:
 `--baseline "adaptation=full optimizer.lr=1e-3"`. `--sort` takes a measure (`test/error_rate`),
 seconds, trained or memory. A FILE of `-` is standard output. Of a sweep at work it says what is
 done, running and left, and how long that takes. What analyses left in `RUN/analyses` is on the
-page; a package named by `--plugin` may show its own in sections of its own.
-
-  transfer report runs/finetune
-  transfer report SWEEP --baseline adaptation=full --html report.html""",
+page; a package named by `--plugin` may show its own in sections of its own.""",
         function="transfer_cli.commands.report.report",
     ),
     "diff": Command(
         summary="show in what two runs differ: config, data, environment, measures",
+        usage="RUN_A RUN_B [--json]",
+        examples=(
+            ("transfer diff runs/finetune/RUN_A runs/finetune/RUN_B", "as a table"),
+            ("transfer diff RUN_A RUN_B --json | jq .config", "their settings alone"),
+        ),
         text="""\
-transfer diff RUN_A RUN_B [--json]
-
 Shows settings, data, versions, measures and costs that differ, and a paired test of both runs on
 the same items (b - a).""",
         function="transfer_cli.commands.diff.diff",
     ),
     "presets": Command(
         summary="list every config group and option, with one line on each",
-        text="transfer presets [GROUP ...] [--json] [--config-dir DIR]",
+        usage="[GROUP ...] [--json] [--config-dir DIR]",
+        examples=(
+            ("transfer presets adaptation", "the schemes, and what they are made of"),
+            ("transfer presets model schedule", "two groups"),
+            ("transfer presets --config-dir myconf", "your own too"),
+        ),
+        text="""\
+Each option is a file that `GROUP=OPTION` puts into the config; what changes it is
+`GROUP.KEY=VALUE`. `transfer COMMAND GROUP=OPTION --help` shows the keys of an option.""",
         function="transfer_cli.commands.presets.presets",
     ),
     "init": Command(
         summary="start a folder of your own configs, with commented copies to edit",
+        usage="DIR [--from GROUP=OPTION ...]",
+        examples=(
+            ("transfer init myconf", "copies of what people change most"),
+            ("transfer init myconf --from adaptation=lora model=tiny", "copies of these"),
+            ("transfer finetune --config-dir myconf --help", "what can be chosen then"),
+        ),
         text="""\
-transfer init DIR [--from GROUP=OPTION ...]
-
 Makes DIR, a folder of your own configs: commented copies of ours, one for each of the groups that
 people change most, and a README.md that says how to use them. With `--from` it holds copies of the
 named options instead, as `my_OPTION`. `--config-dir DIR` then offers them to any command, and
@@ -317,26 +395,58 @@ named options instead, as `my_OPTION`. `--config-dir DIR` then offers them to an
     ),
     "info": Command(
         summary="show versions, devices and caches",
-        text="transfer info [--json]",
+        usage="[--json]",
+        examples=(
+            ("transfer info", "what to put into a question about a fault"),
+            ("transfer info --json", "for a program"),
+        ),
         function="transfer_cli.commands.info.info",
     ),
     "completion": Command(
         summary="print the completion script for a shell",
-        text='transfer completion bash|zsh|fish, for example: eval "$(transfer completion bash)"',
+        usage="bash|zsh|fish",
+        examples=(
+            ('eval "$(transfer completion bash)"', "in ~/.bashrc"),
+            ('eval "$(transfer completion zsh)"', "in ~/.zshrc, after compinit"),
+            ("transfer completion fish | source", "in ~/.config/fish/config.fish"),
+        ),
+        text="""\
+Then the tab key completes commands, keys, options, flags, files and run directories.""",
         function="transfer_cli.cli.print_completion_script",
     ),
 }
 """In the order in which they are listed."""
 
 
+_KEYS_OF_RUNS = ("run.dir", "resume")
+
 ABOUT = {
     name: {
-        kind: replace(ALL[kind], function=f"{function}_{kind}", scales=False, makes_runs=False)
+        kind: replace(
+            ALL[kind],
+            summary=ALL[name].summary,
+            text=ALL[name].text,
+            examples=ALL[name].examples,
+            function=f"{function}_{kind}",
+            keys=(*(key for key in ALL[kind].keys if key not in _KEYS_OF_RUNS), *keys),
+            hidden=(*ALL[kind].hidden, *hidden),
+            only=tuple(pair for pair in ALL[kind].only if not pair[0].startswith(hidden)),
+            ignores=ignores,
+            typed_as=f"{name} {kind}",
+            scales=False,
+            makes_runs=False,
+        )
         for kind in ("finetune", "pretrain")
     }
-    for name, function in (
-        ("plan", "transfer_cli.commands.plan.plan"),
-        ("lr-find", "transfer_cli.commands.lr_find.lr_find.find"),
+    for name, function, keys, hidden, ignores in (
+        ("plan", "transfer_cli.commands.plan.plan", ("plan.steps",), (), ("lr_find.", "run.")),
+        (
+            "lr-find",
+            "transfer_cli.commands.lr_find.lr_find.find",
+            ("lr_find.start", "lr_find.end"),
+            ("sweep/",),
+            ("plan.", "sweep."),
+        ),
     )
 }
 """For `plan` and `lr-find`: the commands whose overrides they take, looking at a run instead."""
@@ -352,7 +462,8 @@ def overview() -> Page:
         BLANK,
         *listed,
         BLANK,
-        _entry("transfer COMMAND --help", "what a command does, what can be chosen, examples"),
+        _entry("transfer COMMAND --help", "what is changed most, examples, what can be chosen"),
+        _entry("transfer COMMAND --help all", "every option and key, with a line on each"),
         _entry("transfer --version", "the version"),
         _entry("TRANSFER_DATA", "where data sets lie or are fetched to (~/.cache/transfer)"),
         _entry("TRANSFER_DEBUG=1", "tracebacks for every error (so does --debug)"),
@@ -363,10 +474,38 @@ def overview() -> Page:
     )
 
 
-def about(command: Command) -> Page:
+def about(name: str) -> Page:
     """Return the help text of a command that composes no config."""
-    return Page(Prose(command.text), BLANK, Line(command.summary))
+    command = ALL[name]
+    parts: list[Renderable] = [
+        *heading(name, command, command.usage),
+        BLANK,
+        *examples(command),
+    ]
+    return Page(*parts, *((BLANK, Prose(command.text)) if command.text else ()))
 
 
-def _entry(head: str, text: str, column: int = 26) -> Entry:
+def heading(name: str, command: Command, usage: str) -> list[Renderable]:
+    """Return what every help text begins with."""
+    return [
+        Line(Piece(f"transfer {name}", "heading"), f": {command.summary}"),
+        *(Line(Piece(start, "heading"), line) for start, line in _usage(name, usage)),
+    ]
+
+
+def _usage(name: str, usage: str) -> Iterator[tuple[str, str]]:
+    first, *others = usage.splitlines()
+    yield "usage:", f" transfer {name} {first}"
+    yield from (("", line) for line in others)
+
+
+def examples(command: Command) -> list[Renderable]:
+    """Return the examples of a command, each with what it is for."""
+    blocks: list[Renderable] = [Line(Piece("Examples:", "heading"))]
+    for line, purpose in command.examples:
+        blocks += [Line("  ", Piece(f"# {purpose}", "note")), Line(f"  {line}")]
+    return blocks
+
+
+def _entry(head: str, text: str, column: int = 29) -> Entry:
     return Entry([Piece(head, "name")], [text], column)

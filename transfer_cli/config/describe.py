@@ -1,41 +1,38 @@
-"""Shows what can be chosen and what it means, read from `conf/` itself.
+"""What can be chosen and what it means, read from `conf/` and the schema as text.
 
 A config group is a folder, an option is a file, whose first line says what it is. The meaning of a
-plain value is the text below its field in `config.schema`.
+key is the comment beside or above it there, or the text below its field in `config.schema`. No
+library reads them: this also answers the tab key.
 """
 
 import ast
-import inspect
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property
 from pathlib import Path
+from typing import NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
-
-from transfer_cli.config import schema
 from transfer_cli.config.commands import Command
-from transfer_cli.config.flags import Request
 from transfer_cli.config.locate import conf_dir
-from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
-
-WIDTH = 100
-"""Maximum width of the help text, in a pipe too."""
-
-COLUMN = 34
-"""The column in which descriptions begin."""
 
 PACKAGED = "packaged"
 OWN = "yours"
 
-_PART_HELP = {
-    "optimizer.lr": "The peak learning rate.",
-    "tokenizer.size": "Number of tokens in the vocabulary.",
-}
-"""Keys of parts that are built from constructors, which have no field in `config.schema`."""
+_DEFAULT = re.compile(
+    r"\s*- (?:override )?(?:(?P<group>/?[\w/]+)(?:@(?P<place>[\w.]+))?: *)?(?P<names>[^#]*)"
+)
+_KEY = re.compile(r"( *)([\w-]+):(?:\s+(.*))?$")
+
+
+@dataclass(frozen=True)
+class KeyText:
+    """A key, its value as it is written, and what it means; "" where nothing is said."""
+
+    key: str
+    value: str
+    line: str
 
 
 @dataclass(frozen=True)
@@ -58,11 +55,55 @@ class Option:
     origin: str = PACKAGED
     shadowed: bool = False
 
+    @cached_property
+    def text(self) -> str:
+        """The file."""
+        return self.file.read_text(encoding="utf-8", errors="replace")
+
     @property
     def target(self) -> str:
         """The class that it builds, "" where it names none."""
-        found = re.search(r"^_target_:\s*(\S+)", self.file.read_text(), re.MULTILINE)
+        found = re.search(r"^_target_:\s*(\S+)", self.text, re.MULTILINE)
         return found[1] if found else ""
+
+    @property
+    def package(self) -> str:
+        """Where its keys go, for example `adaptation.plan`; "" for the top."""
+        found = re.search(r"^# @package ([\w.]+)", self.text, re.MULTILINE)
+        named = found[1] if found else self.group.replace("/", ".")
+        return "" if named == "_global_" else named
+
+    def key_texts(self) -> Iterator[KeyText]:
+        """Yield its keys, with names as they are typed, `_target_` included."""
+        prefix = f"{self.package}." if self.package else ""
+        for each in keys_in(self.text):
+            yield KeyText(prefix + each.key, each.value, each.line)
+
+    def choices(self) -> Iterator["Choice"]:
+        """Yield the options that it is put together from."""
+        for group, place, names in _choices_in(self.text):
+            if names:
+                below = group[1:] if group.startswith("/") else f"{self.group}/{group}"
+                yield Choice(below.removesuffix("/"), place.removeprefix("_global_."), names)
+
+
+class Choice(NamedTuple):
+    """Options that a config is put together from: their group, a place of their own, names."""
+
+    group: str
+    place: str
+    names: tuple[str, ...]
+
+
+def _choices_in(text: str) -> Iterator[Choice]:
+    """Yield each entry of a list of defaults as it stands there; "" where nothing does."""
+    listed = re.search(r"^defaults:.*\n((?:[ \t#-].*\n|\n)*)", text, re.MULTILINE)
+    for line in listed[1].splitlines() if listed else ():
+        if found := _DEFAULT.match(line):
+            names = re.findall(r"[\w/.-]+", re.sub(r"@[\w.]+", "", found["names"]))
+            plain = tuple(name for name in names if name not in ("_self_", "null"))
+            if found["group"] or not plain or not plain[0].startswith("schema/"):
+                yield Choice(found["group"] or "", found["place"] or "", plain)
 
 
 def description(file: Path) -> str:
@@ -96,151 +137,147 @@ def _options_in(folder: Path, origin: str) -> Iterator[Option]:
             yield Option(group, name, description(file), file, origin)
 
 
-# --- the help text of a command ----------------------------------------------------------------
+def offered(
+    name: str, command: Command, config_dir: Path | None = None, without: Iterable[str] = ()
+) -> list[Option]:
+    """Return the options that mean something to a command, in the order of its groups.
 
-
-def command_help(name: str, command: Command, request: Request) -> Page:
-    """Return what `transfer NAME --help` shows."""
-    from transfer_cli.config import launch  # which looks up options here when it explains an error
-
-    compose = partial(launch.compose, name, return_hydra_config=True)
-    try:
-        config = compose(request)
-    except Exception:  # the keys are shown as they are by default where an override is wrong
-        config = compose(Request())
-    chosen = (compose(Request()) if request.overrides else config).hydra.runtime.choices
-    places = "".join(f"{shown} " for _, shown in command.places)
-    usage = f" transfer {name} {places}[GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]"
-    parts: list[list[Renderable]] = [
-        [Line(Piece(f"transfer {name}", "heading"), f": {command.summary}")],
-        [Prose(command.text)],
-        [Line(Piece("usage:", "heading"), usage)],
-        _groups(chosen, command, request),
-        _keys(name, command, config),
-        _examples(command),
-        _flags(name),
-        [Line(Piece("Every key: ", "heading"), Piece(f"transfer {name} --cfg job", "name"))],
-    ]
-    blocks: list[Renderable] = []
-    for part in filter(None, parts):
-        blocks += [BLANK, *part] if blocks else part
-    return Page(*blocks)
-
-
-def _groups(
-    chosen: Mapping[str, str | None], command: Command, request: Request
-) -> list[Renderable]:
-    """Return the groups in the order of the defaults, each with those below it."""
-    # Hydra lists them from last to first, with further choices of a group for other places.
-    own = [group for group in reversed(list(chosen)) if "@" not in group]
-    places = {group: place for place, group in enumerate(own)}
+    Args:
+        name: The name of the command.
+        command: The command.
+        config_dir: A folder with the user's own configs.
+        without: Beginnings of `GROUP/OPTION` that mean nothing now.
+    """
+    taken = list(groups_of(name))
+    hidden = (*command.hidden, *without)
     found = [
         option
-        for option in options(request.config_dir)
-        if option.group.partition("/")[0] in places
+        for option in options(config_dir)
+        if option.group.partition("/")[0] in taken
         and not option.shadowed
         and not option.target.startswith(command.hidden)
+        and not f"{option.group}/{option.name}".startswith(hidden)
     ]
-    found.sort(key=lambda option: places[option.group.partition("/")[0]])
-    blocks: list[Renderable] = []
-    for group, listed in itertools.groupby(found, lambda option: option.group):
-        nothing = "" if chosen.get(group) else "(nothing by default)"
-        title = f"  {group}=   "
-        blocks.append(Entry([Piece(title, "heading")], [Piece(nothing, "note")], len(title)))
-        for option in listed:
-            mark = "*" if chosen.get(group) == option.name else " "
-            style: Style = "name" if option.origin == PACKAGED else "own"
-            head: Pieces = ["  ", Piece(mark, "mark"), " ", Piece(option.name, style)]
-            blocks.append(_entry(head, option.line))
-    return [_title("What can be chosen (* is the default):"), *blocks] if blocks else []
+    found.sort(key=lambda option: taken.index(option.group.partition("/")[0]))
+    known = {(option.group, option.name): option for option in found}
+    sections = {key.partition(".")[0] for key in declared(name)} | {"defaults", "hydra"}
+    return [o for o in found if o.group != "experiment" or _is_possible(o, known, sections)]
 
 
-def _keys(name: str, command: Command, config: DictConfig) -> list[Renderable]:
-    meanings = key_help(name)
-    entries = [
-        _entry(["  ", Piece(key, "name"), f"={_value_text(config, key)}"], meanings.get(key, ""))
-        for key in command.keys
+def _is_possible(
+    option: Option, known: Mapping[tuple[str, str], Option], sections: Set[str]
+) -> bool:
+    """Return whether an experiment chooses known options, and sets keys of known sections."""
+    wanted = [
+        (choice.group, each)
+        for choice in option.choices()
+        if choice.place in ("", choice.group)
+        for each in choice.names
     ]
-    return [_title("What is changed most (with the value it has now):"), *entries]
-
-
-def _value_text(config: DictConfig, key: str) -> str:
-    try:
-        value = OmegaConf.select(config, key, throw_on_missing=True)
-    except MissingMandatoryValue:
-        return "(needed)"
-    return "null" if value is None else str(value)
-
-
-def _title(text: str) -> Entry:
-    return Entry([], [Piece(text, "heading")], 0)
-
-
-def _entry(head: Pieces, text: str) -> Entry:
-    """Return `head` and `text` in two columns."""
-    return Entry(head, [text], COLUMN, WIDTH)
-
-
-def _examples(command: Command) -> list[Renderable]:
-    blocks: list[Renderable] = [_title("Examples:")]
-    for line, purpose in command.examples:
-        blocks += [Line("  ", Piece(f"# {purpose}", "note")), Line(f"  {line}")]
-    return blocks
-
-
-def _flags(name: str) -> list[Renderable]:
-    entries = (
-        ("--cfg job", "Print the whole config instead of running (with --resolve: filled in)."),
-        ("--info defaults", "Print which files it was put together from."),
-        ("--config-dir DIR", "Also search DIR for options of your own."),
-        ("--config-name NAME", f"Start from DIR/NAME.yaml, whose defaults begin with {name}."),
-        ("--plugin PACKAGE", "Let configs name classes of a package of your own."),
-        ("-m", "One run for each value of a,b,c or range(1,4)."),
-        ("--debug", "Show the traceback of every error."),
-        ("--hydra-help", "Hydra's own flags."),
+    return (
+        all(each in known for each in wanted)
+        and {each.key.partition(".")[0] for each in option.key_texts()} <= sections
+        and all(
+            _is_possible(known[each], known, sections) for each in wanted if each[0] == "experiment"
+        )
     )
-    flags = [_entry(["  ", Piece(flag, "name")], text) for flag, text in entries]
-    return [_title("Flags:"), *flags]
+
+
+def groups_of(name: str) -> dict[str, tuple[str, ...]]:
+    """Return the groups that a command takes, and what is chosen of each by default."""
+    found = _choices_in((conf_dir() / f"{name}.yaml").read_text(encoding="utf-8"))
+    return {each.group: each.names for each in found if each.group and not each.place}
 
 
 # --- the meaning of keys -----------------------------------------------------------------------
 
 
+def keys_in(text: str) -> Iterator[KeyText]:
+    """Yield the keys of a config with the comment beside or above each.
+
+    Understands YAML as we write it, a key a line; what is written otherwise is passed over.
+    """
+    path: list[tuple[int, str]] = []
+    above: list[str] = []
+    begun = False  # what stands above the first key is about the file
+    for line in text.splitlines():
+        found = _KEY.match(line)
+        if line.lstrip().startswith("#"):
+            above.append(line.strip("# "))
+        elif found is None:
+            above, begun = [], begun or bool(line.strip())
+        else:
+            indent, name = len(found[1]), found[2]
+            path = [(column, each) for column, each in path if column < indent] + [(indent, name)]
+            value, _, beside = f" {found[3] or ''}".partition(" #")
+            said = beside or (" ".join(above) if begun else "")
+            yield KeyText(".".join(each for _, each in path), value.strip(), said.strip())
+            above, begun = [], True
+
+
+def part_texts(found: Iterable[Option]) -> dict[tuple[str, str], str]:
+    """Return what keys of parts mean, by the class that is built and the argument's name.
+
+    Where options differ, the last one counts. A key of no class stands under "", with its whole
+    name.
+    """
+    texts: dict[tuple[str, str], str] = {}
+    for option in found:
+        keys = list(option.key_texts())
+        targets = {
+            each.key.rpartition(".")[0]: each.value
+            for each in keys
+            if each.key.endswith("_target_")
+        }
+        for each in keys:
+            above, _, name = each.key.rpartition(".")
+            if each.line:
+                texts[(targets[above], name) if above in targets else ("", each.key)] = each.line
+    return texts
+
+
+def declared(command: str) -> dict[str, KeyText]:
+    """Return the plain values of a command as `config.schema` declares them, by their keys."""
+    classes, commands = _schema()
+    return {each.key: each for each in _keys_of(commands[command], "", classes)}
+
+
 def key_help(command: str) -> dict[str, str]:
     """Return the meaning of every plain value of a command, by its full key."""
-    texts = _field_texts()
-    meanings = dict(_PART_HELP)
     # The same key means the same everywhere, unless a command's own class says more of it.
-    for kind in (*schema.COMMANDS.values(), schema.COMMANDS[command]):
-        meanings.update(_key_texts(kind, "", texts))
-    return meanings
+    every = [each for name in _schema()[1] for each in declared(name).values()]
+    return {each.key: each.line for each in (*every, *declared(command).values()) if each.line}
 
 
-def _key_texts(
-    kind: type, prefix: str, texts: dict[tuple[str, str], str]
-) -> Iterator[tuple[str, str]]:
-    for owner in reversed(kind.__mro__):  # a class may say more of a key than the one it extends
-        for name, annotation in inspect.get_annotations(owner).items():
-            key = f"{prefix}{name}"
-            if (owner.__name__, name) in texts:
-                yield key, texts[owner.__name__, name]
-            if isinstance(annotation, type) and annotation.__module__ == schema.__name__:
-                yield from _key_texts(annotation, f"{key}.", texts)
+def _keys_of(kind: str, prefix: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[KeyText]:
+    node = classes[kind]
+    for base in node.bases:  # a class may say more of a key than the one it extends
+        yield from _keys_of(ast.unparse(base), prefix, classes)
+    for field, below in itertools.pairwise([*node.body, ast.Pass()]):
+        if not isinstance(field, ast.AnnAssign):
+            continue
+        key, inner = f"{prefix}{ast.unparse(field.target)}", ast.unparse(field.annotation)
+        if inner in classes:
+            yield from _keys_of(inner, f"{key}.", classes)
+            continue
+        match below:
+            case ast.Expr(value=ast.Constant(value=str(said))):
+                line = " ".join(said.split())
+            case _:
+                line = ""
+        yield KeyText(key, ast.unparse(field.value) if field.value else "", line)
 
 
 @cache
-def _field_texts() -> dict[tuple[str, str], str]:
-    """Return the text below each field of each class in `config.schema`."""
-    texts = {}
-    classes = [
-        node for node in ast.parse(inspect.getsource(schema)).body if isinstance(node, ast.ClassDef)
-    ]
-    for node in classes:
-        for pair in itertools.pairwise(node.body):
-            match pair:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=field)),
-                    ast.Expr(value=ast.Constant(value=text)),
-                ):
-                    texts[node.name, field] = " ".join(str(text).split())
-    return texts
+def _schema() -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
+    """Return the classes in `config.schema`, and which is whose, without an import of Hydra."""
+    body = ast.parse(Path(__file__).with_name("schema.py").read_text(encoding="utf-8")).body
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    for node in body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id="COMMANDS"), value=ast.Dict(keys, values)):
+                pairs = zip(keys, values, strict=True)
+                return classes, {
+                    ast.literal_eval(key): ast.unparse(kind) for key, kind in pairs if key
+                }
+    raise LookupError("COMMANDS")

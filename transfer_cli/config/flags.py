@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from transfer_cli.config.commands import SPOKEN
 from transfer_cli.errors import ConfigError, nearest
 
 
@@ -21,6 +22,7 @@ class Request:
         overrides: `key=value` words, in order.
         hydra_flags: Hydra's own flags, in the form that Hydra takes.
         asks_help: Whether `--help` was given.
+        asks_all: Whether it was `--help all`.
         multirun: Whether each comma-separated value is a run of its own.
         looks_only: Whether Hydra prints something instead of running the command.
         config_dir: A folder with the user's own configs.
@@ -32,6 +34,7 @@ class Request:
     overrides: tuple[str, ...] = ()
     hydra_flags: tuple[str, ...] = ()
     asks_help: bool = False
+    asks_all: bool = False
     multirun: bool = False
     looks_only: bool = False
     config_dir: Path | None = None
@@ -82,8 +85,10 @@ _FLAGS: Flags = {
 """Hydra's flags and ours."""
 
 
-_SPOKEN = {"data.changed": "data_changed", "resume.strict": "resume_strict"}
-"""Keys as they are typed -> as they are declared: `data` and `resume` need not be sections."""
+_SPELT = {"--help=all": ("--help", "all")}
+"""Flags as people type them too -> as they are read."""
+
+_SPOKEN = {typed: key for key, typed in SPOKEN.items()}
 
 
 def read(words: list[str], known: Flags) -> argparse.Namespace:
@@ -129,7 +134,11 @@ def parse(arguments: list[str], command: str = "") -> Request:
     Raises:
         ConfigError: A flag does not exist or lacks its value.
     """
-    found, words = _read(arguments, _FLAGS, partial(_as_key, command))
+    given = [part for word in arguments for part in _SPELT.get(word, (word,))]
+    found, words = _read(given, _FLAGS, partial(_as_key, command))
+    asks_all = found.help and "all" in words
+    if asks_all:
+        words.remove("all")
     if found.config_path:
         raise ConfigError("--config-path: would hide our own configs; use --config-dir")
     looks_only = bool(found.cfg or found.info or found.hydra_help)
@@ -139,6 +148,7 @@ def parse(arguments: list[str], command: str = "") -> Request:
         overrides=tuple(map(_declared, words)),
         hydra_flags=(*_typed(found, hydras), *(["--multirun"] if multirun else [])),
         asks_help=found.help,
+        asks_all=asks_all,
         multirun=multirun,
         looks_only=looks_only,
         config_dir=Path(found.config_dir) if found.config_dir else None,

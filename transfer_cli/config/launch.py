@@ -65,11 +65,6 @@ def launch_once(command: str, request: Request, task: Task) -> None:
         raise failed[0]
 
 
-def shell_completion(action: str, command: str = "pretrain") -> None:
-    """Print a script (`install=SHELL`) or what can complete COMP_LINE (`query=SHELL`)."""
-    _call_hydra(["--shell-completion", action], command, lambda config: None)
-
-
 def compose(command: str, request: Request, *, return_hydra_config: bool = False) -> DictConfig:
     """Return the config of `command` that `request` asks for; raises whatever Hydra raises."""
     schema.register()

@@ -1,0 +1,331 @@
+"""What the tab key offers: commands, keys, options, values, flags, files and runs.
+
+It runs at each press of the key, so no library is imported: `config.describe` reads `conf/` and the
+schema as text. What it cannot know it leaves out; the command itself says what is wrong.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice, pairwise
+from pathlib import Path
+
+from transfer_cli.config import commands
+from transfer_cli.config.commands import Command
+from transfer_cli.config.describe import KeyText, Option, declared, groups_of, offered, options
+
+Found = dict[str, str]
+"""Whole words -> what they mean. After one that ends in `=`, `.`, `/` or `,` more is typed."""
+
+_VALUES = {
+    "device": "auto cpu cuda", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
+    "parallel": "ddp fsdp", "split": "train validation test all", "baseline": "none unigram",
+    "errors": "stop skip", "output_format": "auto jsonl csv tsv", "data.changed": "refuse accept",
+    "data.format": "csv tsv jsonl", "forgetting.data": "source", "resume": "auto",
+    "sweep.on_error": "continue stop", "sweep.sampler": "tpe random", "sweep.workers": "auto",
+    "sweep.direction": "auto minimize maximize", "checkpoint.every": "auto",
+    "adaptation.store": "all trained merged", "adaptation.schedule_per": "run stage",
+    "objective.pooling": "auto cls_first cls_last mean max concat",
+}  # fmt: skip
+"""The words that a key takes, for keys of all commands; a test holds them to what is declared."""
+
+_FORMATS = {"predict": "auto text jsonl csv tsv", "export": "hf onnx"}
+_RUNS = ("run", "init_from", "resume", "base")
+_FILES = ("input", "output", "forgetting.data", "to", "run.dir", "run.root", "data_dir")
+_OF_FLAGS = {
+    "--cfg": "job hydra all",
+    "--info": "all config defaults defaults-tree plugins searchpath",
+}
+_MOST = 2000
+"""Entries of a folder that are looked at."""
+
+_PLAIN = re.compile(r"[\w.+@%:,-]+")
+"""Names that no shell wants in quotes; others are left to the shell's own completion."""
+
+
+def completions(line: str) -> Found:
+    """Return what the last word of a command line, up to the cursor, can become."""
+    try:
+        words = shlex.split(line)[1:]
+    except ValueError:  # an open quote
+        return {}
+    last = words.pop() if words and not line[-1].isspace() else ""
+    return {word: text for word, text in _found(words, last).items() if word.startswith(last)}
+
+
+def _found(words: list[str], last: str) -> Found:
+    every = {name: command.summary for name, command in commands.ALL.items()}
+    if not words:
+        return {**every, "--help": "the commands", "--version": "the version"}
+    first, *rest = words
+    if first in commands.ABOUT and rest:
+        kind, *rest = rest
+        about = commands.ABOUT[first].get(kind)
+        return _of_composing(kind, about, rest, last) if about else {}
+    if first in commands.ALL and commands.ALL[first].composes:
+        return _of_composing(first, commands.ALL[first], rest, last)
+    if first in commands.ALL:
+        return _of_usage(commands.ALL[first].usage, rest, last)
+    return every if first in ("help", "--help", "-h") and not rest else {}
+
+
+# --- commands that take no overrides -----------------------------------------------------------
+
+
+def _of_usage(usage: str, words: list[str], last: str) -> Found:
+    """Return what a usage such as `PATH ... [--csv FILE]` allows."""
+    flags = dict(re.findall(r"\[(--[\w-]+)(?: ([\w=]+))?", usage))
+    before = [flag for flag in words if flag in flags][-1:]
+    if words and flags.get(words[-1]):
+        return _of_kind(flags[words[-1]], last)
+    if before and flags[before[0]] == "GROUP=OPTION":  # of which there can be several
+        return _of_kind("GROUP=OPTION", last)
+    places = re.sub(r"\[--[^\]]*\]", "", usage).replace("[GROUP", "GROUP").split()
+    taken = [word for word in words if not word.startswith("-")]
+    given = places[: len(taken) + 1]
+    kind = given[-1] if len(given) > len(taken) or "..." in usage else ""
+    kind = places[0] if kind.startswith("...") else kind
+    named = dict.fromkeys([*flags, "--help"], "")
+    return named if last.startswith("-") else _of_kind(kind, last)
+
+
+def _of_kind(kind: str, last: str) -> Found:
+    """Return what can stand where a usage says RUN, FILE, GROUP, a|b, ..."""
+    if "|" in kind:
+        return dict.fromkeys(kind.split("|"), "")
+    if kind.startswith("GROUP"):
+        mark = "=" if kind.endswith("OPTION") else ""
+        group, equals, _ = last.partition("=")
+        if mark and equals:
+            return {f"{group}={o.name}": o.line for o in options() if o.group == group}
+        return {f"{option.group}{mark}": "" for option in options()}
+    if kind.startswith(("RUN", "PATH")):
+        return _paths(last, _is_run)
+    if kind.startswith(("DIR", "FOLDER")):
+        return _paths(last, _nothing)
+    return _paths(last, os.DirEntry.is_file) if kind.startswith("FILE") else {}
+
+
+# --- commands that take overrides --------------------------------------------------------------
+
+
+def _of_composing(name: str, command: Command, words: list[str], last: str) -> Found:
+    flags = {flag.split()[0]: text for flag, text in commands.FLAGS}
+    before = words[-1] if words else ""
+    if before in _OF_FLAGS:
+        return dict.fromkeys(_OF_FLAGS[before].split(), "")
+    if before in ("--config-dir", "-cd"):
+        return _of_kind("DIR", last)
+    if last.startswith("-"):
+        return flags
+    typed = _Overrides(name, command, words)
+    key, equals, value = last.partition("=")
+    if equals:
+        head = key + equals + value[: 1 + max(value.rfind(mark) for mark in ",[")]
+        values = typed.values(key.lstrip("+~"), last[len(head) :])
+        return {f"{head}{each}": text for each, text in values.items()}
+    sign = last[: len(last) - len(last.lstrip("+~"))]
+    keys = {f"{sign}{key}": text for key, text in _next_parts(typed.keys(), last[len(sign) :])}
+    free = command.places[len([word for word in words if "=" not in word and word[:1] != "-"]) :]
+    return {**keys, **(_of_kind(free[0][1], last) if free and not sign else {})}
+
+
+def _next_parts(known: Found, start: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys that begin so, up to the next dot: a section at a time."""
+    for key, text in known.items():
+        if key.startswith(start):
+            section, dot, _ = key[len(start) :].partition(".")
+            yield (f"{start}{section}.", "") if dot else (key, text)
+
+
+class _Overrides:
+    """What can be overridden after the words that stand there already."""
+
+    def __init__(self, name: str, command: Command, words: list[str]) -> None:
+        self.name, self.command, self.words = name, command, words
+        given = dict(pairwise(words))
+        folder = Path(given.get("--config-dir") or given.get("-cd") or "/dev/null")
+        self.folder = folder if folder.is_dir() else None
+
+    @cached_property
+    def _options(self) -> list[Option]:
+        return options(self.folder)
+
+    def values(self, key: str, start: str) -> Found:
+        """Return what can stand behind `key=`, or behind a comma there."""
+        group, placed, _ = key.partition("@")
+        # A further loss or stream may be of another kind than the main one.
+        found = self._options if placed else offered(self.name, self.command, self.folder)
+        if of_group := {each.name: each.line for each in found if each.group == group}:
+            return of_group
+        if key in (known := self._texts()) and known[key].value.lower() in ("true", "false"):
+            return {"true": "", "false": ""}
+        formats = _FORMATS.get(self.name, "") if key == "format" else ""
+        words = dict.fromkeys((formats or _VALUES.get(key, "")).split(), "")
+        if key in _RUNS:
+            return {**words, **_paths(start, _is_run)}
+        if key in _FILES or key.rpartition(".")[2] in ("train", "validation", "test", "path"):
+            return {**words, **_paths(start, os.DirEntry.is_file)}
+        return words
+
+    def keys(self) -> Found:
+        """Return the groups and the keys, each with `=` behind it."""
+        taken = groups_of(self.name)
+        groups = {f"{o.group}=": "" for o in self._options if o.group.split("/")[0] in taken}
+        keys = {
+            f"{commands.SPOKEN.get(key, key)}=": text.line
+            for key, text in self._texts().items()
+            if not key.startswith(self.command.ignores)
+        }
+        return {**keys, **groups}
+
+    def _texts(self) -> dict[str, KeyText]:
+        """Return the keys of the command itself and of the parts that are chosen."""
+        texts = {}
+        for place, option in self._parts():
+            for each in option.key_texts():
+                below = each.key.removeprefix(option.package)
+                key = f"{place}{below}" if place else each.key
+                if not re.search(r"(^|\.)(_\w+|defaults|hydra)(\.|$)", key):
+                    texts[key] = each
+        sections = {above for key in texts for above in _above(key)}
+        plain = {key: text for key, text in texts.items() if key not in sections}
+        return {**plain, **declared(self.name)}
+
+    def _parts(self) -> Iterator[tuple[str, Option]]:
+        """Yield the options that are chosen, by default or by words, and places of their own."""
+        known = {(option.group, option.name): option for option in self._options}
+        chosen: dict[tuple[str, str], list[Option]] = {}
+
+        def take(group: str, place: str, names: Sequence[str]) -> list[Option]:
+            taken = []
+            for option in (known[group, each] for each in names if (group, each) in known):
+                for choice in option.choices():
+                    if choice.group == group:  # what it is based on
+                        taken += take(group, place, choice.names)
+                    else:
+                        own = "" if choice.place == choice.group else choice.place
+                        take(choice.group, own, choice.names)
+                taken.append(option)
+            chosen[group, place] = taken
+            return taken
+
+        for group, names in groups_of(self.name).items():
+            take(group, "", names)
+        for word in self.words:
+            key, _, value = word.lstrip("+").partition("=")
+            group, _, place = key.partition("@")
+            take(group, place, value.strip("[]").split(","))
+        yield from ((place, each) for (_, place), taken in chosen.items() for each in taken)
+
+
+def _above(key: str) -> Iterator[str]:
+    """Yield the sections in which a key stands."""
+    while key := key.rpartition(".")[0]:
+        yield key
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def _paths(start: str, wanted: Callable[["os.DirEntry[str]"], bool]) -> Found:
+    """Return the folders and the wanted entries whose path begins so; runs too without a start."""
+    folder, slash, name = start.rpartition("/")
+    base = Path(folder + slash).expanduser() if slash else Path()
+    found = {}
+    for entry in _entries(base):
+        if _PLAIN.fullmatch(entry.name) and entry.name.startswith(name or _unhidden(entry.name)):
+            if wanted(entry):
+                found[f"{folder}{slash}{entry.name}"] = ""
+            elif entry.is_dir():
+                found[f"{folder}{slash}{entry.name}/"] = ""
+    if not start and wanted is _is_run:
+        found.update(dict.fromkeys(_runs(Path("runs"), 3), "a run"))
+    return found
+
+
+def _unhidden(name: str) -> str:
+    """Return a start that all names have but those of hidden files."""
+    return "" if not name.startswith(".") else "/"
+
+
+def _entries(folder: Path) -> list["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(islice(entries, _MOST), key=lambda entry: entry.name)
+    except OSError:
+        return []
+
+
+def _is_run(entry: "os.DirEntry[str]") -> bool:
+    return Path(entry, "status.json").is_file() and Path(entry, "config.yaml").is_file()
+
+
+def _nothing(entry: "os.DirEntry[str]") -> bool:
+    return False
+
+
+def _runs(folder: Path, depth: int) -> Iterator[str]:
+    """Yield the runs in a folder and in those below it."""
+    for entry in _entries(folder) if depth else ():
+        if entry.is_dir() and _PLAIN.fullmatch(entry.name):
+            if _is_run(entry):
+                yield entry.path
+            else:
+                yield from _runs(Path(entry.path), depth - 1)
+
+
+# --- scripts -----------------------------------------------------------------------------------
+
+SCRIPTS = {
+    "bash": """\
+_transfer_complete() {
+    local line=${COMP_LINE:0:COMP_POINT} each
+    local word=${line##*[[:space:]]}
+    # Bash completes what stands behind the last of its word breaks, such as = and :
+    local kept=${word%"${word##*[$COMP_WORDBREAKS]}"}
+    COMPREPLY=()
+    while IFS= read -r each; do
+        COMPREPLY+=("${each#"$kept"}")
+    done < <(COMP_LINE=$line "$1" -sc query=bash 2>/dev/null)
+    if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[=./,] ]]; then
+        compopt -o nospace 2>/dev/null
+    fi
+}
+complete -o default -F _transfer_complete transfer
+""",
+    "zsh": """\
+_transfer_complete() {
+    local each word
+    local -a open closed open_texts closed_texts
+    for each in "${(@f)$(COMP_LINE="${(j: :)words[1,CURRENT-1]} $PREFIX" \\
+            $words[1] -sc query=zsh 2>/dev/null)}"; do
+        word=${each%%$'\\t'*}
+        [[ -z $word ]] && continue
+        if [[ $word == *[=./,] ]]; then
+            open+=("$word") open_texts+=("${each/$'\\t'/  -- }")
+        else
+            closed+=("$word") closed_texts+=("${each/$'\\t'/  -- }")
+        fi
+    done
+    (( $#open )) && compadd -S '' -l -d open_texts -a open
+    (( $#closed )) && compadd -l -d closed_texts -a closed
+    (( $#open + $#closed )) || _files
+}
+if (( ! $+functions[compdef] )); then
+    autoload -Uz compinit && compinit
+fi
+compdef _transfer_complete transfer
+""",
+    "fish": """\
+function __transfer_complete
+    set -lx COMP_LINE (commandline -cp)
+    set -l words (commandline -opc)
+    $words[1] -sc query=fish 2>/dev/null
+end
+complete -c transfer -f -a '(__transfer_complete)'
+""",
+}
+"""What each shell evaluates."""

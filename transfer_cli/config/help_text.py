@@ -1,0 +1,271 @@
+"""What `transfer COMMAND --help` shows of a command that takes overrides.
+
+The short text fits a screen or two: what is changed most, examples, the groups with a line each,
+and the keys of what has been chosen. `--help all` adds what each option is, and every key.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import replace
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from transfer_cli.config import launch
+from transfer_cli.config.commands import FLAGS, Command, examples, heading
+from transfer_cli.config.describe import PACKAGED, Option, key_help, offered, options, part_texts
+from transfer_cli.config.flags import Request
+from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
+
+WIDTH = 100
+"""Maximum width of the help text, in a pipe too."""
+
+MOST_LINES = 80
+"""Of the short text."""
+
+COLUMN = 34
+"""The column in which descriptions begin."""
+
+_NAMES = 26
+"""The column in which the options of a group begin."""
+
+_USUAL = ("frozen", "lora", "adapters", "gradual_unfreezing", "ulmfit", "discriminative")
+"""Options that stand first in a line that does not hold all of its group."""
+
+
+def command_help(name: str, command: Command, request: Request) -> Page:
+    """Return what `transfer NAME --help` shows, or `--help all`."""
+    chosen = _chosen(request)
+    config = _composed(name, request, chosen)
+    defaults = _composed(name, replace(request, overrides=()), {}).hydra.runtime.choices
+    unmet = [pair for pair in command.only if not _holds(pair[1], config)]
+    found = offered(name, command, request.config_dir, [start for start, _ in unmet])
+    texts = _Meanings(name, request, {*config.hydra.runtime.choices.items()})
+    typed = command.typed_as or name
+    start = [
+        *heading(typed, command, _usage(command)),
+        BLANK,
+        _title("What is changed most (with the value it has now):"),
+        *texts.entries(config, command.keys),
+        BLANK,
+        *examples(command),
+    ]
+    asked = [key for key in _keys(config) if key.startswith(tuple(_places(chosen)))]
+    title = f"Keys of {' '.join(f'{group}={option}' for group, option in chosen.items())}:"
+    own = texts.entries(config, asked)
+    end: list[Renderable] = [Prose(command.text)]
+    if request.asks_all:
+        every = [key for key in _keys(config) if not key.startswith(command.ignores)]
+        blocks = [
+            *_part(_title(title) if own else None, own),
+            *_part(_title("What can be chosen (* is the default):"), _options(found, defaults)),
+            *_further(config, unmet),
+            *_part(_title("Every key (with the value it has now):"), texts.entries(config, every)),
+            *_part(_title("Flags:"), [_entry(["  ", Piece(f, "name")], text) for f, text in FLAGS]),
+        ]
+        return Page(*start, *blocks, BLANK, *end)
+    groups = _part(
+        _title("What can be chosen (* is the default; transfer presets GROUP says what each is):"),
+        _groups(found, defaults),
+    ) + _further(config, unmet)
+    flags = ", ".join(flag for flag, _ in FLAGS[1:])
+    words = [typed, *(f"{group}={option}" for group, option in chosen.items()), "--help all"]
+    more = f"transfer {' '.join(words)}"
+    end += [
+        BLANK,
+        Entry([Piece("Flags: ", "heading")], [flags], len("Flags:  "), WIDTH),
+        Line(Piece("Every option and key: ", "heading"), Piece(more, "name")),
+    ]
+    room = MOST_LINES - sum(map(_height, (*start, *groups, BLANK, *end, BLANK, BLANK)))
+    return Page(*start, *_part(_title(title), _fitting(own, room)), *groups, BLANK, *end)
+
+
+def _chosen(request: Request) -> dict[str, str]:
+    """Return the options that are chosen, by their groups as typed; of several, the first."""
+    groups = {option.group for option in options(request.config_dir)}
+    pairs = [word.partition("=")[::2] for word in request.overrides]
+    return {
+        key: value.strip("[]").partition(",")[0]
+        for key, value in pairs
+        if key.lstrip("+").partition("@")[0] in groups and value not in ("", "null")
+    }
+
+
+def _composed(name: str, request: Request, chosen: Mapping[str, str]) -> DictConfig:
+    """Return the config that is asked for; with the options alone, or none, where it is wrong."""
+    options = tuple(f"{group}={option}" for group, option in chosen.items())
+    for overrides in (request.overrides, options):
+        try:
+            asked = replace(request, overrides=overrides)
+            return launch.compose(name, asked, return_hydra_config=True)
+        except Exception:  # noqa: S112 - help is given in spite of it
+            continue
+    return launch.compose(name, Request(), return_hydra_config=True)
+
+
+def _usage(command: Command) -> str:
+    places = "".join(f"{shown} " for _, shown in command.places)
+    return f"{places}[GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]"
+
+
+def _holds(condition: str, config: DictConfig) -> bool:
+    key, _, wanted = condition.partition("=")
+    value = _value_text(config, key)
+    return value != "null" if wanted == "RUN" else value == wanted
+
+
+def _title(text: str) -> Entry:
+    return Entry([], [Piece(text, "heading")], 0)
+
+
+def _entry(head: Pieces, text: str) -> Entry:
+    """Return `head` and `text` in two columns."""
+    return Entry(head, [text], COLUMN, WIDTH)
+
+
+def _part(title: Renderable | None, blocks: Iterable[Renderable]) -> list[Renderable]:
+    """Return blocks below an empty line and their title; nothing where there are none."""
+    below = list(blocks)
+    return [BLANK, *([title] if title else []), *below] if below else []
+
+
+def _height(block: Renderable) -> int:
+    return str(block).count("\n") + 1
+
+
+def _fitting(blocks: list[Renderable], room: int) -> list[Renderable]:
+    """Return as many blocks as there is room for, and a line about the others."""
+    heights = list(itertools.accumulate(map(_height, blocks)))
+    if not heights or heights[-1] <= room:
+        return blocks
+    fit = sum(height < room for height in heights)
+    return [*blocks[:fit], Line(f"  ... {len(blocks) - fit} more: --help all")]
+
+
+# --- what can be chosen ------------------------------------------------------------------------
+
+
+def _groups(found: list[Option], chosen: Mapping[str, str | None]) -> Iterator[Renderable]:
+    """Yield a line for each group, with the default first, then one's own options."""
+    for group, members in itertools.groupby(found, lambda option: option.group):
+        usual = {name: place for place, name in enumerate(_USUAL)}
+        listed = sorted(
+            members,
+            key=lambda option: (
+                option.name != chosen.get(group),
+                option.origin == PACKAGED,
+                usual.get(option.name, len(usual)),
+            ),
+        )
+        yield _group(group, listed, chosen.get(group))
+
+
+def _group(group: str, listed: list[Option], default: str | None) -> Entry:
+    names = [f"{'*' * (option.name == default)}{option.name}" for option in listed]
+    ends = list(itertools.accumulate(len(f"{name}, ") for name in names))
+    fit = len(listed)
+    if ends[-1] - len(", ") > WIDTH - _NAMES:
+        fit = sum(end <= WIDTH - _NAMES - len("... 99 more") for end in ends)
+    pieces: list[Piece | str] = []
+    for option in listed[:fit]:
+        mark = [Piece("*", "mark")] if option.name == default else []
+        pieces += [", "] * bool(pieces) + [*mark, Piece(option.name, _style(option))]
+    if fit < len(listed):
+        pieces.append(f", ... {len(listed) - fit} more")
+    return Entry(["  ", Piece(f"{group}=", "name")], pieces, _NAMES, WIDTH)
+
+
+def _options(found: list[Option], chosen: Mapping[str, str | None]) -> Iterator[Renderable]:
+    """Yield every option, below its group, with what it is."""
+    for group, listed in itertools.groupby(found, lambda option: option.group):
+        nothing = "" if chosen.get(group) else "(nothing by default)"
+        title = f"  {group}=   "
+        yield Entry([Piece(title, "heading")], [Piece(nothing, "note")], len(title))
+        for option in listed:
+            mark = "*" if chosen.get(group) == option.name else " "
+            head: Pieces = ["  ", Piece(mark, "mark"), " ", Piece(option.name, _style(option))]
+            yield _entry(head, option.line)
+
+
+def _style(option: Option) -> Style:
+    return "name" if option.origin == PACKAGED else "own"
+
+
+def _further(config: DictConfig, unmet: list[tuple[str, str]]) -> list[Renderable]:
+    """Return what can be chosen besides, and what could be under which conditions."""
+    conditions: dict[str, list[str]] = {}
+    for start, condition in unmet:
+        group, _, option = start.partition("/")
+        conditions.setdefault(condition, []).append(f"{group}={option}")
+    lines = {
+        re.sub(r"^with (.*)=null$", r"without \1", f"with {each}"): ", ".join(starts)
+        for each, starts in conditions.items()
+    }
+    if "losses" in config:
+        lines["for a further loss"] = "+objective@losses.NAME=clm, mlm, ..."
+        lines["for further data"] = "+data@streams.NAME.data=OPTION"
+    return [Entry([f"  {head}"], [text], _NAMES, WIDTH) for head, text in lines.items()]
+
+
+# --- keys --------------------------------------------------------------------------------------
+
+
+def _places(chosen: Mapping[str, str]) -> Iterator[str]:
+    """Yield the beginnings of the keys that typed choices of options bring."""
+    for typed in chosen:
+        group, _, place = typed.lstrip("+").partition("@")
+        yield f"{place or group.replace('/', '.')}."
+
+
+def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    """Yield the keys of all plain values; lists are values."""
+    for name in map(str, config):
+        node = config._get_node(name)
+        if isinstance(node, DictConfig) and not (node._is_none() or node._is_missing()):
+            if prefix or name != "hydra":
+                yield from _keys(node, f"{prefix}{name}.")
+        elif not name.startswith("_") and not _is_group(config, prefix, name):
+            yield f"{prefix}{name}"
+
+
+def _is_group(config: DictConfig, prefix: str, name: str) -> bool:
+    """Return whether it is the place of a group of which nothing is chosen."""
+    return not prefix and name in config.hydra.runtime.choices
+
+
+def _value_text(config: DictConfig, key: str) -> str:
+    try:
+        value = OmegaConf.select(config, key, throw_on_missing=True)
+    except OmegaConfBaseException:  # ???, or an interpolation of what is
+        return "(needed)"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
+
+
+class _Meanings:
+    """What the keys of a command mean, whether of the command itself or of a part."""
+
+    def __init__(self, name: str, request: Request, chosen: Set[tuple[str, str]]) -> None:
+        found = sorted(
+            options(request.config_dir), key=lambda option: (option.group, option.name) in chosen
+        )
+        self.plain, self.parts = key_help(name), part_texts(found)
+
+    def entries(self, config: DictConfig, keys: Iterable[str]) -> list[Renderable]:
+        """Return a line for each key, with its value in a config and what it means."""
+        return [
+            _entry(
+                ["  ", Piece(key, "name"), f"={_value_text(config, key)}"], self._of(config, key)
+            )
+            for key in keys
+        ]
+
+    def _of(self, config: DictConfig, key: str) -> str:
+        above, _, name = key.rpartition(".")
+        node = OmegaConf.select(config, above) if above else None
+        target = node.get("_target_", "") if isinstance(node, DictConfig) else ""
+        return (
+            self.plain.get(key) or self.parts.get((target, name)) or self.parts.get(("", key)) or ""
+        )
