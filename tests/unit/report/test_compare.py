@@ -370,7 +370,8 @@ def test_language_models_are_compared_by_the_perplexity_of_their_blocks(tmp_path
     for name, nats in losses.items():
         mean = sum(nats) / 40
         measures = {"loss": mean, "word_perplexity": math.exp(sum(nats) / 20)}
-        results = {"measures": {"test": measures}, "labels": [], "parameters": {"trainable": 5}}
+        found = {"validation": measures, "test": measures}
+        results = {"measures": found, "labels": [], "parameters": {"trainable": 5}}
         write_run(
             tmp_path / name, command="pretrain", model__width=len(name) * nats[0],
             results=results, items=blocks(nats),
