@@ -70,7 +70,7 @@ def diff(words: list[str]) -> None:
             f"name two runs, got {len(asked.paths)}: transfer diff RUN_A RUN_B; "
             "transfer report compares more"
         )
-    ours, theirs = (_run(Path(run_of(path, "diff")).expanduser()) for path in asked.paths)
+    ours, theirs = (_run(Path(run_of(path, "run")).expanduser()) for path in asked.paths)
     parts = {
         "config": _differing(_settings(ours), _settings(theirs)),
         "data": _differing(_of_data(ours), _of_data(theirs)),

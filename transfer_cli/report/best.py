@@ -34,8 +34,8 @@ _BREAKS = ("the lower validation/loss", "the fewer trained parameters")
 _DIGITS = 12
 """Means of the same numbers may differ in the last digits."""
 
-_NO_PATH = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=|[-+~]")
-"""How a path begins that a command would take for a setting, a flag or a home."""
+_NO_PATH = re.compile(r"[A-Za-z_][\w.@/:-]*=|[-+]")
+"""How a path begins that a command would take for a setting or a flag."""
 
 _PLAIN = re.compile(r"[\w./-]+")
 
@@ -140,7 +140,8 @@ def commands(run: Run) -> dict[str, str]:
 
 def _word(path: Path) -> str:
     """Return a path as a word of a command line that is taken for nothing else."""
-    text = str(path)
+    # A home is looked for behind `./~`, too.
+    text = str(path.absolute() if str(path).startswith("~") else path)
     return shlex.quote(f"./{text}" if _NO_PATH.match(text) else text)
 
 
@@ -150,7 +151,7 @@ def _setting(key: str, path: Path) -> str:
     # Only here: it brings OmegaConf along.
     from transfer_cli.config.literal import quoted
 
-    return shlex.quote(f"{key}={quoted(str(path))}")
+    return shlex.quote(f"{key}={quoted(str(path.absolute()))}")
 
 
 # --- of a sweep ----------------------------------------------------------------------------------
