@@ -42,13 +42,17 @@ def write_run(
     status: str = "finished",
     reason: str | None = None,
     failed: str | None = None,
+    validation: Mapping[str, float] | None = None,
     command: str = "finetune",
     typed: Collection[str] = ("adaptation=full", "seed=0"),
     results: Mapping[str, Any] | None = None,
     items: Collection[Item] | None = None,
     **changed: Any,
 ) -> Path:
-    """Write a run of a task of two labels, that is wrong on some of its 40 test items."""
+    """Write a run of a task of two labels, that is wrong on some of its 40 test items.
+
+    It does as well on validation, but for what `validation` says.
+    """
     path.mkdir(parents=True)
     content = config(seed, **changed)
     if adaptation != "full":
@@ -59,7 +63,8 @@ def write_run(
     _write(path / "environment.json", {"command": command, "versions": {"torch": "2.13.0"}})
     _write(path / "status.json", {"status": status} | ({"reason": reason} if reason else {}))
     if status == "finished":
-        _write(path / "results.json", results or _results(len(wrong), failed, adaptation))
+        made = results or _results(len(wrong), failed, adaptation, validation)
+        _write(path / "results.json", made)
         _write(path / "timing.json", {"seconds": 10.0 + seed, "peak_memory_bytes": 3 * 2**20})
         write_items(path / "items.jsonl", labelled(wrong) if items is None else items)
     return path
@@ -100,12 +105,17 @@ def write_sweep(path: Path, *jobs: SweepJob, trials: int | None = None) -> Sweep
     return sweep
 
 
-def _results(wrong: int, failed: str | None, adaptation: str) -> dict[str, Any]:
+def _results(
+    wrong: int, failed: str | None, adaptation: str, validation: Mapping[str, float] | None
+) -> dict[str, Any]:
     error = 100 * wrong / ITEMS
     measures = {"loss": 0.5 + error / 100, "accuracy": 1 - error / 100, "error_rate": error}
     return {
         "command": "finetune",
-        "measures": {"test": {**measures, "accuracy/city": 0.5}},
+        "measures": {
+            "validation": {**measures, **(validation or {})},
+            "test": {**measures, "accuracy/city": 0.5},
+        },
         "tables": {"test": {"confusion": [[ITEMS - wrong, wrong], [0, 0]]}},
         "labels": list(LABELS),
         "failed": failed,

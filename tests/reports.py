@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.report.best import best_of, choice_of, learnt
 from transfer_cli.report.contents import (
     FAILED,
     FINISHED,
@@ -42,7 +43,7 @@ def spread(values: Iterable[float]) -> Spread:
     """Return mean and deviation of some values."""
     found = tuple(values)
     return Spread(
-        found, statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None
+        found, statistics.fmean(found), statistics.stdev(found) if len(found) > 2 else None
     )
 
 
@@ -160,8 +161,11 @@ def task(
         values = {**each.__dict__, "is_best": at == 0 and has_result, "against": against}
         done.append(Group(**values))
     more = {"labels": LABELS} | more
+    runs = [run for each in done for run in each.runs]
+    choice = choice_of(learnt(runs))
+    best = best_of(runs, choice) if len(runs) > 1 else None
     return TaskRuns(
-        name, tuple(done), varying, measure, UNDECLARED,
+        name, tuple(done), varying, measure, UNDECLARED, choice=choice, best=best,
         baseline=baseline.label if baseline else None, **more,
     )  # fmt: skip
 

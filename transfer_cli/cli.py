@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -242,10 +242,23 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
             words = [name, *request.flags, *typed]
             workers.start(words, config.devices, config.get("restarts", 0))
             return
+    _take_best_runs(config)
     perform = _function_of(command)
     import_plugins(request.plugins)  # what they register is there before any work begins
     with computing_threads(config.get("threads")):
         perform(config)
+
+
+def _take_best_runs(config: "DictConfig") -> None:
+    """Put the best run of a sweep in the place of the sweep, where a run is named."""
+    from transfer_cli.report.best import run_of
+
+    for key in ("run", "init_from"):
+        named: Any = config.get(key)
+        if isinstance(named, str):
+            config[key] = run_of(named, key)
+        elif isinstance(named, Sequence):
+            config[key] = [run_of(x, key) if isinstance(x, str) else x for x in named]
 
 
 def _trust_plugins(request: "Request") -> None:
@@ -304,8 +317,10 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
             ending = f"{job.outcome}: {ending}"
         own = " ".join(word for word in job.words if word not in common) or "(as it is)"
         lines.append(Line(f"  {job.number}  {own}  {ending}"))
-    if jobs.makes_runs:
-        lines.append(Line(f"compare: transfer report {jobs.sweep_dir}"))
+    if jobs.makes_runs and jobs.sweep_dir is not None:
+        from transfer_cli.report.best import last_words
+
+        lines += map(Line, last_words(jobs.sweep_dir))
     terminal.print_out(Page(*lines))
 
 

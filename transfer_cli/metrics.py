@@ -4,13 +4,22 @@ Early stopping, best weights, searches and reports read them. A run's `results.j
 that a report needs none of the run's classes.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from transfer_cli.errors import ConfigError, nearest, one_of
 
 Unit = Literal["none", "nats", "bits", "perplexity", "fraction", "percent"]
+
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "nats": (0, math.inf),
+    "bits": (0, math.inf),
+    "perplexity": (1, math.inf),
+    "fraction": (0, 1),
+    "percent": (0, 100),
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,11 @@ class Metric:
         if not self.name:
             raise ValueError("a metric needs a name")
         one_of(self.name, self.unit, get_args(Unit), ValueError)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lowest and the highest value that its unit allows."""
+        return _BOUNDS.get(self.unit, (-math.inf, math.inf))
 
     def of_loss(self, loss: str) -> "Metric":
         """Return the same metric of a further loss, whose examples are not in `items.jsonl`."""

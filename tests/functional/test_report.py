@@ -39,11 +39,12 @@ def test_a_table_says_what_is_best_and_how_sure_that_is(transfer, six):
     lines = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
     assert lines[0] == (
-        "finetune on sample_questions: 6 runs in 2 groups, sorted by test/error_rate"
+        "finetune on sample_questions: 6 runs in 2 groups, sorted by validation/error_rate"
     )
     head, best, other = lines[1:4]
     assert head.split() == [
-        "group", "test/error_rate", "difference", "p", "trained", "seconds", "memory", "runs",
+        "group", "validation/error_rate", "test/error_rate", "difference", "p", "trained",
+        "seconds", "memory", "runs", "folder",
     ]  # fmt: skip
     assert best.startswith("* adaptation=full")
     assert "10.00 ± 2.50" in best
@@ -87,7 +88,9 @@ def test_the_same_as_csv_markdown_and_json(transfer, six):
     assert float(lora["against difference"]) == 15.0
     assert (lora["setting adaptation"], lora["seeds"], lora["trained"]) == ("lora", "0 1 2", "80")
     table = [line for line in (folder / "out.md").read_text().splitlines() if line[:1] == "|"]
-    assert table[2].startswith("| **`adaptation=full`** \\* | 10.00 ± 2.50 | baseline |")
+    assert table[2].startswith(
+        "| **`adaptation=full`** \\* | 10.00 ± 2.50 | 10.00 ± 2.50 | baseline |"
+    )
     assert len({line.count(" | ") for line in table}) == 1
     found = json.loads((folder / "out.json").read_text())
     assert found["tasks"][0]["groups"][0]["runs"][0]["settings"]["seed"] == 0

@@ -34,6 +34,8 @@ def on_the_sample(words, pretrained, loop):
     words = [word.replace("runs/wiki", str(pretrained)) for word in words]
     if words[0] == "diff":
         return [words[0], "runs/schemes/0", "runs/schemes/3"]
+    if words[0] in ("evaluate", "predict"):  # after two steps nothing has learnt
+        return [words[0], "runs/schemes/0", *words[2:]]
     if words[0] not in ("finetune", "lr-find"):
         return words
     words += ["data=sample_questions", "device=cpu", "loop.steps=2", "loop.log_every=1"]
@@ -48,7 +50,10 @@ def test_every_command_of_the_page_runs(transfer, pretrained, loop):
     pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
     pytest.importorskip("plotly", reason="needs Plotly: the extra `report`")
     typed = commands()
-    assert {words[0] for words in typed} == {"finetune", "report", "diff", "lr-find"}
+    assert {words[0] for words in typed} == {
+        "finetune", "report", "evaluate", "predict", "diff", "lr-find",
+    }  # fmt: skip
+    Path("questions.txt").write_text("Who wrote it ?\n")
 
     for words in typed:
         ended = transfer(*on_the_sample(words, pretrained, loop))

@@ -11,6 +11,7 @@ from transfer_cli.config.flat import flat
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.metrics import by_preference
 from transfer_cli.report import formats
+from transfer_cli.report.best import run_of
 from transfer_cli.report.collect import check_there, read_run
 from transfer_cli.report.contents import FINISHED, Comparison, Run
 from transfer_cli.report.differing_settings import canonical, shown_values
@@ -69,7 +70,7 @@ def diff(words: list[str]) -> None:
             f"name two runs, got {len(asked.paths)}: transfer diff RUN_A RUN_B; "
             "transfer report compares more"
         )
-    ours, theirs = (_run(Path(path).expanduser()) for path in asked.paths)
+    ours, theirs = (_run(Path(run_of(path, "run")).expanduser()) for path in asked.paths)
     parts = {
         "config": _differing(_settings(ours), _settings(theirs)),
         "data": _differing(_of_data(ours), _of_data(theirs)),

@@ -1,4 +1,7 @@
-"""From runs to tables: tasks apart, seeds together, the best first, each against a baseline."""
+"""From runs to tables: tasks apart, seeds together, the best first, each against a baseline.
+
+What is best validation decides; what is compared is the test split.
+"""
 
 import math
 import shlex
@@ -11,7 +14,17 @@ from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, listed, nearest
 from transfer_cli.metrics import Metric, by_preference
 from transfer_cli.report import contents, grouping
-from transfer_cli.report.contents import FINISHED, Comparison, Group, Run, Spread, TaskRuns
+from transfer_cli.report.best import best_of, choice_of, learnt, place, tie_break
+from transfer_cli.report.contents import (
+    FEWEST_SEEDS,
+    FINISHED,
+    Choice,
+    Comparison,
+    Group,
+    Run,
+    Spread,
+    TaskRuns,
+)
 from transfer_cli.report.differing_settings import canonical, is_setting, labels, plain, varying
 from transfer_cli.report.outcomes import OutcomeReader, RunOutcomes, compare, shared_errors
 from transfer_cli.report.results_table import MEMORY, SECONDS, TRAINED
@@ -34,7 +47,7 @@ def tasks(
 ) -> tuple[TaskRuns, ...]:
     """Return the runs task by task, each sorted by a measure or one of `COSTS`.
 
-    Without `sort` it is the measure that suits the task. `baseline` are settings, with spaces
+    Without `sort` it is the one by which the best is chosen. `baseline` are settings, with spaces
     between, of the group that others are compared with; without them it is full fine-tuning where
     there is such a group, else the best one.
 
@@ -60,7 +73,7 @@ def spread(values: Iterable[Any]) -> Spread | None:
         return None
     mean = math.fsum(known) / len(known) if all(map(math.isfinite, known)) else sum(known)
     deviation = None
-    if len(known) > 1 and math.isfinite(mean):
+    if len(known) >= FEWEST_SEEDS and math.isfinite(mean):
         deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in known) / (len(known) - 1))
     return Spread(known, mean, deviation)
 
@@ -100,16 +113,16 @@ def _task(
     runs = [run for group in groups for run in group.runs]
     metrics = merged(run.metrics for run in runs)
     measure = _measure(groups, sort, metrics)
-    best_first = _sorted(groups, measure, metrics)
-    if len(groups) > 1 and (best := _value(best_first[0], measure)) is not None:
-        best_first = [replace(each, is_best=_value(each, measure) == best) for each in best_first]
+    choice = choice_of(learnt(runs)) or choice_of([run for run in runs if run.status == FINISHED])
+    best_first, ties = _best_first(groups, choice, measure, metrics)
     baseline, compared, notes = _against_baseline(best_first, words, measure, reader)
-    by = sort if sort in COSTS else measure
+    by = measure if sort is not None or choice is None else choice.measure
+    by = sort if sort in COSTS else by
     split = measure.partition("/")[0]
     outcomes = [reader.read(run, split) for group in groups for run in group.finished]
     return TaskRuns(
         name=name,
-        groups=tuple(_sorted(compared, by, metrics)),
+        groups=tuple(compared if sort is None else _sorted(compared, by, metrics)),
         varying=varying([group.runs for group in groups]),
         measure=measure,
         metrics=metrics,
@@ -118,12 +131,45 @@ def _task(
         expected=next((run.expected for run in runs if run.expected), "label"),
         errors=shared_errors([each for each in outcomes if isinstance(each, RunOutcomes)]),
         sort=by,
-        notes=(*notes, *_same_seeds(groups)),
+        notes=(*ties, *notes, *_same_seeds(groups)),
+        choice=choice,
+        best=best_of(runs, choice) if len(runs) > 1 else None,
     )
 
 
+def _best_first(
+    groups: Sequence[Group], choice: Choice | None, measure: str, metrics: Sequence[Metric]
+) -> tuple[list[Group], list[str]]:
+    """Return the groups, the best first and marked, and what must be said of that.
+
+    Groups that learnt nothing are behind all that did. Without validation none is marked.
+    """
+    if choice is None:
+        several = len(groups) > 1 and bool(measure)
+        note = "no group is marked as the best: nothing was measured on a validation split"
+        return _sorted(groups, measure, metrics), [note] if several else []
+    means = {each.label: {k: found.mean for k, found in each.measures.items()} for each in groups}
+    places = {each.label: place(choice, means[each.label], each.trained) for each in groups}
+    fit = {each.label: places[each.label] for each in groups if learnt(each.runs)}
+    known = {label: found for label, found in fit.items() if found is not None}
+    ordered = _sorted([each for each in groups if each.label in known], choice.measure, metrics)
+    ordered.sort(key=lambda group: known[group.label])
+    rest = [each for each in groups if each.label not in known]
+    ordered += _sorted(rest, choice.measure, metrics)
+    if len(groups) < 2 or not known:
+        none = "no group is marked as the best: none learnt anything"
+        return ordered, [none] if len(groups) > 1 and any(each.finished for each in groups) else []
+    first = ordered[0].label
+    equal = [label for label in known if label != first and known[label][0] == known[first][0]]
+    ties = []
+    if equal:
+        broken = tie_break(known[first], [known[label] for label in equal])
+        ties.append(f"a tie: {listed(equal)} with the same {choice.measure} as the best; {broken}")
+    return [replace(each, is_best=each.label == first) for each in ordered], ties
+
+
 def _measure(groups: Sequence[Group], sort: str | None, metrics: Sequence[Metric]) -> str:
-    """Return the measure that decides: the one asked for, else the first headline that is known."""
+    """Return the measure to report: the one asked for, else the first headline that is known."""
     known = dict.fromkeys(name for group in groups for name in group.measures)
     wanted = [] if sort is None else [sort, *(f"{split}/{sort}" for split in _SPLITS)]
     preferred = [f"{split}/{each.name}" for each in by_preference(metrics) for split in _SPLITS]

@@ -18,6 +18,9 @@ FINISHED, RUNNING, STOPPED, FAILED, LEFT, PRUNED = (
 
 ENDED_EARLY = (STOPPED, FAILED, PRUNED)
 
+FEWEST_SEEDS = 3
+"""Runs below which no spread over them is told: that of two is mostly chance."""
+
 LEARNT_NOTHING = "†"
 """The mark of a run that learnt next to nothing."""
 
@@ -98,9 +101,39 @@ class Run:
         return printable(found) if isinstance(found, str) else None
 
 
+Place = tuple[float, ...]
+"""What decides, the loss, the trained parameters, of a run or the mean of a group: less is best."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The measure of validation, `validation/NAME`, by which the best is chosen."""
+
+    measure: str
+    lower_is_better: bool
+    is_percentage: bool = False
+
+
+@dataclass(frozen=True)
+class Best:
+    """The run to take.
+
+    Args:
+        among: How many runs it was chosen from: those that learnt anything.
+        tied: Others that are as good by what was chosen by.
+        decided: What decided among these, in words.
+    """
+
+    run: Run
+    choice: Choice
+    among: int
+    tied: tuple[Run, ...] = ()
+    decided: str = ""
+
+
 @dataclass(frozen=True)
 class Spread:
-    """A number over several runs; the sample deviation is None for fewer than two."""
+    """A number over several runs; the sample deviation is None for fewer than `FEWEST_SEEDS`."""
 
     values: tuple[float, ...]
     mean: float
@@ -119,7 +152,7 @@ class Comparison:
 
     Args:
         difference: Group minus baseline, in the unit of the measure; `low` and `high` are the
-            ends of its 95 % interval.
+            ends of its 95 % interval, which there is none of with two seeds.
         p: How likely a difference of this size is where there is none.
         test: `McNemar` (McNemar 1947, exact), or `bootstrap`.
         baseline: The label of the baseline.
@@ -146,7 +179,7 @@ class Group:
         settings: The same by key, for the keys of `TaskRuns.varying`.
         measures: `split/measure` -> its spread over the finished runs, as those of `seconds` and
             of `memory` (peak bytes).
-        is_best: Whether it has the best mean of `TaskRuns.measure`.
+        is_best: Whether it has the best mean of `TaskRuns.choice`, of those that learnt anything.
         against: The difference to the baseline; None for the baseline itself, or where no two runs
             can be compared item by item.
     """
@@ -190,13 +223,15 @@ class TaskRuns:
     Args:
         groups: Best first.
         varying: Keys in which the groups differ, the seed aside.
-        measure: What decides which group is best: `test/error_rate`.
+        measure: What is reported and tested: `test/error_rate`.
         baseline: The label of the group that the others are compared with; the settings that
             `--baseline` names, where they fit several groups.
         labels: The class names; empty for language models.
         expected: The task's word for the right answer.
         errors: What most runs get wrong, the worst first.
-        sort: What the groups are sorted by: the measure, or seconds, trained or memory.
+        sort: What the groups are sorted by: a measure, or seconds, trained or memory.
+        choice: What decides which group and which run are best; None without validation.
+        best: The run to take; None where none learnt anything.
     """
 
     name: str
@@ -210,6 +245,13 @@ class TaskRuns:
     errors: tuple[SharedError, ...] = ()
     sort: str = ""
     notes: tuple[str, ...] = ()
+    choice: Choice | None = None
+    best: Best | None = None
+
+    @property
+    def chosen_by(self) -> str:
+        """The measure that decides; the reported one without validation."""
+        return self.measure if self.choice is None else self.choice.measure
 
     @property
     def runs(self) -> tuple[Run, ...]:

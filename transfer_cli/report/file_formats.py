@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.report import results_table
-from transfer_cli.report.contents import FAILED, Group, Report, Run, TaskRuns
+from transfer_cli.report.best import commands
+from transfer_cli.report.contents import FAILED, Best, Group, Report, Run, TaskRuns
 from transfer_cli.report.differing_settings import plain
 from transfer_cli.report.untrusted import is_number
 from transfer_cli.safe_files import escaped, in_one_line
@@ -59,6 +61,10 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
         "seeds": " ".join(str(run.seed) for run in group.finished),
         "best": group.is_best,
         "baseline": results_table.is_baseline(group, task),
+        "best_run": task.best.run.path
+        if task.best and results_table.holds_best(task, group)
+        else None,
+        "folders": shlex.join(str(run.path) for run in group.runs),
         "trained": group.trained,
     }
     spreads = {**group.measures, "seconds": group.seconds, "memory_bytes": group.memory}
@@ -73,7 +79,7 @@ def _cell(value: Any) -> Any:
     """Return what is written for a value: no text that a spreadsheet would compute."""
     if value is None or is_number(value):
         return value
-    text = in_one_line(plain(value))
+    text = in_one_line(str(value) if isinstance(value, Path) else plain(value))
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
@@ -87,6 +93,8 @@ def _record_fields(value: Any) -> Any:
         found["lower_is_better"] = value.lower_is_better
     if isinstance(value, Run) and not value.analyses:
         del found["analyses"]
+    if isinstance(value, Best):  # the runs themselves are in their groups
+        found |= {"run": value.run.path, "tied": [run.path for run in value.tied]}
     return found
 
 
@@ -108,6 +116,13 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
     if remarks:
         yield ""
         yield from (f"- {line}" for line in remarks)
+    if task.best is not None:
+        yield ""
+        own = _text(results_table.own(task))
+        yield f"**Best run by validation**: {_code(str(task.best.run.path))} {own}"
+        yield ""
+        yield from (f"- {_text(line)}" for line in results_table.why_best(task))
+        yield from (f"- {what}: {_code(line)}" for what, line in commands(task.best.run).items())
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer_cli.metrics import Metric, by_preference, find
-from transfer_cli.report.contents import FINISHED, Comparison, Run, SharedError
+from transfer_cli.metrics import LOSS, Metric, by_preference, find
+from transfer_cli.report.contents import FEWEST_SEEDS, FINISHED, Comparison, Run, SharedError
 from transfer_cli.report.statistics import Floats, Measure, Scored, bootstrap, mcnemar
 from transfer_cli.report.untrusted import reason
 from transfer_cli.runs.directory import RunDirectory
@@ -122,6 +122,7 @@ class _Measure:
     name: str
     of_mean: Measure
     is_of_errors: bool
+    bounds: tuple[float, float] = LOSS.bounds
 
     def counts(self, seeds: Seeds) -> Floats:
         """Return what counts of each item, `[S, N]`; of a seed that ran several times the mean."""
@@ -134,8 +135,9 @@ def compare(
 ) -> Comparison | str:
     """Return how a group differs from a `baseline`; or why that cannot be told, in a few words.
 
-    A `split/measure` that is not a sum over items, such as macro-F1, is replaced by the first
-    declared one that is (the error rate), and where there is none by the loss.
+    Of two seeds no interval is told: it would be mostly chance. A `split/measure` that is not a
+    sum over items, such as macro-F1, is replaced by the first declared one that is (the error
+    rate), and where there is none by the loss.
     """
     split, _, name = measure.partition("/")
     try:
@@ -145,6 +147,8 @@ def compare(
         made = _measure(name, theirs, split, has_labels=has_labels)
         with np.errstate(all="ignore"):
             found = _tested(parts, made, split, same_seeds=list(mine) == list(base))
+        if any(1 < len(seeds) < FEWEST_SEEDS for seeds in (mine, base)):
+            found = replace(found, low=None, high=None)
         return replace(found, baseline=baseline)
     except _IncomparableError as error:
         return str(error)
@@ -188,7 +192,7 @@ def _measure(name: str, runs: Sequence[Run], split: str, *, has_labels: bool) ->
         if metric.per_example and (has_labels or not is_of_errors):
             of_mean = _of_mean(metric, runs, split)
             if of_mean is not None:
-                return _Measure(metric.name, of_mean, is_of_errors)
+                return _Measure(metric.name, of_mean, is_of_errors, metric.bounds)
     return _Measure("loss", lambda mean: mean, is_of_errors=False)
 
 
@@ -222,7 +226,7 @@ def _tested(
             raise _IncomparableError("losses are not finite")
         if part.targets.sum() == 0:
             raise _IncomparableError("there is nothing to predict")
-    found = bootstrap(scored, measure.of_mean, same_seeds=same_seeds)
+    found = bootstrap(scored, measure.of_mean, same_seeds=same_seeds, bounds=measure.bounds)
     if not math.isfinite(found.low) or not math.isfinite(found.high):
         raise _IncomparableError("a measure is not finite")
     p, test = found.p, BOOTSTRAP

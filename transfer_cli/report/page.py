@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
@@ -113,13 +114,15 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
 
 def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     names = formats.group_names(task)
-    size, labels = size_chart(task, names), label_chart(task)
+    # What looks for the best does so where the best is chosen.
+    choosing = replace(task, measure=task.chosen_by)
+    size, labels = size_chart(choosing, names), label_chart(task)
     cost = "Size and labels" if size and labels else "Size" if size else "Few labels"
     parts = [
         ("results", "Results", results_section.results(task, names)),
         ("curves", "Learning curves", _curves(address, task, names)),
         ("cost", cost, _charts(address, [size, labels])),
-        ("parallel", "Parallel coordinates", _charts(address, [search_chart(task, names)])),
+        ("parallel", "Parallel coordinates", _charts(address, [search_chart(choosing, names)])),
         ("confusion", "Confusion", mistakes.confusion_section(address, task, names)),
         ("errors", "Shared errors", mistakes.shared_errors(task.errors, task.expected)),
         *analysis_sections(task, names, pictures),

@@ -4,17 +4,30 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from transfer_cli.errors import listed
 from transfer_cli.report import formats
-from transfer_cli.report.contents import LEARNT_NOTHING, Comparison, Group, Report, Spread, TaskRuns
+from transfer_cli.report.best import reasons
+from transfer_cli.report.contents import (
+    FEWEST_SEEDS,
+    LEARNT_NOTHING,
+    Comparison,
+    Group,
+    Report,
+    Spread,
+    TaskRuns,
+)
+from transfer_cli.report.differing_settings import plain
 from transfer_cli.report.outcomes import BOOTSTRAP, MCNEMAR
 from transfer_cli.report.statistics import CONFIDENCE
+from transfer_cli.safe_files import printable
 
 BEST = "*"
 """The mark of the best group."""
 
-DIFFERENCE, P, TRAINED, SECONDS, MEMORY, RUNS = (
-    "difference", "p", "trained", "seconds", "memory", "runs",
+DIFFERENCE, P, TRAINED, SECONDS, MEMORY, RUNS, FOLDER = (
+    "difference", "p", "trained", "seconds", "memory", "runs", "folder",
 )  # fmt: skip
 GROUP = "group"
 
@@ -23,6 +36,7 @@ _TESTS = {
     BOOTSTRAP: "a bootstrap over items and seeds",
 }
 _OTHER = {"test": "validation", "validation": "test"}
+_MOST_FOLDERS = 5
 
 
 @dataclass(frozen=True)
@@ -46,10 +60,12 @@ class ResultColumn:
 def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultColumn]:
     """Return the columns of a task's table that are not empty.
 
-    Without `measures` they show that of the task, and the same of the other split.
+    Without `measures` they show what the best is chosen by, the measure of the task, and the same
+    of the other split.
     """
     split, _, name = task.measure.partition("/")
-    shown = measures or [task.measure, f"{_OTHER.get(split)}/{name}"]
+    asked = measures or [task.chosen_by, task.measure, f"{_OTHER.get(split)}/{name}"]
+    shown = [*dict.fromkeys(asked)]
     rows = [_row(task, group, shown) for group in task.groups]
     columns = [
         ResultColumn(title, tuple(row[title] for row in rows), title in shown) for title in rows[0]
@@ -63,17 +79,18 @@ def texts(columns: Iterable[ResultColumn]) -> Iterator[tuple[str, ...]]:
 
 
 def measures_beside(task: TaskRuns) -> list[str]:
-    """Return the task's measure, the same of validation, and another one: for a wide table."""
+    """Return what the best is chosen by, the task's measure, and another: for a wide table."""
     split, _, name = task.measure.rpartition("/")
     known = {each for group in task.groups for each in group.measures}
     # Not the loss: another metric says the same in better words.
     others = [f"{split}/{each.name}" for each in task.metrics
               if each.unit != "nats" and each.name != name and "/" not in each.name]  # fmt: skip
-    return [task.measure, f"validation/{name}", *[each for each in others if each in known][:1]]
+    more = [each for each in others if each in known][:1]
+    return [task.chosen_by, task.measure, f"validation/{name}", *more]
 
 
 def compared(task: TaskRuns, group: Group, found: Comparison) -> tuple[str, str, str]:
-    """Return the size of a group's tested difference, its interval, and its p, as written."""
+    """Return the size of a group's tested difference, its interval or "", and its p, as written."""
     size = formats.number(abs(found.difference), _like(group, found))
     points = " points" if formats.unit(task, found.measure) else ""
     return size + points, _interval(group, found), _probability(found).text
@@ -95,16 +112,49 @@ def remarks(task: TaskRuns) -> list[str]:
 
 def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = None) -> Iterator[str]:
     """Yield what a reader must know of a table, with its mark of the best group."""
-    if any(group.is_best for group in task.groups):
-        end = "lower" if task.lower_is_better else "higher"
-        yield f"{best} best {task.measure} ({end} is better)"
-    spreads = (each for group in task.groups for each in group.measures.values())
+    if task.choice is not None and any(group.is_best for group in task.groups):
+        end = "lower" if task.choice.lower_is_better else "higher"
+        yield (
+            f"{best} best {task.choice.measure} ({end} is better) of what learnt anything; the "
+            "test split decides nothing"
+        )
+    spreads = [each for group in task.groups for each in group.measures.values()]
     if any(each.deviation is not None for each in spreads):
         yield "± is the standard deviation over the finished runs of a group"
+    if any(1 < len(each.values) < FEWEST_SEEDS for each in spreads):
+        yield "of two runs the mean is shown alone: an interval takes three seeds or more"
     yield from _of_tests(task, baseline or task.baseline)
     if any(group.learnt_nothing for group in task.groups):
         yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
     yield from task.notes
+
+
+def own(task: TaskRuns) -> str:
+    """Return what tells the best run from others: its group, and its seed where there are some."""
+    if task.best is None:
+        return ""
+    group = _group_of_best(task)
+    seed = f" seed={plain(task.best.run.seed)}" if len(group.runs) > 1 else ""
+    return f"({printable(group.label)}{seed})"
+
+
+def why_best(task: TaskRuns) -> Iterator[str]:
+    """Yield why a run is the best one of a task; also why it is not of the best group."""
+    if task.best is None:
+        return
+    yield from reasons(task.best)
+    best = next((group for group in task.groups if group.is_best), None)
+    if best is not None and best is not _group_of_best(task):
+        yield f"the best mean over seeds is another's: {best.label} ({folders(best)})"
+
+
+def holds_best(task: TaskRuns, group: Group) -> bool:
+    """Return whether the best run of a task is of a group."""
+    return task.best is not None and task.best.run.path in (run.path for run in group.runs)
+
+
+def _group_of_best(task: TaskRuns) -> Group:
+    return next(each for each in task.groups if holds_best(task, each))
 
 
 def apart(report: Report) -> Iterator[str]:
@@ -129,7 +179,18 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
         SECONDS: _spread(group.seconds),
         MEMORY: replace(_spread(group.memory), text=memory),
         RUNS: _runs(group),
+        FOLDER: Cell(folders(group)),
     }
+
+
+def folders(group: Group) -> str:
+    """Return where the runs of a group are: `runs/schemes/0, 1, 2`."""
+    parents: dict[Path, list[str]] = {}
+    for run in group.runs:
+        parents.setdefault(run.path.parent, []).append(run.path.name)
+    return "; ".join(
+        str(parent / listed(names, _MOST_FOLDERS)) for parent, names in parents.items()
+    )
 
 
 def _spread(found: Spread | None, mark: str = "") -> Cell:
@@ -143,8 +204,8 @@ def _difference(group: Group, task: TaskRuns) -> Cell:
     """Return the difference that was tested, else that of the means."""
     found = group.against
     if found is not None:
-        text = f"{formats.signed(found.difference, _like(group, found))} {_interval(group, found)}"
-        return Cell(text, found.difference)
+        size = formats.signed(found.difference, _like(group, found))
+        return Cell(f"{size} {_interval(group, found)}".rstrip(), found.difference)
     if is_baseline(group, task):
         return Cell("baseline", 0)
     base = next((each for each in task.groups if each.label == task.baseline), None)
@@ -163,9 +224,10 @@ def _like(group: Group, found: Comparison) -> float:
 
 
 def _interval(group: Group, found: Comparison) -> str:
+    if found.low is None or found.high is None:
+        return ""
     like = _like(group, found)
-    ends = ("" if end is None else formats.signed(end, like) for end in (found.low, found.high))
-    return f"[{', '.join(ends)}]"
+    return f"[{formats.signed(found.low, like)}, {formats.signed(found.high, like)}]"
 
 
 def _probability(found: Comparison | None) -> Cell:
@@ -189,10 +251,12 @@ def _of_tests(task: TaskRuns, baseline: str | None) -> Iterator[str]:
     items = {f"{each.items:,}" for each in found}
     tests = {each.test for each in found}
     how = ", or ".join(words for test, words in _TESTS.items() if test in tests)
+    drawn = any(each.low is not None for each in found)
+    interval = f", with its {CONFIDENCE} % interval" if drawn else ""
     several = f"; corrected for {len(found)} comparisons (Holm; --csv has both)"
     if found:
         yield (
-            f"difference to {baseline}, with its {CONFIDENCE} % interval; p by {how}, "
+            f"difference to {baseline}{interval}; p by {how}, "
             f"paired on the same {' or '.join(sorted(items))} items"
             f"{'' if found[0].corrected is None else several}"
         )

@@ -69,14 +69,24 @@ def holm(values: Sequence[float]) -> list[float]:
     return [float(p) for p in corrected[np.argsort(order)]]
 
 
-def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -> Estimate:
+def bootstrap(
+    scored: Sequence[Scored],
+    measure: Measure,
+    *,
+    same_seeds: bool,
+    bounds: tuple[float, float] = (-np.inf, np.inf),
+) -> Estimate:
     """Return the difference of two groups' mean measures, ours minus theirs, with its interval.
+
+    Every draw of it is one between two values that the measure can have, so no interval promises
+    less than no error.
 
     Args:
         scored: All runs on the same items; or, where each seed has items of its own, one run of
             each group a part.
         measure: What is made of a mean.
         same_seeds: Whether run number n of both groups had the same seed.
+        bounds: The lowest and the highest value that the measure can have.
     """
     rng = np.random.default_rng(_SEED)
     ours_S = np.concatenate([measure(x.ours.sum(1) / x.targets.sum()) for x in scored])
@@ -88,7 +98,12 @@ def bootstrap(scored: Sequence[Scored], measure: Measure, *, same_seeds: bool) -
         over_seeds = _over_seeds(ours_S - theirs_B, ours_RS - theirs_RB, rng)
     else:
         over_seeds = _over_seeds(ours_S, ours_RS, rng) - _over_seeds(theirs_B, theirs_RB, rng)
-    found_R = ours_RS.mean(1) - theirs_RB.mean(1) + over_seeds
+    theirs_R = theirs_RB.mean(1)
+    found_R = ours_RS.mean(1) - theirs_R + over_seeds
+    # Means of items are within the bounds by themselves; what other seeds may add is a normal draw.
+    least = min(bounds[0], ours_RS.min(), theirs_RB.min())
+    most = max(bounds[1], ours_RS.max(), theirs_RB.max())
+    found_R = np.clip(found_R, least - theirs_R, most - theirs_R)
     low, high = np.percentile(found_R, [(100 - CONFIDENCE) / 2, (100 + CONFIDENCE) / 2])
     fewest = 1 + min(int((found_R <= 0).sum()), int((found_R >= 0).sum()))
     difference = float(ours_S.mean() - theirs_B.mean())

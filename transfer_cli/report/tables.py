@@ -4,8 +4,9 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 
 from transfer_cli.report import formats, results_table
+from transfer_cli.report.best import commands
 from transfer_cli.report.contents import Report, SweepProgress, TaskRuns
-from transfer_cli.report.results_table import BEST, GROUP, ResultColumn
+from transfer_cli.report.results_table import BEST, FOLDER, GROUP, ResultColumn
 from transfer_cli.safe_files import printable
 from transfer_cli.terminal import BLANK, Column, Entry, Line, Page, Piece, Renderable, TextTable
 
@@ -13,6 +14,7 @@ MOST_ERRORS = 5
 """Shared errors that are shown."""
 
 _NARROWEST_NAME = 28
+_NARROWEST_FOLDER = 16
 _MOST_CHARACTERS = 100
 _LEAST_IMPORTANT = (results_table.MEMORY, results_table.TRAINED, results_table.SECONDS)
 
@@ -28,8 +30,22 @@ def as_page(report: Report, width: int | None) -> Page:
         [Line(why) for why in results_table.apart(report)],
         *(list(_task(each, width)) for each in report.tasks),
         [Line(Piece("not shown:", "warning"), f" {line}") for line in report.problems],
+        *(list(_best(each, len(report.tasks))) for each in report.tasks),
     ]
     return Page(*[block for part in parts if part for block in (BLANK, *part)][1:])
+
+
+def _best(task: TaskRuns, tasks: int) -> Iterator[Renderable]:
+    """Yield which run to take, why, and what to type next."""
+    if task.best is None:
+        return
+    of_task = f" of {task.name}" if tasks > 1 else ""
+    head = Piece(f"best run by validation{of_task}:", "heading")
+    yield Line(head, " ", Piece(str(task.best.run.path), "mark"), f"  {results_table.own(task)}")
+    for line in results_table.why_best(task):
+        yield Entry(["  "], [Piece(line, "note")], 2)
+    for what, line in commands(task.best.run).items():
+        yield Line(f"  {what + ':':9}{line}")
 
 
 def _standing(
@@ -75,7 +91,7 @@ def _task(task: TaskRuns, width: int | None) -> Iterator[Renderable]:
             table.append([Piece(f"{BEST} {name}", "mark"), Piece(measured, "mark"), *others])
         else:
             table.append([Piece(f"  {name}", "name"), measured, *others])
-    titles = [Column(printable(each.title), right=True) for each in columns[1:]]
+    titles = [Column(printable(each.title), right=each.title != FOLDER) for each in columns[1:]]
     yield TextTable([Column(f"  {columns[0].title}"), *titles], table)
     lines = results_table.remarks(task)
     if left_out:
@@ -95,9 +111,11 @@ def _fitting(
         for each in columns
     }
     needed[GROUP] = min(needed[GROUP] + 2, _NARROWEST_NAME)
+    if FOLDER in needed:
+        needed[FOLDER] = min(needed[FOLDER], _NARROWEST_FOLDER)
     further = [each.title for each in columns if each.is_measure][1:]
     left_out: list[str] = []
-    for title in (each for each in (*further, *_LEAST_IMPORTANT) if each in needed):
+    for title in (each for each in (*_LEAST_IMPORTANT, *further) if each in needed):
         room = [size + 2 for each, size in needed.items() if each not in left_out]
         if width is None or sum(room) - 2 <= width:
             break

@@ -223,15 +223,25 @@ class Search(Planner):
         return value if math.isfinite(value) else None
 
     def _say_best(self, study: "Study") -> None:
-        try:
-            best = study.best_trial
-        except ValueError:  # none was completed
+        trials = study.get_trials(deepcopy=False)
+        fit = [each for each in trials if each.value is not None and self._learnt(each.number)]
+        if not fit:
             return
+        sign = -1 if self._settings.direction == "maximize" else 1
+        best = min(fit, key=lambda each: sign * (each.value or 0.0))
         log.info(
             "best of %d trials: %d with %s %.6g: %s",
-            len(study.get_trials(deepcopy=False)), best.number, self._settings.objective,
-            best.value, " ".join(_words(best.params)),
+            len(trials), best.number, self._settings.objective, best.value,
+            " ".join(_words(best.params)),
         )  # fmt: skip
+
+    def _learnt(self, number: int) -> bool:
+        """Return whether the run of a trial is there, and is not one that learnt nothing."""
+        try:
+            found = read_json(RunDirectory(self.jobs.directory.run(number)).results)
+        except (OSError, UnreadableError):
+            return False
+        return found.get("failed") is None
 
 
 def value_at(results: Mapping[str, Any], key: str) -> float:

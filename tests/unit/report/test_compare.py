@@ -11,7 +11,9 @@ from transfer_cli.metrics import Metric
 from transfer_cli.report import formats
 from transfer_cli.report.collect import collect
 from transfer_cli.report.compare import spread, tasks
+from transfer_cli.report.contents import Report
 from transfer_cli.report.statistics import mcnemar
+from transfer_cli.report.tables import as_page
 from transfer_cli.runs.items import write_items
 from transfer_cli.runs.sweep import SweepJob
 
@@ -250,6 +252,35 @@ def test_groups_of_seeds_are_compared_by_a_bootstrap(tmp_path):
     assert found.baseline == "adaptation=full"
 
 
+def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
+    for seed in range(2):
+        for name, wrong in (("full", 4), ("lora", 10)):
+            write_run(
+                tmp_path / f"{name}-{seed}", seed=seed, adaptation=name, wrong=range(wrong + seed)
+            )
+
+    task = only(tmp_path)
+    shown = str(as_page(Report((task,)), None))
+
+    assert all(each.deviation is None for g in task.groups for each in g.measures.values())
+    assert (task.groups[1].against.low, task.groups[1].against.high) == (None, None)
+    assert task.groups[1].against.p > 0
+    assert not any(sign in shown for sign in ("±", "[", "95 %"))
+    assert shown.count("takes three seeds or more") == 1
+
+
+def test_a_group_of_three_is_drawn_beside_one_of_two(tmp_path):
+    three_seeds(tmp_path)
+    write_run(tmp_path / "frozen-0", seed=0, adaptation="frozen", wrong=range(20))
+    write_run(tmp_path / "frozen-1", seed=1, adaptation="frozen", wrong=range(21))
+
+    shown = str(as_page(Report((only(tmp_path),)), None))
+
+    assert "12.50 ± 2.50" in shown
+    assert "51.25 ±" not in shown
+    assert shown.count("takes three seeds or more") == 1
+
+
 def test_a_baseline_is_found_by_its_words(tmp_path):
     three_seeds(tmp_path)
 
@@ -370,7 +401,8 @@ def test_language_models_are_compared_by_the_perplexity_of_their_blocks(tmp_path
     for name, nats in losses.items():
         mean = sum(nats) / 40
         measures = {"loss": mean, "word_perplexity": math.exp(sum(nats) / 20)}
-        results = {"measures": {"test": measures}, "labels": [], "parameters": {"trainable": 5}}
+        found = {"validation": measures, "test": measures}
+        results = {"measures": found, "labels": [], "parameters": {"trainable": 5}}
         write_run(
             tmp_path / name, command="pretrain", model__width=len(name) * nats[0],
             results=results, items=blocks(nats),

@@ -198,7 +198,9 @@ def test_the_best_is_said_in_a_sentence_and_marked_by_a_sign(sweep):
     mean = best.measures["test/error_rate"].mean
     assert f"{mean:.2f} ± " in outline.text
     assert re.search(
-        r"Best: full, lr=0.001 with a test error rate of .* points below", outline.text
+        r"Best by validation: full, lr=0.001 with a validation error rate of .*; test error rate "
+        r".* points below",
+        outline.text,
     )
     (row,) = re.findall(r'<tr class="best">.*?</tr>', made, re.S)
     assert "★" in row

@@ -50,7 +50,7 @@ def cells(found, title):
 def test_a_column_in_which_nothing_stands_is_left_out():
     titles = [column.title for column in results_table(task(group()))]
 
-    assert titles == ["group", "test/error_rate", "runs"]
+    assert titles == ["group", "test/error_rate", "runs", "folder"]
 
 
 def test_a_tested_difference_is_written_with_its_interval_and_sorted_by_its_value():

@@ -19,8 +19,8 @@ def scored(ours, theirs):
     return Scored(ours, theirs, np.ones(ours.shape[1]))
 
 
-def estimate(ours, theirs, *, same_seeds=True):
-    return bootstrap([scored(ours, theirs)], identity, same_seeds=same_seeds)
+def estimate(ours, theirs, *, same_seeds=True, **more):
+    return bootstrap([scored(ours, theirs)], identity, same_seeds=same_seeds, **more)
 
 
 # --- McNemar
@@ -168,3 +168,26 @@ def test_without_a_difference_no_more_than_one_in_twenty_is_called_one(seeds, se
 
     assert false / trials < 0.08
     assert covered / trials > 0.92
+
+
+@pytest.mark.parametrize("same_seeds", [True, False])
+def test_no_interval_leaves_what_an_error_rate_can_be(same_seeds):
+    """Seeds that differ wildly, beside a baseline that is nearly always right or wrong."""
+    ours = [[1.0] * 20, [0.0] * 20, [0.0] * 20]
+    right, wrong = [[0.0] * 20] * 3, [[1.0] * 20] * 3
+
+    free = estimate(ours, right, same_seeds=same_seeds)
+    above = estimate(ours, right, same_seeds=same_seeds, bounds=(0, 1))
+    below = estimate(ours, wrong, same_seeds=same_seeds, bounds=(0, 1))
+
+    assert free.low < 0
+    assert free.high > 1
+    assert 0 <= above.low < above.difference < above.high <= 1
+    assert -1 <= below.low < below.difference < below.high <= 0
+
+
+def test_bounds_change_nothing_that_is_far_from_them():
+    rng = np.random.default_rng(5)
+    ours, theirs = (rng.random((3, 200)) < 0.5 for _ in range(2))
+
+    assert estimate(ours, theirs, bounds=(0, 1)) == estimate(ours, theirs)

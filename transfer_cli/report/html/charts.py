@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from transfer_cli.metrics import find
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, Spread, TaskRuns
 from transfer_cli.report.html.markup import Html, PageColumn, shown, table
@@ -81,14 +82,24 @@ def rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def means(spreads: Iterable[Spread]) -> Trace:
-    """Return the part of a trace that places means, with a bar of one deviation each."""
+def means(task: TaskRuns, spreads: Iterable[Spread]) -> Trace:
+    """Return the part of a trace that places means, with a bar of one deviation each.
+
+    A bar ends where the task's measure does: no error rate is below 0.
+    """
     found = list(spreads)
-    bars = [each.deviation or 0 for each in found]
+    metric = find(task.measure.partition("/")[2], task.metrics)
+    low, high = (-math.inf, math.inf) if metric is None else metric.bounds
+    bars = [(each.mean, each.deviation or 0) for each in found]
     return {
         "y": [rounded(each.mean) for each in found],
-        "error_y": {"type": "data", "array": bars, "thickness": 1.25, "width": 4},
-    }
+        "error_y": {
+            "type": "data", "symmetric": False,
+            "array": [min(bar, max(0, high - mean)) for mean, bar in bars],
+            "arrayminus": [min(bar, max(0, mean - low)) for mean, bar in bars],
+            "thickness": 1.25, "width": 4,
+        },
+    }  # fmt: skip
 
 
 def is_wide(values: Sequence[float]) -> bool:

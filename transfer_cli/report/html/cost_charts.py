@@ -59,7 +59,7 @@ def _markers(task: TaskRuns, points: Sequence[Point], names: Sequence[str]) -> T
     worst_first = sorted(points, key=lambda point: (-badness(task, point[1].mean), -point[2]))
     labelled = {round(math.log10(size), 1): place for size, _, place in worst_first}.values()
     return {
-        "type": "scatter", "mode": "markers+text", "x": sizes, **charts.means(spreads),
+        "type": "scatter", "mode": "markers+text", "x": sizes, **charts.means(task, spreads),
         "marker": {"size": 11, "symbol": [symbol(place) for place in places]},
         "text": [safe(formats.cut(names[at])) if at in labelled else "" for at in places],
         # Away from the edge, and beside the bar of its deviation.
@@ -95,7 +95,7 @@ def label_chart(task: TaskRuns) -> Chart | None:
     words = formats.measure_words(task.measure)
     for points in series.values():
         points.sort(key=lambda point: point[0])
-    traces = [_line(place, *each, all_at) for place, each in enumerate(series.items())]
+    traces = [_line(task, place, *each, all_at) for place, each in enumerate(series.items())]
     return Chart(
         "labels",
         "With few labels",
@@ -111,11 +111,13 @@ def label_chart(task: TaskRuns) -> Chart | None:
     )  # fmt: skip
 
 
-def _line(place: int, label: str, points: Sequence[tuple[float, Spread]], all_at: float) -> Trace:
+def _line(
+    task: TaskRuns, place: int, label: str, points: Sequence[tuple[float, Spread]], all_at: float
+) -> Trace:
     return {
         "type": "scatter", "mode": "lines+markers", "name": safe(label),
         "x": [min(amount, all_at) for amount, _ in points],
-        **charts.means(found for _, found in points),
+        **charts.means(task, (found for _, found in points)),
         "text": [_amount(amount) for amount, _ in points],
         "line": {"dash": dash(place), "width": 2.25},
         "marker": {"symbol": symbol(place), "size": 9},

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transfer_cli.report import formats, results_table
-from transfer_cli.report.contents import FINISHED, TaskRuns
+from transfer_cli.report.best import commands
+from transfer_cli.report.contents import FINISHED, Group, TaskRuns
 from transfer_cli.report.html import markup
 from transfer_cli.report.html.markup import Html, PageColumn, joined, macro
 from transfer_cli.report.results_table import Cell
@@ -23,27 +24,53 @@ _NOTES = {
     results_table.TRAINED: "Parameters that were ever trained",
     results_table.SECONDS: "Of a run",
     results_table.MEMORY: "Mean of the peaks",
+    results_table.FOLDER: "Where its runs are",
 }
 
 
 def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return what came out best, in one sentence."""
     for group, name in zip(task.groups, names, strict=True):
-        if group.is_best:
-            value = formats.spread(group.measures[task.measure]) + formats.unit(task, task.measure)
-            against = ""
-            if (found := group.against) is not None:
-                size, interval, p = results_table.compared(task, group, found)
-                side = "above" if found.difference > 0 else "below"
-                baseline = _name_of(task, names, found.baseline or task.baseline)
-                p = p if p.startswith("<") else f"= {p}"
-                against = f"{size} {side} {baseline} (95 % interval {interval}, p {p})"
-            return macro("results.html", "lead", task, group, name, value, against)
+        found = group.measures.get(task.chosen_by)
+        if found is not None and (group.is_best or len(task.groups) == 1):
+            value = formats.spread(found) + formats.unit(task, task.chosen_by)
+            test = _on_test(task, group, names)
+            sentence = macro("results.html", "lead", task, group, name, value, test)
+            return sentence + _take(task)
+    if task.choice is None and any(group.measures for group in task.groups):
+        return Html('<p class="lead">{}</p>').format(
+            "No group is marked as the best: nothing was measured on a validation split."
+        )
     states = dict(sorted(Counter(run.status for run in task.runs).items()))
-    why = f"No run has measured the {formats.measure_words(task.measure)}."
+    why = f"No run that learnt anything has measured the {formats.measure_words(task.chosen_by)}."
     if states and states.keys() != {FINISHED}:
         why = f"No run has a result yet ({formats.amounts(states)})."
     return Html('<p class="lead">{}</p>').format(why)
+
+
+def _on_test(task: TaskRuns, group: Group, names: Sequence[str]) -> str:
+    """Return what the best group reached in the reported measure, and against the baseline."""
+    measured = group.measures.get(task.measure)
+    if measured is None or task.measure == task.chosen_by:
+        return ""
+    value = formats.spread(measured) + formats.unit(task, task.measure)
+    said = f"{formats.measure_words(task.measure)} {value}"
+    if (found := group.against) is None:
+        return said
+    size, interval, p = results_table.compared(task, group, found)
+    side = "above" if found.difference > 0 else "below"
+    baseline = _name_of(task, names, found.baseline or task.baseline)
+    drawn = f"95 % interval {interval}, " if interval else ""
+    return f"{said}, {size} {side} {baseline} ({drawn}p {p if p.startswith('<') else f'= {p}'})"
+
+
+def _take(task: TaskRuns) -> Html:
+    """Return which run to take, why, and what to type next."""
+    if task.best is None:
+        return Html()
+    why = list(results_table.why_best(task))
+    own, typed = results_table.own(task), commands(task.best.run)
+    return macro("results.html", "take", task.best.run.path, own, why, typed)
 
 
 def _name_of(task: TaskRuns, names: Sequence[str], label: str | None) -> str:
@@ -90,7 +117,9 @@ def _columns(task: TaskRuns, names: Sequence[str]) -> Iterator[tuple[PageColumn,
     for column in results_table.results_table(task, measures)[1:]:
         title = formats.axis_words(task, column.title) if column.is_measure else column.title
         yield (
-            PageColumn(title, is_number=True, note=_NOTES.get(column.title)),
+            PageColumn(
+                title, is_number=column.title != results_table.FOLDER, note=_NOTES.get(column.title)
+            ),
             [each if each.text else Cell(formats.NOTHING) for each in column.cells],
         )
 

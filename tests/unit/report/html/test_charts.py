@@ -6,10 +6,13 @@ import pytest
 
 from tests import reports
 from transfer_cli.report import formats
+from transfer_cli.report.contents import TaskRuns
+from transfer_cli.report.html import charts
 from transfer_cli.report.html.cost_charts import label_chart, size_chart
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.line_styles import COLOURS, dash, symbol
 from transfer_cli.report.html.search_chart import axis_of, search_chart
+from transfer_cli.runs.results import UNDECLARED
 
 
 def shown(report):
@@ -148,3 +151,17 @@ def test_numbers_among_words_stand_by_size():
     axis = axis_of("data.labelled", "labelled", [None, 2000, 100])
 
     assert [words for _, words in axis.ticks] == ["100", "2000", "all"]
+
+
+def test_no_bar_leaves_what_an_error_rate_can_be():
+    task = TaskRuns("task", (), (), "test/error_rate", UNDECLARED)
+    spreads = [reports.spread(each) for each in ([0, 0, 9], [100, 100, 70], [40, 50, 60])]
+
+    found = charts.means(task, spreads)
+
+    bars = found["error_y"]
+    lows = [mean - bar for mean, bar in zip(found["y"], bars["arrayminus"], strict=True)]
+    highs = [mean + bar for mean, bar in zip(found["y"], bars["array"], strict=True)]
+    assert (min(lows), max(highs)) == (0, 100)
+    assert (lows[2], highs[2]) == (40, 60)
+    assert not bars["symmetric"]

@@ -1,0 +1,231 @@
+"""Which run to take: the best by validation of those that learnt anything.
+
+The test split has no say, so that its numbers stay what they are for. What decides is what a search
+was told to look for, else what the runs were told to monitor, else the metric by which such runs
+are judged. Equal runs are told apart by their validation loss, then by how many parameters they
+trained: unlike time, that does not depend on what else a machine had to do.
+"""
+
+import logging
+import math
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from transfer_cli.errors import ConfigError, listed
+from transfer_cli.metrics import by_preference, find
+from transfer_cli.report import formats, grouping
+from transfer_cli.report.collect import collect
+from transfer_cli.report.contents import FINISHED, Best, Choice, Place, Run
+from transfer_cli.runs.results import merged
+from transfer_cli.runs.sweep import SweepDirectory
+from transfer_cli.safe_files import printable
+
+log = logging.getLogger(__name__)
+
+_CHOOSING = {"sweep.objective": "validation/error_rate", "loop.monitor": "loss"}
+"""Settings that name the measure, the stronger first; their defaults name none."""
+
+_LOSS = "validation/loss"
+_BREAKS = ("the lower validation/loss", "the fewer trained parameters")
+
+_DIGITS = 12
+"""Means of the same numbers may differ in the last digits."""
+
+_NO_PATH = re.compile(r"[A-Za-z_][\w.@/:-]*=|[-+]")
+"""How a path begins that a command would take for a setting or a flag."""
+
+_PLAIN = re.compile(r"[\w./-]+")
+
+
+def learnt(runs: Iterable[Run]) -> list[Run]:
+    """Return the finished runs that learnt anything."""
+    return [run for run in runs if run.status == FINISHED and run.reason is None]
+
+
+def choice_of(runs: Sequence[Run]) -> Choice | None:
+    """Return what decides which runs of a task are best; None where validation was not measured."""
+    metrics = merged(run.metrics for run in runs)
+    names: list[str] = []
+    for key, default in _CHOOSING.items():
+        found = {str(run.settings.get(key) or default) for run in runs} - {default}
+        names += [each.removeprefix("validation/") for each in found if len(found) == 1]
+    preferred = [
+        f"validation/{each}" for each in (*names, *(m.name for m in by_preference(metrics)))
+    ]
+    counts = Counter(name for run in runs for name in run.measures)
+    measure = max(preferred, key=lambda each: counts[each], default="")
+    if not counts[measure]:
+        return None
+    metric = find(measure.partition("/")[2], metrics)
+    return Choice(
+        measure,
+        lower_is_better=metric is None or not metric.higher_is_better,
+        is_percentage=metric is not None and metric.unit == "percent",
+    )
+
+
+def place(choice: Choice, measures: Mapping[str, float], trained: int | None) -> Place | None:
+    """Return the place of a run or a group among others; None where it was not measured."""
+    if choice.measure not in measures:
+        return None
+    value = measures[choice.measure] * (1 if choice.lower_is_better else -1)
+    cost = math.inf if trained is None else trained
+    found = (value, measures.get(_LOSS, math.inf), cost)
+    return tuple(float(f"{each:.{_DIGITS}g}") for each in found)
+
+
+def tie_break(first: Place, tied: Iterable[Place]) -> str:
+    """Return what decided between equals, in a few words."""
+    others = list(tied)
+    for at, words in enumerate(_BREAKS, start=2):
+        if all(each[:at] != first[:at] for each in others):
+            return f"{words} decided"
+    return "nothing else tells them apart, and the first was taken"
+
+
+def best_of(runs: Sequence[Run], choice: Choice | None) -> Best | None:
+    """Return the best of the runs of a task; None where none learnt anything and was measured."""
+    if choice is None:
+        return None
+    places = {run.path: place(choice, run.measures, run.trained) for run in learnt(runs)}
+    known = {path: found for path, found in places.items() if found is not None}
+    if not known:
+        return None
+    # The first of those that are equal in everything.
+    path = min(known, key=lambda each: known[each])
+    tied = [each for each in known if each != path and known[each][0] == known[path][0]]
+    return Best(
+        run=next(run for run in runs if run.path == path),
+        choice=choice,
+        among=len(known),
+        tied=tuple(run for run in runs if run.path in tied),
+        decided=tie_break(known[path], [known[each] for each in tied]) if tied else "",
+    )
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def reasons(best: Best) -> Iterator[str]:
+    """Yield why a run is the best."""
+    value = formats.number(best.run.measures[best.choice.measure])
+    end = "lowest" if best.choice.lower_is_better else "highest"
+    unit = " %" if best.choice.is_percentage else ""
+    yield (
+        f"{best.choice.measure} {value}{unit}, the {end} of "
+        f"{formats.several(best.among, 'run')} that learnt anything; the test split had no say"
+    )
+    if best.tied:
+        others = listed((each.path for each in best.tied), 5)
+        verb = "has" if len(best.tied) == 1 else "have"
+        yield f"a tie: {others} {verb} the same; {best.decided}"
+
+
+def commands(run: Run) -> dict[str, str]:
+    """Return what to type next with a run, by what it is for, to be pasted into a shell."""
+    folder = _word(run.path)
+    found = {"export": f"transfer export {folder} FOLDER"}
+    if run.results.get("task") is not None or run.labels:
+        found = {"predict": f"transfer predict {folder} FILE", **found}
+    elif run.command == "pretrain":
+        found = {"adapt": f"transfer finetune {_setting('init_from', run.path)}", **found}
+    whole = run.path.parent if run.sweep is None else run.sweep
+    if run.sweep is not None and run.path.parent.resolve() == run.sweep:
+        whole = run.path.parent  # as it was typed
+    return {**found, "compare": f"transfer report {_word(whole)} --html report.html"}
+
+
+def _word(path: Path) -> str:
+    """Return a path as a word of a command line that is taken for nothing else."""
+    # A home is looked for behind `./~`, too.
+    text = str(path.absolute() if str(path).startswith("~") else path)
+    return shlex.quote(f"./{text}" if _NO_PATH.match(text) else text)
+
+
+def _setting(key: str, path: Path) -> str:
+    if _PLAIN.fullmatch(str(path)):
+        return f"{key}={path}"
+    # Only here: it brings OmegaConf along.
+    from transfer_cli.config.literal import quoted
+
+    return shlex.quote(f"{key}={quoted(str(path.absolute()))}")
+
+
+# --- of a sweep ----------------------------------------------------------------------------------
+
+
+def last_words(sweep: Path) -> Iterator[str]:
+    """Yield the lines with which a sweep ends: its best run, why, and what to type next."""
+    try:
+        runs = collect([sweep]).runs
+    except ConfigError:
+        runs = []
+    tasks = _tasks(runs)
+    for name, members in tasks:
+        best = _best(members)
+        of_task = f" of {name}" if len(tasks) > 1 else ""
+        if best is None:
+            yield f"no best run{of_task}: {_why_none(members)}"
+            continue
+        own = f" ({printable(' '.join(best.run.overrides))})" if best.run.overrides else ""
+        yield f"best run by validation{of_task}: {best.run.path}{own}"
+        yield from (f"  {each}" for each in reasons(best))
+        for what, line in commands(best.run).items():
+            if what != "compare":
+                yield f"  {what + ':':8} {line}"
+    yield f"compare: transfer report {_word(sweep)}"
+
+
+def run_of(path: str, key: str) -> str:
+    """Return the path of a run as it is; for the folder of a sweep, that of its best run.
+
+    Raises:
+        ConfigError: None of the sweep's runs is the best one.
+    """
+    sweep = Path(path).expanduser()
+    if not SweepDirectory.is_at(sweep):
+        return path
+    runs = collect([sweep]).runs
+    found = [(name, best) for name, members in _tasks(runs) if (best := _best(members))]
+    if len(found) > 1:
+        each = "; ".join(f"{name}: {best.run.path}" for name, best in found)
+        raise ConfigError(
+            f"{key}: {path} is a sweep over {len(found)} tasks, whose runs cannot be compared; "
+            f"name the best of one ({each})"
+        )
+    if not found:
+        raise ConfigError(
+            f"{key}: {path} is a sweep without a best run: {_why_none(runs)}; name one of its runs "
+            f"({path}/NUMBER); transfer report {_word(sweep)} shows them"
+        )
+    _, best = found[0]
+    value = formats.number(best.run.measures[best.choice.measure])
+    tie = f", as {formats.several(len(best.tied), 'other')}: {best.decided}" if best.tied else ""
+    log.info(
+        "%s: took %s, the best of %s of that sweep by %s (%s%s)",
+        key, best.run.path, formats.several(best.among, "run"), best.choice.measure, value, tie,
+    )  # fmt: skip
+    return str(best.run.path)
+
+
+def _tasks(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    tasks = grouping.by_task(runs)
+    return list(zip(grouping.names(tasks), tasks, strict=True))
+
+
+def _best(runs: Sequence[Run]) -> Best | None:
+    return best_of(runs, choice_of(learnt(runs)))
+
+
+def _why_none(runs: Sequence[Run]) -> str:
+    """Return why none of some runs is the best."""
+    if learnt(runs):
+        return "nothing was measured on a validation split"
+    states = Counter(
+        "learnt next to nothing" if run.status == FINISHED else run.status for run in runs
+    )
+    said = formats.amounts(dict(states))
+    return f"no finished run learnt anything{f' ({said})' if said else ''}"
