@@ -13,10 +13,13 @@ from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
+from transfer_cli.commands.json_lines import check_ending
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.data import readers
+from transfer_cli.data.readers import SHEET_FORMATS, TABLE_FORMATS
 from transfer_cli.data.split import Split
-from transfer_cli.data.tasks import TaskData
+from transfer_cli.data.tasks import INPUT, LabelledData, Table, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import Scores
@@ -34,20 +37,28 @@ from transfer_cli.training.workers import in_process_group
 ASKED = (*datasets.SPLITS, "all")
 BASELINES = ("none", "unigram")
 
+_OF_INPUT = ("text", "pair", "label", "delimiter", "encoding", "header", "format", "errors")
+
 
 def evaluate(config: DictConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
     one_of("split", config.split, ASKED)
     one_of("baseline", config.baseline, BASELINES)
     at_least("batch:", config.batch, 1, ConfigError)
+    _check_input(config)
+    if config.output is not None:
+        check_ending("output", config.output, (".json",))
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
         trained = open_trained(config.run, precision, config.base)
-        source, place = data_source(config, trained)
         origins = _origins(config)
-        names = datasets.SPLITS if config.split == "all" else (config.split,)
         with distributed.main_first():
-            splits = _encoded(source, place, trained, names, origins)
+            if config.input is not None:
+                splits = _of_file(config, trained)
+            else:
+                source, place = data_source(config, trained)
+                names = datasets.SPLITS if config.split == "all" else (config.split,)
+                splits = _encoded(source, place, trained, names, origins)
         model = trained.model
         if config.baseline == "unigram":
             with distributed.main_first():
@@ -80,6 +91,22 @@ def evaluate(config: DictConfig) -> None:
                 "measures": measures,
             }
             write_json(Path(config.output).expanduser(), result)
+
+
+def _check_input(config: DictConfig) -> None:
+    """Refuse what goes with a file of rows alone where there is none, and the other way round."""
+    one_of("errors", config.errors, ("stop", "skip"))
+    if config.format is not None:
+        one_of("format", config.format, (*TABLE_FORMATS, *SHEET_FORMATS))
+    if config.input is None:
+        typed = [name for name in _OF_INPUT if config[name] not in (None, "stop")]
+        if typed:
+            raise ConfigError(f"{typed[0]}: is for input=FILE; for data=table say data.{typed[0]}=")
+        return
+    other = next((name for name in ("data", "baseline") if config[name] not in (None, "none")), "")
+    if other:
+        raise ConfigError(f"{other}: does not go with input=, whose rows are all that is scored")
+    readers.check_readable(Path(config.input).expanduser())
 
 
 def _scores(
@@ -130,7 +157,8 @@ def say_confusion(split: str, labels: tuple[str, ...], table: list[list[int]]) -
 
 def _origins(config: DictConfig) -> Origins:
     """Return what the run's own data were when it began; nothing where others are scored."""
-    own = RunDirectory(Path(config.run).expanduser()) if config.data is None else None
+    is_own = config.data is None and config.input is None
+    own = RunDirectory(Path(config.run).expanduser()) if is_own else None
     return Origins(own, config.data_changed)
 
 
@@ -150,17 +178,44 @@ def _encoded(
         return text.splits
     data = source.load(place.folder, place.seed)
     _check_there(data.splits, names)
-    task: Any = trained.start.task
-    theirs = datasets.task_of_data(data)
+    data = _for_run(data, trained)
+    data = origins.labelled("data", data, names)
+    longest = source.length or trained.length
+    return datasets.task(data, longest, tokenizer, shape, names, trained.start.task).splits
+
+
+def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
+    """Return all rows of the file `input` as a split, read as it says or as in training."""
+    chosen = {name: config[name] for name in _OF_INPUT}
+    try:
+        source = Table(train=config.input, **chosen)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    data = _for_run(source.whole(trained.columns), trained)
+    shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
+    return datasets.task(
+        data, trained.length, tokenizer, shape, (INPUT,), trained.start.task
+    ).splits
+
+
+def _for_run(data: LabelledData, trained: Trained) -> LabelledData:
+    """Return data with the labels of a run.
+
+    Raises:
+        DataError: They are of another task, or a label is new.
+    """
+    theirs, task = datasets.task_of_data(data), trained.start.task
+    if task is None:
+        raise ConfigError(
+            "input: this run is a language model, and labelled rows are for classifiers; for text "
+            "say data=text data.train=FILE split=train"
+        )
     if theirs.name != task.name:
         raise DataError(
             f"data: it holds examples of the task {theirs.name}, and this run was trained for "
             f"{task.name}; choose data of that task"
         )
-    data = data.numbered_as(trained.start.description.labels)
-    data = origins.labelled("data", data, names)
-    longest = source.length or trained.length
-    return datasets.task(data, longest, tokenizer, shape, names, task).splits
+    return data.numbered_as(trained.start.description.labels)
 
 
 def _unigram(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output
+from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_ending, check_output
 from transfer_cli.config.flags import MANY, REPEATED, Flags, check_plugins, read
 from transfer_cli.errors import ConfigError, pip_install
 from transfer_cli.report.collect import Found, collect
@@ -103,6 +103,8 @@ def check_targets(targets: Mapping[str, str]) -> None:
         check_output(target, f"--{name}")
         if target != STANDARD_OUTPUT and _is_of_a_run(path, FORMATS[name][1]):
             raise ConfigError(f"--{name}: {path} is part of a run; choose another file")
+        if target != STANDARD_OUTPUT:
+            check_ending(f"--{name}", target, (FORMATS[name][1],))
 
 
 def _is_of_a_run(path: Path, ending: str) -> bool:

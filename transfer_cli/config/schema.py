@@ -226,6 +226,24 @@ class EvaluateConfig(SharedConfig):
     """The model that the run refers to, if it was moved."""
     data_changed: str = "refuse"
     """Typed as `data.changed`: refuse or accept data that have changed since the run began."""
+    input: str | None = None
+    """A labelled table of your own, of which every row is scored; none: a split of the data."""
+    text: str | None = None
+    """Of `input`, the column of the text; none: as in training, else by its name or contents."""
+    pair: str | None = None
+    """Of `input`, the column of a second text."""
+    label: str | None = None
+    """Of `input`, the column of the label."""
+    delimiter: str | None = None
+    """Of `input`: comma, semicolon, tab, pipe or a character; none: it is recognised."""
+    encoding: str | None = None
+    """Of `input`, such as utf-8 or latin-1; none: it is recognised."""
+    header: bool | None = None
+    """Of `input`: whether the first row names the columns; none: it is recognised."""
+    format: str | None = None
+    """Of `input`: csv, tsv, jsonl, parquet or xlsx; none: by its ending."""
+    errors: str = "stop"
+    """What a row of `input` that cannot be read does: stop, or skip (left out and counted)."""
     split: str = "test"
     """train, validation, test, or all of them."""
     baseline: str = "none"
@@ -254,15 +272,21 @@ class PredictConfig:
     output: str = "-"
     """The file to write; -: standard output."""
     format: str = "auto"
-    """Of the input: auto (by the file's ending), text (one a line), jsonl, csv or tsv."""
+    """Of the input: auto (by its ending), text (one a line), jsonl, csv, tsv, parquet or xlsx."""
     output_format: str = "auto"
     """auto (by the output's ending, else jsonl), jsonl, csv or tsv."""
-    text: str = "text"
-    """The column or field with the text."""
+    text: str | None = None
+    """The column with the text; none: as in training, else by its name or contents."""
     pair: str | None = None
-    """The column or field with the second text, for tasks on pairs."""
+    """The column with the second text, for tasks on pairs."""
+    delimiter: str | None = None
+    """What parts columns: comma, semicolon, tab, pipe or a character; none: it is recognised."""
+    encoding: str | None = None
+    """Of the input, such as utf-8 or latin-1; none: it is recognised."""
+    header: bool | None = None
+    """Whether the first row names the columns; none: it is recognised."""
     keep: bool = False
-    """Carry the other columns of the input along in the output."""
+    """Carry the other columns along; one that is called as an answer is becomes `input/NAME`."""
     errors: str = "stop"
     """What a row that cannot be read does: stop, or skip (it is reported and left out)."""
     batch: int = 32

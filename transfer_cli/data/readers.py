@@ -12,10 +12,11 @@ import lzma
 import math
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 import zstandard
 
@@ -37,6 +38,10 @@ MAX_LABEL_CHARACTERS = 1000
 """A longer label is a text in the wrong column. Results and messages repeat labels."""
 
 TABLE_FORMATS = ("csv", "tsv", "jsonl")
+SHEET_FORMATS = ("parquet", "xlsx")
+"""Tables that are not made of lines: see `sheets`."""
+
+USUAL_DELIMITER: Mapping[str, str] = {"csv": ",", "tsv": "\t"}
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -119,7 +124,7 @@ def format_of(path: Path) -> str | None:
     suffix = _suffix(path)
     if suffix in _JSON_SUFFIXES:
         return "jsonl"
-    return suffix[1:] if suffix[1:] in TABLE_FORMATS else None
+    return suffix[1:] if suffix[1:] in (*TABLE_FORMATS, *SHEET_FORMATS) else None
 
 
 def is_packed(path: Path) -> bool:
@@ -216,10 +221,66 @@ def _read_line(stream: LineStream, name: str, number: int) -> bytes:
     """Return the next line, cut after one byte more than the limit."""
     try:
         return stream.readline(MAX_LINE_BYTES + 1)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
+    except _UNREADABLE as error:
         raise DataError(
             f"{name}, line {number}: cannot be read on ({error}). Is the file damaged or cut off?"
         ) from error
+
+
+_UNREADABLE = (
+    OSError, EOFError, UnicodeError, zlib.error, lzma.LZMAError, zstandard.ZstdError
+)  # fmt: skip
+
+
+class _LookedAt(io.RawIOBase):
+    """Bytes that were read already, and those that follow."""
+
+    def __init__(self, start: bytes, rest: BinaryIO) -> None:
+        self._start = io.BytesIO(start)
+        self._rest = rest
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
+        """Fill a buffer; return how many bytes that are, 0 at the end."""
+        found = self._start.read(len(buffer)) or self._rest.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def looked_at(stream: BinaryIO, size: int, name: str) -> tuple[bytes, io.BufferedReader]:
+    """Return the first bytes of a stream, and a stream that has them still.
+
+    Raises:
+        DataError: They cannot be unpacked.
+    """
+    try:
+        start = stream.read(size)
+    except _UNREADABLE as error:
+        raise DataError(
+            f"{name}, line 1: cannot be read on ({error}). Is the file damaged or cut off?"
+        ) from error
+    return start, io.BufferedReader(_LookedAt(start, stream), _BUFFER_BYTES)
+
+
+class _InUtf8(io.RawIOBase):
+    def __init__(self, stream: BinaryIO, encoding: str) -> None:
+        self._text = io.TextIOWrapper(stream, encoding, newline="")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # typeshed: any buffer
+        found = self._text.read(len(buffer) // 4).encode()
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def in_utf8(stream: BinaryIO, encoding: str) -> BinaryIO:
+    """Return a stream with its characters in UTF-8, for encodings whose lines end otherwise."""
+    return io.BufferedReader(_InUtf8(stream, encoding), _BUFFER_BYTES)
 
 
 def _decode(raw: bytes, name: str, number: int, encoding: str) -> str:
@@ -232,10 +293,8 @@ def _decode(raw: bytes, name: str, number: int, encoding: str) -> str:
         try:
             return raw.decode(encoding)
         except UnicodeDecodeError as error:
-            wrong = (
-                f"byte 0x{raw[error.start]:02X} at offset {error.start} of the line is not UTF-8. "
-                "Save the file as UTF-8."
-            )
+            place = f"byte 0x{raw[error.start]:02X} at offset {error.start} of the line"
+            wrong = f"{place} is not {encoding.upper()}. Save the file as UTF-8."
     error_found = DataError(f"{name}, line {number}: {wrong}")
     return BrokenLine.of(raw.decode(encoding, errors="replace"), error_found)
 
@@ -248,18 +307,20 @@ def table_records(
     name: str,
     table_format: str,
     *,
+    delimiter: str | None = None,
     header: bool = True,
     on_error: OnError = refuse,
 ) -> Iterator[Record]:
     """Yield the rows of a table, given its lines.
 
     Empty lines are left out. CSV has quotes as RFC 4180 says, so that a value may hold commas and
-    line ends; TSV has none: a quote there is a quote.
+    line ends; TSV has none if its columns are parted by tabs: a quote there is a quote.
 
     Args:
         lines: Numbered lines, from `all_lines` if `on_error` is to receive broken ones.
         name: What to call the table in messages.
         table_format: One of `TABLE_FORMATS`.
+        delimiter: What stands between columns; None: what is usual for the format.
         header: Whether the first row names the columns; without it they are called "1", "2" and so
             on. JSON lines name their values themselves.
         on_error: Receives the fault of each ragged or broken row, which is left out. After a broken
@@ -268,6 +329,28 @@ def table_records(
     Raises:
         DataError: As `on_error` does; the first row is broken or names a column twice; no rows.
     """
+    if table_format == "jsonl":
+        yield from not_empty(partial(json_records, lines, name), name, on_error)
+        return
+    mark = delimiter or USUAL_DELIMITER[table_format]
+    quotes = table_format == "csv" or mark != "\t"
+
+    def records(note: OnError) -> Iterator[Record]:
+        rows = partial(_rows, lines, name, mark, quotes=quotes)
+        cure = _QUOTE.format(mark) if quotes else "Separate columns by one tab each."
+        return named_rows(rows, name, note, header=header, cure=cure)
+
+    yield from not_empty(records, name, on_error)
+
+
+def not_empty(
+    records: Callable[[OnError], Iterator[Record]], name: str, on_error: OnError
+) -> Iterator[Record]:
+    """Yield records, of which there must be at least one, or a fault that is told of.
+
+    Raises:
+        DataError: There is nothing.
+    """
     empty = True
 
     def note(error: DataError) -> None:
@@ -275,11 +358,7 @@ def table_records(
         empty = False
         on_error(error)
 
-    if table_format == "jsonl":
-        records = json_records(lines, name, note)
-    else:
-        records = _delimited_records(lines, name, table_format, note, header=header)
-    for record in records:
+    for record in records(note):
         empty = False
         yield record
     if empty:
@@ -370,14 +449,29 @@ def _json_kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _delimited_records(
-    lines: Iterable[tuple[int, str]],
+_QUOTE = 'Put values that hold "{0}" in quotes: "like{0} this".'
+
+
+def named_rows(
+    rows: Callable[[OnError], Iterable[tuple[int, list[str]]]],
     name: str,
-    table_format: str,
     on_error: OnError,
     *,
     header: bool,
+    cure: str,
 ) -> Iterator[Record]:
+    """Yield rows of cells as records.
+
+    Args:
+        rows: Yields the number and the cells of each row, and tells of those that are broken.
+        name: What to call the table in messages.
+        on_error: Receives the fault of each ragged or broken row.
+        header: See `table_records`.
+        cure: For a row of more or fewer cells than there are columns.
+
+    Raises:
+        DataError: As `on_error` does; the first row is broken or names a column twice.
+    """
     columns: list[str] | None = None
     expected = ""
 
@@ -385,10 +479,10 @@ def _delimited_records(
         # Without the names of the columns nothing can be read.
         (refuse if columns is None else on_error)(error)
 
-    for number, row in _rows(lines, name, table_format, note):
+    for number, row in rows(note):
         if columns is None:
-            columns = row if header else [str(place + 1) for place in range(len(row))]
-            _check_columns(columns, f"{name}, line {number}")
+            columns = column_names(row, header=header)
+            check_columns(columns, f"{name}, line {number}")
             expected = f"the {'header' if header else 'row'} in line {number}"
             if header:
                 continue
@@ -396,23 +490,18 @@ def _delimited_records(
             yield Record(number, dict(zip(columns, row, strict=True)))
             continue
         found = "1 column" if len(row) == 1 else f"{len(row)} columns"
-        cure = _RAGGED_CURE[table_format]
         note(
             DataError(f"{name}, line {number}: {found}, but {expected} has {len(columns)}. {cure}")
         )
 
 
-_RULES: Mapping[str, Mapping[str, Any]] = {
-    "csv": {"strict": True},
-    "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
-}
-_RAGGED_CURE = {
-    "csv": 'Put values that hold a comma in quotes: "like, this".',
-    "tsv": "Separate columns by one tab each.",
-}
+def column_names(first: Sequence[str], *, header: bool) -> list[str]:
+    """Return the names of the columns, given the first row; one without a name has its number."""
+    return [name if header and name.strip() else str(place) for place, name in enumerate(first, 1)]
 
 
-def _check_columns(columns: list[str], where: str) -> None:
+def check_columns(columns: Sequence[str], where: str) -> None:
+    """Raise `DataError` if there are too many columns, or two of one name."""
     if len(columns) > MAX_COLUMNS:
         raise DataError(f"{where}: {len(columns):,} columns, the most is {MAX_COLUMNS:,}.")
     twice = sorted(column for column, count in Counter(columns).items() if count > 1)
@@ -420,8 +509,22 @@ def _check_columns(columns: list[str], where: str) -> None:
         raise DataError(f"{where}: the column {twice[0][:80]!r} is there twice. Rename one.")
 
 
+def split_lines(
+    lines: Iterable[str], mark: str, *, quotes: bool, strict: bool = True
+) -> Iterator[list[str]]:
+    """Return the cells of each row; misplaced quotes are an error if `strict`.
+
+    After a `csv.Error` the next row can be asked for.
+    """
+    # The limit is the process's; its default of 128 KiB is less than a long text.
+    csv.field_size_limit(2 * MAX_LINE_BYTES)
+    if quotes:
+        return csv.reader(lines, delimiter=mark, strict=strict)
+    return csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_NONE)
+
+
 def _rows(
-    lines: Iterable[tuple[int, str]], name: str, table_format: str, on_error: OnError
+    lines: Iterable[tuple[int, str]], name: str, mark: str, on_error: OnError, *, quotes: bool
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the values of each row with the number of its first line; empty rows are left out.
 
@@ -429,8 +532,6 @@ def _rows(
     without the first one. How many are read again is limited, or a hostile file could take a time
     that is the square of its size.
     """
-    # The limit is the process's; its default of 128 KiB is less than a long text.
-    csv.field_size_limit(2 * MAX_LINE_BYTES)
     new, again = iter(lines), deque[tuple[int, str]]()
     row: list[tuple[int, str]] = []  # the lines of the row that is being read
     size, spare = 0, _REREAD * MAX_LINE_BYTES
@@ -446,7 +547,7 @@ def _rows(
             raise csv.Error(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
         return f"{found[1]}\n"
 
-    reader = csv.reader(iter(next_line, None), **_RULES[table_format])
+    reader = split_lines(iter(next_line, None), mark, quotes=quotes)
     while True:
         spare += _REREAD * size
         row.clear()

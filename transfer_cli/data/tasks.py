@@ -12,14 +12,22 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from transfer_cli.data import catalog, readers, sample
+from transfer_cli.data import catalog, readers, sample, tables
+from transfer_cli.data.columns import ANY, Asked, Columns, typed
+from transfer_cli.data.layout import Layout
 from transfer_cli.data.overlap import say_overlap
+from transfer_cli.data.readers import Record
 from transfer_cli.data.split import Whole
+from transfer_cli.data.tables import Skipped, Stop
 from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.seeds import derive
+
+INPUT = "input"
+"""The split that all rows of a file are."""
 
 MAX_LABELS = 10_000
 """For own tables. More are rather texts, or numbers: a column that was not meant."""
@@ -199,34 +207,44 @@ class Trec(Classified):
 class Table(Classified):
     """Own labelled tables: CSV, TSV or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
+    With the extra `tables`, Parquet files and the first sheets of spreadsheets as well. What is not
+    said of a table is recognised in each file by itself: see `layout` and `columns`.
+
     The labels are those of the training file, sorted (as numbers when all are whole numbers).
 
     Args:
         train: A file.
         validation: A file. Without it a stratified share of the training rows is held out.
         test: A file; without it there is no test set.
-        text: The column of the text.
-        pair: The column of a second text.
+        text: The column of the text; None: by its name, else by what is in it. So are the others.
+        pair: The column of a second text; None also where there is none.
         label: The column of the label.
         header: Whether the first row of CSV or TSV names the columns. Without it they are called
             by their number, counted from 1.
-        format: `csv`, `tsv` or `jsonl`; None to go by the files' names.
+        delimiter: What stands between columns, see `layout.Layout`.
+        encoding: As Python names it.
+        format: `csv`, `tsv`, `jsonl`, `parquet` or `xlsx`; None to go by the files' names.
+        errors: Whether a row that cannot be read stops all, or is left out and counted.
         validation_share: The share of the training rows held out, in (0, 1).
     """
 
     train: str
     validation: str | None = None
     test: str | None = None
-    text: str | int = "text"
+    text: str | int | None = None
     pair: str | int | None = None
-    label: str | int = "label"
-    header: bool = True
-    format: Literal["csv", "tsv", "jsonl"] | None = None
+    label: str | int | None = None
+    header: bool | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
+    format: Literal["csv", "tsv", "jsonl", "parquet", "xlsx"] | None = None
+    errors: Literal["stop", "skip"] = "stop"
     validation_share: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.label in (self.text, self.pair):
+        self._layout = Layout(self.delimiter, self.encoding, self.header)
+        if self.label is not None and self.label in (self.text, self.pair):
             raise ValueError(f"label is {self.label!r}, which is the column of a text.")
         _check_share("validation_share", self.validation_share)
 
@@ -234,33 +252,64 @@ class Table(Classified):
         """See `TaskData`; `data_dir` changes nothing."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         paths = {name: Path(path).expanduser() for name, path in given.items() if path}
-        rows = {name: self._rows(path) for name, path in paths.items()}
-        labels = sorted({row.label for row in rows["train"]})
-        # 18 digits always fit; a longer "number" is an identifier.
-        if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
-            labels.sort(key=int)
-        splits = {name: _numbered(rows[name], labels, paths[name], name) for name in rows}
-        data = LabelledData(paths["train"].stem, tuple(labels), splits, files=paths)
+        train = self._rows(paths["train"])
+        own = Asked(train.columns.text, train.columns.pair, train.columns.label)
+        rows = {
+            name: train if name == "train" else self._rows(path, own)
+            for name, path in paths.items()
+        }
+        labels = _sorted_labels(train.rows)
+        splits = {
+            name: _numbered(found.rows, labels, paths[name], name) for name, found in rows.items()
+        }
+        data = LabelledData(paths["train"].stem, labels, splits, files=paths)
         return self._drawn(data, seed, self.validation_share)
 
-    def _rows(self, path: Path) -> list["_Row"]:
+    def whole(self, own: Asked) -> LabelledData:
+        """Return all rows of the training file as one split, `input`, to score a run on.
+
+        Args:
+            own: The columns of the table that the run was trained on.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        path = Path(self.train).expanduser()
+        found = self._rows(path, own)
+        labels = _sorted_labels(found.rows)
+        skipped = (f"{found.num_skipped:,} cannot be read",) if found.num_skipped else ()
+        part_of = Whole(str(path), len(found.rows) + found.num_skipped, skipped)
+        splits = {INPUT: _numbered(found.rows, labels, path, INPUT)}
+        return LabelledData(
+            path.stem, labels, splits, files={"train": path}, part_of={INPUT: part_of}
+        )
+
+    @property
+    def columns(self) -> Asked:
+        """The columns as they were typed."""
+        return typed(self.text, self.pair, self.label)
+
+    def _rows(self, path: Path, own: Asked = ANY) -> "_Rows":
+        """Return the rows of a file, from the columns `own` of another file if it has them."""
         table_format = self.format or readers.format_of(path)
         if table_format is None:
             raise DataError(f"{path}: its name does not tell the format. Set data.format=csv.")
-        rows = []
-        labels: dict[str, str] = {}
-        name, text, pair = str(path), str(self.text), None if self.pair is None else str(self.pair)
-        for record in readers.read_table(path, table_format, header=self.header):
-            first = readers.text_of(record, text, name)
-            second = None if pair is None else readers.text_of(record, pair, name)
-            label = readers.label_of(record, str(self.label), name)
-            rows.append(_Row(record.line, first, labels.setdefault(label, label), second))
-            if len(labels) > MAX_LABELS:
-                raise DataError(
-                    f"{path}, line {record.line}: more than {MAX_LABELS:,} different labels. "
-                    f"Is {self.label!r} the column of the label?"
-                )
-        return rows
+        skipped = Skipped()
+        with tables.opened(path, table_format, self._layout, self.columns) as table:
+            columns = table.columns(self.columns, own)
+            labels: dict[str, str] = {}
+            read = partial(_row_of, columns=columns, name=str(path), labels=labels)
+            on_error = skipped if self.errors == "skip" else Stop("data.errors")
+            rows = []
+            for row in tables.sound_rows(table, columns.read, read, on_error):
+                rows.append(row)
+                if len(labels) > MAX_LABELS:
+                    raise DataError(
+                        f"{path}, line {row.line}: more than {MAX_LABELS:,} different labels. "
+                        f"Is {columns.label!r} the column of the label?"
+                    )
+        skipped.say(len(rows), str(path))
+        return _Rows(rows, columns, skipped.count)
 
 
 @dataclass(kw_only=True)
@@ -292,6 +341,32 @@ class _Row:
     text: str
     label: str
     pair: str | None = None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a file, from which columns they are, and how many were left out."""
+
+    rows: Sequence[_Row]
+    columns: Columns
+    num_skipped: int
+
+
+def _row_of(record: Record, columns: Columns, name: str, labels: dict[str, str]) -> _Row:
+    """Return what is read of a record; equal labels are one text in memory."""
+    text = readers.text_of(record, columns.text, name)
+    pair = None if columns.pair is None else readers.text_of(record, columns.pair, name)
+    label = readers.label_of(record, columns.label, name)
+    return _Row(record.line, text, labels.setdefault(label, label), pair)
+
+
+def _sorted_labels(rows: Sequence[_Row]) -> tuple[str, ...]:
+    """Return all labels, sorted: as numbers when all are whole numbers."""
+    labels = sorted({row.label for row in rows})
+    # 18 digits always fit; a longer "number" is an identifier.
+    if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
+        labels.sort(key=int)
+    return tuple(labels)
 
 
 def _read_trec(path: Path) -> Iterator[tuple[str, str]]:

@@ -290,7 +290,10 @@ def test_a_missing_column_is_named_with_those_that_there_are(write):
         ({"validation_share": 1.0}, "validation_share"),
         ({"labelled": 0}, "labelled"),
         ({"length": 0}, "length"),
-        ({"text": "label"}, "label"),
+        ({"text": "label", "label": "label"}, "label"),
+        ({"delimiter": "semicolons"}, "delimiter is 'semicolons', .* Did you mean 'semicolon'"),
+        ({"delimiter": "\n"}, "delimiter"),
+        ({"encoding": "latin1o"}, "encoding is 'latin1o', .* Did you mean 'latin-1'"),
     ],
 )
 def test_values_out_of_range_are_refused(settings, message):

@@ -9,6 +9,7 @@ import numpy as np
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.data.columns import Asked
 from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.data.sampler import shard
 from transfer_cli.engine import distributed
@@ -45,6 +46,11 @@ class Ensemble:
             self.task.check_combines(task, paths[0], path)
         self._num_cut = [0] * len(paths)
         self._num_texts = 0
+
+    @property
+    def columns(self) -> Asked:
+        """The columns that were typed for the table that the first run was trained on."""
+        return self._runs[0][0].columns
 
     def digest(self) -> str:
         """Return a fingerprint of all that gives the answers: weights and labels."""

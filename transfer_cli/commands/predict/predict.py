@@ -11,9 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_cli.commands.predict import output, reading, writing
 from transfer_cli.commands.predict.ensemble import Ensemble
 from transfer_cli.commands.predict.output import Earlier, Stop
-from transfer_cli.commands.predict.reading import Columns, Input, Row, Skipped
+from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import Answers
-from transfer_cli.data.readers import OnError
+from transfer_cli.data import tables
+from transfer_cli.data.columns import ANY, Asked
+from transfer_cli.data.layout import Layout
+from transfer_cli.data.readers import SHEET_FORMATS, OnError
+from transfer_cli.data.tables import OpenTable, Skipped
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision
@@ -22,7 +26,7 @@ from transfer_cli.tasks.base import Answer
 from transfer_cli.training.workers import in_process_group
 
 CHOICES = {
-    "format": ("auto", "text", "jsonl", "csv", "tsv"),
+    "format": ("auto", "text", "jsonl", "csv", "tsv", *SHEET_FORMATS),
     "output_format": ("auto", *writing.FORMATS),
     "errors": ("stop", "skip"),
 }
@@ -46,19 +50,25 @@ def predict(config: DictConfig) -> None:
                 while asked := json.loads(distributed.broadcast_text("")):
                     ensemble.together([ensemble.task.example(**example) for example in asked])
             return
-        columns = Columns(config.text, config.pair, config.keep, ensemble.task)
         write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
         table_format = reading.format_of(config.format, config.input)
+        asked, own = Asked(config.text, config.pair, labelled=False, keys=""), ensemble.columns
+        if table_format == "text":
+            asked, own = Asked(labelled=False, keys=""), ANY
+        wanted = own if config.text is None else asked
         with (
-            reading.opened(config.input) as given,
+            reading.opened(config.input, table_format, _layout(config), wanted) as given,
             output.opened(config.output, ensemble.digest, resume=config.resume) as (out, partial),
             stop.listening(),
         ):
+            name = given.table.name
+            chosen = given.table.columns(asked, own)
+            columns = Columns(chosen.text, chosen.pair, config.keep, ensemble.task)
             answers = write(out, columns)
-            earlier = Earlier(partial if config.resume else None, answers, given.name)
+            earlier = Earlier(partial if config.resume else None, answers, name)
             skipped = Skipped()
-            on_error = skipped if config.errors == "skip" else reading.stop
-            rows = _rows(table_format, given, answers, on_error)
+            on_error = skipped if config.errors == "skip" else tables.Stop("errors")
+            rows = _rows(given.table, answers, on_error)
             batch = config.batch * distributed.world_size()
             among = WINDOW_CELLS // len(ensemble.task.cell_names)
             most = max(batch, min(batch * WINDOW_BATCHES, among))
@@ -67,11 +77,11 @@ def predict(config: DictConfig) -> None:
                 found = [] if earlier.has(window) else _together(ensemble, window)
                 with stop.waiting():
                     if found:
-                        _write(answers, window, found, given.name)
-                    stop.place = f"after line {window[-1].line:,} of {given.name}"
+                        _write(answers, window, found, name)
+                    stop.place = f"after line {window[-1].line:,} of {name}"
                 num_texts += len(window)
             earlier.close()
-            skipped.say(num_texts, given.name)
+            skipped.say(num_texts, name)
             distributed.broadcast_text("[]")
         ensemble.say_cuts()
 
@@ -104,15 +114,22 @@ def _write(
         raise NotFiniteError(f"{name}, line {row.line}: the answer to {text!r}")
 
 
-def _rows(table_format: str, given: Input, answers: Answers, on_error: OnError) -> Iterator[Row]:
+def _rows(table: OpenTable, answers: Answers, on_error: OnError) -> Iterator[Row]:
     """Yield the rows that can be read, and written when they are labelled."""
-    columns = answers.columns
-    for row in reading.rows_of(given.stream, given.name, table_format, columns, on_error):
+    for read in reading.rows_of(table, answers.columns, on_error):
+        row = answers.renamed(read)
         problem = answers.problem_of(row)
         if problem is None:
             yield row
         else:
-            on_error(DataError(f"{given.name}, line {row.line}: {problem}"))
+            on_error(DataError(f"{table.name}, line {row.line}: {problem}"))
+
+
+def _layout(config: DictConfig) -> Layout:
+    try:
+        return Layout(config.delimiter, config.encoding, config.header)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _check(config: DictConfig) -> None:
@@ -129,6 +146,7 @@ def _check(config: DictConfig) -> None:
     if "-" not in (config.input, config.output) and files[0] == files[1]:
         raise ConfigError(f"output: {config.output} is the input, and would be lost; name another")
     writing.format_of(config.output_format, config.output)
+    _layout(config)
     at_least("batch:", config.batch, 1, ConfigError)
     _paths(config.run)
 

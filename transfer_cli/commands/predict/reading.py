@@ -7,28 +7,25 @@ is not there yet: a line that is typed is answered before the next one.
 
 import contextlib
 import io
-import logging
 import os
 import select
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.data import readers
-from transfer_cli.data.readers import LineStream, OnError, Record
+from transfer_cli.data import readers, tables
+from transfer_cli.data.columns import Asked
+from transfer_cli.data.layout import Layout
+from transfer_cli.data.readers import OnError, Record
+from transfer_cli.data.tables import OpenTable
 from transfer_cli.errors import DataError
-from transfer_cli.safe_files import printable
 from transfer_cli.tasks.base import Task
-
-log = logging.getLogger(__name__)
 
 WINDOW_CHARACTERS = 2**20
 """After how many characters a window is full. Encoding can take 400 bytes of memory for each."""
-
-MOST_NAMED = 20
-"""Bad rows that are named one by one; of the others it is said how many there are."""
 
 _CHUNK_BYTES = 2**16
 _NOTHING: Mapping[str, object] = {}
@@ -72,65 +69,14 @@ class Columns:
         return Row(record.line, example, kept, sum(map(len, self.task.texts(example))))
 
 
-class Skipped:
-    """Rows that are left out: each of the first is named, and at the end they are counted."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first: DataError | None = None
-
-    def __call__(self, error: DataError) -> None:
-        """Name a row, if not too many were named before."""
-        self.count += 1
-        self.first = self.first or error
-        if self.count <= MOST_NAMED:
-            log.warning("skipped: %s", printable(str(error)))
-        if self.count == MOST_NAMED:
-            log.warning("further rows that cannot be read are only counted")
-
-    def say(self, answered: int, name: str) -> None:
-        """Say how many were left out.
-
-        Raises:
-            DataError: All of them were.
-        """
-        if self.first is None:
-            return
-        if answered == 0:
-            raise DataError(
-                f"{name}: none of its {self.count:,} rows can be read. The first: {self.first}"
-            )
-        rows = self.count + answered
-        log.warning("skipped %s of %s rows, which cannot be read", f"{self.count:,}", f"{rows:,}")
-
-
-def stop(error: DataError) -> None:
-    """Raise the error, with the way round it."""
-    raise DataError(f"{error} With errors=skip such rows are left out.") from error
-
-
-def rows_of(
-    stream: LineStream, name: str, table_format: str, columns: Columns, on_error: OnError
-) -> Iterator[Row]:
+def rows_of(table: OpenTable, columns: Columns, on_error: OnError) -> Iterator[Row]:
     """Yield the rows of an input.
 
     Raises:
         DataError: The input is empty, cannot be read on, or lacks its header or the columns.
     """
-    lines = readers.all_lines(stream, name)
-    if table_format == "text":
-        for number, line in readers.sound_lines(lines, on_error):
-            yield columns.row_of(Record(number, {columns.text: line}), name)
-        return
-    for record in readers.table_records(lines, name, table_format, on_error=on_error):
-        try:
-            row = columns.row_of(record, name)
-        except DataError as error:
-            if table_format != "jsonl" and not columns.read <= record.fields.keys():
-                raise  # what the header lacks, every row lacks
-            on_error(error)
-        else:
-            yield row
+    made = partial(columns.row_of, name=table.name)
+    return tables.sound_rows(table, columns.read, made, on_error)
 
 
 def windows(rows: Iterator[Row], most: int, is_there: Callable[[], bool]) -> Iterator[list[Row]]:
@@ -172,6 +118,13 @@ class PipedLines:
                 break
         return b"".join(pieces)
 
+    def first_line(self) -> bytes:
+        """Wait for the first line and return it; it is read again."""
+        while (end := self._data.find(b"\n") + 1) == 0:
+            if len(self._data) > readers.MAX_LINE_BYTES or not self._read_more():
+                return self._data
+        return self._data[:end]
+
     def is_there(self) -> bool:
         """Return whether a line, or the end of all, can be read without waiting."""
         while self._data.find(b"\n", self._at) < 0:
@@ -194,30 +147,36 @@ class PipedLines:
 class Input:
     """Where rows come from, and whether more can be read without waiting."""
 
-    name: str
-    stream: LineStream
-    is_there: Callable[[], bool]
+    table: OpenTable
+    is_there: Callable[[], bool] = lambda: True
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[Input]:
-    """Open a file, or standard input for `-`.
+def opened(path: str, table_format: str, given: Layout, asked: Asked) -> Iterator[Input]:
+    """Open a file, or standard input for `-`, whose first line is all that is looked at.
 
     Raises:
         DataError: It is not there, empty or closed.
     """
     if path != "-":
-        with contextlib.closing(readers.open_file(Path(path).expanduser())) as stream:
-            yield Input(path, stream, lambda: True)
+        file = Path(path).expanduser()
+        with tables.opened(file, table_format, given, asked) as table:
+            yield Input(replace(table, name=path))
         return
     if sys.stdin is None:
         raise DataError("input: standard input is closed; name a file with input=FILE")
+    if table_format in readers.SHEET_FORMATS:
+        raise DataError(f"input: {table_format} cannot be read from a pipe; name a file")
+    name = "standard input"
     try:
         piped = PipedLines(sys.stdin.fileno())
     except io.UnsupportedOperation:  # something in memory
-        yield Input("standard input", sys.stdin.buffer, lambda: True)
+        start, stream = readers.looked_at(sys.stdin.buffer, 0, name)
+        yield Input(tables.of_lines(start, stream, name, table_format, given, asked))
     else:
-        yield Input("standard input", piped, piped.is_there)
+        start = b"" if table_format == "text" else piped.first_line()
+        table = tables.of_lines(start, piped, name, table_format, given, asked)
+        yield Input(table, piped.is_there)
 
 
 def format_of(chosen: str, path: str, default: str = "text") -> str:

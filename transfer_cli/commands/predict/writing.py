@@ -8,15 +8,20 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
+from transfer_cli.commands.json_lines import check_ending
 from transfer_cli.commands.predict import reading
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.data import readers
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.safe_files import STRICT_JSON
 from transfer_cli.tasks.base import Answer
+
+_INPUT = "input/"
+"""Stands before the name of a column of the input that is the name of one of ours."""
 
 
 class Answers(ABC):
@@ -30,18 +35,20 @@ class Answers(ABC):
         self.begun = False
         """Whether the names of columns are written."""
 
-    def problem_of(self, row: Row) -> str | None:
-        """Return why a row cannot be written, if so; asked before it is labelled.
+    def renamed(self, row: Row) -> Row:
+        """Return a row whose kept columns have other names than ours: `input/label`."""
+        if not row.kept.keys() & set(self.ours):
+            return row
+        kept: dict[str, object] = {}
+        for column, value in row.kept.items():
+            name = column
+            while name in self.ours or (name != column and name in row.kept):
+                name = f"{_INPUT}{name}"
+            kept[name] = value
+        return replace(row, kept=kept)
 
-        Raises:
-            ConfigError: A column of the input has the name of one of ours.
-        """
-        taken = [column for column in row.kept if column in self.ours]
-        if taken:
-            raise ConfigError(
-                f"keep: the input has a column {taken[0]!r}, and so has the output; rename it in "
-                "the input, or leave keep out"
-            )
+    def problem_of(self, row: Row) -> str | None:
+        """Return why a row cannot be written, if so; asked before it is labelled."""
         return _unwritable(row.kept)
 
     @abstractmethod
@@ -200,6 +207,8 @@ class Tsv(Csv):
         super().write(row, answer)
 
 
+ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+
 FORMATS: Mapping[str, Callable[[TextIO, Columns], Answers]] = {
     "jsonl": JsonLines,
     "csv": Csv,
@@ -247,8 +256,10 @@ def format_of(chosen: str, path: str) -> str:
     """Return the format of an output: the one chosen, else that of its ending, else jsonl.
 
     Raises:
-        ConfigError: The name says that it is packed.
+        ConfigError: The name says that it is packed, or has an ending that is not known.
     """
     if path != "-" and readers.is_packed(Path(path)):
         raise ConfigError(f"output: {path} would not be packed; leave its last ending out")
+    if path != "-" and chosen == "auto":
+        check_ending("output", path, ENDINGS, "; or say output_format=jsonl, csv or tsv")
     return reading.format_of(chosen, path, "jsonl")

@@ -9,16 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_cli.commands.predict import reading as predict_input
-from transfer_cli.commands.predict.reading import (
-    MOST_NAMED,
-    Columns,
-    PipedLines,
-    Row,
-    Skipped,
-    rows_of,
-    stop,
-    windows,
-)
+from transfer_cli.commands.predict.reading import Columns, PipedLines, Row, rows_of, windows
+from transfer_cli.data import tables
+from transfer_cli.data.columns import Asked
+from transfer_cli.data.layout import Layout
+from transfer_cli.data.tables import MOST_NAMED, Skipped, Stop
 from transfer_cli.data.tasks import Example
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.classification import ClassificationTask
@@ -26,12 +21,23 @@ from transfer_cli.tasks.classification import ClassificationTask
 TASK = ClassificationTask(("no", "yes"))
 TEXT = Columns("text", None, keep=False, task=TASK)
 KEPT = Columns("text", None, keep=True, task=TASK)
+TYPED = Asked("text", labelled=False, keys="")
+stop = Stop("errors")
+
+
+def table_of(content, table_format="csv"):
+    """Return a table in memory."""
+    return of_stream(io.BytesIO(content), table_format, content)
+
+
+def of_stream(stream, table_format, content):
+    return tables.of_lines(content, stream, "a", table_format, Layout(), TYPED)
 
 
 def read(content, table_format="csv", columns=TEXT):
     """Return the rows that can be read as (line, text), and what was said of the others."""
     errors = []
-    found = rows_of(io.BytesIO(content), "a", table_format, columns, errors.append)
+    found = rows_of(table_of(content, table_format), columns, errors.append)
     return [(row.line, row.example.text) for row in found], [str(error) for error in errors]
 
 
@@ -99,7 +105,7 @@ def test_what_is_read_again_has_a_limit(monkeypatch):
             return super().readline(size)
 
     errors = []
-    found = list(rows_of(Counting(content), "a", "csv", TEXT, errors.append))
+    found = list(rows_of(of_stream(Counting(content), "csv", content), TEXT, errors.append))
 
     assert not found
     assert taken == 10_002
@@ -136,13 +142,13 @@ def test_an_input_without_a_header_or_the_column_is_refused_all_the_same(
 
 def test_a_row_that_stops_says_how_to_go_on():
     with pytest.raises(DataError, match=r"line 2: byte 0xFF .* With errors=skip such rows"):
-        list(rows_of(io.BytesIO(b"a\n\xff\n"), "a", "text", TEXT, stop))
+        list(rows_of(table_of(b"a\n\xff\n", "text"), TEXT, stop))
 
 
 def test_other_columns_are_kept_where_they_are_asked_for():
-    content = io.BytesIO(b'{"text": "a", "n": [1], "x": null}\n')
+    table = table_of(b'{"text": "a", "n": [1], "x": null}\n', "jsonl")
 
-    [row] = rows_of(content, "a", "jsonl", KEPT, stop)
+    [row] = rows_of(table, KEPT, stop)
 
     assert row.kept == {"n": [1], "x": None}
 

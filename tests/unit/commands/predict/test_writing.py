@@ -25,6 +25,7 @@ def written(table_format, row, columns=KEPT):
     """Return the answer to a row, as our own reader finds it."""
     out = io.StringIO(newline="")
     answers = FORMATS[table_format](out, columns)
+    row = answers.renamed(row)
     assert answers.problem_of(row) is None
     answers.write_window([row], ANSWERS)
     lines = readers.all_lines(io.BytesIO(out.getvalue().encode()), "a")
@@ -62,11 +63,9 @@ def test_values_of_json_lines_become_cells():
     kept = {"list": [1, "a"], "nothing": None, "true": True, "text": 'a, "b"'}
     columns = Columns("question", None, keep=True, task=TASK)
 
-    with pytest.raises(ConfigError, match="keep: the input has a column 'text', and so has"):
-        written("csv", Row(1, Example("a"), kept, 0), columns)
-    del kept["text"]
-
     found = written("tsv", Row(1, Example("a"), kept, 0), columns)
+
+    assert (found["text"], found["input/text"]) == ("a", 'a, "b"')
     assert (found["list"], found["nothing"], found["true"]) == ('[1, "a"]', "", "true")
 
 
@@ -74,9 +73,13 @@ def test_values_of_json_lines_become_cells():
     ("table_format", "column"),
     [("jsonl", "probabilities"), ("jsonl", "label"), ("csv", "label"), ("csv", "probability/no")],
 )
-def test_a_column_with_the_name_of_one_of_ours_is_refused(table_format, column):
-    with pytest.raises(ConfigError, match=f"keep: the input has a column '{column}'"):
-        written(table_format, Row(1, Example("a"), {column: "x"}, 0))
+def test_a_column_with_the_name_of_one_of_ours_gets_another(table_format, column):
+    kept = {column: "x", f"input/{column}": "y"}
+
+    found = written(table_format, Row(1, Example("a"), kept, 0))
+
+    assert found[column] != "x"
+    assert (found[f"input/input/{column}"], found[f"input/{column}"]) == ("x", "y")
 
 
 def problem(table_format, *rows):
@@ -135,11 +138,20 @@ def test_half_a_surrogate_pair_is_said_before_it_is_written():
     ("chosen", "path", "found"),
     [
         ("auto", "-", "jsonl"), ("auto", "a.csv", "csv"), ("auto", "a.TSV", "tsv"),
-        ("auto", "a.ndjson", "jsonl"), ("auto", "a.txt", "jsonl"), ("csv", "a.jsonl", "csv"),
+        ("auto", "a.ndjson", "jsonl"), ("auto", "a", "jsonl"), ("csv", "a.jsonl", "csv"),
+        ("csv", "a.txt", "csv"),
     ],
 )  # fmt: skip
 def test_the_ending_tells_the_format(chosen, path, found):
     assert format_of(chosen, path) == found
+
+
+@pytest.mark.parametrize("ending", ["txt", "foo", "xlsx", "parquet", "md"])
+def test_an_ending_that_is_not_written_is_refused_with_those_that_are(ending):
+    with pytest.raises(
+        ConfigError, match=rf"^output: '\.{ending}' of a\.{ending} .* \.csv, \.tsv;"
+    ):
+        format_of("auto", f"a.{ending}")
 
 
 def test_an_ending_that_promises_a_packed_file_is_refused():

@@ -1,0 +1,255 @@
+"""Which columns of a table hold the text and the label: by their names, else by what is in them."""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from transfer_cli.errors import DataError, listed
+
+TEXT, LABEL = "text", "label"
+
+_TEXTS = (
+    "text", "texts", "sentence", "review", "comment", "content", "body", "message", "question",
+    "query", "tweet", "utterance", "post", "document", "article", "description", "phrase",
+    "abstract", "summary", "headline", "subject", "title", "input",
+)  # fmt: skip
+_LABELS = (
+    "label", "labels", "class", "classes", "category", "target", "sentiment", "intent", "topic",
+    "stars", "star", "rating", "polarity", "emotion", "score", "grade", "tag", "genre", "type",
+    "kind", "spam", "toxic", "y",
+)  # fmt: skip
+_PAIRS = (
+    ("sentence1", "sentence2"), ("question1", "question2"), ("text1", "text2"),
+    ("text_a", "text_b"), ("premise", "hypothesis"), ("question", "passage"),
+)  # fmt: skip
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
+_NO_TEXT = re.compile(r"[-+0-9.,:/%\s]*|https?://\S+|[0-9a-fA-F]{8}[0-9a-fA-F-]*")
+"""Numbers, dates, addresses and identifiers."""
+
+_WHOLE_NUMBER = re.compile("-?[0-9]+")
+
+_MOST_LABELS = 100
+"""A column of more different values is no label unless its name says so."""
+_MOST_EMPTY = 0.1
+_FEW_ROWS = 20
+"""In so few rows, labels that occur once are no sign of anything."""
+_MOST_LISTED = 20
+_LONGEST_SHOWN = 80
+
+Sample = Sequence[Mapping[str, object]]
+"""The first rows: column -> value."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns to read; `said` names those that were found under other names than the usual."""
+
+    text: str
+    pair: str | None
+    label: str
+    said: tuple[str, ...] = ()
+
+    @property
+    def read(self) -> set[str]:
+        """The names of all."""
+        return {self.text, self.label, *([] if self.pair is None else [self.pair])}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The columns as they were typed, by name or by number from 1; None: to be found.
+
+    Args:
+        text: Of the text.
+        pair: Of a second text, which is found where a table calls both as pairs are called.
+        label: Of the label.
+        labelled: Whether a label is needed.
+        keys: What stands before the names of keys in messages.
+    """
+
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+    labelled: bool = True
+    keys: str = "data."
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are names."""
+        typed = (self.text, self.pair, self.label)
+        return tuple(each for each in typed if each is not None and not each.isdigit())
+
+    def or_like(self, own: "Asked", names: Collection[str]) -> "Asked":
+        """Return the same with the columns of another table where nothing was typed.
+
+        Args:
+            own: Those of the other table.
+            names: The columns that there are.
+        """
+        found = {
+            what: getattr(own, what)
+            for what in (TEXT, "pair", LABEL)
+            if getattr(self, what) is None and getattr(own, what) in names
+        }
+        return replace(self, **found)
+
+
+ANY = Asked()
+
+
+def typed(text: str | int | None, pair: str | int | None, label: str | int | None) -> Asked:
+    """Return columns as a config has them."""
+    found = [None if each is None else str(each) for each in (text, pair, label)]
+    return Asked(found[0], found[1], found[2])
+
+
+def is_known(name: str) -> bool:
+    """Return whether people call columns of texts or labels so."""
+    return bool(_rank(name, _TEXTS) or _rank(name, _LABELS))
+
+
+def choose(columns: Sequence[str], sample: Sample, asked: Asked, name: str) -> Columns:
+    """Return the columns of a table to read.
+
+    Args:
+        columns: All names, in order.
+        sample: The first rows.
+        asked: What was typed.
+        name: The table's in messages.
+
+    Raises:
+        DataError: Several may be meant, or none.
+    """
+    text, pair, label = (_at(each, columns) for each in (asked.text, asked.pair, asked.label))
+    if label is None and asked.labelled and columns:
+        others = [each for each in columns if each not in (text, pair)]
+        label = _named(others, sample, LABEL, asked, name, columns)
+    if text is None and pair is None:
+        text, pair = _pair(columns)
+    if text is None:
+        others = [each for each in columns if each not in (label, pair)]
+        text = _named(others, sample, TEXT, asked, name, columns) if columns else TEXT
+        text = text or _long_one(others, sample, asked, name, columns)
+    if label is None and asked.labelled and columns:
+        others = [each for each in columns if each not in (text, pair)]
+        label = _repeated_one(others, sample, asked, name, columns)
+    label = label or LABEL
+    found = (
+        (TEXT, asked.text, text), ("pair", asked.pair, pair),
+        (LABEL, asked.label or not asked.labelled, label),
+    )  # fmt: skip
+    said = (
+        f"{what} from {str(column)[:_LONGEST_SHOWN]!r}"
+        for what, typed, column in found
+        if not typed and column not in (None, what)
+    )
+    return Columns(text, pair, label, tuple(said))
+
+
+def _at(typed: str | None, columns: Sequence[str]) -> str | None:
+    """Return the name of a column; a number that is none counts from 1."""
+    if typed is None or typed in columns or not typed.isdigit():
+        return typed
+    return columns[int(typed) - 1] if 0 < int(typed) <= len(columns) else typed
+
+
+def _rank(name: str, known: Sequence[str]) -> int:
+    """Return 0 for a name that is not known, 1 if it ends with a known word, more if it is one."""
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words or words[-1] not in known:
+        return 0
+    return 1 if len(words) > 1 else 1 + len(known) - known.index(words[0])
+
+
+def _pair(columns: Sequence[str]) -> tuple[str | None, str | None]:
+    lower = {column.lower(): column for column in columns}
+    for first, second in _PAIRS:
+        if first in lower and second in lower:
+            return lower[first], lower[second]
+    return None, None
+
+
+def _named(
+    columns: Sequence[str], sample: Sample, what: str, asked: Asked, name: str, every: Sequence[str]
+) -> str | None:
+    """Return the column that is called as texts, or labels, are; None if there is none."""
+    if what in columns:
+        return what
+    known, fits = (_TEXTS, _is_text) if what == TEXT else (_LABELS, _may_be_label)
+    ranks = {each: _rank(each, known) for each in columns}
+    found = [each for each in columns if ranks[each] and fits(_cells(sample, each))]
+    if what == LABEL:
+        # One that is a label's name stands before those that only end with one, and no further:
+        # which of two labels is to be learnt is not for us to say.
+        whole = [each for each in found if ranks[each] > 1]
+        if len(whole or found) > 1:
+            raise _doubt(what, whole or found, asked, name, every)
+        return next(iter(whole or found), None)
+    return max(found, key=ranks.__getitem__, default=None)
+
+
+def _long_one(
+    columns: Sequence[str], sample: Sample, asked: Asked, name: str, every: Sequence[str]
+) -> str:
+    """Return the column with the longest different texts."""
+    if len(every) == 1:
+        return every[0]
+    lengths = {}
+    for column in columns:
+        cells = _cells(sample, column)
+        if _is_text(cells) and 2 * len(set(cells)) > len(cells):
+            lengths[column] = sum(map(len, cells)) / len(cells)
+    order = sorted(lengths, key=lambda column: -lengths[column])
+    near = [one for one, other in pairwise(order[:2]) if lengths[one] < 2 * lengths[other]]
+    if near or not order:
+        raise _doubt(TEXT, order, asked, name, every)
+    return order[0]
+
+
+def _repeated_one(
+    columns: Sequence[str], sample: Sample, asked: Asked, name: str, every: Sequence[str]
+) -> str:
+    """Return the column with few values, each of which is there several times."""
+    found = []
+    for column in columns:
+        cells = _cells(sample, column)
+        values = set(cells)
+        is_repeated = 2 <= len(values) <= min(_MOST_LABELS, len(cells) / 2)
+        is_full = len(cells) >= (1 - _MOST_EMPTY) * len(sample)
+        is_name = _is_text(values) or all(map(_WHOLE_NUMBER.fullmatch, values))
+        if is_repeated and is_full and is_name:
+            found.append(column)
+    if len(found) != 1:
+        raise _doubt(LABEL, found, asked, name, every)
+    return found[0]
+
+
+def _is_text(cells: Collection[str]) -> bool:
+    return not cells or not all(map(_NO_TEXT.fullmatch, cells))
+
+
+def _may_be_label(cells: Sequence[str]) -> bool:
+    return len(cells) < _FEW_ROWS or 2 * len(set(cells)) <= len(cells)
+
+
+def _cells(sample: Sample, column: str) -> list[str]:
+    """Return the values of a column that are not empty."""
+    values = (row.get(column) for row in sample)
+    cells = (each if isinstance(each, str) else json.dumps(each) for each in values)
+    return [cell for cell in cells if cell.strip() and cell != "null"]
+
+
+def _doubt(
+    what: str, may_be: Sequence[str], asked: Asked, name: str, every: Sequence[str]
+) -> DataError:
+    which = " or ".join(repr(each[:_LONGEST_SHOWN]) for each in may_be[:4])
+    keys = [TEXT, LABEL] if asked.labelled else [TEXT]
+    typed = " ".join(f"{asked.keys}{key}=COLUMN" for key in keys)
+    columns = listed((repr(each[:_LONGEST_SHOWN]) for each in every), _MOST_LISTED)
+    return DataError(
+        f"{name}: the column of the {what} may be {which}; say {typed}. The columns are {columns}."
+        if may_be
+        else f"{name}: which column is the {what}? Say {typed}. The columns are {columns}."
+    )
