@@ -13,7 +13,7 @@ from typing import Any
 
 from transfer_cli.data.packed import MAX_UNPACKED_RATIO, UNPACKED_FREELY_BYTES
 from transfer_cli.data.readers import Record, check_columns, check_readable
-from transfer_cli.errors import DataError
+from transfer_cli.errors import DataError, pip_install
 
 PARQUET, SPREADSHEET = "parquet", "xlsx"
 SHEET_FORMATS = (PARQUET, SPREADSHEET)
@@ -70,7 +70,7 @@ def _faults_of(path: Path, package: str) -> Iterator[Any]:
     except ModuleNotFoundError as error:
         raise DataError(
             f"{path} needs {package.partition('.')[0]}, which is not installed: "
-            "pip install 'transfer-cli[tables]'"
+            f"{pip_install('tables')}"
         ) from error
     try:
         with warnings.catch_warnings(action="ignore"):
