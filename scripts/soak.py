@@ -16,7 +16,7 @@ fixed piece of work, since other work slows a core down.
 
 Flat is: in the last tenth at most 5 % and 16 MiB more memory than in the second, at most two more
 open files, and at most a quarter more CPU time for each unit. Where a command has no units, it is
-run on a tenth of the load, too: it may take 13 times the time for all of it, and each row of a
+run on a tenth of the load, too: it may take 13 times the CPU time for all of it, and each row of a
 table 1,000 bytes of memory on top, each label or run 128 KiB. Exit code 1 where something is not
 flat. Linux only, offline, on CPU.
 """
@@ -262,9 +262,7 @@ def over_time(name: str, unit: str, watched: Watched) -> Row:
         (looks[-1].cpu - looks[0].cpu) / max(1e-9, looks[-1].done - looks[0].done)
         for looks in (early, late)
     ]
-    slower = statistics.median(look.yardstick for look in late) / statistics.median(
-        look.yardstick for look in early
-    )
+    slower = slowed(early, late)
     faults = []
     if memory[1] > memory[0] * (1 + MEMORY_SHARE) + MEMORY_BYTES:
         faults.append("memory grows")
@@ -290,16 +288,24 @@ def over_size(name: str, unit: str, runs: Sequence[tuple[int, Watched]], most_by
     """
     (few, small), (many, large) = runs
     bytes_each = (large.peak - small.peak) / (many - few)
+    cpu = [watched.looks[-1].cpu for watched in (small, large)]
+    slower = slowed(small.looks, large.looks)
     faults = []
-    if large.seconds > MORE_TIME / 10 * many / few * small.seconds:
+    if cpu[1] > MORE_TIME / 10 * many / few * cpu[0] * slower:
         faults.append("time grows faster than the load")
     if bytes_each > most_bytes:
         faults.append("memory grows")
     found = (
-        f"{small.seconds:.0f} s -> {large.seconds:.0f} s for {many / few:.0f} times the load, "
-        f"{bytes_each:,.0f} bytes a {unit}"
+        f"{cpu[0]:.0f} s -> {cpu[1]:.0f} s of CPU for {many / few:.0f} times the load "
+        f"(x {slower:.2f} for a yardstick), {bytes_each:,.0f} bytes a {unit}"
     )
     return Row(name, f"{many:,} {unit}s", large.seconds, large.peak, found, tuple(faults))
+
+
+def slowed(before: Sequence[Look], after: Sequence[Look]) -> float:
+    """Return how many times as long the machine took for the same work later."""
+    first, last = (statistics.median(look.yardstick for look in looks) for looks in (before, after))
+    return last / first
 
 
 def mebibytes(size: float) -> str:
