@@ -5,6 +5,7 @@ large model takes no longer than one of a small one. Of the data only its size i
 is measured at the end, on the run itself, by default where that takes seconds.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,11 +32,8 @@ FLOAT = 4
 MOST_BYTES = 4 * 2**30
 """Memory of a run, its states aside, up to which its time is measured without being asked for."""
 
-SECONDS = 2.0
-"""How long a step may be then to be taken whole."""
-
-PORTION = 4
-"""Sequences of which the time of a long step is told."""
+SECONDS = 5.0
+"""How long a step may be then to be taken whole, and how long whole ones are taken."""
 
 _STATES = "states of"
 
@@ -140,13 +138,14 @@ def _time_text(run: "TrainingRun", planned: Blueprint, steps: int | None) -> str
     from transfer_cli.assembly.run import has_fixed_features
 
     total = run.blueprint.sizes.total_steps
-    seconds = _by_a_portion(run) if steps is None else None
-    of_what = f"{PORTION} of its sequences"
+    patience = SECONDS if steps is None else math.inf
+    seconds = _by_a_sequence(run) if steps is None else None
+    of_what = "one of its sequences"
     if seconds is None:
-        each = _by_whole_steps(run, min(steps or MEASURED_STEPS, total))
+        each = _by_whole_steps(run, min(steps or MEASURED_STEPS, total), patience)
         # The first step warms up; with one step alone there is nothing else.
         seconds = sum(each[1:] or each) / max(1, len(each) - 1)
-        of_what = f"{len(each)} steps"
+        of_what = f"{len(each)} step{'s' if len(each) > 1 else ''}"
     counted, rest = total, ""
     if planned.loop.cache_features and has_fixed_features(run.blueprint, run.step.stages):
         counted = min(total, run.blueprint.sizes.steps_per_epoch)
@@ -161,17 +160,22 @@ def _time_text(run: "TrainingRun", planned: Blueprint, steps: int | None) -> str
     )
 
 
-def _by_a_portion(run: "TrainingRun") -> float | None:
-    """Return the seconds of a step, told by a portion of it; None where a whole one is short."""
-    portions = _loader(run, min(PORTION, run.micro_batch)).at(0)
-    _seconds_of(run, portions[:1], 0)  # warms up
-    seconds = len(portions) * _seconds_of(run, portions[:1], 0)
-    return seconds if seconds > SECONDS else None
+def _by_a_sequence(run: "TrainingRun") -> float | None:
+    """Return the seconds of a step, told by one of its sequences; None where a step is short."""
+    sequences = _loader(run, 1).at(0)
+    seconds = _seconds_of(run, sequences[:1], 0)
+    if seconds < SECONDS:  # the first one warms up
+        seconds = _seconds_of(run, sequences[:1], 0)
+    whole = seconds * len(sequences)
+    return whole if whole > SECONDS else None
 
 
-def _by_whole_steps(run: "TrainingRun", most: int) -> list[float]:
-    loader = _loader(run, run.micro_batch)
-    return [_seconds_of(run, loader.at(number), number) for number in range(most)]
+def _by_whole_steps(run: "TrainingRun", most: int, patience: float) -> list[float]:
+    """Return the seconds of each of the first steps, as many as there is patience for."""
+    loader, found = _loader(run, run.micro_batch), list[float]()
+    while len(found) < most and sum(found) < patience:
+        found.append(_seconds_of(run, loader.at(len(found)), len(found)))
+    return found
 
 
 def _loader(run: "TrainingRun", micro_batch: int) -> "StepDataLoader":
