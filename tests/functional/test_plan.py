@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from tests.records import read_metrics
+from transfer_cli.commands import plan
 from transfer_cli.commands.plan import plan_finetune
 from transfer_cli.config.locate import conf_dir
 from transfer_cli.config.schema import FinetuneConfig
@@ -132,25 +133,61 @@ def test_the_rates_of_a_plan_are_those_of_the_run(transfer, adapting, adapted):
         assert float(ends) == pytest.approx(rates[last][f"rate/{group}"], rel=1e-2)
 
 
-def test_a_plan_tells_how_long_a_run_takes_where_it_is_asked(
-    transfer, adapting, deep, adapted, request
+@pytest.mark.parametrize(
+    ("preset", "words", "measured"),
+    [
+        ("full", [], "\\d steps? on cpu; about \\d+ s for all 12, evaluations not counted"),
+        ("full", ["plan.steps=2"], "2 steps on cpu; about .*"),
+        ("frozen", [], "\\d steps? .* the frozen backbone being passed once, evaluations not .*"),
+        ("ewc", ["loop.minutes=0.00001"], ".* or what of them fits into loop.minutes, .*"),
+    ],
+)
+def test_a_plan_tells_how_long_a_run_takes(
+    transfer, adapting, deep, adapted, request, preset, words, measured
 ):
     adapted("full")
     request.getfixturevalue("untouched")
 
-    ended = transfer("plan", "finetune", *adapting(), "plan.steps=2")
+    ended = transfer("plan", "finetune", *adapting(preset), *words)
 
     assert ended.code == 0, ended.err
     last = ended.out.splitlines()[-1]
-    assert re.match(r"time: \S+ s a step in the first stage, measured over 2 steps on cpu; ", last)
-    assert "for all 12, evaluations not counted" in last
+    assert re.fullmatch(
+        rf"time: \S+ s a step in the first stage, measured over {measured}", last
+    ), last
 
 
-def test_a_plan_of_no_steps_is_refused(transfer, adapting, untouched):
-    ended = transfer("plan", "finetune", *adapting(), "plan.steps=0")
+def test_the_time_of_long_steps_is_told_by_a_sequence_of_one(
+    transfer, adapting, monkeypatch, untouched
+):
+    monkeypatch.setattr(plan, "SECONDS", 0.0)
+
+    ended = transfer("plan", "finetune", *adapting())
+
+    assert ended.code == 0, ended.err
+    assert "measured over one of its sequences on cpu" in ended.out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "most_bytes", "said"),
+    [(["plan.steps=0"], 2**40, ""), ([], 0, "time: not measured for so much; plan.steps=3")],
+)
+def test_no_step_is_taken_where_that_is_not_wanted_or_not_quick(
+    transfer, adapting, monkeypatch, untouched, words, most_bytes, said
+):
+    monkeypatch.setattr(plan, "MOST_BYTES", most_bytes)
+
+    ended = transfer("plan", "finetune", *adapting(), *words)
+
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[-1].startswith(said or "memory: ")
+
+
+def test_fewer_than_no_steps_are_refused(transfer, adapting, untouched):
+    ended = transfer("plan", "finetune", *adapting(), "plan.steps=-1")
 
     assert ended.code == 2
-    assert "plan.steps: must be at least 1, got 0" in ended.err
+    assert "plan.steps: must be 0 or more, got -1" in ended.err
 
 
 def test_a_run_takes_no_notice_of_plan_steps(transfer, adapting, adapted, tmp_path):
@@ -182,8 +219,8 @@ def test_a_plan_reads_no_weights(transfer, adapting, deep, tmp_path):
     header = 8 + int.from_bytes(content[:8], "little")
     file.write_bytes(content[:header] + bytes(len(content) - header))
 
-    plain = transfer("plan", "finetune", *adapting())
-    zeros = transfer("plan", "finetune", *adapting(), f"init_from={base}")
+    plain = transfer("plan", "finetune", *adapting(), "plan.steps=0")
+    zeros = transfer("plan", "finetune", *adapting(), "plan.steps=0", f"init_from={base}")
 
     assert zeros.code == 0, zeros.err
     assert zeros.out == plain.out

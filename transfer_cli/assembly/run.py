@@ -155,7 +155,7 @@ def build_run(
     micro_batch = min(loop.micro_batch or loop.batch, loop.batch)
     asked = build(config.forgetting, "forgetting", ForgettingText)
     forgetting = forgetting_of(asked, source, model, plan.tensors, micro_batch, precision)
-    if loop.cache_features and _has_fixed_features(plan, stages) and not plan.sharded:
+    if loop.cache_features and has_fixed_features(plan, stages) and not plan.sharded:
         prepared = {"main": _with_features(prepared["main"], plan, place.cache)}
     apart = plan.tensors if plan.adaptation.store == "trained" else None
     return TrainingRun(
@@ -195,7 +195,7 @@ def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:
     return Stream(data, StepSampler(len(data), plan.data.batches[name], own_seed, lengths))
 
 
-def _has_fixed_features(plan: Blueprint, stages: Stages) -> bool:
+def has_fixed_features(plan: Blueprint, stages: Stages) -> bool:
     """Return whether every text has the same hidden states in every epoch."""
     shape = plan.model.backbone.shape
     return (

@@ -1,10 +1,13 @@
 """`transfer plan COMMAND`: what a run would train when, how fast, from which tensors; no training.
 
 The model is built on the meta device and of the checkpoint only the header is read, so a plan of a
-large model takes no longer than one of a small one. Of the data only its size is needed.
+large model takes no longer than one of a small one. Of the data only its size is needed. The time
+is measured at the end, on the run itself, by default where that takes seconds.
 """
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,18 +17,32 @@ from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.plan_table import fact, plan_page
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
+from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.sweep.processes import as_time
 from transfer_cli.terminal import print_out
 
 if TYPE_CHECKING:
     from transfer_cli.assembly.run import TrainingRun
+    from transfer_cli.data.loader import StepDataLoader
 
 FLOAT = 4
 """Bytes of a number in float32."""
 
+MOST_BYTES = 4 * 2**30
+"""Memory of a run, its states aside, up to which its time is measured without being asked for."""
+
+SECONDS = 5.0
+"""How long a step may be then to be taken whole, and how long whole ones are taken."""
+
+_STATES = "states of"
+
+MEASURED_STEPS = 5
+"""How many short ones are taken."""
+
 
 def plan(config: DictConfig, command: str) -> None:
-    """Print what a run would do; with `plan.steps`, take so many steps to estimate its time."""
+    """Print what a run would do, and take some of its steps to estimate its time."""
     typed = CommandLine.of_this_command().overrides
     resumed = find_run(config.resume, config.run.dir)
     origins = Origins(resumed, config.data_changed)
@@ -38,22 +55,26 @@ def plan(config: DictConfig, command: str) -> None:
     for warning in blueprint.warnings:
         print_out(fact("warning", warning))
     moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
-    print_out(fact("memory", _memory_text(blueprint, moments, config.data.get("length"))))
-    if config.plan.steps is not None:
-        # Only here is anything trained; to import what trains takes longer than to plan.
-        from transfer_cli.assembly.run import build_run
-
-        config.forgetting.data = None
-        run = build_run(config, command, typed, origins)
-        print_out(fact("time", _time_text(run, config.plan.steps)))
+    parts = _memory_parts(blueprint, moments, config.data.get("length"))
+    needed = FLOAT * sum(count for _, count in parts)
+    listed = ", ".join(f"{name} {FLOAT * count / 2**20:,.0f} MiB" for name, count in parts)
+    print_out(fact("memory", f"about {needed / 2**20:,.0f} MiB in float32 ({listed})"))
+    steps = config.plan.steps
+    of_weights = FLOAT * sum(count for name, count in parts if not name.startswith(_STATES))
+    if steps is None and of_weights > MOST_BYTES:
+        print_out(fact("time", "not measured for so much; plan.steps=3 takes three steps to say"))
+    elif steps != 0:
+        print_out(
+            fact("time", _time_text(_lean(config, command, typed, origins), blueprint, steps))
+        )
 
 
 plan_pretrain = partial(plan, command="pretrain")
 plan_finetune = partial(plan, command="finetune")
 
 
-def _memory_text(blueprint: Blueprint, moments: int, length: int | None) -> str:
-    """Return an estimate of the memory that training takes, and what it is made of.
+def _memory_parts(blueprint: Blueprint, moments: int, length: int | None) -> list[tuple[str, int]]:
+    """Return what takes memory in training, and how many numbers each is.
 
     Args:
         blueprint: Of the run.
@@ -87,32 +108,83 @@ def _memory_text(blueprint: Blueprint, moments: int, length: int | None) -> str:
         "gradients": at_once,
         "optimizer": moments * sum(sizes[name] for name in ever),
         "copies of the start": copies,
-        f"states of {rows} x {length} tokens": held,
+        f"{_STATES} {rows} x {length} tokens": held,
     }
-    listed = ", ".join(
-        f"{name} {FLOAT * count / 2**20:,.0f} MiB" for name, count in parts.items() if count
-    )
-    return f"about {FLOAT * sum(parts.values()) / 2**20:,.0f} MiB in float32 ({listed})"
+    return [(name, count) for name, count in parts.items() if count]
 
 
-def _time_text(run: "TrainingRun", steps: int) -> str:
-    """Take a few steps of the run itself, and return what they say of its time."""
-    from transfer_cli.data.loader import StepDataLoader
+def _lean(
+    config: DictConfig, command: str, typed: Sequence[str], origins: Origins
+) -> "TrainingRun":
+    """Return the run, without what takes time before its first step: all that counts is a step."""
+    # Only here is anything trained; to import what trains takes longer than to plan.
+    from transfer_cli.assembly.run import build_run
+
+    config.forgetting.data = None
+    config.loop.cache_features = False
+    if config.adaptation.get("penalty") is not None:
+        config.adaptation.penalty = None
+    return build_run(config, command, typed, origins)
+
+
+def _time_text(run: "TrainingRun", planned: Blueprint, steps: int | None) -> str:
+    """Return how long a run will take, by a few of its steps.
+
+    Args:
+        run: A run that keeps no states of a frozen backbone.
+        planned: The blueprint of the run as it will be.
+        steps: How many to take; None: as many as there is time for.
+    """
+    from transfer_cli.assembly.run import has_fixed_features
 
     total = run.blueprint.sizes.total_steps
-    steps = min(steps, total)
-    loader = StepDataLoader(run.streams, run.micro_batch, lambda: 0, run.blueprint.sizes.mixture)
-    seconds = []
-    for number in range(steps):
-        batches = loader.at(number)
-        began = time.perf_counter()
-        report = run.step(batches, number)
-        float(report.total)  # waits for the device
-        seconds.append(time.perf_counter() - began)
-    # The first step warms up; with one step alone there is nothing else.
-    mean = sum(seconds[1:] or seconds) / max(1, len(seconds) - 1)
+    patience = SECONDS if steps is None else math.inf
+    seconds = _by_a_sequence(run) if steps is None else None
+    of_what = "one of its sequences"
+    if seconds is None:
+        each = _by_whole_steps(run, min(steps or MEASURED_STEPS, total), patience)
+        # The first step warms up; with one step alone there is nothing else.
+        seconds = sum(each[1:] or each) / max(1, len(each) - 1)
+        of_what = f"{len(each)} step{'s' if len(each) > 1 else ''}"
+    counted, rest = total, ""
+    if planned.loop.cache_features and has_fixed_features(run.blueprint, run.step.stages):
+        counted = min(total, run.blueprint.sizes.steps_per_epoch)
+        rest = ", the frozen backbone being passed once"
+    lasts = seconds * counted
+    if planned.loop.minutes is not None and lasts > 60 * planned.loop.minutes:
+        lasts, rest = 60 * planned.loop.minutes, ", or what of them fits into loop.minutes"
     return (
-        f"{mean:.3g} s a step in the first stage, measured over {steps} steps on "
-        f"{run.blueprint.precision.device}; {mean * total:,.0f} s for all {total:,}, evaluations "
-        "not counted"
+        f"{seconds:.3g} s a step in the first stage, measured over {of_what} on "
+        f"{run.blueprint.precision.device}; about {as_time(lasts)} for all {total:,}{rest}, "
+        "evaluations not counted"
     )
+
+
+def _by_a_sequence(run: "TrainingRun") -> float | None:
+    """Return the seconds of a step, told by one of its sequences; None where a step is short."""
+    sequences = _loader(run, 1).at(0)
+    seconds = _seconds_of(run, sequences[:1], 0)
+    if seconds < SECONDS:  # the first one warms up
+        seconds = _seconds_of(run, sequences[:1], 0)
+    whole = seconds * len(sequences)
+    return whole if whole > SECONDS else None
+
+
+def _by_whole_steps(run: "TrainingRun", most: int, patience: float) -> list[float]:
+    """Return the seconds of each of the first steps, as many as there is patience for."""
+    loader, found = _loader(run, run.micro_batch), list[float]()
+    while len(found) < most and sum(found) < patience:
+        found.append(_seconds_of(run, loader.at(len(found)), len(found)))
+    return found
+
+
+def _loader(run: "TrainingRun", micro_batch: int) -> "StepDataLoader":
+    from transfer_cli.data.loader import StepDataLoader
+
+    return StepDataLoader(run.streams, micro_batch, lambda: 0, run.blueprint.sizes.mixture)
+
+
+def _seconds_of(run: "TrainingRun", batches: Sequence[Mapping[str, Batch]], number: int) -> float:
+    began = time.perf_counter()
+    float(run.step(batches, number).total)  # waits for the device
+    return time.perf_counter() - began

@@ -67,7 +67,7 @@ def check_training(config: DictConfig) -> None:
         f"loop.{name}": loop[name]
         for name in ("steps", "batch", "micro_batch", "log_every", "patience", "max_bad_steps")
     }
-    counts |= {"plan.steps": config.plan.steps, "forgetting.blocks": config.forgetting.blocks}
+    counts |= {"forgetting.blocks": config.forgetting.blocks}
     for key, count in counts.items():
         if count is not None:
             between(f"{key}:", count, 1, MAX_COUNT, ConfigError)
@@ -79,6 +79,7 @@ def check_training(config: DictConfig) -> None:
     }.items():
         if amount is not None and not amount > 0:
             raise ConfigError(f"{key}: must be above 0, got {amount}")
+    between("plan.steps:", config.plan.steps or 0, 0, MAX_COUNT, ConfigError)
     between("checkpoint.keep:", config.checkpoint.keep, 0, MAX_COUNT, ConfigError)
     if config.threads is not None:
         between("threads:", config.threads, 1, MOST_THREADS, ConfigError)

@@ -196,9 +196,10 @@ weights, for comparison.""",
         text="""\
 Takes the words of `transfer finetune` or `transfer pretrain` and prints the stages of the run: from
 which step to which, what trains, how many parameters that is, at which rates; which tensors come
-from the checkpoint, which are new and which are dropped; and about how much memory it takes. With
-`plan.steps=5` it takes five steps to say how long the run would last. Text to read is encoded
-first, as the run itself would; that is kept.""",
+from the checkpoint, which are new and which are dropped; and about how much memory it takes; and
+how long it would last, measured on a few of its steps where that is quick: `plan.steps=5` takes
+five in any case, `plan.steps=0` none. Text to read is encoded first, as the run itself would; that
+is kept.""",
     ),
     "lr-find": Command(
         summary="find a learning rate by a short run over a range of them",

@@ -104,7 +104,7 @@ class PlanConfig:
     """What `transfer plan` does beyond composing; training itself ignores it."""
 
     steps: int | None = None
-    """Take so many steps to estimate the time of the run; none: no step is taken."""
+    """Steps to take for an estimate of the run's time; none: some, where that is quick; 0: none."""
 
 
 @dataclass

@@ -174,7 +174,7 @@ class SideBySide:
         guess = ""
         if seconds:
             rest = sum(seconds) / len(seconds) * todo / min(self.workers, todo)
-            guess = f", about {_as_time(rest)} to go"
+            guess = f", about {as_time(rest)} to go"
         ended = "" if job.outcome == JobState.FAILED else f"job {job.number} {job.outcome}; "
         log.info("%s%d left%s", ended, todo, guess)
 
@@ -233,7 +233,8 @@ def _reason(ended: _Running, code: int) -> str:
     return f"ended with exit code {code}"
 
 
-def _as_time(seconds: float) -> str:
+def as_time(seconds: float) -> str:
+    """Return a length of time as people say it, in seconds, minutes or hours."""
     minutes = round(seconds / 60)
     if minutes < 1:
         return f"{seconds:.0f} s"
