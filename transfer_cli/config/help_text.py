@@ -16,6 +16,7 @@ from transfer_cli.config import launch
 from transfer_cli.config.commands import FLAGS, Command, examples, heading
 from transfer_cli.config.describe import PACKAGED, Option, key_help, offered, options, part_texts
 from transfer_cli.config.flags import Request
+from transfer_cli.errors import ConfigError
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
 
 WIDTH = 100
@@ -35,16 +36,23 @@ _USUAL = ("frozen", "lora", "adapters", "gradual_unfreezing", "ulmfit", "discrim
 
 
 def command_help(name: str, command: Command, request: Request) -> Page:
-    """Return what `transfer NAME --help` shows, or `--help all`."""
+    """Return what `transfer NAME --help` shows, or `--help all`.
+
+    Raises:
+        ConfigError: There is no folder of own configs.
+    """
+    if request.config_dir is not None and not request.config_dir.is_dir():
+        raise ConfigError(f"--config-dir: there is no folder {request.config_dir}")
     chosen = _chosen(request)
     config = _composed(name, request, chosen)
-    defaults = _composed(name, replace(request, overrides=()), {}).hydra.runtime.choices
+    plain = _composed(name, replace(request, overrides=()), {}) if request.overrides else config
+    defaults = plain.hydra.runtime.choices
     unmet = [pair for pair in command.only if not _holds(pair[1], config)]
     found = offered(name, command, request.config_dir, [start for start, _ in unmet])
     texts = _Meanings(name, request, {*config.hydra.runtime.choices.items()})
     typed = command.typed_as or name
     start = [
-        *heading(typed, command, _usage(command)),
+        *heading(typed, command, _usage(command, found)),
         BLANK,
         _title("What is changed most (with the value it has now):"),
         *texts.entries(config, command.keys),
@@ -83,12 +91,13 @@ def command_help(name: str, command: Command, request: Request) -> Page:
 
 def _chosen(request: Request) -> dict[str, str]:
     """Return the options that are chosen, by their groups as typed; of several, the first."""
-    groups = {option.group for option in options(request.config_dir)}
+    known = {(option.group, option.name) for option in options(request.config_dir)}
     pairs = [word.partition("=")[::2] for word in request.overrides]
+    firsts = {key: value.strip("[]").partition(",")[0] for key, value in pairs}
     return {
-        key: value.strip("[]").partition(",")[0]
-        for key, value in pairs
-        if key.lstrip("+").partition("@")[0] in groups and value not in ("", "null")
+        key: first
+        for key, first in firsts.items()
+        if (key.lstrip("+").partition("@")[0], first) in known
     }
 
 
@@ -104,9 +113,10 @@ def _composed(name: str, request: Request, chosen: Mapping[str, str]) -> DictCon
     return launch.compose(name, Request(), return_hydra_config=True)
 
 
-def _usage(command: Command) -> str:
-    places = "".join(f"{shown} " for _, shown in command.places)
-    return f"{places}[GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]"
+def _usage(command: Command, found: list[Option]) -> str:
+    places = [shown for _, shown in command.places]
+    groups = ["[GROUP=OPTION ...]"] if found else []
+    return " ".join([*places, *groups, "[KEY=VALUE ...] [FLAGS]"])
 
 
 def _holds(condition: str, config: DictConfig) -> bool:
