@@ -1,4 +1,5 @@
 import re
+from functools import cache
 
 import pytest
 
@@ -25,6 +26,7 @@ def own(tmp_path):
     return folder
 
 
+@cache
 def help_of(typed, *words):
     name, command = SHOWN[typed]
     return str(command_help(name, command, parse(["--help", *words])))
@@ -66,6 +68,12 @@ def test_the_help_of_a_command_without_a_config_fits_too(name):
     assert all(f"  {line}" in text for line, _ in commands.ALL[name].examples)
 
 
+@pytest.mark.parametrize("word", ["data=table", "adaptation=adapters", "model=bert-large"])
+def test_the_help_fits_with_the_keys_of_an_option(word):
+    assert fits(help_of("finetune", "init=scratch", word))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", ["finetune", "pretrain"])
 def test_the_help_fits_with_any_option(typed):
     name, command = SHOWN[typed]
