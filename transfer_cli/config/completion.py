@@ -152,7 +152,9 @@ class _Overrides:
         self.name, self.command, self.words = name, command, words
         given = dict(pairwise(words))
         folder = Path(given.get("--config-dir") or given.get("-cd") or "/dev/null")
-        self.folder = folder if folder.is_dir() else None
+        # Another folder than one of configs, such as that of all files, could take minutes to read.
+        is_ours = any((folder / group).is_dir() for group in groups_of(name))
+        self.folder = folder if is_ours else None
 
     @cached_property
     def _options(self) -> list[Option]:

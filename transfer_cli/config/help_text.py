@@ -50,43 +50,49 @@ def command_help(name: str, command: Command, request: Request) -> Page:
     unmet = [pair for pair in command.only if not _holds(pair[1], config)]
     found = offered(name, command, request.config_dir, [start for start, _ in unmet])
     texts = _Meanings(name, request, {*config.hydra.runtime.choices.items()})
-    typed = command.typed_as or name
+    words = [f"{group}={option}" for group, option in chosen.items()]
+    typed, places = command.typed_as or name, tuple(_places(chosen))
     start = [
         *heading(typed, command, _usage(command, found)),
-        BLANK,
-        _title("What is changed most (with the value it has now):"),
-        *texts.entries(config, command.keys),
+        *_part(
+            "What is changed most (with the value it has now):",
+            texts.entries(config, command.keys),
+        ),
         BLANK,
         *examples(command),
     ]
-    asked = [key for key in _keys(config) if key.startswith(tuple(_places(chosen)))]
-    title = f"Keys of {' '.join(f'{group}={option}' for group, option in chosen.items())}:"
-    own = texts.entries(config, asked)
-    end: list[Renderable] = [Prose(command.text)]
+    own = _part(
+        f"Keys of {' '.join(words)}:",
+        texts.entries(config, [key for key in _keys(config) if key.startswith(places)]),
+    )
+    further = _further(config, unmet)
+    about: list[Renderable] = [BLANK, Prose(command.text)]
     if request.asks_all:
         every = [key for key in _keys(config) if not key.startswith(command.ignores)]
-        blocks = [
-            *_part(_title(title) if own else None, own),
-            *_part(_title("What can be chosen (* is the default):"), _options(found, defaults)),
-            *_further(config, unmet),
-            *_part(_title("Every key (with the value it has now):"), texts.entries(config, every)),
-            *_part(_title("Flags:"), [_entry(["  ", Piece(f, "name")], text) for f, text in FLAGS]),
-        ]
-        return Page(*start, *blocks, BLANK, *end)
-    groups = _part(
-        _title("What can be chosen (* is the default; transfer presets GROUP says what each is):"),
-        _groups(found, defaults),
-    ) + _further(config, unmet)
+        return Page(
+            *start,
+            *own,
+            *_part("What can be chosen (* is the default):", _options(found, defaults)),
+            *further,
+            *_part("Every key (with the value it has now):", texts.entries(config, every)),
+            *_part("Flags:", [_entry(["  ", Piece(flag, "name")], text) for flag, text in FLAGS]),
+            *about,
+        )
     flags = ", ".join(flag for flag, _ in FLAGS[1:])
-    words = [typed, *(f"{group}={option}" for group, option in chosen.items()), "--help all"]
-    more = f"transfer {' '.join(words)}"
-    end += [
+    more = " ".join(["transfer", typed, *words, "--help all"])
+    end: list[Renderable] = [
+        *_part(
+            "What can be chosen (* is the default; transfer presets GROUP says what each is):",
+            _groups(found, defaults),
+        ),
+        *further,
+        *about,
         BLANK,
         Entry([Piece("Flags: ", "heading")], [flags], len("Flags:  "), WIDTH),
         Line(Piece("Every option and key: ", "heading"), Piece(more, "name")),
     ]
-    room = MOST_LINES - sum(map(_height, (*start, *groups, BLANK, *end, BLANK, BLANK)))
-    return Page(*start, *_part(_title(title), _fitting(own, room)), *groups, BLANK, *end)
+    room = MOST_LINES - sum(map(_height, (*start, *end)))
+    return Page(*start, *_fitting(own, room), *end)
 
 
 def _chosen(request: Request) -> dict[str, str]:
@@ -125,19 +131,15 @@ def _holds(condition: str, config: DictConfig) -> bool:
     return value != "null" if wanted == "RUN" else value == wanted
 
 
-def _title(text: str) -> Entry:
-    return Entry([], [Piece(text, "heading")], 0)
-
-
 def _entry(head: Pieces, text: str) -> Entry:
     """Return `head` and `text` in two columns."""
     return Entry(head, [text], COLUMN, WIDTH)
 
 
-def _part(title: Renderable | None, blocks: Iterable[Renderable]) -> list[Renderable]:
+def _part(title: str, blocks: Iterable[Renderable]) -> list[Renderable]:
     """Return blocks below an empty line and their title; nothing where there are none."""
     below = list(blocks)
-    return [BLANK, *([title] if title else []), *below] if below else []
+    return [BLANK, Entry([], [Piece(title, "heading")], 0), *below] if below else []
 
 
 def _height(block: Renderable) -> int:
@@ -231,10 +233,12 @@ def _places(chosen: Mapping[str, str]) -> Iterator[str]:
 def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
     """Yield the keys of all plain values; lists are values."""
     for name in map(str, config):
-        node = config._get_node(name)
-        if isinstance(node, DictConfig) and not (node._is_none() or node._is_missing()):
+        filled = not (
+            OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name)
+        )
+        if filled and isinstance(config[name], DictConfig):
             if prefix or name != "hydra":
-                yield from _keys(node, f"{prefix}{name}.")
+                yield from _keys(config[name], f"{prefix}{name}.")
         elif not name.startswith("_") and not _is_group(config, prefix, name):
             yield f"{prefix}{name}"
 
