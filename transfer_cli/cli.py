@@ -85,10 +85,11 @@ def _dispatch(words: list[str]) -> int:
         terminal.print_err(commands.overview())
         return EXIT_USER
     first, rest = words[0], words[1:]
-    if first in ("--help", "-h", "help") and rest[:1] and rest[0] in commands.ALL:
-        _dispatch([rest[0], *rest[1:], "--help"])
-    elif first in ("--help", "-h", "help"):
-        terminal.print_out(commands.overview())
+    if first in ("--help", "-h", "help"):
+        if rest and rest[0] != "all" and not rest[0].startswith("-"):
+            _dispatch([*rest, "--help"])
+        else:
+            terminal.print_out(commands.overview())
     elif first == "--version":
         terminal.print_out(Line(f"transfer {transfer_cli.__version__}"))
     elif first in ("--shell-completion", "-sc"):

@@ -39,6 +39,27 @@ def test_the_help_names_every_command(capsys):
         assert f"{name:<11} {command.summary}" in out
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["help", "finetune"], "transfer finetune: adapt"),
+        (["--help", "plan", "finetune"], "transfer plan finetune: show"),
+        (["report", "RUN", "--help"], "transfer report: compare"),
+        (["plan", "-h", "all"], "transfer plan: show"),
+        (["help", "all"], "Pretrain Transformer"),
+    ],
+)
+def test_help_is_asked_for_in_several_ways(capsys, words, said):
+    code, out, err = call(capsys, *words)
+
+    assert (code, err) == (0, "")
+    assert out.startswith(said)
+
+
+def test_help_on_no_command_is_refused(capsys):
+    assert call(capsys, "help", "fintune")[2].startswith("transfer: there is no command 'fintune'.")
+
+
 def test_without_a_command_the_help_is_an_error(capsys):
     code, out, err = call(capsys)
 

@@ -41,8 +41,9 @@ _OF_FLAGS = {
 _MOST = 2000
 """Entries of a folder that are looked at."""
 
-_PLAIN = re.compile(r"[\w.+@%:,-]+")
-"""Names that no shell wants in quotes; others are left to the shell's own completion."""
+_PLAIN = re.compile(r"[\w.+@%:,=/~\[\]-]+")
+"""Words that mean nothing to a shell or a terminal; others, such as files of any name, are not put
+into a command line."""
 
 
 def completions(line: str) -> Found:
@@ -52,7 +53,11 @@ def completions(line: str) -> Found:
     except ValueError:  # an open quote
         return {}
     last = words.pop() if words and not line[-1].isspace() else ""
-    return {word: text for word, text in _found(words, last).items() if word.startswith(last)}
+    return {
+        word: text
+        for word, text in _found(words, last).items()
+        if word.startswith(last) and _PLAIN.fullmatch(word)
+    }
 
 
 def _found(words: list[str], last: str) -> Found:
@@ -147,7 +152,9 @@ class _Overrides:
         self.name, self.command, self.words = name, command, words
         given = dict(pairwise(words))
         folder = Path(given.get("--config-dir") or given.get("-cd") or "/dev/null")
-        self.folder = folder if folder.is_dir() else None
+        # Another folder than one of configs, such as that of all files, could take minutes to read.
+        is_ours = any((folder / group).is_dir() for group in groups_of(name))
+        self.folder = folder if is_ours else None
 
     @cached_property
     def _options(self) -> list[Option]:
@@ -236,7 +243,7 @@ def _paths(start: str, wanted: Callable[["os.DirEntry[str]"], bool]) -> Found:
     base = Path(folder + slash).expanduser() if slash else Path()
     found = {}
     for entry in _entries(base):
-        if _PLAIN.fullmatch(entry.name) and entry.name.startswith(name or _unhidden(entry.name)):
+        if entry.name.startswith(name or _unhidden(entry.name)):
             if wanted(entry):
                 found[f"{folder}{slash}{entry.name}"] = ""
             elif entry.is_dir():
@@ -270,7 +277,7 @@ def _nothing(entry: "os.DirEntry[str]") -> bool:
 def _runs(folder: Path, depth: int) -> Iterator[str]:
     """Yield the runs in a folder and in those below it."""
     for entry in _entries(folder) if depth else ():
-        if entry.is_dir() and _PLAIN.fullmatch(entry.name):
+        if entry.is_dir():
             if _is_run(entry):
                 yield entry.path
             else:

@@ -16,6 +16,7 @@ from transfer_cli.config import launch
 from transfer_cli.config.commands import FLAGS, Command, examples, heading
 from transfer_cli.config.describe import PACKAGED, Option, key_help, offered, options, part_texts
 from transfer_cli.config.flags import Request
+from transfer_cli.errors import ConfigError
 from transfer_cli.terminal import BLANK, Entry, Line, Page, Piece, Pieces, Prose, Renderable, Style
 
 WIDTH = 100
@@ -35,60 +36,74 @@ _USUAL = ("frozen", "lora", "adapters", "gradual_unfreezing", "ulmfit", "discrim
 
 
 def command_help(name: str, command: Command, request: Request) -> Page:
-    """Return what `transfer NAME --help` shows, or `--help all`."""
+    """Return what `transfer NAME --help` shows, or `--help all`.
+
+    Raises:
+        ConfigError: There is no folder of own configs.
+    """
+    if request.config_dir is not None and not request.config_dir.is_dir():
+        raise ConfigError(f"--config-dir: there is no folder {request.config_dir}")
     chosen = _chosen(request)
     config = _composed(name, request, chosen)
-    defaults = _composed(name, replace(request, overrides=()), {}).hydra.runtime.choices
+    plain = _composed(name, replace(request, overrides=()), {}) if request.overrides else config
+    defaults = plain.hydra.runtime.choices
     unmet = [pair for pair in command.only if not _holds(pair[1], config)]
     found = offered(name, command, request.config_dir, [start for start, _ in unmet])
     texts = _Meanings(name, request, {*config.hydra.runtime.choices.items()})
-    typed = command.typed_as or name
+    words = [f"{group}={option}" for group, option in chosen.items()]
+    typed, places = command.typed_as or name, tuple(_places(chosen))
     start = [
-        *heading(typed, command, _usage(command)),
-        BLANK,
-        _title("What is changed most (with the value it has now):"),
-        *texts.entries(config, command.keys),
+        *heading(typed, command, _usage(command, found)),
+        *_part(
+            "What is changed most (with the value it has now):",
+            texts.entries(config, command.keys),
+        ),
         BLANK,
         *examples(command),
     ]
-    asked = [key for key in _keys(config) if key.startswith(tuple(_places(chosen)))]
-    title = f"Keys of {' '.join(f'{group}={option}' for group, option in chosen.items())}:"
-    own = texts.entries(config, asked)
-    end: list[Renderable] = [Prose(command.text)]
+    own = _part(
+        f"Keys of {' '.join(words)}:",
+        texts.entries(config, [key for key in _keys(config) if key.startswith(places)]),
+    )
+    further = _further(config, unmet)
+    about: list[Renderable] = [BLANK, Prose(command.text)]
     if request.asks_all:
         every = [key for key in _keys(config) if not key.startswith(command.ignores)]
-        blocks = [
-            *_part(_title(title) if own else None, own),
-            *_part(_title("What can be chosen (* is the default):"), _options(found, defaults)),
-            *_further(config, unmet),
-            *_part(_title("Every key (with the value it has now):"), texts.entries(config, every)),
-            *_part(_title("Flags:"), [_entry(["  ", Piece(f, "name")], text) for f, text in FLAGS]),
-        ]
-        return Page(*start, *blocks, BLANK, *end)
-    groups = _part(
-        _title("What can be chosen (* is the default; transfer presets GROUP says what each is):"),
-        _groups(found, defaults),
-    ) + _further(config, unmet)
+        return Page(
+            *start,
+            *own,
+            *_part("What can be chosen (* is the default):", _options(found, defaults)),
+            *further,
+            *_part("Every key (with the value it has now):", texts.entries(config, every)),
+            *_part("Flags:", [_entry(["  ", Piece(flag, "name")], text) for flag, text in FLAGS]),
+            *about,
+        )
     flags = ", ".join(flag for flag, _ in FLAGS[1:])
-    words = [typed, *(f"{group}={option}" for group, option in chosen.items()), "--help all"]
-    more = f"transfer {' '.join(words)}"
-    end += [
+    more = " ".join(["transfer", typed, *words, "--help all"])
+    end: list[Renderable] = [
+        *_part(
+            "What can be chosen (* is the default; transfer presets GROUP says what each is):",
+            _groups(found, defaults),
+        ),
+        *further,
+        *about,
         BLANK,
         Entry([Piece("Flags: ", "heading")], [flags], len("Flags:  "), WIDTH),
         Line(Piece("Every option and key: ", "heading"), Piece(more, "name")),
     ]
-    room = MOST_LINES - sum(map(_height, (*start, *groups, BLANK, *end, BLANK, BLANK)))
-    return Page(*start, *_part(_title(title), _fitting(own, room)), *groups, BLANK, *end)
+    room = MOST_LINES - sum(map(_height, (*start, *end)))
+    return Page(*start, *_fitting(own, room), *end)
 
 
 def _chosen(request: Request) -> dict[str, str]:
     """Return the options that are chosen, by their groups as typed; of several, the first."""
-    groups = {option.group for option in options(request.config_dir)}
+    known = {(option.group, option.name) for option in options(request.config_dir)}
     pairs = [word.partition("=")[::2] for word in request.overrides]
+    firsts = {key: value.strip("[]").partition(",")[0] for key, value in pairs}
     return {
-        key: value.strip("[]").partition(",")[0]
-        for key, value in pairs
-        if key.lstrip("+").partition("@")[0] in groups and value not in ("", "null")
+        key: first
+        for key, first in firsts.items()
+        if (key.lstrip("+").partition("@")[0], first) in known
     }
 
 
@@ -104,9 +119,10 @@ def _composed(name: str, request: Request, chosen: Mapping[str, str]) -> DictCon
     return launch.compose(name, Request(), return_hydra_config=True)
 
 
-def _usage(command: Command) -> str:
-    places = "".join(f"{shown} " for _, shown in command.places)
-    return f"{places}[GROUP=OPTION ...] [KEY=VALUE ...] [FLAGS]"
+def _usage(command: Command, found: list[Option]) -> str:
+    places = [shown for _, shown in command.places]
+    groups = ["[GROUP=OPTION ...]"] if found else []
+    return " ".join([*places, *groups, "[KEY=VALUE ...] [FLAGS]"])
 
 
 def _holds(condition: str, config: DictConfig) -> bool:
@@ -115,19 +131,15 @@ def _holds(condition: str, config: DictConfig) -> bool:
     return value != "null" if wanted == "RUN" else value == wanted
 
 
-def _title(text: str) -> Entry:
-    return Entry([], [Piece(text, "heading")], 0)
-
-
 def _entry(head: Pieces, text: str) -> Entry:
     """Return `head` and `text` in two columns."""
     return Entry(head, [text], COLUMN, WIDTH)
 
 
-def _part(title: Renderable | None, blocks: Iterable[Renderable]) -> list[Renderable]:
+def _part(title: str, blocks: Iterable[Renderable]) -> list[Renderable]:
     """Return blocks below an empty line and their title; nothing where there are none."""
     below = list(blocks)
-    return [BLANK, *([title] if title else []), *below] if below else []
+    return [BLANK, Entry([], [Piece(title, "heading")], 0), *below] if below else []
 
 
 def _height(block: Renderable) -> int:
@@ -221,10 +233,12 @@ def _places(chosen: Mapping[str, str]) -> Iterator[str]:
 def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
     """Yield the keys of all plain values; lists are values."""
     for name in map(str, config):
-        node = config._get_node(name)
-        if isinstance(node, DictConfig) and not (node._is_none() or node._is_missing()):
+        filled = not (
+            OmegaConf.is_missing(config, name) or OmegaConf.is_interpolation(config, name)
+        )
+        if filled and isinstance(config[name], DictConfig):
             if prefix or name != "hydra":
-                yield from _keys(node, f"{prefix}{name}.")
+                yield from _keys(config[name], f"{prefix}{name}.")
         elif not name.startswith("_") and not _is_group(config, prefix, name):
             yield f"{prefix}{name}"
 

@@ -107,6 +107,16 @@ def test_own_options_are_completed(tmp_path):
     assert found == {"model=mine": "My own"}
 
 
+@pytest.mark.parametrize("name", ["a b", "a;id", "a$(id)", "a\x1b[2J", "a\nb", "a'", "a\udcff"])
+def test_a_name_that_a_shell_or_terminal_would_obey_is_not_offered(name, folder):
+    (folder / name).touch()
+    (folder / "own" / "model").mkdir(parents=True)
+    (folder / "own" / "model" / f"{name}.yaml").write_text("# It\nwidth: 1\n")
+
+    assert not completions("transfer predict runs/finetune/one a")
+    assert not completions("transfer pretrain --config-dir own model=a")
+
+
 @pytest.mark.parametrize("name", [name for name, each in commands.ALL.items() if each.composes])
 def test_every_key_of_a_config_is_offered_and_no_other(name):
     command = commands.ALL[name]

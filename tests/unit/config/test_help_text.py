@@ -1,4 +1,5 @@
 import re
+from functools import cache
 
 import pytest
 
@@ -6,6 +7,7 @@ from transfer_cli.config import commands
 from transfer_cli.config.describe import offered, options
 from transfer_cli.config.flags import parse
 from transfer_cli.config.help_text import command_help
+from transfer_cli.errors import ConfigError
 
 COMPOSING = {name: each for name, each in commands.ALL.items() if each.composes}
 ABOUT = {f"{each.typed_as}": each for about in commands.ABOUT.values() for each in about.values()}
@@ -24,6 +26,7 @@ def own(tmp_path):
     return folder
 
 
+@cache
 def help_of(typed, *words):
     name, command = SHOWN[typed]
     return str(command_help(name, command, parse(["--help", *words])))
@@ -65,6 +68,12 @@ def test_the_help_of_a_command_without_a_config_fits_too(name):
     assert all(f"  {line}" in text for line, _ in commands.ALL[name].examples)
 
 
+@pytest.mark.parametrize("word", ["data=table", "adaptation=adapters", "model=bert-large"])
+def test_the_help_fits_with_the_keys_of_an_option(word):
+    assert fits(help_of("finetune", "init=scratch", word))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("typed", ["finetune", "pretrain"])
 def test_the_help_fits_with_any_option(typed):
     name, command = SHOWN[typed]
@@ -146,6 +155,20 @@ def test_the_help_shows_values_under_the_overrides_given():
 
 def test_the_help_shows_in_spite_of_wrong_overrides():
     assert "transfer pretrain" in help_of("pretrain", "nonsense=1")
+
+
+def test_a_wrong_option_has_no_keys():
+    assert "Keys of" not in help_of("finetune", "data=tabel")
+
+
+def test_a_folder_of_own_configs_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"^--config-dir: there is no folder .*nowhere$"):
+        help_of("finetune", "--config-dir", str(tmp_path / "nowhere"))
+
+
+def test_the_usage_speaks_of_options_where_there_are_some():
+    assert "transfer evaluate RUN [GROUP=OPTION ...] [KEY=VALUE ...]" in help_of("evaluate")
+    assert "transfer predict RUN FILE [KEY=VALUE ...] [FLAGS]\n" in help_of("predict")
 
 
 def test_a_plan_has_its_own_examples_and_keys():
