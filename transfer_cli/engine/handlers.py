@@ -26,6 +26,7 @@ from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric, unknown_metric
 from transfer_cli.runs.atomic import append_json, cut, flush, writing
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.sweep import name_in_sweep
 from transfer_cli.runs.tensorboard import SummaryWriter, event_files
 from transfer_cli.terminal import heeded, leave_dead_terminal
 
@@ -62,7 +63,10 @@ class MetricsLogger:
 
     def __init__(self, run: RunDirectory, purge_step: int | None = None) -> None:
         self._run = run
-        self.writer = SummaryWriter(run.tensorboard, purge_step=purge_step)
+        earlier = event_files(run.tensorboard)
+        # TensorBoard calls a run by its folder, and "3" says nothing of the third job of a sweep.
+        folder = earlier[-1].parent if earlier else run.tensorboard / name_in_sweep(run.path)
+        self.writer = SummaryWriter(folder, purge_step=purge_step)
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write metrics of one step; `kind` is train, validation or test."""

@@ -5,7 +5,7 @@ SWEEP/
   sweep.json       what was typed, and when
   job-3.json       a job: its overrides, and left | running | done | failed | stopped | pruned
   job-3.log        its output, if several run side by side
-  3/               its run directory
+  3/               its run directory; its TensorBoard curves in a folder named by its overrides
   study.db         the study of a search
   .job-3.lock      held by the command that runs the job
 ```
@@ -23,10 +23,13 @@ from pathlib import Path
 
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.locks import Lock, is_held
-from transfer_cli.safe_files import UnreadableError, read_json
+from transfer_cli.safe_files import UnreadableError, escaped, read_json
 
 SWEEP = "sweep.json"
 STUDY = "study.db"
+
+_LONGEST_NAME = 200
+"""Bytes; a disk takes 255."""
 
 _JOB = re.compile(r"job-(\d+)\.json")
 
@@ -179,6 +182,18 @@ class SweepDirectory:
 
     def _lock_of(self, number: int) -> Path:
         return self.path / f".job-{number}.lock"
+
+
+def name_in_sweep(run: Path) -> str:
+    """Return what tells a run from the other jobs of its sweep, as a folder's name.
+
+    It is "" for a run outside of a sweep.
+    """
+    if not run.name.isdecimal() or not SweepDirectory.is_at(run.parent):
+        return ""
+    job = SweepDirectory(run.parent).job(int(run.name))
+    words = escaped(" ".join(job.overrides)) if job is not None else ""
+    return words.replace("/", "-").encode()[:_LONGEST_NAME].decode(errors="ignore")
 
 
 def _check_kinds(job: SweepJob) -> None:

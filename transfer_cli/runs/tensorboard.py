@@ -91,8 +91,8 @@ class SummaryWriter:
 
 
 def event_files(folder: Path) -> list[Path]:
-    """Return the event files in a folder, oldest first."""
-    return sorted(folder.glob(f"{_PREFIX}*"))
+    """Return the event files in a folder and below it, oldest first."""
+    return sorted(folder.rglob(f"{_PREFIX}*"), key=lambda path: path.name)
 
 
 def _stamp(path: Path) -> float:

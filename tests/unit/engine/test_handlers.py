@@ -8,6 +8,7 @@ import pytest
 from ignite.engine import Events
 
 from tests import tiny
+from tests.fake_runs import write_sweep
 from tests.records import read_metrics
 from transfer_cli.engine import handlers
 from transfer_cli.errors import EXIT_STOPPED, ConfigError, DivergedError, StoppedError
@@ -15,6 +16,7 @@ from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.sweep import SweepJob
 
 METRICS = (
     Metric("loss", higher_is_better=False),
@@ -241,6 +243,26 @@ def test_records_go_back_to_where_a_checkpoint_was(tmp_path):
     assert curve(run.tensorboard) == [(5, 1.0), (10, 1.0), (15, 2.0)]
     assert curve(run.tensorboard, "test/loss") == [(10, 3.0)]
     assert len(list(run.tensorboard.iterdir())) == 2
+
+
+def test_the_curves_of_a_sweep_are_named_by_what_varies_also_after_a_resume(tmp_path):
+    words = ("init_from=runs/a", "optimizer.lr=1e-3")
+    sweep = write_sweep(tmp_path / "sweep", SweepJob(3, words), SweepJob(4, ("x=" + "é" * 300,)))
+    run = RunDirectory(sweep.run(3))
+    handlers.MetricsLogger(run).close()
+    # A wider grid tells jobs apart by more.
+    sweep.write_job(SweepJob(3, (*words, "seed=0")))
+    again = handlers.MetricsLogger(run, purge_step=1)
+    again.write("train", 1, {"loss": 2.0})
+    long = handlers.MetricsLogger(RunDirectory(sweep.run(4)))
+    again.close()
+    long.close()
+
+    (folder,) = run.tensorboard.iterdir()
+    assert folder.name == "init_from=runs-a optimizer.lr=1e-3"
+    assert len(list(folder.iterdir())) == 2
+    assert curve(folder) == [(1, 2.0)]
+    assert set(again.mark()) >= {f"tensorboard/{folder.name}/{p.name}" for p in folder.iterdir()}
 
 
 def test_a_run_that_begins_again_has_none_of_its_earlier_records(tmp_path):

@@ -60,6 +60,22 @@ def test_a_search_comes_close_to_what_is_best():
     assert study().best_value == min(values)
 
 
+def test_the_best_trial_is_one_that_learnt_anything(caplog):
+    caplog.set_level("INFO")
+    file = SweepDirectory(Path("mine")).run(0) / "results.json"
+
+    def value_of(config):
+        if file.is_file():  # the first trial has ended, with the lowest value
+            file.write_text(file.read_text().replace("{", '{"failed": "no better", ', 1))
+            return 2.0
+        return 1.0
+
+    search("sweep.trials=2", value_of=value_of)
+
+    assert [job.value for job in SweepDirectory(Path("mine")).jobs()] == [1.0, 2.0]
+    assert "best of 2 trials: 1 with" in caplog.text
+
+
 @pytest.mark.slow
 def test_it_can_make_a_measure_large():
     search("sweep.trials=3", "sweep.direction=maximize")
