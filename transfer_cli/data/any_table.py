@@ -65,7 +65,7 @@ class OpenTable:
         if said:
             keys = [*self.unusual, *(each.partition(" ")[0] for each in found.said)]
             others = ", ".join(f"{asked.keys}{key}" for key in keys)
-            log.info("%s: %s; otherwise say %s", self.name, ", ".join(said), others)
+            log.info("%s: %s; otherwise say %s", printable(self.name), ", ".join(said), others)
         return found
 
 

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from transfer_cli.data import sheets
 from transfer_cli.data.columns import Wanted, choose
 from transfer_cli.data.layout import Layout, delimiter_of, encoding_of, has_header
 from transfer_cli.data.tasks import INPUT, Example, Table
@@ -285,6 +286,15 @@ def test_a_row_of_a_spreadsheet_is_refused_with_its_number(book):
     path = book([["text", "label"], *ROWS, ["no label", None]])
 
     with pytest.raises(DataError, match=r"a\.xlsx, line 62: the label in 'label' is empty"):
+        Table(train=str(path)).load(path, 0)
+
+
+def test_a_spreadsheet_that_fills_the_memory_is_refused(book, monkeypatch):
+    path = book([["text", "label"], *[["the same again", "x"]] * 5000])
+    monkeypatch.setattr(sheets, "UNPACKED_FREELY_BYTES", 1000)
+    monkeypatch.setattr(sheets, "MAX_UNPACKED_RATIO", 2)
+
+    with pytest.raises(DataError, match=r"a\.xlsx unpacks to [0-9,]+ bytes\. Is this a spreadshe"):
         Table(train=str(path)).load(path, 0)
 
 
