@@ -85,11 +85,11 @@ def pretrain(tiny, loop, corpus):
         (["data.train=given/empty.csv"], "given/empty.csv is empty."),
         (["data.train=given/blank.csv"], "given/blank.csv has no rows."),
         (
-            ["data.train=given/latin.csv"],
+            ["data.train=given/latin.csv", "data.encoding=utf-8"],
             "given/latin.csv, line 3: byte 0xE9 at offset 3 of the line is not UTF-8. Save the",
         ),
         (
-            ["data.train=given/other-columns.csv"],
+            ["data.train=given/other-columns.csv", "data.text=text"],
             "line 2: no column 'text'; there are 'question', 'label'.",
         ),
         (["data.train=given/good.csv", "data.label=lable"], "Did you mean 'label'?"),

@@ -132,6 +132,78 @@ def test_other_labelled_data_is_scored(transfer, finetuned, tmp_path):
     assert set(measured(ended.out)) == {"train"}
 
 
+LABELS = ("animal", "city", "disease", "mineral", "person", "river")
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Return how to write a labelled file of one's own: 60 rows, and more."""
+
+    def write(*more, header="question;kind;n"):
+        rows = [f"What is it , no {n} ?;{LABELS[n % 6]};{n}" for n in range(60)]
+        (tmp_path / "new.csv").write_text("\n".join([header, *rows, *more]) + "\n")
+
+    return write
+
+
+def test_every_row_of_a_file_of_ones_own_is_scored(transfer, finetuned, own, tmp_path, read_json):
+    own()
+
+    words = ("evaluate", str(finetuned), "input=new.csv", "output=out.json", "device=cpu")
+    ended = transfer(*words)
+
+    assert ended.code == 0, ended.err
+    assert (
+        "new.csv: columns parted by semicolons, text from 'question', label from 'ki" in ended.err
+    )
+    assert "input: scored 60 of 60 examples of new.csv\n" in ended.out
+    found = read_json(tmp_path / "out.json")
+    assert set(found["measures"]) == {"input"}
+    table = ended.out.split("input confusion")[1].splitlines()[2:8]
+    assert [sum(map(int, row.split()[1:])) for row in table] == [10] * 6
+
+
+def test_rows_that_cannot_be_scored_are_counted(transfer, finetuned, own):
+    own("no label;;1", "ragged")
+
+    ended = transfer("evaluate", str(finetuned), "input=new.csv", "errors=skip", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    assert "input: scored 60 of 62 examples of new.csv (2 cannot be read)\n" in ended.out
+    assert "new.csv, line 62: the label in 'kind' is empty" in ended.err
+
+
+def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, own, tmp_path):
+    (tmp_path / "one.csv").write_text("text,label\nWho ?,person\nWhere ?,person\n")
+
+    ended = transfer("evaluate", str(finetuned), "input=one.csv", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    assert "input: scored 2 of 2 examples of one.csv" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["input=new.csv"], "new.csv has a new label, 'planet', 'star'. This run knows animal"),
+        (["input=new.csv", "label=n"], "new.csv has a new label"),
+        (["input=new.csv", "label=kin"], "no column 'kin'; there are 'question', 'kind', 'n'. Did"),
+        (["input=new.csv", "errors=ignore"], "errors: 'ignore' is not one of stop, skip"),
+        (["input=new.csv", "data=table", "data.train=new.csv"], "data: does not go with input="),
+        (["input=nwe.csv"], "nwe.csv does not exist. Did you mean 'new.csv'?"),
+        (["text=question"], "text: is for input=FILE; for data=table say data.text="),
+        (["output=out.foo"], "output: '.foo' of out.foo is not an ending of what is written, whi"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(transfer, finetuned, own, words, message):
+    own("Which ?;planet;1", "Which ?;star;1")
+
+    ended = transfer("evaluate", f"run={finetuned}", "device=cpu", *words)
+
+    assert ended.code == 2
+    assert message in ended.err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -229,6 +229,39 @@ def test_pairs_have_a_column_of_their_own(predict, tmp_path):
     assert row[:2] == ["Who ?", "He ."]
 
 
+def test_a_column_that_is_called_as_an_answer_is_kept_under_another_name(predict, tmp_path):
+    (tmp_path / "in.csv").write_text("text,label,n\nWho ?,given,1\n")
+
+    predict("in.csv", "keep=true", "output=out.csv")
+    [answer] = predict("in.csv", "keep=true")
+
+    header, row = csv.reader((tmp_path / "out.csv").read_text().splitlines())
+    assert (header[-2:], row[-2:]) == (["input/label", "n"], ["given", "1"])
+    assert (answer["input/label"], answer["label"] in LABELS) == ("given", True)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"review;n\nWho , then ?;1\nWhere ?;2\n", "columns parted by semicolons, text"),
+        ("review\tn\nWho , then ?\t1\nWhere ?\t2\n".encode("utf-16"), "read as UTF-16, col"),
+        ("review,n\n\"Who , then ?\",café\nWhere ?,2\n".encode("cp1252"), "read as Windows-1252"),
+    ],
+)  # fmt: skip
+def test_how_a_table_is_written_is_recognised_and_said(
+    transfer, finetuned, tmp_path, content, said
+):
+    (tmp_path / "in.csv").write_bytes(content)
+
+    ended = transfer("predict", str(finetuned), "in.csv", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    texts = [json.loads(line)["text"] for line in ended.out.splitlines()]
+    assert texts == ["Who , then ?", "Where ?"]
+    assert ended.err.startswith(f"in.csv: {said}")
+    assert ended.err.count("\n") == 1
+
+
 def test_other_fields_are_kept_in_json_lines(predict, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"text": "Who ?", "n": [1], "x": {"y": null}}\n')
 
@@ -269,7 +302,7 @@ def test_many_bad_rows_are_counted(transfer, finetuned, tmp_path):
     ("name", "content", "message"),
     [
         ("in.jsonl", "{\n[]\n", "in.jsonl: none of its 2 rows can be read. The first: in.jsonl,"),
-        ("in.csv", "a,b\n1,2\n3,4\n", "in.csv, line 2: no column 'text'"),
+        ("in.csv", "a,b\n1,2\n3,4\n", "in.csv: which column is the text?"),
         ("in.csv", "text\n", "in.csv has no rows"),
         ("nothing.csv", None, "nothing.csv does not exist"),
     ],
@@ -383,11 +416,16 @@ def test_two_processes_say_what_one_says(predict, shell, finetuned, other_model,
     ("content", "words", "message"),
     [
         (b"", [], "in.txt is empty."),
-        (b"caf\xe9\n", [], "in.txt, line 1: byte 0xE9 at offset 3"),
-        (b"a,b\n1,2\n", ["format=csv"], "line 2: no column 'text'; there are 'a', 'b'."),
+        (b"caf\xe9\n", ["encoding=utf-8"], "in.txt, line 1: byte 0xE9 at offset 3"),
+        (b"a,b\n1,2\n", ["format=csv"], "in.txt: which column is the text? (say text=COLUMN). T"),
+        (b"a,b\n1,2\n", ["format=csv", "text=c"], "no column 'c'; there are 'a', 'b'."),
         (b"text\na,b\n", ["format=csv"], "line 2: 2 columns, but the header in line 1 has 1."),
         (b"{\n", ["format=jsonl"], "in.txt, line 1: not JSON"),
-        (b"a\n", ["format=xml"], "format: 'xml' is not one of auto, text, jsonl, csv, tsv."),
+        (
+            b"a\n",
+            ["format=xml"],
+            "format: 'xml' is not one of auto, text, jsonl, csv, tsv, par",
+        ),
         (b"a\n", ["batch=0"], "batch: must be at least 1, got 0"),
         (
             b"a\n",
@@ -405,7 +443,9 @@ def test_two_processes_say_what_one_says(predict, shell, finetuned, other_model,
         (b"a\n", ["output=out.csv.gz"], "output: out.csv.gz would not be packed"),
         (b"a\n", ["run=[]"], "run: expected a run directory, or several as [RUN,RUN], got []"),
         (b"a\n", ["run=null"], "run: expected a run directory, or several"),
-        (b"text,label\na,b\n", ["format=csv", "keep=true"], "keep: the input has a column 'label'"),
+        (b"a\n", ["output=x.foo"], "output: '.foo' of x.foo is not an ending of what is written"),
+        (b"a\n", ["delimiter=semi"], "delimiter is 'semi', expected a character or one of comma,"),
+        (b"a\n", ["encoding=utf8x"], "encoding is 'utf8x', which Python does not know."),
         (
             b'text,n\n"a\tb",1\n',
             ["format=csv", "output_format=tsv"],

@@ -11,7 +11,7 @@ from transfer_cli.assembly.datasets import block_length
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.config.build import build
 from transfer_cli.config.stored import read_stored
-from transfer_cli.data.columns import Asked, typed
+from transfer_cli.data.columns import Wanted, typed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.published_folder import is_published
@@ -44,7 +44,7 @@ class Trained:
     length: int
 
     @property
-    def columns(self) -> Asked:
+    def columns(self) -> Wanted:
         """The columns that were typed for the table that it was trained on, if that is one."""
         data = self.config.data
         return typed(data.get("text"), data.get("pair"), data.get("label"))

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from transfer_cli.errors import DataError, listed
 
@@ -43,7 +42,7 @@ Sample = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True)
-class Columns:
+class Chosen:
     """The columns to read; `said` names those that were found under other names than the usual."""
 
     text: str
@@ -58,7 +57,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Wanted:
     """The columns as they were typed, by name or by number from 1; None: to be found.
 
     Args:
@@ -81,7 +80,7 @@ class Asked:
         typed = (self.text, self.pair, self.label)
         return tuple(each for each in typed if each is not None and not each.isdigit())
 
-    def or_like(self, own: "Asked", names: Collection[str]) -> "Asked":
+    def or_like(self, own: "Wanted", names: Collection[str]) -> "Wanted":
         """Return the same with the columns of another table where nothing was typed.
 
         Args:
@@ -96,21 +95,21 @@ class Asked:
         return replace(self, **found)
 
 
-ANY = Asked()
+ANY = Wanted()
 
 
-def typed(text: str | int | None, pair: str | int | None, label: str | int | None) -> Asked:
+def typed(text: str | int | None, pair: str | int | None, label: str | int | None) -> Wanted:
     """Return columns as a config has them."""
     found = [None if each is None else str(each) for each in (text, pair, label)]
-    return Asked(found[0], found[1], found[2])
+    return Wanted(found[0], found[1], found[2])
 
 
 def is_known(name: str) -> bool:
-    """Return whether people call columns of texts or labels so."""
-    return bool(_rank(name, _TEXTS) or _rank(name, _LABELS))
+    """Return whether people call columns of texts or labels so, in one word."""
+    return max(_rank(name, _TEXTS), _rank(name, _LABELS)) > 1
 
 
-def choose(columns: Sequence[str], sample: Sample, asked: Asked, name: str) -> Columns:
+def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> Chosen:
     """Return the columns of a table to read.
 
     Args:
@@ -123,19 +122,17 @@ def choose(columns: Sequence[str], sample: Sample, asked: Asked, name: str) -> C
         DataError: Several may be meant, or none.
     """
     text, pair, label = (_at(each, columns) for each in (asked.text, asked.pair, asked.label))
-    if label is None and asked.labelled and columns:
-        others = [each for each in columns if each not in (text, pair)]
-        label = _named(others, sample, LABEL, asked, name, columns)
+    if not columns:  # when it is read, it is said why
+        return Chosen(text or TEXT, pair, label or LABEL)
+    search = _Search(columns, sample, asked, name)
+    if label is None and asked.labelled:
+        label = search.label_by_name(text, pair)
     if text is None and pair is None:
         text, pair = _pair(columns)
     if text is None:
-        others = [each for each in columns if each not in (label, pair)]
-        text = _named(others, sample, TEXT, asked, name, columns) if columns else TEXT
-        text = text or _long_one(others, sample, asked, name, columns)
-    if label is None and asked.labelled and columns:
-        others = [each for each in columns if each not in (text, pair)]
-        label = _repeated_one(others, sample, asked, name, columns)
-    label = label or LABEL
+        text = search.text_by_name(label, pair) or search.longest(label, pair)
+    if label is None and asked.labelled:
+        label = search.repeated(text, pair)
     found = (
         (TEXT, asked.text, text), ("pair", asked.pair, pair),
         (LABEL, asked.label or not asked.labelled, label),
@@ -145,7 +142,87 @@ def choose(columns: Sequence[str], sample: Sample, asked: Asked, name: str) -> C
         for what, typed, column in found
         if not typed and column not in (None, what)
     )
-    return Columns(text, pair, label, tuple(said))
+    return Chosen(text, pair, label or LABEL, tuple(said))
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Finds columns of a table; each method is given those that are found already."""
+
+    columns: Sequence[str]
+    sample: Sample
+    asked: Wanted
+    name: str
+
+    def text_by_name(self, *taken: str | None) -> str | None:
+        """Return the column whose name is most usual for texts."""
+        if TEXT in self.columns:
+            return TEXT
+        ranks = {each: _rank(each, _TEXTS) for each in self._others(taken)}
+        found = [each for each, rank in ranks.items() if rank and _is_text(self._cells(each))]
+        return max(found, key=ranks.__getitem__, default=None)
+
+    def label_by_name(self, *taken: str | None) -> str | None:
+        """Return the column that is called as labels are.
+
+        One of these names stands before one that only ends with it, and no further: which of two
+        labels is to be learnt is not for us to say.
+        """
+        others = self._others(taken)
+        if LABEL in others:
+            return LABEL
+        ranks = {each: _rank(each, _LABELS) for each in others}
+        ends = [each for each in others if ranks[each] and _may_be_label(self._cells(each))]
+        found = [each for each in ends if ranks[each] > 1] or ends
+        if len(found) > 1:
+            raise self._doubt(LABEL, found)
+        return found[0] if found else None
+
+    def longest(self, *taken: str | None) -> str:
+        """Return the column with the longest different texts."""
+        if len(self.columns) == 1:
+            return self.columns[0]
+        lengths = {}
+        for column in self._others(taken):
+            cells = self._cells(column)
+            if cells and _is_text(cells) and 2 * len(set(cells)) > len(cells):
+                lengths[column] = sum(map(len, cells)) / len(cells)
+        order = sorted(lengths, key=lambda column: -lengths[column])
+        if not order or any(2 * lengths[each] > lengths[order[0]] for each in order[1:]):
+            raise self._doubt(TEXT, order)
+        return order[0]
+
+    def repeated(self, *taken: str | None) -> str:
+        """Return the column with few values, each of which is there several times."""
+        found = []
+        for column in self._others(taken):
+            cells = self._cells(column)
+            values = set(cells)
+            is_repeated = 2 <= len(values) <= min(_MOST_LABELS, len(cells) / 2)
+            is_full = len(cells) >= (1 - _MOST_EMPTY) * len(self.sample)
+            is_name = _is_text(values) or all(map(_WHOLE_NUMBER.fullmatch, values))
+            if is_repeated and is_full and is_name:
+                found.append(column)
+        if len(found) != 1:
+            raise self._doubt(LABEL, found)
+        return found[0]
+
+    def _others(self, taken: Collection[str | None]) -> list[str]:
+        return [each for each in self.columns if each not in taken]
+
+    def _cells(self, column: str) -> list[str]:
+        """Return the values of a column that are not empty."""
+        values = (row.get(column) for row in self.sample)
+        cells = (each if isinstance(each, str) else json.dumps(each) for each in values)
+        return [cell for cell in cells if cell.strip() and cell != "null"]
+
+    def _doubt(self, what: str, may_be: Sequence[str]) -> DataError:
+        which = " or ".join(repr(each[:_LONGEST_SHOWN]) for each in may_be[:4])
+        keys = [TEXT, LABEL] if self.asked.labelled else [TEXT]
+        typed = " ".join(f"{self.asked.keys}{key}=COLUMN" for key in keys)
+        every = listed((repr(each[:_LONGEST_SHOWN]) for each in self.columns), _MOST_LISTED)
+        asks = f"the {what} may be in {which}" if may_be else f"which column is the {what}?"
+        return DataError(f"{self.name}: {asks} (say {typed}). The columns are {every}.")
 
 
 def _at(typed: str | None, columns: Sequence[str]) -> str | None:
@@ -171,85 +248,9 @@ def _pair(columns: Sequence[str]) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _named(
-    columns: Sequence[str], sample: Sample, what: str, asked: Asked, name: str, every: Sequence[str]
-) -> str | None:
-    """Return the column that is called as texts, or labels, are; None if there is none."""
-    if what in columns:
-        return what
-    known, fits = (_TEXTS, _is_text) if what == TEXT else (_LABELS, _may_be_label)
-    ranks = {each: _rank(each, known) for each in columns}
-    found = [each for each in columns if ranks[each] and fits(_cells(sample, each))]
-    if what == LABEL:
-        # One that is a label's name stands before those that only end with one, and no further:
-        # which of two labels is to be learnt is not for us to say.
-        whole = [each for each in found if ranks[each] > 1]
-        if len(whole or found) > 1:
-            raise _doubt(what, whole or found, asked, name, every)
-        return next(iter(whole or found), None)
-    return max(found, key=ranks.__getitem__, default=None)
-
-
-def _long_one(
-    columns: Sequence[str], sample: Sample, asked: Asked, name: str, every: Sequence[str]
-) -> str:
-    """Return the column with the longest different texts."""
-    if len(every) == 1:
-        return every[0]
-    lengths = {}
-    for column in columns:
-        cells = _cells(sample, column)
-        if _is_text(cells) and 2 * len(set(cells)) > len(cells):
-            lengths[column] = sum(map(len, cells)) / len(cells)
-    order = sorted(lengths, key=lambda column: -lengths[column])
-    near = [one for one, other in pairwise(order[:2]) if lengths[one] < 2 * lengths[other]]
-    if near or not order:
-        raise _doubt(TEXT, order, asked, name, every)
-    return order[0]
-
-
-def _repeated_one(
-    columns: Sequence[str], sample: Sample, asked: Asked, name: str, every: Sequence[str]
-) -> str:
-    """Return the column with few values, each of which is there several times."""
-    found = []
-    for column in columns:
-        cells = _cells(sample, column)
-        values = set(cells)
-        is_repeated = 2 <= len(values) <= min(_MOST_LABELS, len(cells) / 2)
-        is_full = len(cells) >= (1 - _MOST_EMPTY) * len(sample)
-        is_name = _is_text(values) or all(map(_WHOLE_NUMBER.fullmatch, values))
-        if is_repeated and is_full and is_name:
-            found.append(column)
-    if len(found) != 1:
-        raise _doubt(LABEL, found, asked, name, every)
-    return found[0]
-
-
 def _is_text(cells: Collection[str]) -> bool:
     return not cells or not all(map(_NO_TEXT.fullmatch, cells))
 
 
 def _may_be_label(cells: Sequence[str]) -> bool:
     return len(cells) < _FEW_ROWS or 2 * len(set(cells)) <= len(cells)
-
-
-def _cells(sample: Sample, column: str) -> list[str]:
-    """Return the values of a column that are not empty."""
-    values = (row.get(column) for row in sample)
-    cells = (each if isinstance(each, str) else json.dumps(each) for each in values)
-    return [cell for cell in cells if cell.strip() and cell != "null"]
-
-
-def _doubt(
-    what: str, may_be: Sequence[str], asked: Asked, name: str, every: Sequence[str]
-) -> DataError:
-    which = " or ".join(repr(each[:_LONGEST_SHOWN]) for each in may_be[:4])
-    keys = [TEXT, LABEL] if asked.labelled else [TEXT]
-    typed = " ".join(f"{asked.keys}{key}=COLUMN" for key in keys)
-    columns = listed((repr(each[:_LONGEST_SHOWN]) for each in every), _MOST_LISTED)
-    return DataError(
-        f"{name}: the column of the {what} may be {which}; say {typed}. The columns are {columns}."
-        if may_be
-        else f"{name}: which column is the {what}? Say {typed}. The columns are {columns}."
-    )

@@ -94,7 +94,8 @@ class Split:
         of = "" if found["of"] is None else f" of {found['of']:,}"
         said = f"{verb} {found['scored']:,}{of} {self.unit}"
         if self.part_of is not None:
-            said += f" of {self.part_of.source} ({', '.join(self.part_of.left_out)})"
+            why = ", ".join(self.part_of.left_out)
+            said += f" of {self.part_of.source}" + (f" ({why})" if why else "")
         if self.text.words:
             said += f": {found['words']:,} words, {found['bytes']:,} bytes"
         return said + (f"; {self.num_cut:,} were cut" if self.num_cut else "")

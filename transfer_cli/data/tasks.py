@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from transfer_cli.data import catalog, readers, sample, tables
-from transfer_cli.data.columns import ANY, Asked, Columns, typed
+from transfer_cli.data import any_table, catalog, readers, sample
+from transfer_cli.data.any_table import Refuse, Skipped
+from transfer_cli.data.columns import ANY, Chosen, Wanted, typed
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.readers import Record
 from transfer_cli.data.split import Whole
-from transfer_cli.data.tables import Skipped, Stop
 from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.seeds import derive
 
@@ -253,7 +253,7 @@ class Table(Classified):
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         paths = {name: Path(path).expanduser() for name, path in given.items() if path}
         train = self._rows(paths["train"])
-        own = Asked(train.columns.text, train.columns.pair, train.columns.label)
+        own = Wanted(train.columns.text, train.columns.pair, train.columns.label)
         rows = {
             name: train if name == "train" else self._rows(path, own)
             for name, path in paths.items()
@@ -265,7 +265,7 @@ class Table(Classified):
         data = LabelledData(paths["train"].stem, labels, splits, files=paths)
         return self._drawn(data, seed, self.validation_share)
 
-    def whole(self, own: Asked) -> LabelledData:
+    def whole(self, own: Wanted) -> LabelledData:
         """Return all rows of the training file as one split, `input`, to score a run on.
 
         Args:
@@ -285,23 +285,23 @@ class Table(Classified):
         )
 
     @property
-    def columns(self) -> Asked:
+    def columns(self) -> Wanted:
         """The columns as they were typed."""
         return typed(self.text, self.pair, self.label)
 
-    def _rows(self, path: Path, own: Asked = ANY) -> "_Rows":
+    def _rows(self, path: Path, own: Wanted = ANY) -> "_Rows":
         """Return the rows of a file, from the columns `own` of another file if it has them."""
         table_format = self.format or readers.format_of(path)
         if table_format is None:
             raise DataError(f"{path}: its name does not tell the format. Set data.format=csv.")
         skipped = Skipped()
-        with tables.opened(path, table_format, self._layout, self.columns) as table:
+        with any_table.opened(path, table_format, self._layout, self.columns) as table:
             columns = table.columns(self.columns, own)
             labels: dict[str, str] = {}
             read = partial(_row_of, columns=columns, name=str(path), labels=labels)
-            on_error = skipped if self.errors == "skip" else Stop("data.errors")
+            on_error = skipped if self.errors == "skip" else Refuse("data.errors")
             rows = []
-            for row in tables.sound_rows(table, columns.read, read, on_error):
+            for row in any_table.sound_rows(table, columns.read, read, on_error):
                 rows.append(row)
                 if len(labels) > MAX_LABELS:
                     raise DataError(
@@ -348,11 +348,11 @@ class _Rows:
     """The rows of a file, from which columns they are, and how many were left out."""
 
     rows: Sequence[_Row]
-    columns: Columns
+    columns: Chosen
     num_skipped: int
 
 
-def _row_of(record: Record, columns: Columns, name: str, labels: dict[str, str]) -> _Row:
+def _row_of(record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> _Row:
     """Return what is read of a record; equal labels are one text in memory."""
     text = readers.text_of(record, columns.text, name)
     pair = None if columns.pair is None else readers.text_of(record, columns.pair, name)

@@ -9,7 +9,7 @@ import numpy as np
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_trained
-from transfer_cli.data.columns import Asked
+from transfer_cli.data.columns import Wanted
 from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.data.sampler import shard
 from transfer_cli.engine import distributed
@@ -48,7 +48,7 @@ class Ensemble:
         self._num_texts = 0
 
     @property
-    def columns(self) -> Asked:
+    def columns(self) -> Wanted:
         """The columns that were typed for the table that the first run was trained on."""
         return self._runs[0][0].columns
 

@@ -13,11 +13,11 @@ from transfer_cli.commands.predict.ensemble import Ensemble
 from transfer_cli.commands.predict.output import Earlier, Stop
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import Answers
-from transfer_cli.data import tables
-from transfer_cli.data.columns import ANY, Asked
+from transfer_cli.data import any_table
+from transfer_cli.data.any_table import OpenTable, Skipped
+from transfer_cli.data.columns import ANY, Wanted
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import SHEET_FORMATS, OnError
-from transfer_cli.data.tables import OpenTable, Skipped
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision
@@ -52,9 +52,9 @@ def predict(config: DictConfig) -> None:
             return
         write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
         table_format = reading.format_of(config.format, config.input)
-        asked, own = Asked(config.text, config.pair, labelled=False, keys=""), ensemble.columns
+        asked, own = Wanted(config.text, config.pair, labelled=False, keys=""), ensemble.columns
         if table_format == "text":
-            asked, own = Asked(labelled=False, keys=""), ANY
+            asked, own = Wanted(labelled=False, keys=""), ANY
         wanted = own if config.text is None else asked
         with (
             reading.opened(config.input, table_format, _layout(config), wanted) as given,
@@ -67,7 +67,7 @@ def predict(config: DictConfig) -> None:
             answers = write(out, columns)
             earlier = Earlier(partial if config.resume else None, answers, name)
             skipped = Skipped()
-            on_error = skipped if config.errors == "skip" else tables.Stop("errors")
+            on_error = skipped if config.errors == "skip" else any_table.Refuse("errors")
             rows = _rows(given.table, answers, on_error)
             batch = config.batch * distributed.world_size()
             among = WINDOW_CELLS // len(ensemble.task.cell_names)

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.data import readers, tables
-from transfer_cli.data.columns import Asked
+from transfer_cli.data import any_table, readers
+from transfer_cli.data.any_table import OpenTable
+from transfer_cli.data.columns import Wanted
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import OnError, Record
-from transfer_cli.data.tables import OpenTable
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 
@@ -76,7 +76,7 @@ def rows_of(table: OpenTable, columns: Columns, on_error: OnError) -> Iterator[R
         DataError: The input is empty, cannot be read on, or lacks its header or the columns.
     """
     made = partial(columns.row_of, name=table.name)
-    return tables.sound_rows(table, columns.read, made, on_error)
+    return any_table.sound_rows(table, columns.read, made, on_error)
 
 
 def windows(rows: Iterator[Row], most: int, is_there: Callable[[], bool]) -> Iterator[list[Row]]:
@@ -152,7 +152,7 @@ class Input:
 
 
 @contextlib.contextmanager
-def opened(path: str, table_format: str, given: Layout, asked: Asked) -> Iterator[Input]:
+def opened(path: str, table_format: str, given: Layout, asked: Wanted) -> Iterator[Input]:
     """Open a file, or standard input for `-`, whose first line is all that is looked at.
 
     Raises:
@@ -160,7 +160,7 @@ def opened(path: str, table_format: str, given: Layout, asked: Asked) -> Iterato
     """
     if path != "-":
         file = Path(path).expanduser()
-        with tables.opened(file, table_format, given, asked) as table:
+        with any_table.opened(file, table_format, given, asked) as table:
             yield Input(replace(table, name=path))
         return
     if sys.stdin is None:
@@ -170,12 +170,12 @@ def opened(path: str, table_format: str, given: Layout, asked: Asked) -> Iterato
     name = "standard input"
     try:
         piped = PipedLines(sys.stdin.fileno())
-    except io.UnsupportedOperation:  # something in memory
-        start, stream = readers.looked_at(sys.stdin.buffer, 0, name)
-        yield Input(tables.of_lines(start, stream, name, table_format, given, asked))
+    except io.UnsupportedOperation:  # something in memory, at which nobody looks
+        stream = sys.stdin.buffer
+        yield Input(any_table.of_lines(b"", stream, name, table_format, given, asked))
     else:
         start = b"" if table_format == "text" else piped.first_line()
-        table = tables.of_lines(start, piped, name, table_format, given, asked)
+        table = any_table.of_lines(start, piped, name, table_format, given, asked)
         yield Input(table, piped.is_there)
 
 

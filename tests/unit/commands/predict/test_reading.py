@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from transfer_cli.commands.predict import reading as predict_input
 from transfer_cli.commands.predict.reading import Columns, PipedLines, Row, rows_of, windows
-from transfer_cli.data import tables
-from transfer_cli.data.columns import Asked
+from transfer_cli.data import any_table
+from transfer_cli.data.any_table import MOST_NAMED, Refuse, Skipped
+from transfer_cli.data.columns import Wanted
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.tables import MOST_NAMED, Skipped, Stop
 from transfer_cli.data.tasks import Example
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.classification import ClassificationTask
@@ -21,8 +21,8 @@ from transfer_cli.tasks.classification import ClassificationTask
 TASK = ClassificationTask(("no", "yes"))
 TEXT = Columns("text", None, keep=False, task=TASK)
 KEPT = Columns("text", None, keep=True, task=TASK)
-TYPED = Asked("text", labelled=False, keys="")
-stop = Stop("errors")
+TYPED = Wanted("text", labelled=False, keys="")
+stop = Refuse("errors")
 
 
 def table_of(content, table_format="csv"):
@@ -31,7 +31,7 @@ def table_of(content, table_format="csv"):
 
 
 def of_stream(stream, table_format, content):
-    return tables.of_lines(content, stream, "a", table_format, Layout(), TYPED)
+    return any_table.of_lines(content, stream, "a", table_format, Layout(), TYPED)
 
 
 def read(content, table_format="csv", columns=TEXT):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from transfer_cli.data import layout, readers, sheets
-from transfer_cli.data.columns import ANY, TEXT, Asked, Columns, choose
+from transfer_cli.data.columns import ANY, TEXT, Chosen, Wanted, choose
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import BrokenLine, LineStream, OnError, Record
 from transfer_cli.errors import DataError
@@ -49,7 +49,7 @@ class OpenTable:
     unusual: Mapping[str, str]
     is_uneven: bool = False
 
-    def columns(self, asked: Asked, own: Asked = ANY) -> Columns:
+    def columns(self, asked: Wanted, own: Wanted = ANY) -> Chosen:
         """Return the columns to read; say in one line what was recognised of the table.
 
         Args:
@@ -65,12 +65,12 @@ class OpenTable:
         if said:
             keys = [*self.unusual, *(each.partition(" ")[0] for each in found.said)]
             others = ", ".join(f"{asked.keys}{key}" for key in keys)
-            log.info("%s: %s; otherwise say %s", self.name, ", ".join(said), others)
+            log.info("%s: %s; otherwise say %s", printable(self.name), ", ".join(said), others)
         return found
 
 
 @contextmanager
-def opened(path: Path, table_format: str, given: Layout, asked: Asked) -> Iterator[OpenTable]:
+def opened(path: Path, table_format: str, given: Layout, asked: Wanted) -> Iterator[OpenTable]:
     """Open the file of a table and look at it.
 
     Args:
@@ -102,7 +102,7 @@ def opened(path: Path, table_format: str, given: Layout, asked: Asked) -> Iterat
 
 
 def of_lines(
-    start: bytes, stream: LineStream, name: str, table_format: str, given: Layout, asked: Asked
+    start: bytes, stream: LineStream, name: str, table_format: str, given: Layout, asked: Wanted
 ) -> OpenTable:
     """Return a table of lines, given its first bytes and all of it; for the others see `opened`."""
     encoding = given.encoding or layout.encoding_of(start)
@@ -187,7 +187,7 @@ def _first_lines(start: bytes, name: str, encoding: str) -> list[str]:
 
 
 def _header(
-    rows: Sequence[Sequence[str]], given: Layout, asked: Asked, unusual: dict[str, str]
+    rows: Sequence[Sequence[str]], given: Layout, asked: Wanted, unusual: dict[str, str]
 ) -> bool:
     if given.header is not None:
         return given.header
@@ -230,7 +230,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Stop:
+class Refuse:
     """Raises the fault of a row, with the way round it: a key to type."""
 
     key: str
