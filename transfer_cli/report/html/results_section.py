@@ -42,7 +42,7 @@ def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
             "No group is marked as the best: nothing was measured on a validation split."
         )
     states = dict(sorted(Counter(run.status for run in task.runs).items()))
-    why = f"No run that learnt anything has measured the {formats.measure_words(task.chosen_by)}."
+    why = "No run is the best: none learnt anything."
     if states and states.keys() != {FINISHED}:
         why = f"No run has a result yet ({formats.amounts(states)})."
     return Html('<p class="lead">{}</p>').format(why)
