@@ -18,7 +18,7 @@ from transfer_cli.errors import ConfigError, listed
 from transfer_cli.metrics import by_preference, find
 from transfer_cli.report import formats, grouping
 from transfer_cli.report.collect import collect
-from transfer_cli.report.contents import FINISHED, Best, Choice, Place, Run
+from transfer_cli.report.contents import FINISHED, Best, Criterion, Place, Run
 from transfer_cli.runs.results import merged
 from transfer_cli.runs.sweep import SweepDirectory
 from transfer_cli.safe_files import printable
@@ -45,7 +45,7 @@ def learnt(runs: Iterable[Run]) -> list[Run]:
     return [run for run in runs if run.status == FINISHED and run.reason is None]
 
 
-def choice_of(runs: Sequence[Run]) -> Choice | None:
+def choice_of(runs: Sequence[Run]) -> Criterion | None:
     """Return what decides which runs of a task are best; None where validation was not measured."""
     metrics = merged(run.metrics for run in runs)
     names: list[str] = []
@@ -60,14 +60,14 @@ def choice_of(runs: Sequence[Run]) -> Choice | None:
     if not counts[measure]:
         return None
     metric = find(measure.partition("/")[2], metrics)
-    return Choice(
+    return Criterion(
         measure,
         lower_is_better=metric is None or not metric.higher_is_better,
         is_percentage=metric is not None and metric.unit == "percent",
     )
 
 
-def place(choice: Choice, measures: Mapping[str, float], trained: int | None) -> Place | None:
+def place(choice: Criterion, measures: Mapping[str, float], trained: int | None) -> Place | None:
     """Return the place of a run or a group among others; None where it was not measured."""
     if choice.measure not in measures:
         return None
@@ -86,7 +86,7 @@ def tie_break(first: Place, tied: Iterable[Place]) -> str:
     return "nothing else tells them apart, and the first was taken"
 
 
-def best_of(runs: Sequence[Run], choice: Choice | None) -> Best | None:
+def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
     """Return the best of the runs of a task; None where none learnt anything and was measured."""
     if choice is None:
         return None

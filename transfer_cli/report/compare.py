@@ -18,8 +18,8 @@ from transfer_cli.report.best import best_of, choice_of, learnt, place, tie_brea
 from transfer_cli.report.contents import (
     FEWEST_SEEDS,
     FINISHED,
-    Choice,
     Comparison,
+    Criterion,
     Group,
     Run,
     Spread,
@@ -138,7 +138,7 @@ def _task(
 
 
 def _best_first(
-    groups: Sequence[Group], choice: Choice | None, measure: str, metrics: Sequence[Metric]
+    groups: Sequence[Group], choice: Criterion | None, measure: str, metrics: Sequence[Metric]
 ) -> tuple[list[Group], list[str]]:
     """Return the groups, the best first and marked, and what must be said of that.
 

@@ -106,7 +106,7 @@ Place = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Choice:
+class Criterion:
     """The measure of validation, `validation/NAME`, by which the best is chosen."""
 
     measure: str
@@ -125,7 +125,7 @@ class Best:
     """
 
     run: Run
-    choice: Choice
+    choice: Criterion
     among: int
     tied: tuple[Run, ...] = ()
     decided: str = ""
@@ -245,7 +245,7 @@ class TaskRuns:
     errors: tuple[SharedError, ...] = ()
     sort: str = ""
     notes: tuple[str, ...] = ()
-    choice: Choice | None = None
+    choice: Criterion | None = None
     best: Best | None = None
 
     @property
