@@ -190,13 +190,18 @@ def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, own, t
         (["input=new.csv", "label=kin"], "no column 'kin'; there are 'question', 'kind', 'n'. Did"),
         (["input=new.csv", "errors=ignore"], "errors: 'ignore' is not one of stop, skip"),
         (["input=new.csv", "data=table", "data.train=new.csv"], "data: does not go with input="),
+        (["input=new.csv", "header=false", "label=9"], "new.csv, line 1: no column '9'; there are"),
+        (["input=ragged.csv"], "ragged.csv, line 3: 1 column, but the header in line 1 has 2. Put"),
+        (["input=two.csv"], "two.csv: which column is the text? (say text=COLUMN label=COLUMN)."),
         (["input=nwe.csv"], "nwe.csv does not exist. Did you mean 'new.csv'?"),
         (["text=question"], "text: is for input=FILE; for data=table say data.text="),
         (["output=out.foo"], "output: '.foo' of out.foo is not an ending of what is written, whi"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused(transfer, finetuned, own, words, message):
+def test_a_file_that_does_not_fit_is_refused(transfer, finetuned, own, tmp_path, words, message):
     own("Which ?;planet;1", "Which ?;star;1")
+    (tmp_path / "ragged.csv").write_text("text,label\nWho ?,person\nWho ?\n")
+    (tmp_path / "two.csv").write_text("n,label\n1,person\n2,person\n")
 
     ended = transfer("evaluate", f"run={finetuned}", "device=cpu", *words)
 

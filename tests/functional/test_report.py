@@ -232,6 +232,7 @@ def test_a_sweep_of_which_nothing_came_is_reported_too(transfer, tmp_path):
         (("runs", "--json", "runs/full-0/results.json"), "is part of a run"),
         (("runs", "--json", "runs/full-0/timing.json"), "is part of a run"),
         (("runs", "--csv", "runs/full-0/config.yaml"), "is part of a run"),
+        (("runs", "--csv", "table.txt"), "--csv: '.txt' of table.txt is not an ending of what is"),
         (("runs", "--json", "-", "--csv", "-"), "only one of them"),
     ],
 )

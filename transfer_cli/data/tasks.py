@@ -275,7 +275,7 @@ class Table(Classified):
             DataError: It cannot be read.
         """
         path = Path(self.train).expanduser()
-        found = self._rows(path, own)
+        found = self._rows(path, own, keys="")
         labels = _sorted_labels(found.rows)
         skipped = (f"{found.num_skipped:,} cannot be read",) if found.num_skipped else ()
         part_of = Whole(str(path), len(found.rows) + found.num_skipped, skipped)
@@ -289,17 +289,18 @@ class Table(Classified):
         """The columns as they were typed."""
         return typed(self.text, self.pair, self.label)
 
-    def _rows(self, path: Path, own: Wanted = ANY) -> "_Rows":
+    def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> "_Rows":
         """Return the rows of a file, from the columns `own` of another file if it has them."""
+        asked = replace(self.columns, keys=keys)
         table_format = self.format or readers.format_of(path)
         if table_format is None:
-            raise DataError(f"{path}: its name does not tell the format. Set data.format=csv.")
+            raise DataError(f"{path}: its name does not tell the format. Set {keys}format=csv.")
         skipped = Skipped()
-        with any_table.opened(path, table_format, self._layout, self.columns) as table:
-            columns = table.columns(self.columns, own)
+        with any_table.opened(path, table_format, self._layout, asked) as table:
+            columns = table.columns(asked, own)
             labels: dict[str, str] = {}
             read = partial(_row_of, columns=columns, name=str(path), labels=labels)
-            on_error = skipped if self.errors == "skip" else Refuse("data.errors")
+            on_error = skipped if self.errors == "skip" else Refuse(f"{keys}errors")
             rows = []
             for row in any_table.sound_rows(table, columns.read, read, on_error):
                 rows.append(row)
