@@ -99,6 +99,8 @@ def test_the_unigram_baseline_is_scored_on_the_same_tokens(
     unigram = transfer(*words, "baseline=unigram", "output=unigram.json")
 
     assert (model.code, unigram.code) == (0, 0), unigram.err
+    assert "scored by baseline=unigram and not by the run" in unigram.out
+    assert "unigram" not in model.out
     found = read_json(tmp_path / "unigram.json")
     assert found["baseline"] == "unigram"
     ours = found["measures"]["validation"]

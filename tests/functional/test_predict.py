@@ -384,7 +384,7 @@ def test_labels_of_another_order_are_matched_by_name(predict, finetuned, relabel
 def test_runs_with_other_labels_are_refused(transfer, finetuned, relabelled):
     run = relabelled([*LABELS[:-1], "lake"])
 
-    ended = transfer("predict", f"run=[{finetuned},{run}]", "device=cpu", "input=x")
+    ended = transfer("predict", f"run=[{finetuned},{run}]", "device=cpu", "input=-")
 
     assert ended.code == 2
     assert (
@@ -430,9 +430,9 @@ def test_two_processes_say_what_one_says(predict, shell, finetuned, other_model,
         (
             b"a\n",
             ["output=nowhere/x"],
-            "nowhere/x cannot be written: No such file or directory. Ch",
+            "output: there is no folder nowhere; make it, or name another",
         ),
-        (b"a\n", ["output=."], ". cannot be written: Is a directory"),
+        (b"a\n", ["output=."], "output: . is a folder; name a file in it"),
         (
             b"a\n",
             ["output_format=xml"],
@@ -476,7 +476,7 @@ def test_a_missing_input_is_refused(transfer, finetuned):
 
 
 def test_a_language_model_has_no_labels_to_give(transfer, pretrained):
-    ended = transfer("predict", f"run={pretrained}", "input=x")
+    ended = transfer("predict", f"run={pretrained}", "input=-")
 
     assert ended.code == 2
     assert "is a language model; predict needs a fine-tuned run" in ended.err
