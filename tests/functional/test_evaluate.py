@@ -146,7 +146,10 @@ def test_other_labelled_data_is_scored(transfer, finetuned, tmp_path):
             ["data=table", "data.train={questions}", "split=train"],
             "questions.csv has a new label, 'place'. This run knows",
         ),
-        (["output=nowhere/out.json"], "output: there is no folder nowhere; make it, or name another"),
+        (
+            ["output=nowhere/out.json"],
+            "output: there is no folder nowhere; make it, or name another",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(transfer, finetuned, questions, tmp_path, words, message):
