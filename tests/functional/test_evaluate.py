@@ -223,7 +223,10 @@ def test_a_file_that_does_not_fit_is_refused(transfer, finetuned, own, tmp_path,
             ["data=table", "data.train={questions}", "split=train"],
             "questions.csv has a new label, 'place'. This run knows",
         ),
-        (["output=nowhere/out.json"], "nowhere/out.json cannot be written: No such file or dir"),
+        (
+            ["output=nowhere/out.json"],
+            "output: there is no folder nowhere; make it, or name another",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(transfer, finetuned, questions, tmp_path, words, message):

@@ -66,8 +66,11 @@ def _folder(path: str, key: str) -> None:
 
 
 def _file(path: str, key: str) -> None:
-    if path != STANDARD_OUTPUT and not glob.has_magic(path) and "://" not in path:
-        check_readable(Path(path).expanduser())
+    place = Path(path).expanduser()
+    if path == STANDARD_OUTPUT or glob.has_magic(path) or "://" in path:
+        return
+    if place.is_file() or place.is_dir() or not place.exists():  # else a device or a pipe
+        check_readable(place)
 
 
 def _new(path: str, key: str) -> None:

@@ -31,6 +31,7 @@ RIGHT = [
     ("finetune", ["init_from=nope", "init_from=here"]),
     ("finetune", ["init_from=gone", "data.train=gone", "resume=auto"]),
     ("pretrain", ["data.train='*.txt'"]),
+    ("predict", ["run=here", "input=/dev/null"]),
     ("predict", ["run=here", "input=-", "output=-", "resume=true"]),
     ("predict", ["run=here", "input=file.txt", "output=new.jsonl"]),
     ("export", ["run=here", "to=new"]),
