@@ -19,6 +19,8 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def test_a_sweep_with_failed_jobs_names_each_reason_and_ends_with_5(capsys):
+    for name in ("one", "two"):  # a path at which there is nothing ends the command itself
+        Path(name).mkdir()
     code = main(["evaluate", "-m", "run=one,two", "split=test"])
 
     out, err = capsys.readouterr()

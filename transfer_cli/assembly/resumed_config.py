@@ -20,6 +20,9 @@ from transfer_cli.runs.directory import RunDirectory
 AUTO = "auto"
 """The value of `resume` with which the same command begins a run and resumes it."""
 
+_FOUND = {"data.text", "data.label", "data.header"}
+"""Keys that are found in the data where they are null: a run has what it began with."""
+
 
 def find_run(resume: str | None, run_dir: str | None) -> RunDirectory | None:
     """Return the run that `resume` names; None where a new one begins.
@@ -55,10 +58,11 @@ def config_to_resume(
             f"type transfer {run.read_command()} resume={run.path}"
         )
     stored = read_stored(run.config, command, "resume")
-    for override in OverridesParser.create().parse_overrides(list(typed)):
+    overrides = OverridesParser.create().parse_overrides(list(typed))
+    for override in overrides:
         key = override.key_or_group
         role = role_of(key)
-        if Role.NAMES_RUN in role:
+        if role & (Role.NAMES_RUN | Role.OTHERS):
             continue
         if Role.EXTENDS in role and not override.is_delete():
             try:
@@ -73,7 +77,10 @@ def config_to_resume(
             dict(flat(json.loads(json.dumps(OmegaConf.to_container(each, resolve=True)))))
             for each in (config, stored)
         )
-        _refuse_another(now, then)
+        given = {override.key_or_group for override in overrides}
+        _refuse_another(
+            {key: now[key] for key in now if key in given or not _newer(key, now, then)}, then
+        )
     return stored
 
 
@@ -108,11 +115,18 @@ def _refuse_change(override: Override, chosen: str | None, own: Any) -> None:
         )
 
 
+def _newer(key: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    """Return whether a part has an option now that it did not have when the run began."""
+    kind = f"{key.rpartition('.')[0]}._target_"
+    return key not in then and now.get(kind) == then.get(kind) is not None
+
+
 def _refuse_another(typed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a command that is not the one that began the run."""
     for key in sorted(typed.keys() | own.keys()):
         free = Role.OTHERS | Role.EXTENDS | Role.NAMES_RUN
-        if not role_of(key) & free and typed.get(key) != own.get(key):
+        is_found = key in _FOUND and typed.get(key) is None
+        if not (is_found or role_of(key) & free) and typed.get(key) != own.get(key):
             raise ConfigError(
                 f"resume: {key}={typed.get(key)} contradicts the run's {key}={own.get(key)}; "
                 "type what it was begun with, or choose another run.dir"

@@ -51,18 +51,18 @@ def evaluate(config: DictConfig) -> None:
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
         trained = open_trained(config.run, precision, config.base)
+        own = data_source(config, trained) if config.input is None else None
         origins = _origins(config)
         with distributed.main_first():
-            if config.input is not None:
+            if own is None:
                 splits = _of_file(config, trained)
             else:
-                source, place = data_source(config, trained)
                 names = datasets.SPLITS if config.split == "all" else (config.split,)
-                splits = _encoded(source, place, trained, names, origins)
+                splits = _encoded(*own, trained, names, origins)
         model = trained.model
-        if config.baseline == "unigram":
+        if config.baseline == "unigram" and own is not None:
             with distributed.main_first():
-                model = _unigram(source, place, trained, origins).to(precision.device)
+                model = _unigram(*own, trained, origins).to(precision.device)
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
         scores = {

@@ -43,7 +43,7 @@ MEASURED_STEPS = 5
 
 def plan(config: DictConfig, command: str) -> None:
     """Print what a run would do, and take some of its steps to estimate its time."""
-    typed = CommandLine.of_this_command().overrides
+    typed, steps = CommandLine.of_this_command().overrides, config.plan.steps
     resumed = find_run(config.resume, config.run.dir)
     origins = Origins(resumed, config.data_changed)
     if resumed is not None:
@@ -59,7 +59,6 @@ def plan(config: DictConfig, command: str) -> None:
     needed = FLOAT * sum(count for _, count in parts)
     listed = ", ".join(f"{name} {FLOAT * count / 2**20:,.0f} MiB" for name, count in parts)
     print_out(fact("memory", f"about {needed / 2**20:,.0f} MiB in float32 ({listed})"))
-    steps = config.plan.steps
     of_weights = FLOAT * sum(count for name, count in parts if not name.startswith(_STATES))
     if steps is None and of_weights > MOST_BYTES:
         print_out(fact("time", "not measured for so much; plan.steps=3 takes three steps to say"))

@@ -73,6 +73,34 @@ def test_a_run_that_was_begun_before_a_model_had_an_option_is_the_same_run(tmp_p
     assert read_plain(run.config)["model"]["norm"] == "layer"
 
 
+TABLE = ("data=table", "data.train=FILE", "init_from=RUN")
+
+
+def begun_before_tables_were_looked_at(folder, *words):
+    run = begun(folder, *TABLE, "data.text=text", "data.label=label", "data.header=true", *words)
+    lines = run.config.read_text().splitlines(keepends=True)
+    later = ("  delimiter:", "  encoding:", "  errors:")
+    run.config.write_text("".join(line for line in lines[:-1] if not line.startswith(later)))
+    return run
+
+
+def test_a_run_that_was_begun_before_tables_were_looked_at_is_the_same_run(tmp_path):
+    run = begun_before_tables_were_looked_at(tmp_path / "run")
+    config, command = composed(run.path, *TABLE)
+
+    found = config_to_resume(config, run, command, TABLE)
+
+    assert (found.data.text, found.data.header, "errors" in found.data) == ("text", True, False)
+
+
+def test_an_option_that_is_newer_than_a_run_cannot_be_added_to_it(tmp_path):
+    run = begun_before_tables_were_looked_at(tmp_path / "run")
+    config, command = composed(run.path, *TABLE, "data.errors=skip")
+
+    with pytest.raises(ConfigError, match=r"^resume: data\.errors=skip contradicts"):
+        config_to_resume(config, run, command, (*TABLE, "data.errors=skip"))
+
+
 @pytest.mark.parametrize(
     ("word", "named"),
     [("seed=3", "seed=3 "), ("optimizer.betas=[0.5,0.9]", "optimizer.betas=[0.5, 0.9] "),

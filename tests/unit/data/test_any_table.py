@@ -344,7 +344,7 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra(load, monkeypat
     for module in (needs, "pyarrow.parquet"):
         monkeypatch.setitem(__import__("sys").modules, module, None)
 
-    with pytest.raises(DataError, match=rf"needs {needs}, which is .* 'transfer-cli\[tables\]'"):
+    with pytest.raises(DataError, match=rf"needs {needs}, which is .*: pip install "):
         load(b"x", name)
 
 

@@ -267,7 +267,7 @@ def test_a_search_without_optuna_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     monkeypatch.delitem(__import__("sys").modules, "optuna", raising=False)
 
-    with pytest.raises(ConfigError, match=r"pip install 'transfer-cli\[search\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'optuna"):
         search()
 
 

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.training import workers
 
-ONE = {"devices": 1, "timeout_minutes": 30.0, "resume": None}
+ONE = {"device": "cpu", "devices": 1, "timeout_minutes": 30.0, "resume": None}
 
 
 def test_started_processes_get_what_was_typed_and_the_directory_of_their_job():
