@@ -10,6 +10,7 @@ from torch import Tensor
 from transfer_cli.assembly.datasets import block_length
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.config.build import build
+from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import read_stored
 from transfer_cli.data.columns import Wanted, typed
 from transfer_cli.engine.precision import Precision
@@ -69,7 +70,7 @@ def open_trained(path: str, precision: Precision, base: str | None = None) -> Tr
         if not (run.model / WEIGHTS).exists():
             raise CheckpointError(
                 f"run: {path} is {run.read_status()} and has no finished model; go on with it by "
-                f"resume={path}"
+                f"{as_typed('resume', run.path)}"
             )
     start = open_pretrained(path, key="run", base=base)
     tensors = start.tensors()

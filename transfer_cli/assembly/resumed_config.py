@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from transfer_cli.config.flat import flat
+from transfer_cli.config.literal import as_typed
 from transfer_cli.config.roles import Role, role_of
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
@@ -55,7 +56,7 @@ def config_to_resume(
     if run.read_command() != command:
         raise CheckpointError(
             f"resume: {run.path} is a run of {run.read_command()}: "
-            f"type transfer {run.read_command()} resume={run.path}"
+            f"type transfer {run.read_command()} {as_typed('resume', run.path)}"
         )
     stored = read_stored(run.config, command, "resume")
     overrides = OverridesParser.create().parse_overrides(list(typed))

@@ -5,7 +5,9 @@ A text is put into quotes here, or split into parts where quotes do not help; `t
 """
 
 import re
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -14,6 +16,8 @@ from transfer_cli.errors import ConfigError
 
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/:-]*=")
 _MISSING = "???"
+_PLAIN = re.compile(r"[\w./-]+")
+"""Paths that neither a shell nor Hydra reads otherwise."""
 
 
 def as_overrides(
@@ -91,6 +95,12 @@ def _literal(text: str) -> str:
         return quoted(text)
     pieces = ["?", "??"] if text == _MISSING else re.split(r"(?<=\$)(?=\{)", text)
     return f"[{','.join(map(quoted, pieces))}]"
+
+
+def as_typed(key: str, path: Path) -> str:
+    """Return KEY=PATH as it is pasted into a shell."""
+    text = str(path)
+    return f"{key}={text}" if _PLAIN.fullmatch(text) else shlex.quote(f"{key}={quoted(text)}")
 
 
 def quoted(text: str) -> str:

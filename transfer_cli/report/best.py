@@ -37,8 +37,6 @@ _DIGITS = 12
 _NO_PATH = re.compile(r"[A-Za-z_][\w.@/:-]*=|[-+]")
 """How a path begins that a command would take for a setting or a flag."""
 
-_PLAIN = re.compile(r"[\w./-]+")
-
 
 def learnt(runs: Iterable[Run]) -> list[Run]:
     """Return the finished runs that learnt anything."""
@@ -131,7 +129,10 @@ def commands(run: Run) -> dict[str, str]:
     if run.results.get("task") is not None or run.labels:
         found = {"predict": f"transfer predict {folder} FILE", **found}
     elif run.command == "pretrain":
-        found = {"adapt": f"transfer finetune {_setting('init_from', run.path)}", **found}
+        # Only here: it brings OmegaConf along.
+        from transfer_cli.config.literal import as_typed
+
+        found = {"adapt": f"transfer finetune {as_typed('init_from', run.path)}", **found}
     whole = run.path.parent if run.sweep is None else run.sweep
     if run.sweep is not None and run.path.parent.resolve() == run.sweep:
         whole = run.path.parent  # as it was typed
@@ -143,15 +144,6 @@ def _word(path: Path) -> str:
     # A home is looked for behind `./~`, too.
     text = str(path.absolute() if str(path).startswith("~") else path)
     return shlex.quote(f"./{text}" if _NO_PATH.match(text) else text)
-
-
-def _setting(key: str, path: Path) -> str:
-    if _PLAIN.fullmatch(str(path)):
-        return f"{key}={path}"
-    # Only here: it brings OmegaConf along.
-    from transfer_cli.config.literal import quoted
-
-    return shlex.quote(f"{key}={quoted(str(path.absolute()))}")
 
 
 # --- of a sweep ----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What a run says about itself on the terminal: a few lines before, a few after."""
 
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.assembly.plan_table import at_most
 from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.config.literal import as_typed
 from transfer_cli.engine import handlers
 from transfer_cli.terminal import Entry, Line, Page, Piece, Renderable, print_out
 
@@ -70,9 +72,11 @@ def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: f
         for name in (n for n in before if n != "loss"):
             text = f"{name} {before[name]:.4g} before, {after[name]:.4g} after"
             blocks.append(_entry("source", text))
-    pretrained = command == "pretrain"
-    then = f"finetune init_from={path}" if pretrained else f"predict run={path} input=FILE"
-    lines = {"files": path, "curves": f"tensorboard --logdir {path}", "next": f"transfer {then}"}
+    then = f"finetune {as_typed('init_from', path)}"
+    if command == "finetune":
+        then = f"predict {as_typed('run', path)} input=FILE"
+    curves = f"tensorboard --logdir {shlex.quote(str(path))}"
+    lines = {"files": path, "curves": curves, "next": f"transfer {then}"}
     print_out(Page(*blocks, *copied_lines(lines)))
 
 

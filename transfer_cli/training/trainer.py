@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
+from transfer_cli.config.literal import as_typed
 from transfer_cli.config.stored import as_yaml
 from transfer_cli.data.split import Split, some_of
 from transfer_cli.engine import distributed, handlers
@@ -176,7 +177,7 @@ class Trainer:
             use = partial(setattr, run.step, "time_used")
             handlers.attach_time_limit(trainer, loop.minutes, self._seconds, use)
         ended = self._progress.has_ended(sizes.total_steps, stages, loop.patience, loop.minutes)
-        resume = f"transfer {self._command} resume={self._directory.path}"
+        resume = f"transfer {self._command} {as_typed('resume', self._directory.path)}"
         with (
             handlers.speak_above_the_bar(),
             handlers.stop_on_signal(trainer, self._save, resume),

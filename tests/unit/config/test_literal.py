@@ -1,5 +1,8 @@
 """Texts on a command line arrive as they were typed, through all of Hydra and OmegaConf."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from omegaconf import OmegaConf
 from transfer_cli.config import launch
 from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
-from transfer_cli.config.literal import as_overrides, text_of, texts_of
+from transfer_cli.config.literal import as_overrides, as_typed, text_of, texts_of
 from transfer_cli.errors import ConfigError
 
 TEXTS = (
@@ -119,3 +122,13 @@ def test_what_is_no_text_is_refused(value):
 
 def test_bytes_that_are_no_text_become_question_marks():
     assert text_of("caf\udce9", "prompt") == "caf?"
+
+
+@pytest.mark.parametrize(
+    "name", ["runs/a-1", "my runs/a", "it's", "a,b=[c]", "tail\\", "ü%$x", "~x"]
+)
+def test_a_path_that_is_typed_in_a_shell_is_that_path(name):
+    [word] = shlex.split(as_typed("resume", Path(name)))
+
+    assert OverridesParser.create().parse_override(word).value() == name
+    assert as_typed("resume", Path("runs/a-1")) == "resume=runs/a-1"

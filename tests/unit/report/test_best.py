@@ -148,7 +148,7 @@ def test_a_pretrained_model_is_adapted_and_not_asked_for_labels(tmp_path, monkey
 
     typed = commands(run)
 
-    assert shlex.split(typed["adapt"])[2] == f"init_from='{tmp_path}/a b'"
+    assert shlex.split(typed["adapt"])[2] == "init_from='a b'"
     assert "predict" not in typed
 
 
