@@ -123,3 +123,10 @@ def unknown_metric(key: str, name: str, measured: Iterable[str]) -> ConfigError:
 def by_preference(declared: Iterable[Metric]) -> list[Metric]:
     """Return the metrics with the headlines first."""
     return sorted(declared, key=lambda each: not each.headline)
+
+
+def wilson_interval(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the interval of a share, 95 % by default (Wilson 1927); it stays within 0 and 1."""
+    middle, scale = right + z * z / 2, total + z * z
+    half = z * math.sqrt(right * (total - right) / total + z * z / 4)
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from transfer_cli.errors import ConfigError
-from transfer_cli.metrics import Metric, by_preference, find, require
+from transfer_cli.metrics import Metric, by_preference, find, require, wilson_interval
 
 ACCURACY = Metric("accuracy", higher_is_better=True, unit="fraction", headline=True)
 LOSS = Metric("loss", higher_is_better=False, unit="nats", per_example=True)
@@ -71,3 +71,11 @@ def test_a_metric_that_is_not_declared_is_refused_with_the_nearest():
 
 def test_headlines_are_preferred_and_the_others_keep_their_order():
     assert [each.name for each in by_preference(DECLARED)] == ["accuracy", "loss", "order/loss"]
+
+
+@pytest.mark.parametrize(
+    ("right", "total", "interval"),
+    [(81, 263, (0.2553, 0.3662)), (0, 20, (0.0, 0.1611)), (20, 20, (0.8389, 1.0))],
+)
+def test_the_interval_of_a_share_is_the_published_one(right, total, interval):
+    assert wilson_interval(right, total) == pytest.approx(interval, abs=1e-4)

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,10 @@ from transfer_cli.assembly.plan_table import at_most
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.literal import as_typed
 from transfer_cli.engine import handlers
+from transfer_cli.metrics import wilson_interval
+from transfer_cli.safe_files import printable
 from transfer_cli.terminal import Entry, Line, Page, Piece, Renderable, print_out
+from transfer_cli.training.measurements import MOST_CHARACTERS
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,9 @@ def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: f
     ]
     for split, measures in results["measures"].items():
         blocks.append(_entry(split, one_line(without_details(measures))))
+    for split in [name for name in results["measures"] if name in results["tables"]][-1:]:
+        if table := results["tables"][split].get("confusion"):
+            blocks.append(_entry("in words", in_words(table, results["labels"])))
     if results["forgetting"] is not None:
         before, after = results["forgetting"]["before"], results["forgetting"]["after"]
         for name in (n for n in before if n != "loss"):
@@ -78,6 +84,19 @@ def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: f
     curves = f"tensorboard --logdir {shlex.quote(str(path))}"
     lines = {"files": path, "curves": curves, "next": f"transfer {then}"}
     print_out(Page(*blocks, *copied_lines(lines)))
+
+
+def in_words(confusion: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
+    """Return what to expect of new texts, from a table of what became of those of each label."""
+    counts = [sum(row) for row in confusion]
+    total, right = sum(counts), sum(row[label] for label, row in enumerate(confusion))
+    low, high = wilson_interval(right, total)
+    commonest = printable(labels[counts.index(max(counts))])[:MOST_CHARACTERS]
+    return (
+        f"of 100 such texts about {100 * right / total:.0f} get the right label "
+        f"({100 * low:.0f} to {100 * high:.0f}, by these {total:,}); always saying "
+        f"{commonest!r} gets {100 * max(counts) / total:.0f} right"
+    )
 
 
 def copied_lines(texts: Mapping[str, object]) -> list[Line]:
