@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -311,3 +312,9 @@ def test_every_key_of_the_page_for_people_with_a_trainer_is_there():
 def _is_key(config, key):
     parent, _, name = key.rpartition(".")
     return name in (OmegaConf.select(config, parent) if parent else config)
+
+
+def test_the_reference_of_keys_is_what_the_configs_say():
+    made = runpy.run_path(str(PROJECT / "scripts" / "keys_page.py"))["page"]()
+
+    assert page("keys.md") == made, "run python scripts/keys_page.py"
