@@ -164,7 +164,7 @@ def _suffix(path: Path) -> str:
 def _missing(path: Path) -> DataError:
     folder = next(each for each in path.parents if each.is_dir())
     name = path.relative_to(folder).parts[0]
-    hint = nearest(name, (entry.name for entry in folder.iterdir()))
+    hint = nearest(name, (entry.name for entry in folder.iterdir()), cutoff=0.7)
     place = f" (in {folder})" if hint else ""
     return DataError(f"{path} does not exist.{hint}{place}")
 
