@@ -3,12 +3,21 @@
 import functools
 import gc
 import os
+import signal
 
 import pytest
 from hypothesis import settings
 
 # Tiny models gain nothing from a second thread, and lose a lot when other work shares the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Commands are begun as from a terminal, also where the tests were begun in the background.
+for number, usual in {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: signal.SIG_DFL,
+}.items():
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # A first call of torch, or a busy machine, takes longer than Hypothesis likes.
 settings.register_profile("transfer", deadline=None)

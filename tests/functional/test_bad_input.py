@@ -126,7 +126,7 @@ def test_labelled_data_that_cannot_be_learnt_from(refusal, finetune, words, mess
         (["data.train=given/empty.txt"], "given/empty.txt is empty."),
         (["data.train=given/blank.txt"], "given/blank.txt: nothing but empty lines"),
         (["data.train=given/latin.txt"], "given/latin.txt, line 2: byte 0xE9 at offset 8"),
-        (["data.train=given/one-line.txt"], "Name validation files or raise validation_share."),
+        (["data.train=given/one-line.txt"], "Name data.validation or raise data.validation_share."),
         (["data.test={corpus}"], "is in train and in test. Leave it out of one of them."),
     ],
 )

@@ -159,7 +159,7 @@ class TextFiles(TextData):
         if block == 0:
             raise DataError(
                 f"{listed(files['train'], 1)}: validation_share={self.validation_share} of the "
-                "lines is less than one line. Name validation files or raise validation_share."
+                "lines is less than one line. Name data.validation or raise data.validation_share."
             )
         parts = {}
         for name in _wanted(("train", "validation", *files), only):
