@@ -1,6 +1,7 @@
 """`transfer info`: what it runs on and where it keeps things."""
 
 import json
+from importlib import metadata
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ def test_programs_get_json(transfer, tmp_path, monkeypatch):
 
     assert (ended.code, ended.err) == (0, "")
     found = json.loads(ended.out)
-    assert found["versions"]["torch"] == torch.__version__
+    assert found["versions"]["torch"] == metadata.version("torch")
     assert len(found["gpus"]) == torch.cuda.device_count()
     folders = {folder["name"]: folder["path"] for folder in found["folders"]}
     assert folders["data"] == str(tmp_path / "data")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.functional
 
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
-PLAN = ("plan", "finetune", "experiment=sample/finetune", "init=scratch", "model=toy",
+PLAN = ("plan", "finetune", "experiment=sample/finetune", "init=scratch", "model=toy", "plan.steps=0",
         "tokenizer=wordpiece", "tokenizer.size=300")  # fmt: skip
 
 SHOWN = {
