@@ -17,8 +17,8 @@ pytestmark = pytest.mark.functional
 
 CODES = re.compile(r"\x1b\[[0-9;]*m")
 
-PLAN = ("plan", "finetune", "experiment=sample/finetune", "init=scratch", "model=toy", "plan.steps=0",
-        "tokenizer=wordpiece", "tokenizer.size=300")  # fmt: skip
+PLAN = ("plan", "finetune", "experiment=sample/finetune", "init=scratch", "model=toy",
+        "tokenizer=wordpiece", "tokenizer.size=300", "plan.steps=0")  # fmt: skip
 
 SHOWN = {
     "overview": ("--help",),
