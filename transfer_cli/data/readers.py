@@ -523,50 +523,72 @@ def split_lines(
     return csv.reader(lines, delimiter=mark, quoting=csv.QUOTE_NONE)
 
 
+class _LinesOfRows:
+    """Hands lines to a reader of CSV, keeps those of the row being read, and takes some back.
+
+    What is read again is limited, or a hostile file could take a time that is the square of its
+    size.
+    """
+
+    def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
+        self._new, self._again = iter(lines), deque[tuple[int, str]]()
+        self._size, self._spare = 0, _REREAD * MAX_LINE_BYTES
+        self.row: list[tuple[int, str]] = []
+
+    def __iter__(self) -> "_LinesOfRows":
+        return self
+
+    def __next__(self) -> str:
+        # Unlike a generator, this goes on after its end where lines were taken back.
+        found = self._again.popleft() if self._again else next(self._new)
+        self.row.append(found)
+        self._size += len(found[1]) + 1
+        if self._size > MAX_LINE_BYTES:
+            raise csv.Error(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
+        return f"{found[1]}\n"
+
+    def begin_row(self) -> None:
+        self._spare += _REREAD * self._size
+        self.row.clear()
+        self._size = 0
+
+    def take_back(self) -> bool:
+        """Have all lines of the row but the first read again; False where that is too much."""
+        (_, first), *rest = self.row
+        again = self._size - len(first)
+        if again > self._spare:
+            return not rest
+        self._spare -= again
+        self._size = len(first)
+        self._again.extendleft(reversed(rest))
+        return True
+
+
 def _rows(
     lines: Iterable[tuple[int, str]], name: str, mark: str, on_error: OnError, *, quotes: bool
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the values of each row with the number of its first line; empty rows are left out.
 
     A missing quote makes one row of all that follows, so the lines of a broken row are read again,
-    without the first one. How many are read again is limited, or a hostile file could take a time
-    that is the square of its size.
+    without the first one.
     """
-    new, again = iter(lines), deque[tuple[int, str]]()
-    row: list[tuple[int, str]] = []  # the lines of the row that is being read
-    size, spare = 0, _REREAD * MAX_LINE_BYTES
-
-    def next_line() -> str | None:
-        nonlocal size
-        found = again.popleft() if again else next(new, None)
-        if found is None:
-            return None
-        row.append(found)
-        size += len(found[1]) + 1
-        if size > MAX_LINE_BYTES:
-            raise csv.Error(f"longer than {MAX_LINE_BYTES // 2**20} MiB")
-        return f"{found[1]}\n"
-
-    reader = split_lines(iter(next_line, None), mark, quotes=quotes)
+    source = _LinesOfRows(lines)
+    reader = split_lines(source, mark, quotes=quotes)
     while True:
-        spare += _REREAD * size
-        row.clear()
-        size = 0
+        source.begin_row()
         try:
             values = next(reader, None)  # takes all lines of a row
         except csv.Error as error:
-            (number, line), *rest = row
-            if size - len(line) <= spare:
-                spare -= size - len(line)
-                size = len(line)
-                again.extendleft(reversed(rest))
+            (first, _), (last, _) = source.row[0], source.row[-1]
             cure = "Is a quote missing or too many?"
-            on_error(DataError(f"{name}, line {number}: a broken row ({error}). {cure}"))
+            if not source.take_back():
+                cure += f" Up to line {last}, all is left out with it."
+            on_error(DataError(f"{name}, line {first}: a broken row ({error}). {cure}"))
             continue
         if values is None:
             return
-        broken = [line for _, line in row if isinstance(line, BrokenLine)]
+        broken = [line for _, line in source.row if isinstance(line, BrokenLine)]
         if broken:
             on_error(broken[0].error)
         elif values:
-            yield row[0][0], values
+            yield source.row[0][0], values

@@ -155,6 +155,32 @@ def test_a_quote_that_is_never_closed_is_refused_before_the_file_is_in_memory(st
     )
 
 
+def rows_and_faults(lines):
+    faults = []
+    numbered = enumerate(["text,label", *lines], 1)
+    found = list(readers.table_records(numbered, "a.csv", "csv", on_error=faults.append))
+    return [record.line for record in found], [str(fault) for fault in faults]
+
+
+@pytest.mark.parametrize("end", ["good,2", 'good,"2"', '"good",2'])
+def test_a_quote_that_is_never_closed_costs_one_row(end):
+    rows, faults = rows_and_faults(
+        ["good,1", '"open,2', *["good,1"] * 50, end, '"open,3', "good,1"]
+    )
+
+    assert rows == [2, *range(4, 55), 56]
+    assert [fault.partition(": ")[0] for fault in faults] == ["a.csv, line 3", "a.csv, line 55"]
+
+
+def test_lines_that_are_not_read_again_are_counted(monkeypatch):
+    monkeypatch.setattr(readers, "_REREAD", 0)
+
+    rows, faults = rows_and_faults(["good,1", '"open,2', *["good,1"] * 50])
+
+    assert rows == [2]
+    assert faults[0].endswith("too many? Up to line 53, all is left out with it.")
+
+
 def test_a_row_of_many_fields_over_many_lines_is_refused():
     def lines():
         for number in range(1, 10**7):
