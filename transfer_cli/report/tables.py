@@ -91,7 +91,7 @@ def _task(task: TaskRuns, width: int | None) -> Iterator[Renderable]:
             table.append([Piece(f"{BEST} {name}", "mark"), Piece(measured, "mark"), *others])
         else:
             table.append([Piece(f"  {name}", "name"), measured, *others])
-    titles = [Column(printable(each.title), right=each.title != FOLDER) for each in columns[1:]]
+    titles = [Column(printable(each.heading), right=each.title != FOLDER) for each in columns[1:]]
     yield TextTable([Column(f"  {columns[0].title}"), *titles], table)
     lines = results_table.remarks(task)
     if left_out:
@@ -107,7 +107,7 @@ def _fitting(
 ) -> tuple[list[ResultColumn], list[str]]:
     """Return the columns for which there is room, and the titles of the others."""
     needed = {
-        each.title: max(len(printable(each.title)), *(len(cell.text) for cell in each.cells))
+        each.title: max(len(printable(each.heading)), *(len(cell.text) for cell in each.cells))
         for each in columns
     }
     needed[GROUP] = min(needed[GROUP] + 2, _NARROWEST_NAME)

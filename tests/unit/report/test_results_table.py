@@ -137,3 +137,17 @@ def test_terminal_markdown_and_page_show_the_same_cells(tmp_path):
         for cell in column.cells:
             number = cell.text.partition(" [")[0]
             assert all(number in each for each in shown), cell
+
+
+def test_shares_and_errors_stand_in_one_unit():
+    measures = {"test/accuracy": Spread((0.9,), 0.9, None), "test/error_rate": SPREAD}
+    against = Comparison("test/accuracy", 0.021, 0.005, 0.035, 0.01, "McNemar", 40, "b", 0.02)
+    first = Group("a", {}, (RUN,), measures, against=against)
+    found = replace(task(first, group("b")), measure="test/accuracy", baseline="b")
+
+    columns = {each.title: each for each in results_table(found, [*measures])}
+
+    assert columns["test/accuracy"].heading == "test/accuracy (%)"
+    assert columns["test/accuracy"].cells[0].text == "90.00"
+    assert columns["test/error_rate"].heading == "test/error_rate (%)"
+    assert columns[DIFFERENCE].cells[0].text == "+2.10 [+0.50, +3.50]"
