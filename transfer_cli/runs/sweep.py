@@ -184,15 +184,24 @@ class SweepDirectory:
         return self.path / f".job-{number}.lock"
 
 
+def keys_in_sweep(run: Path) -> list[str]:
+    """Return the keys in which a run differs from other jobs of its sweep; none outside of one."""
+    return [word.lstrip("+~").partition("=")[0] for word in _own_overrides(run)]
+
+
+def _own_overrides(run: Path) -> tuple[str, ...]:
+    if not run.name.isdecimal() or not SweepDirectory.is_at(run.parent):
+        return ()
+    job = SweepDirectory(run.parent).job(int(run.name))
+    return () if job is None else job.overrides
+
+
 def name_in_sweep(run: Path) -> str:
     """Return what tells a run from the other jobs of its sweep, as a folder's name.
 
     It is "" for a run outside of a sweep.
     """
-    if not run.name.isdecimal() or not SweepDirectory.is_at(run.parent):
-        return ""
-    job = SweepDirectory(run.parent).job(int(run.name))
-    words = escaped(" ".join(job.overrides)) if job is not None else ""
+    words = escaped(" ".join(_own_overrides(run)))
     return words.replace("/", "-").encode()[:_LONGEST_NAME].decode(errors="ignore")
 
 
