@@ -4,7 +4,7 @@
 SWEEP/
   sweep.json       what was typed, and when
   job-3.json       a job: its overrides, and left | running | done | failed | stopped | pruned
-  job-3.log        its output, if several run side by side
+  job-3.log        what it said, if it ran in a process of its own
   3/               its run directory; its TensorBoard curves in a folder named by its overrides
   study.db         the study of a search
   .job-3.lock      held by the command that runs the job
@@ -125,7 +125,7 @@ class SweepDirectory:
         return self.path / str(number)
 
     def log(self, number: int) -> Path:
-        """Return the file of a job's output, if that is not the terminal."""
+        """Return the file of what a job says, if it runs in a process of its own."""
         return self.path / f"job-{number}.log"
 
     def write_job(self, job: SweepJob) -> None:
