@@ -151,3 +151,12 @@ def test_shares_and_errors_stand_in_one_unit():
     assert columns["test/accuracy"].cells[0].text == "90.00"
     assert columns["test/error_rate"].heading == "test/error_rate (%)"
     assert columns[DIFFERENCE].cells[0].text == "+2.10 [+0.50, +3.50]"
+
+
+def test_what_several_tables_or_runs_share_is_said_once():
+    weak = [replace(RUN, name=name, reason="no better than city") for name in "xyz"]
+    known = Group("a", {}, tuple(weak), {"test/error_rate": SPREAD})
+    said = str(as_page(Report((task(known), task(known))), None))
+
+    assert said.count("of two runs the mean is shown alone") == 1
+    assert said.count("x, y, z") == said.count("no better than city") == 2
