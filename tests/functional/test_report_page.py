@@ -392,6 +392,16 @@ def test_what_to_take_and_to_type_is_above_the_fold(open_page, width):
         assert box["x"] + box["width"] <= width
 
 
+def test_a_wide_window_shows_the_whole_table_up_to_the_folders(open_page):
+    opened = open_page(reports.sweep_of_schemes)
+    box = opened.tab.locator(".scroll", has=opened.tab.locator("table[data-sortable]"))
+
+    seen, whole = box.evaluate("(each) => [each.clientWidth, each.scrollWidth]")
+
+    assert whole <= seen
+    assert "sweep_of_schemes" in box.locator("td").last.inner_text()
+
+
 def test_a_line_is_copied_as_it_is(open_page):
     opened = open_page(reports.sweep_of_schemes)
     opened.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])

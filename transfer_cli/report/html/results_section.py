@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transfer_cli.report import formats, results_table
@@ -147,8 +148,14 @@ def _columns(task: TaskRuns, names: Sequence[str]) -> Iterator[tuple[PageColumn,
             PageColumn(
                 title, is_number=column.title != results_table.FOLDER, note=_NOTES.get(column.title)
             ),
-            [each if each.text else Cell(formats.NOTHING) for each in column.cells],
+            [_cell(each) for each in column.cells],
         )
+
+
+def _cell(found: Cell) -> Cell:
+    """Return a cell, with what stands in brackets on a line of its own."""
+    text = found.text.replace(" [", "\n[").replace(" (", "\n(")
+    return replace(found, text=text or formats.NOTHING)
 
 
 def _setting_cell(settings: Mapping[str, Any], key: str) -> Cell:
