@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from markupsafe import escape
+
 from transfer_cli.report import formats, results_table
 from transfer_cli.report.best import commands
 from transfer_cli.report.contents import FINISHED, Group, Spread, TaskRuns
@@ -153,9 +155,10 @@ def _columns(task: TaskRuns, names: Sequence[str]) -> Iterator[tuple[PageColumn,
 
 
 def _cell(found: Cell) -> Cell:
-    """Return a cell, with what stands in brackets on a line of its own."""
-    text = found.text.replace(" [", "\n[").replace(" (", "\n(")
-    return replace(found, text=text or formats.NOTHING)
+    """Return a cell, with brackets on a line of their own; a path breaks before its last part."""
+    text = escape(found.text or formats.NOTHING).replace(" [", "\n[").replace(" (", "\n(")
+    folder, slash, name = text.rpartition("/")
+    return replace(found, text=folder + slash + Html("<wbr>") + name if slash else text)
 
 
 def _setting_cell(settings: Mapping[str, Any], key: str) -> Cell:
