@@ -225,7 +225,7 @@ Measures a run's best weights: perplexities and bits per byte for a language mod
 accuracy and macro-F1 for a classifier. `input=` scores every row of a labelled table of your own,
 and `data=` other data that fits the run.""",
         function="transfer_cli.commands.evaluate.evaluate",
-        places=(("run", "RUN"),),
+        places=(("run", "RUN"), ("input", "FILE")),
         keys=(
             "run",
             "input",

@@ -244,8 +244,8 @@ class EvaluateConfig(SharedConfig):
     """Of `input`: csv, tsv, jsonl, parquet or xlsx; none: by its ending."""
     errors: str = "stop"
     """What a row of `input` that cannot be read does: stop, or skip (left out and counted)."""
-    split: str = "test"
-    """train, validation, test, or all of them."""
+    split: str = "auto"
+    """train, validation, test, or all of them; auto: test, where there is none validation."""
     baseline: str = "none"
     """none, or unigram: score the training text's token frequencies instead of the model."""
     batch: int = 32

@@ -201,6 +201,17 @@ def warn_of_cuts(num_cut: int, num_examples: int, length: int) -> None:
         )
 
 
+def warn_of_empty(num_empty: int, num_examples: int) -> None:
+    """Log how many examples have no text, if any have none."""
+    if num_empty:
+        log.warning("%s of %s examples are empty texts", f"{num_empty:,}", f"{num_examples:,}")
+
+
+def is_empty(texts: "Sequence[str]") -> bool:
+    """Return whether there is nothing but blanks in the texts of an example."""
+    return not any(text and not text.isspace() for text in texts)
+
+
 def _labels(examples: "Sequence[Example]") -> dict[str, list[int | None]]:
     labels = [example.label for example in examples]
     if all(label is None for label in labels):

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from glob import has_magic
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -162,6 +163,8 @@ def _suffix(path: Path) -> str:
 
 
 def _missing(path: Path) -> DataError:
+    if has_magic(path.name):
+        return DataError(f"{path} does not exist, and a pattern of names is read for text alone.")
     folder = next(each for each in path.parents if each.is_dir())
     name = path.relative_to(folder).parts[0]
     hint = nearest(name, (entry.name for entry in folder.iterdir()), cutoff=0.7)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from transfer_cli.data import any_table, catalog, readers, sample
 from transfer_cli.data.any_table import Refuse, Skipped
-from transfer_cli.data.columns import ANY, Chosen, Wanted, typed
+from transfer_cli.data.columns import ANY, FEW_ROWS, Chosen, Wanted, typed
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.readers import Record
@@ -259,6 +259,12 @@ class Table(Classified):
             for name, path in paths.items()
         }
         labels = _sorted_labels(train.rows)
+        if 2 * len(labels) > len(train.rows) >= FEW_ROWS:
+            raise DataError(
+                f"{paths['train']}: {len(train.rows):,} rows have {len(labels):,} different labels "
+                f"in {train.columns.label!r}. Is it the column of the label? Say data.text=COLUMN "
+                "data.label=COLUMN."
+            )
         splits = {
             name: _numbered(found.rows, labels, paths[name], name) for name, found in rows.items()
         }
@@ -294,7 +300,10 @@ class Table(Classified):
         asked = replace(self.columns, keys=keys)
         table_format = self.format or readers.format_of(path)
         if table_format is None:
-            raise DataError(f"{path}: its name does not tell the format. Set {keys}format=csv.")
+            raise DataError(
+                f"{path}: its name does not tell the format. For a table set {keys}format=csv; "
+                "text without labels is for pretrain data=text."
+            )
         skipped = Skipped()
         with any_table.opened(path, table_format, self._layout, asked) as table:
             columns = table.columns(asked, own)

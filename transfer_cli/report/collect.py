@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 from transfer_cli.config.flat import flat
 from transfer_cli.config.plain_yaml import read_plain, scalar
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError
 from transfer_cli.report.contents import ENDED_EARLY, FINISHED, RUNNING, STOPPED, Run, SweepProgress
 from transfer_cli.report.untrusted import is_number, reason, text_or_none
 from transfer_cli.runs.analyses import read_analyses
-from transfer_cli.runs.directory import LOCK, RunDirectory
+from transfer_cli.runs.directory import LOCK, RunDirectory, like
 from transfer_cli.runs.locks import is_held
 from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob, SweepRequest
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
@@ -81,8 +81,9 @@ def check_there(path: Path) -> None:
         return
     if path.exists():
         raise ConfigError(f"{path} is a file; name the run directory that it belongs to")
-    names = _folders(path.parent, []) if path.parent.is_dir() else []
-    raise ConfigError(f"there is no folder {path}.{nearest(path.name, (p.name for p in names))}")
+    key, _, rest = str(path).partition("=")
+    without = f"; type it without {key}=" if rest and Path(rest).is_dir() else ""
+    raise ConfigError(f"there is no folder {path}{without or like(path)}")
 
 
 def _places(path: Path, seen: set[str], problems: list[str]) -> Iterator[Path]:

@@ -167,7 +167,7 @@ def test_a_folder_of_own_configs_that_does_not_exist_is_refused(tmp_path):
 
 
 def test_the_usage_speaks_of_options_where_there_are_some():
-    assert "transfer evaluate RUN [GROUP=OPTION ...] [KEY=VALUE ...]" in help_of("evaluate")
+    assert "transfer evaluate RUN FILE [GROUP=OPTION ...] [KEY=VALUE ...]" in help_of("evaluate")
     assert "transfer predict RUN FILE [KEY=VALUE ...] [FLAGS]\n" in help_of("predict")
 
 

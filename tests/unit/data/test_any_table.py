@@ -97,7 +97,7 @@ def test_each_file_is_looked_at_by_itself(tmp_path):
 
 
 def test_what_is_typed_is_not_recognised(load):
-    rows = [["a", "b"], *([text, text.replace(" ", ";", 1)] for text, _ in ROWS)]
+    rows = [["a", "b"], *([text, label.replace("s", ";", 1)] for text, label in ROWS)]
 
     data, said = load(as_text(rows, ";"), delimiter="semicolon", header=False, text=1, label="2")
 
