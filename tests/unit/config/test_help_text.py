@@ -17,15 +17,6 @@ SHOWN = {
 }
 
 
-@pytest.fixture
-def own(tmp_path):
-    folder = tmp_path / "own"
-    (folder / "model").mkdir(parents=True)
-    (folder / "model" / "huge.yaml").write_text("# Too large for you\nwidth: 9\n")
-    (folder / "model" / "tiny.yaml").write_text("# Smaller than ours\nwidth: 1\n")
-    return folder
-
-
 @cache
 def help_of(typed, *words):
     name, command = SHOWN[typed]
