@@ -33,6 +33,7 @@ from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
+from transfer_cli.runs.sweep import keys_in_sweep
 from transfer_cli.sweep.trial import trial_of
 from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.console import (
@@ -346,7 +347,8 @@ class Trainer:
             for name, value in without_details(found).items()
         }
         chosen = hyperparameters(self._config, presets)
-        self._logger.writer.add_hparams(chosen, final, progress.step)
+        swept = keys_in_sweep(directory.path)
+        self._logger.writer.add_hparams(chosen, final, progress.step, swept)
         write_json(directory.timing, timing)
         write_json(directory.results, results)
         directory.set_status("finished", failure)
