@@ -18,6 +18,7 @@ from transfer_cli.commands.typed_paths import check_new
 from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.weights import check_finite
+from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import new_folder, writing
 from transfer_cli.terminal import Entry, Page, Piece, print_out
 
@@ -34,7 +35,7 @@ def export(config: DictConfig) -> None:
     to = Path(config.to).expanduser()
     check_new(to)
     start = open_pretrained(config.run, "run", config.base)
-    with writing(to), new_folder(to) as made:
+    with progress(f"exporting as {config.format}"), writing(to), new_folder(to) as made:
         facts = (_write_hf if config.format == "hf" else _write_onnx)(config, start, made)
     print_out(
         Page(*(Entry([Piece(f"  {name}", "name")], [text], 12) for name, text in facts.items()))
