@@ -4,8 +4,9 @@
 disagree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -16,8 +17,15 @@ from transfer_cli.adaptation.adaptation import Adaptation, StagePlan, check_fres
 from transfer_cli.adaptation.edits import Edit
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import RunData
+from transfer_cli.assembly.exports import exports_as
 from transfer_cli.assembly.init_from import Pretrained, open_start
-from transfer_cli.assembly.losses import Asked, bind_losses, build_objectives, with_direction
+from transfer_cli.assembly.losses import (
+    Asked,
+    bind_losses,
+    build_objectives,
+    objective_options,
+    with_direction,
+)
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
 from transfer_cli.assembly.optimizer import base_lr, parameter_groups
 from transfer_cli.assembly.origins import Origins
@@ -34,7 +42,7 @@ from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
-from transfer_cli.model.weights import LoadReport, load_pretrained
+from transfer_cli.model.weights import Base, LoadReport, ModelDescription, load_pretrained
 from transfer_cli.objectives.base import TaskInfo, declared_metrics
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
@@ -71,6 +79,7 @@ class Blueprint:
         data: Of every stream.
         model: With its edits, at its starting weights.
         losses: What it trains for, the main loss first.
+        objective: Config node of the main objective, with what it has decided.
         report: The tensors loaded from `init_from`; None for fresh weights.
         inherited: Names of the parameters that were loaded.
         edits: Config nodes of everything that was added to the network, by name.
@@ -92,6 +101,7 @@ class Blueprint:
     data: RunData
     model: TransferModel
     losses: list[Loss]
+    objective: dict[str, Any]
     report: LoadReport | None
     inherited: frozenset[str]
     edits: dict[str, Any]
@@ -103,6 +113,32 @@ class Blueprint:
     metrics: tuple[Metric, ...]
     monitor: Metric
     warnings: tuple[str, ...]
+
+    @cached_property
+    def exports(self) -> str:
+        """In words, what `transfer export` will make of the finished run, or why it will not."""
+        return exports_as(self.description(), self.data.tokenizer, self.data.info["main"].task)
+
+    def description(
+        self, base: Base | None = None, *, without: Set[str] = frozenset()
+    ) -> ModelDescription:
+        """Return all that is needed to build the run's model, but for its weights.
+
+        Args:
+            base: The model that holds the weights that are not stored with the run.
+            without: Names of edits that its weights do not hold.
+        """
+        info, tokenizer = self.data.info["main"], self.data.tokenizer
+        return ModelDescription(
+            shape=self.model.backbone.shape,
+            vocabulary=tokenizer.size,
+            objective=self.objective,
+            labels=info.labels,
+            tokenizer_hash=tokenizer.hash,
+            edits={name: each for name, each in self.edits.items() if name not in without},
+            base=base,
+            task=None if info.task is None else info.task.as_node(),
+        )
 
 
 def draw(
@@ -137,8 +173,9 @@ def draw(
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start, origins)
     sizes = sizes_of(data.counts, loop, build(mixing, "mixing", MixingConfig), config.seed)
-    per_stage = adaptation.schedule_per == "stage"
-    lr_scheduler = LRScheduler(lr, schedule, sizes.total_steps, per_stage=per_stage)
+    lr_scheduler = LRScheduler(
+        lr, schedule, sizes.total_steps, per_stage=adaptation.schedule_per == "stage"
+    )
 
     tensors = None
     if start is not None and inherits:
@@ -167,6 +204,7 @@ def draw(
         _check_bounded_by_time(stage_plans, mixing.target_only)
     if report is not None:
         check_fresh(fresh, stage_plans)
+    decided = _finalize_options(losses, model, stage_plans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(model, groups, adaptation.layer_scale)
     return Blueprint(
@@ -178,6 +216,7 @@ def draw(
         data=data,
         model=model,
         losses=losses,
+        objective={**objective_options(config.objective, "objective"), **decided},
         report=report,
         inherited=inherited,
         edits=edits,
@@ -193,6 +232,15 @@ def draw(
             *_unread_labels(losses, data.info["main"]),
         ),
     )
+
+
+def _finalize_options(
+    losses: Sequence[Loss], model: TransferModel, stage_plans: Sequence[StagePlan]
+) -> dict[str, Any]:
+    """Let objectives decide what depends on what trains; return what the main one has decided."""
+    ever = frozenset[str]().union(*(stage.trains for stage in stage_plans))
+    main, *_ = [loss.objective.finalize_options(model, ever) for loss in losses]
+    return main
 
 
 def _inherits(config: DictConfig, start: Pretrained | None) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -14,7 +13,6 @@ from torch.optim import Optimizer
 from transfer_cli.adaptation.penalties import Start
 from transfer_cli.assembly.blueprint import Blueprint, draw
 from transfer_cli.assembly.datasets import DataPlace, Prepared
-from transfer_cli.assembly.losses import objective_options
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.assembly.origins import Origins
@@ -53,7 +51,6 @@ class TrainingRun:
         blueprint: Model, losses, groups and planned stages.
         prepared: The data of every stream; "main" is what the run is for.
         streams: What the steps draw their batches from.
-        objective: Config node of the main objective, with what it has decided.
         step: The training step.
         base_hash: Fingerprint of the backbone that the run starts from, where weights that never
             train are not stored again; None: all weights are stored.
@@ -66,7 +63,6 @@ class TrainingRun:
     blueprint: Blueprint
     prepared: Mapping[str, Prepared]
     streams: Mapping[str, Stream]
-    objective: dict[str, Any]
     step: TrainStep
     base_hash: str | None
     leave_out: frozenset[str]
@@ -111,7 +107,6 @@ def build_run(
     model.backbone.recompute(loop.activation_checkpointing)
 
     stages = Stages(model, plan.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
-    decided = [loss.objective.finalize_options(model, stages.ever_trains) for loss in losses]
     # On the device, and before a resume loads other weights: some keep a copy.
     for loss in losses:
         loss.objective.on_train_start(model, plan.inherited)
@@ -162,7 +157,6 @@ def build_run(
         blueprint=replace(plan, tensors=None),  # training needs the memory
         prepared=prepared,
         streams={name: _stream(name, part, plan, config.seed) for name, part in prepared.items()},
-        objective={**objective_options(config.objective, "objective"), **decided[0]},
         step=step,
         # Trained weights alone refer to the backbone that has the others.
         base_hash=None if apart is None else backbone_hash(apart),

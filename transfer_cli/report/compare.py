@@ -13,6 +13,7 @@ from typing import Any
 from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, listed, nearest
 from transfer_cli.metrics import Metric, by_preference
+from transfer_cli.progress import progress
 from transfer_cli.report import contents, grouping
 from transfer_cli.report.best import best_of, choice_of, learnt, place, tie_break
 from transfer_cli.report.contents import (
@@ -267,10 +268,12 @@ def _against_baseline(
     bases = asked or (usual if len(usual) == 1 else groups[:1])
     name = _shown(words) if len(bases) > 1 else bases[0].label
     found: dict[str, Comparison | str] = {}
-    for group in groups:
-        if group.finished and group.label not in {base.label for base in bases}:
-            base = next((each for each in bases if _is_twin(each, group, words)), bases[0])
-            found[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
+    with progress("comparing groups", len(groups), "groups") as more:
+        for group in groups:
+            if group.finished and group.label not in {base.label for base in bases}:
+                base = next((each for each in bases if _is_twin(each, group, words)), bases[0])
+                found[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
+            more(1)
     known = {label: each for label, each in found.items() if not isinstance(each, str)}
     if len(known) > 1:
         corrected = holm([each.p for each in known.values()])

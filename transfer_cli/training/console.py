@@ -35,10 +35,11 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         "steps": f"{run.blueprint.sizes.total_steps:,} of {batch} sequences{cut}, "
         f"{run.blueprint.sizes.steps_per_epoch:,} an epoch{at_most(run.blueprint.loop)}",
         "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}",
+        "exports": run.blueprint.exports,
     }
     log.info("%s", command)
     for name, text in rows.items():
-        log.info("  %-6s %s", name, text)
+        log.info("  %-7s %s", name, text)
 
 
 def say_what_is_faster(

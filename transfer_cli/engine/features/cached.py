@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from transfer_cli.batch import Batch, to_device, with_facts
 from transfer_cli.data.sampler import micro_batches
@@ -30,6 +29,7 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
+from transfer_cli.progress import progress
 
 CPU = torch.device("cpu")
 
@@ -78,10 +78,13 @@ class CachedFeatures:
             states_RKD = torch.empty(size, device=keep_on)
             # From short to long: least padding.
             portions = micro_batches(np.argsort(lengths_N, kind="stable"), batch)
-            for indices in tqdm(portions, desc="features", unit="batch", disable=None, leave=False):
-                found = data.batch(indices)
-                rows_R = to_device({"rows": self._rows(indices, found["mask"])}, keep_on)["rows"]
-                states_RKD[rows_R] = _states(model, found, precision, layers).to(keep_on)
+            with progress("features", len(portions), "batches") as more:
+                for indices in portions:
+                    found = data.batch(indices)
+                    rows = {"rows": self._rows(indices, found["mask"])}
+                    rows_R = to_device(rows, keep_on)["rows"]
+                    states_RKD[rows_R] = _states(model, found, precision, layers).to(keep_on)
+                    more(1)
             return states_RKD
 
         if shared is None:
