@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from omegaconf import DictConfig
-from torch import Tensor
+from omegaconf import DictConfig, ListConfig
+from torch import Tensor, nn
 
 from transfer_cli.adaptation.adaptation import Adaptation, StagePlan, check_fresh
 from transfer_cli.adaptation.edits import Edit
@@ -27,7 +27,7 @@ from transfer_cli.assembly.losses import (
     with_direction,
 )
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
-from transfer_cli.assembly.optimizer import base_lr, parameter_groups
+from transfer_cli.assembly.optimizer import base_lr, is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.config.schema import LoopConfig, MixingConfig
@@ -40,6 +40,7 @@ from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.heads import BatchNorm
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import Base, LoadReport, ModelDescription, load_pretrained
@@ -207,30 +208,33 @@ def draw(
     decided = _finalize_options(losses, model, stage_plans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(model, groups, adaptation.layer_scale)
-    return Blueprint(
-        loop=loop,
-        adaptation=adaptation,
-        lr_scheduler=lr_scheduler,
-        start=start,
-        tensors=tensors,
-        data=data,
-        model=model,
-        losses=losses,
-        objective={**objective_options(config.objective, "objective"), **decided},
-        report=report,
-        inherited=inherited,
-        edits=edits,
-        groups=groups,
-        stage_plans=stage_plans,
-        sizes=sizes,
-        precision=precision,
-        sharded=sharded,
-        metrics=metrics,
-        monitor=monitor,
-        warnings=(
-            *_warmup_problem(lr_scheduler, stage_plans),
-            *_unread_labels(losses, data.info["main"]),
+    return _solvable(
+        Blueprint(
+            loop=replace(loop, batch=min(loop.batch, data.counts["main"])),
+            adaptation=adaptation,
+            lr_scheduler=lr_scheduler,
+            start=start,
+            tensors=tensors,
+            data=data,
+            model=model,
+            losses=losses,
+            objective={**objective_options(config.objective, "objective"), **decided},
+            report=report,
+            inherited=inherited,
+            edits=edits,
+            groups=groups,
+            stage_plans=stage_plans,
+            sizes=sizes,
+            precision=precision,
+            sharded=sharded,
+            metrics=metrics,
+            monitor=monitor,
+            warnings=(
+                *_warmup_problem(lr_scheduler, stage_plans),
+                *_unread_labels(losses, data.info["main"]),
+            ),
         ),
+        config,
     )
 
 
@@ -241,6 +245,57 @@ def _finalize_options(
     ever = frozenset[str]().union(*(stage.trains for stage in stage_plans))
     main, *_ = [loss.objective.finalize_options(model, ever) for loss in losses]
     return main
+
+
+def has_fixed_features(plan: Blueprint) -> bool:
+    """Return whether every text has the same hidden states in every epoch."""
+    shape = plan.model.backbone.shape
+    ever_trains = frozenset[str]().union(*(stage.trains for stage in plan.stage_plans))
+    return (
+        len(plan.data.counts) == 1
+        and bool(plan.model.heads)
+        and plan.report is not None
+        and all(loss.objective.keeps_tokens for loss in plan.losses)
+        and not any(name.startswith("backbone.") for name in ever_trains)
+        and (plan.adaptation.frozen_eval or not (shape.dropout or shape.attention_dropout))
+    )
+
+
+def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
+    """Return the plan, if the loss of an optimizer that solves is the same at each evaluation.
+
+    Raises:
+        ConfigError: With every reason, and what to give instead.
+    """
+    if not is_solver(config.optimizer):
+        return plan
+    count, strengths = plan.data.counts["main"], config.optimizer.get("weight_decay")
+    random = [
+        part
+        for part in plan.model.heads.modules()
+        if isinstance(part, BatchNorm) or (isinstance(part, nn.Dropout) and part.p)
+    ]
+    problems = {
+        "the states of the texts change (give adaptation=frozen, and one stream)": (
+            not has_fixed_features(plan)
+        ),
+        "its head is random (objective.dropout=0 objective.batch_norm=false)": random,
+        f"a step sees {config.loop.batch} of {count} texts (loop.batch={count})": (
+            config.loop.batch < count
+        ),
+        f"{plan.precision.kind} is too coarse (precision=fp32)": plan.precision.kind != "fp32",
+        "no process has the whole head (parallel=ddp)": plan.sharded,
+    }
+    if isinstance(strengths, ListConfig) and plan.sizes.total_steps < len(strengths):
+        text = f"a step is for one of {len(strengths)} weight decays (loop.steps={len(strengths)})"
+        problems[text] = True
+    found = [problem for problem, holds in problems.items() if holds]
+    if found:
+        raise ConfigError(
+            f"optimizer: L-BFGS needs the same loss at each evaluation, but {'; '.join(found)}; "
+            "experiment=quick sets all of this, or take optimizer=adamw"
+        )
+    return plan
 
 
 def _inherits(config: DictConfig, start: Pretrained | None) -> bool:
