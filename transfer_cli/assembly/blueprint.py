@@ -50,6 +50,9 @@ from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Schedule
 from transfer_cli.seeds import derive
 
+FEWEST_STEPS = 20
+"""Steps from which on a stage is long enough to learn in, however small a part of an epoch."""
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -231,6 +234,7 @@ def draw(
             monitor=monitor,
             warnings=(
                 *_warmup_problem(lr_scheduler, stage_plans),
+                *_short_stages(stage_plans, sizes.steps_per_epoch),
                 *_unread_labels(losses, data.info["main"]),
             ),
         ),
@@ -403,6 +407,19 @@ def _warmup_problem(
                 "make it shorter (a share such as 0.1 fits any run) or the run longer",
             )
     return ()
+
+
+def _short_stages(stage_plans: Sequence[StagePlan], steps_per_epoch: int) -> tuple[str, ...]:
+    """Say so where a stage is too short for what it unfreezes to learn anything."""
+    lengths = [stage.end - stage.begin for stage in stage_plans]
+    shortest = min(lengths)
+    if len(lengths) == 1 or shortest >= min(FEWEST_STEPS, steps_per_epoch):
+        return ()
+    return (
+        f"adaptation.plan: the shortest of {len(lengths)} stages has {shortest} step(s), too few "
+        "to learn in; make the run longer (loop.epochs, loop.steps), or the stages (the lengths in "
+        "adaptation.plan, such as adaptation.plan.every)",
+    )
 
 
 def _total_steps(loop: LoopConfig, steps_per_epoch: int) -> int:
