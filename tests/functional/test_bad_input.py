@@ -170,7 +170,7 @@ def test_texts_that_are_too_long_are_cut_with_one_counted_warning(transfer, fine
         ("optimizer.lr=-1", "optimizer.lr: must be a number above 0, got -1"),
         ("precision=fp8", "precision: 'fp8' is not one of auto, fp32, bf16, fp16. Did you mean"),
         ("precision=fp16", "precision: fp16 needs a GPU; on a CPU use fp32 or bf16"),
-        ("device=gpu", "device: 'gpu' is not auto, cpu, cuda or cuda:N."),
+        ("device=gpu", "device: 'gpu' is not auto, cpu, cuda (a GPU) or cuda:N."),
         ("device=cuda:99", "device: cuda:99 asked for, but "),
         ("data.length=65", "data.length: 65 does not fit the model's 64 positions"),
         ("model.heads=3", "model"),
@@ -439,3 +439,42 @@ def test_a_run_that_diverges_says_where_and_ends_with_4(transfer, pretrain, tmp_
     assert "loss or gradient is not finite" in said
     assert "on examples main" in said
     assert read_json(tmp_path / "run" / "status.json")["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["optimizer.lr", "=", "1"], "=: expected KEY=VALUE, with no space around ="),
+        (["seed=0,", "1"], "several values have no space between them: KEY=A,B"),
+        (["given/good.csv"], "say what it is for, such as data=table data.train=given/good.csv"),
+        (["data=given/good.csv"], "this is a file; type data=table data.train=given/good.csv"),
+    ],
+)
+def test_what_people_type_first_is_answered(refusal, words, said):
+    assert said in refusal("finetune", "init_from=given", *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("*.csv", "given/*.csv does not exist, and a pattern of names is read for text alone"),
+        ("one-line.txt", "text without labels is for pretrain data=text"),
+    ],
+)
+def test_what_is_no_table_is_answered(refusal, finetune, name, said):
+    assert said in refusal(*finetune, f"data.train=given/{name}")
+
+
+def test_a_text_in_the_place_of_the_label_is_named(refusal, finetune, tmp_path):
+    rows = "".join(f"{'ab'[n % 2]},the text no {n}\n" for n in range(30))
+    (tmp_path / "given" / "swapped.csv").write_text("text,label\n" + rows)
+
+    line = refusal(*finetune, "data.train=given/swapped.csv")
+
+    assert "30 rows have 30 different labels in 'label'. Is it the column of the label?" in line
+
+
+def test_a_sweep_is_no_run_to_go_on_with(refusal, tmp_path):
+    (tmp_path / "given" / "sweep.json").write_text("{}")
+
+    assert "resume: given is a sweep; type the command" in refusal("finetune", "resume=given")

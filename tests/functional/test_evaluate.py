@@ -151,7 +151,7 @@ def own(tmp_path):
 def test_every_row_of_a_file_of_ones_own_is_scored(transfer, finetuned, own, tmp_path, read_json):
     own()
 
-    words = ("evaluate", str(finetuned), "input=new.csv", "output=out.json", "device=cpu")
+    words = ("evaluate", str(finetuned), "new.csv", "output=out.json", "device=cpu")
     ended = transfer(*words)
 
     assert ended.code == 0, ended.err
@@ -214,7 +214,10 @@ def test_a_file_that_does_not_fit_is_refused(transfer, finetuned, own, tmp_path,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["split=tset"], "split: 'tset' is not one of train, validation, test, all. Did you mean"),
+        (
+            ["split=tset"],
+            "split: 'tset' is not one of auto, all, train, validation, test. Did you mean",
+        ),
         (["baseline=unigrm"], "baseline: 'unigrm' is not one of none, unigram. Did you mean"),
         (["baseline=unigram"], "baseline: unigram scores text, and this run classifies"),
         (["batch=0"], "batch: must be at least 1, got 0"),
@@ -241,10 +244,19 @@ def test_what_does_not_fit_is_refused(transfer, finetuned, questions, tmp_path, 
 
 
 def test_a_split_that_there_is_not_is_named(transfer, pretrained, corpus):
-    ended = transfer("evaluate", f"run={pretrained}", "data=text", f"data.train={corpus}")
+    words = ("evaluate", f"run={pretrained}", "data=text", f"data.train={corpus}")
+
+    ended = transfer(*words, "split=test")
 
     assert ended.code == 2
-    assert "split: this data has no test split" in ended.err
+    assert "split: this data has no test split; type split= with one of train" in ended.err
+
+
+def test_without_a_test_split_validation_is_scored(transfer, short_run):
+    ended = transfer("evaluate", str(short_run), "device=cpu")
+
+    assert ended.code == 0, ended.err
+    assert set(measured(ended.out)) == {"validation"}
 
 
 def test_a_run_that_is_no_run_is_refused(transfer, tmp_path):

@@ -104,6 +104,25 @@ def test_answers_go_to_a_file(predict, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"in.txt", "out.jsonl"}
 
 
+def test_where_the_answers_are_and_what_they_replace_is_said(transfer, finetuned, tmp_path):
+    (tmp_path / "in.txt").write_text("Who ?\n\n")
+    words = ("predict", str(finetuned), "in.txt", "output=out.jsonl", "device=cpu")
+
+    first, second = transfer(*words), transfer(*words)
+
+    assert "the answers are in out.jsonl\n" in first.err
+    assert "the answers are in out.jsonl, in place of what was there\n" in second.err
+    assert "1 of 2 examples are empty texts" in first.err
+
+
+def test_a_lone_dash_is_standard_input(transfer, finetuned, type_in):
+    type_in("Who ?\n")
+
+    ended = transfer("predict", str(finetuned), "-", "device=cpu")
+
+    assert json.loads(ended.out)["text"] == "Who ?"
+
+
 def test_a_device_is_written_and_not_replaced(predict, tmp_path):
     (tmp_path / "in.txt").write_text("Who ?\n")
     (tmp_path / "null").symlink_to("/dev/null")

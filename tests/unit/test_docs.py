@@ -318,3 +318,17 @@ def test_the_reference_of_keys_is_what_the_configs_say():
     made = runpy.run_path(str(PROJECT / "scripts" / "keys_page.py"))["page"]()
 
     assert page("keys.md") == made, "run python scripts/keys_page.py"
+
+
+def test_the_container_copies_what_the_package_is_built_of():
+    words = [line.split() for line in (ROOT.parent / "Dockerfile").read_text().splitlines()]
+    copied = {source for found in words if found[:1] == ["COPY"] for source in found[1:-1]}
+    let_through = {
+        line.removeprefix("!")
+        for line in (ROOT.parent / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+
+    assert copied == let_through
+    assert copied > {"pyproject.toml", "setup.py", "conf", "transfer_cli"}
+    assert all((ROOT.parent / each).exists() for each in copied)

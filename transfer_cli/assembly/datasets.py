@@ -14,7 +14,7 @@ from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
-from transfer_cli.data.encoded_task import warn_of_cuts
+from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
@@ -341,6 +341,7 @@ def task(
         examples = data.splits[name]
         encoded = found.encode(examples, tokenizer, longest, direction_of(shape))
         warn_of_cuts(encoded.num_cut, len(examples), longest)
+        warn_of_empty(sum(is_empty(found.texts(each)) for each in examples), len(examples))
         splits[name] = Split(
             name,
             encoded,

@@ -17,6 +17,7 @@ from transfer_cli.config.schema import LoopConfig
 from transfer_cli.config.stored import read_stored
 from transfer_cli.errors import CheckpointError, ConfigError, FinishedError
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.sweep import SweepDirectory
 
 AUTO = "auto"
 """The value of `resume` with which the same command begins a run and resumes it."""
@@ -35,7 +36,13 @@ def find_run(resume: str | None, run_dir: str | None) -> RunDirectory | None:
     if resume is None:
         return None
     if resume != AUTO:
-        return RunDirectory.open(Path(resume).expanduser(), "resume")
+        path = Path(resume).expanduser()
+        if SweepDirectory.is_at(path):
+            raise CheckpointError(
+                f"resume: {path} is a sweep; type the command that began it again, with run.dir= "
+                f"and resume=auto, or name one of its runs, such as {path / '0'}"
+            )
+        return RunDirectory.open(path, "resume")
     if run_dir is None:
         raise ConfigError(
             "resume: auto goes on with the run in run.dir; add run.dir=FOLDER, the same each time"

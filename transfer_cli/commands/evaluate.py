@@ -1,7 +1,7 @@
 """`transfer evaluate`: score a finished run on any split of its data, or of data that fits it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,13 @@ from transfer_cli.safe_files import in_one_line
 from transfer_cli.terminal import print_line
 from transfer_cli.training.workers import in_process_group
 
-ASKED = (*datasets.SPLITS, "all")
+_ASKED: Mapping[str, Sequence[tuple[str, ...]]] = {
+    "auto": (("test",), ("validation",)),
+    "all": (datasets.SPLITS,),
+    **{name: ((name,),) for name in datasets.SPLITS},
+}
+"""What `split` may be: sets of splits, of which the first that the data have is scored."""
+
 BASELINES = ("none", "unigram")
 
 _OF_INPUT = ("text", "pair", "label", "delimiter", "encoding", "header", "format", "errors")
@@ -42,7 +48,7 @@ _OF_INPUT = ("text", "pair", "label", "delimiter", "encoding", "header", "format
 
 def evaluate(config: DictConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
-    one_of("split", config.split, ASKED)
+    one_of("split", config.split, _ASKED)
     one_of("baseline", config.baseline, BASELINES)
     at_least("batch:", config.batch, 1, ConfigError)
     _check_input(config)
@@ -57,8 +63,7 @@ def evaluate(config: DictConfig) -> None:
             if own is None:
                 splits = _of_file(config, trained)
             else:
-                names = datasets.SPLITS if config.split == "all" else (config.split,)
-                splits = _encoded(*own, trained, names, origins)
+                splits = _encoded(*own, trained, _ASKED[config.split], origins)
         model = trained.model
         if config.baseline == "unigram" and own is not None:
             with distributed.main_first():
@@ -166,22 +171,35 @@ def _encoded(
     source: TextData | TaskData,
     place: DataPlace,
     trained: Trained,
-    names: tuple[str, ...],
+    choices: Sequence[tuple[str, ...]],
     origins: Origins,
 ) -> Mapping[str, Split]:
-    """Return splits of the data, encoded as the run's own were."""
+    """Return the first set of splits that the data have, encoded as the run's own were.
+
+    Raises:
+        DataError: They have none of them.
+    """
     shape, tokenizer = trained.start.description.shape, trained.start.tokenizer
-    if isinstance(source, TextData):
-        note = partial(origins.text, "data")
-        text, _ = datasets.text(source, place, shape, tokenizer, names, note)
-        _check_there(text.splits, names)
-        return text.splits
-    data = source.load(place.folder, place.seed)
-    _check_there(data.splits, names)
-    data = _for_run(data, trained)
-    data = origins.labelled("data", data, names)
-    longest = source.length or trained.length
-    return datasets.task(data, longest, tokenizer, shape, names, trained.start.task).splits
+    labelled = None
+    if not isinstance(source, TextData):
+        labelled = source.load(place.folder, place.seed)
+        length = source.length or trained.length
+    for names in choices:
+        if isinstance(source, TextData):
+            note = partial(origins.text, "data")
+            prepared, _ = datasets.text(source, place, shape, tokenizer, names, note)
+        elif labelled and any(name in labelled.splits for name in names):
+            data = origins.labelled("data", _for_run(labelled, trained), names)
+            prepared = datasets.task(data, length, tokenizer, shape, names, trained.start.task)
+        else:
+            continue
+        if prepared.splits:
+            return prepared.splits
+    wanted = choices[0][0]
+    there = labelled.splits if labelled else [name for name in datasets.SPLITS if name != wanted]
+    raise DataError(
+        f"split: this data has no {wanted} split; type split= with one of {', '.join(there)}"
+    )
 
 
 def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
@@ -224,15 +242,7 @@ def _unigram(
     """Return the unigram model of the text that `data` (or the run's own) trains on."""
     if not isinstance(source, TextData):
         raise ConfigError("baseline: unigram scores text, and this run classifies")
-    blocks: Any = _encoded(source, place, trained, ("train",), origins)["train"].data
+    blocks: Any = _encoded(source, place, trained, [("train",)], origins)["train"].data
     tokens = blocks.text.tokens[1:]
     chunks = np.array_split(tokens, max(1, len(tokens) // 2**20))
     return unigram_model(chunks, trained.start.tokenizer.size)
-
-
-def _check_there(found: Any, names: tuple[str, ...]) -> None:
-    if not any(name in found for name in names):
-        there = ", ".join(found) or ", ".join(n for n in datasets.SPLITS if n not in names)
-        raise DataError(
-            f"split: this data has no {names[0]} split; ask for another, such as {there}"
-        )

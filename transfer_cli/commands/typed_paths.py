@@ -10,8 +10,9 @@ from pathlib import Path
 
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output
 from transfer_cli.data.readers import check_readable
-from transfer_cli.errors import CheckpointError, RunError
-from transfer_cli.runs.directory import HUB, find_folder
+from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.runs.directory import HUB, check_is_folder, find_folder
+from transfer_cli.safe_files import in_one_line
 
 _PLAIN = re.compile(r"'([^'\\]*)'|\"([^\"\\]*)\"|([^\s'\"\\(){}\[\]$,=]+)")
 """A value that says what it is without Hydra."""
@@ -60,13 +61,16 @@ def _model(path: str, key: str) -> None:
 
 
 def _folder(path: str, key: str) -> None:
-    place = Path(path).expanduser()
-    if not place.is_dir():
-        raise CheckpointError(f"{key}: there is no folder {place}")
+    check_is_folder(Path(path).expanduser(), key)
 
 
 def _file(path: str, key: str) -> None:
     place = Path(path).expanduser()
+    if key == "input" and " " in path and "/" not in path and not place.exists():
+        raise ConfigError(
+            f"{key}: there is no file {in_one_line(path)!r}; texts come from a file, or from "
+            "standard input, a line each: echo TEXT | transfer predict RUN -"
+        )
     if path == STANDARD_OUTPUT or glob.has_magic(path) or "://" in path:
         return
     if place.is_file() or place.is_dir() or not place.exists():  # else a device or a pipe

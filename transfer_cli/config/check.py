@@ -6,6 +6,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from transfer_cli.config import commands
 from transfer_cli.config.flat import flat
 from transfer_cli.config.schema import COMMANDS
 from transfer_cli.config.variables import MOST_THREADS
@@ -34,7 +35,10 @@ def check(config: DictConfig, command: str) -> None:
         problem = str(error).partition("\n")[0]
         raise ConfigError(f"{error.full_key}: cannot be filled in: {problem}") from error
     if missing:
+        places = dict(commands.ALL[command].places)
         cure = " ".join(f"{key}=VALUE" for key in missing)
+        if set(missing) <= set(places):
+            cure = f"{cure}, or type transfer {command} {' '.join(places.values())}"
         needs = "needs a value" if len(missing) == 1 else "need values"
         raise ConfigError(f"{', '.join(missing)}: {needs}. Add {cure}")
     _check_numbers(OmegaConf.to_container(config))

@@ -136,6 +136,9 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
         options = dict.fromkeys(re.findall(r"^\t(.+)$", listed, re.MULTILINE))
     if not options:
         return f"{found[1]}: there is no such config; see `transfer {command} --help`"
+    if group == "data" and Path(name).is_file():
+        option = "text" if command in ("pretrain", "prepare") else "table"
+        return f"{group}={name}: this is a file; type data={option} data.train={name}"
     typed = any(word.rpartition("=")[2] == name for word in request.overrides)
     where = "" if typed else _where(error)
     return (
@@ -148,7 +151,11 @@ def _missing_config(error: MissingConfigException, command: str, request: Reques
 
 
 def _broken_override(override: str, command: str, request: Request) -> str:
+    if override.endswith(","):
+        return f"{override}: several values have no space between them: KEY=A,B"
     if "=" not in override:
+        if Path(override).is_file():
+            return f"{override}: say what it is for, such as data=table data.train={override}"
         close = meant(override, command, request.config_dir)
         named = [o for o in describe.options(request.config_dir) if o.name == override]
         if not close and named:

@@ -113,7 +113,7 @@ def _read(
         parser.add_argument(*names.split(), **options)
     found, others = parser.parse_known_intermixed_args(words)
     for word in others:
-        if word.startswith("-"):
+        if word.startswith("-") and word != "-":  # which is standard input
             name = word.partition("=")[0]
             close = nearest(name, " ".join(flags).split(), 0.7)
             raise ConfigError(f"{name}: no such flag.{hint(name) or close}")

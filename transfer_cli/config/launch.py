@@ -151,6 +151,6 @@ def _refuse_half_overrides(request: Request) -> None:
     for word in request.overrides:
         key, equals, value = word.partition("=")
         if not key.strip("+~"):
-            raise ConfigError(f"{word}: expected KEY=VALUE")
+            raise ConfigError(f"{word}: expected KEY=VALUE, with no space around =")
         if equals and not value:
             raise ConfigError(f"{key}: has no value. For none at all write {key}=null")

@@ -244,8 +244,8 @@ class EvaluateConfig(SharedConfig):
     """Of `input`: csv, tsv, jsonl, parquet or xlsx; none: by its ending."""
     errors: str = "stop"
     """What a row of `input` that cannot be read does: stop, or skip (left out and counted)."""
-    split: str = "test"
-    """train, validation, test, or all of them."""
+    split: str = "auto"
+    """train, validation, test, or all of them; auto: test, where there is none validation."""
     baseline: str = "none"
     """none, or unigram: score the training text's token frequencies instead of the model."""
     batch: int = 32
@@ -358,7 +358,8 @@ class ExportConfig:
     format: str = "hf"
     """hf: a folder that Hugging Face's libraries load; onnx: a graph for ONNX runtimes."""
     family: str | None = None
-    """The `model_type` of the published family to write; null: the model's own, or what fits."""
+    """The `model_type` of the published family to write, or `transfer` for a folder with its own
+    code; null: the model's own family, or what fits."""
     head: bool = True
     """Whether the classifier or the language model's head goes along; false: the backbone alone."""
     base: str | None = None

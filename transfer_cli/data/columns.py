@@ -32,8 +32,8 @@ _WHOLE_NUMBER = re.compile("-?[0-9]+")
 _MOST_LABELS = 100
 """A column of more different values is no label unless its name says so."""
 _MOST_EMPTY = 0.1
-_FEW_ROWS = 20
-"""In so few rows, labels that occur once are no sign of anything."""
+FEW_ROWS = 20
+"""In fewer rows, labels that occur once are no sign of anything."""
 _MOST_LISTED = 20
 _LONGEST_SHOWN = 80
 
@@ -253,4 +253,4 @@ def _is_text(cells: Collection[str]) -> bool:
 
 
 def _may_be_label(cells: Sequence[str]) -> bool:
-    return len(cells) < _FEW_ROWS or 2 * len(set(cells)) <= len(cells)
+    return len(cells) < FEW_ROWS or 2 * len(set(cells)) <= len(cells)

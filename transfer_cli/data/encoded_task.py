@@ -25,6 +25,7 @@ from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import gather
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.progress import progress
 
 if TYPE_CHECKING:
     from transfer_cli.data.tasks import Example
@@ -175,11 +176,13 @@ def _encoded(
 ) -> "Iterator[tuple[Example, list[int], list[int]]]":
     """Yield examples with the tokens of both texts; the second has none if it is not there."""
     # In portions: while it is made, an encoding takes ten times the memory of its tokens.
-    for first in range(0, len(examples), _PORTION):
-        portion = examples[first : first + _PORTION]
-        texts = tokenizer.encode_batch([example.text for example in portion])
-        others = tokenizer.encode_batch([example.pair or "" for example in portion])
-        yield from zip(portion, texts, others, strict=True)
+    with progress("encoding", len(examples), "texts") as more:
+        for first in range(0, len(examples), _PORTION):
+            portion = examples[first : first + _PORTION]
+            texts = tokenizer.encode_batch([example.text for example in portion])
+            others = tokenizer.encode_batch([example.pair or "" for example in portion])
+            yield from zip(portion, texts, others, strict=True)
+            more(len(portion))
 
 
 def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int]]:
@@ -199,6 +202,17 @@ def warn_of_cuts(num_cut: int, num_examples: int, length: int) -> None:
             num_examples,
             length,
         )
+
+
+def warn_of_empty(num_empty: int, num_examples: int) -> None:
+    """Log how many examples have no text, if any have none."""
+    if num_empty:
+        log.warning("%s of %s examples are empty texts", f"{num_empty:,}", f"{num_examples:,}")
+
+
+def is_empty(texts: "Sequence[str]") -> bool:
+    """Return whether there is nothing but blanks in the texts of an example."""
+    return not any(text and not text.isspace() for text in texts)
 
 
 def _labels(examples: "Sequence[Example]") -> dict[str, list[int | None]]:

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from glob import has_magic
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -156,12 +157,25 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
+def count_lines(path: Path) -> int | None:
+    """Return how many lines a file has, the last one included where it has no end.
+
+    None: it is a pipe, or a spreadsheet or Parquet, whose rows are no lines.
+    """
+    if not path.is_file() or format_of(path) in SHEET_FORMATS:
+        return None
+    with open_file(path) as file:
+        return 1 + sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
+
+
 def _suffix(path: Path) -> str:
     name = path.with_suffix("") if path.suffix in PACKINGS else path
     return name.suffix.lower()
 
 
 def _missing(path: Path) -> DataError:
+    if has_magic(path.name):
+        return DataError(f"{path} does not exist, and a pattern of names is read for text alone.")
     folder = next(each for each in path.parents if each.is_dir())
     name = path.relative_to(folder).parts[0]
     hint = nearest(name, (entry.name for entry in folder.iterdir()), cutoff=0.7)

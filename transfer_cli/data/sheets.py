@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Any
 from transfer_cli.data.packed import MAX_UNPACKED_RATIO, UNPACKED_FREELY_BYTES
 from transfer_cli.data.readers import Record, check_columns, check_readable
 from transfer_cli.errors import DataError, pip_install
+
+log = logging.getLogger(__name__)
 
 PARQUET, SPREADSHEET = "parquet", "xlsx"
 SHEET_FORMATS = (PARQUET, SPREADSHEET)
@@ -47,7 +50,9 @@ def sheet_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         _check_size(path)
         book = library.load_workbook(path, read_only=True, data_only=True)
         try:
-            sheet = book.worksheets[0]
+            sheet, *others = book.worksheets
+            if others:
+                log.info("%s: read from the first of its %s sheets", path, 1 + len(others))
             sheet.reset_dimensions()  # what a file says of its own size is often wrong
             width = 0
             for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):

@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 from transfer_cli.data import any_table, catalog, readers, sample
 from transfer_cli.data.any_table import Refuse, Skipped
-from transfer_cli.data.columns import ANY, Chosen, Wanted, typed
+from transfer_cli.data.columns import ANY, FEW_ROWS, Chosen, Wanted, typed
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.readers import Record
 from transfer_cli.data.split import Whole
 from transfer_cli.errors import DataError, at_least, listed, nearest
+from transfer_cli.progress import progress
 from transfer_cli.seeds import derive
 
 INPUT = "input"
@@ -259,6 +260,12 @@ class Table(Classified):
             for name, path in paths.items()
         }
         labels = _sorted_labels(train.rows)
+        if 2 * len(labels) > len(train.rows) >= FEW_ROWS:
+            raise DataError(
+                f"{paths['train']}: {len(train.rows):,} rows have {len(labels):,} different labels "
+                f"in {train.columns.label!r}. Is it the column of the label? Say data.text=COLUMN "
+                "data.label=COLUMN."
+            )
         splits = {
             name: _numbered(found.rows, labels, paths[name], name) for name, found in rows.items()
         }
@@ -294,15 +301,22 @@ class Table(Classified):
         asked = replace(self.columns, keys=keys)
         table_format = self.format or readers.format_of(path)
         if table_format is None:
-            raise DataError(f"{path}: its name does not tell the format. Set {keys}format=csv.")
+            raise DataError(
+                f"{path}: its name does not tell the format. For a table set {keys}format=csv; "
+                "text without labels is for pretrain data=text."
+            )
         skipped = Skipped()
-        with any_table.opened(path, table_format, self._layout, asked) as table:
+        with (
+            any_table.opened(path, table_format, self._layout, asked) as table,
+            progress(f"reading {path}", partial(readers.count_lines, path), "lines") as more,
+        ):
             columns = table.columns(asked, own)
             labels: dict[str, str] = {}
             read = partial(_row_of, columns=columns, name=str(path), labels=labels)
             on_error = skipped if self.errors == "skip" else Refuse(f"{keys}errors")
-            rows = []
+            rows = list[_Row]()
             for row in any_table.sound_rows(table, columns.read, read, on_error):
+                more(row.line - (rows[-1].line if rows else 0))
                 rows.append(row)
                 if len(labels) > MAX_LABELS:
                     raise DataError(

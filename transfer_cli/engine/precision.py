@@ -60,7 +60,8 @@ def choose_device(name: str) -> torch.device:
     if kind not in {"cpu", "cuda"} or (number and not (kind == "cuda" and number.isdigit())):
         known = ("auto", "cpu", "cuda", "cuda:1")
         raise ConfigError(
-            f"device: {name!r} is not auto, cpu, cuda or cuda:N.{nearest(name, known)}"
+            f"device: {name!r} is not auto, cpu, cuda (a GPU) or cuda:N."
+            f"{nearest(name, known, 0.75)}"
         )
     if kind == "cuda":
         there = torch.cuda.device_count() if torch.cuda.is_available() else 0

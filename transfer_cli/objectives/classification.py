@@ -146,6 +146,11 @@ class Classification(Objective):
         )
         return TABLE in trains or has_own_row or (was_pretrained and learns)
 
+    def pooling_of(self, model: TransferModel) -> Pooling:
+        """Return the pooling of its head."""
+        pooling: Pooling = model.heads[self.head].pooling  # type: ignore[assignment]
+        return pooling
+
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts."""
         return {"loss": size(batch)}
@@ -154,7 +159,7 @@ class Classification(Objective):
         """Return the classifier's logits in float32, `[B, C]`."""
         heads = model.heads
         pooler = heads[POOLER] if POOLER in heads and self.pooler is not False else None
-        logits_BC: Tensor = heads[self.head](encoded.top, batch["mask"], pooler)
+        logits_BC: Tensor = heads[self.head](encoded.pooled(self.pooling_of(model)), pooler)
         return logits_BC.float()
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 
 from transfer_cli.config.flat import flat
 from transfer_cli.config.plain_yaml import read_plain, scalar
-from transfer_cli.errors import ConfigError, nearest
+from transfer_cli.errors import ConfigError
+from transfer_cli.progress import progress
 from transfer_cli.report.contents import ENDED_EARLY, FINISHED, RUNNING, STOPPED, Run, SweepProgress
 from transfer_cli.report.untrusted import is_number, reason, text_or_none
 from transfer_cli.runs.analyses import read_analyses
-from transfer_cli.runs.directory import LOCK, RunDirectory
+from transfer_cli.runs.directory import LOCK, RunDirectory, like
 from transfer_cli.runs.locks import is_held
 from transfer_cli.runs.sweep import SWEEP, JobState, SweepDirectory, SweepJob, SweepRequest
 from transfer_cli.safe_files import UnreadableError, printable, read_json, read_text
@@ -53,17 +54,19 @@ def collect(paths: Iterable[Path]) -> Found:
     """
     found = Found()
     seen: set[str] = set()
-    for path in paths:
-        check_there(path)
-        problems, is_new = len(found.problems), os.path.realpath(path) not in seen
-        place = None
-        for place in _places(path, seen, found.problems):
-            try:
-                _take(place, found)
-            except UnreadableError as error:
-                found.problems.append(f"{place} cannot be read: {printable(str(error))}")
-        if is_new and place is None and len(found.problems) == problems:
-            found.problems.append(f"{path} holds no runs: no folder in it has a config.yaml")
+    with progress("reading", None, "runs") as noted:
+        for path in paths:
+            check_there(path)
+            problems, is_new = len(found.problems), os.path.realpath(path) not in seen
+            place = None
+            for place in _places(path, seen, found.problems):
+                try:
+                    _take(place, found)
+                except UnreadableError as error:
+                    found.problems.append(f"{place} cannot be read: {printable(str(error))}")
+                noted(1)
+            if is_new and place is None and len(found.problems) == problems:
+                found.problems.append(f"{path} holds no runs: no folder in it has a config.yaml")
     if not found.runs and not found.standings:
         more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
         raise ConfigError(f"nothing to report: {found.problems[0]}{more}")
@@ -81,8 +84,9 @@ def check_there(path: Path) -> None:
         return
     if path.exists():
         raise ConfigError(f"{path} is a file; name the run directory that it belongs to")
-    names = _folders(path.parent, []) if path.parent.is_dir() else []
-    raise ConfigError(f"there is no folder {path}.{nearest(path.name, (p.name for p in names))}")
+    key, _, rest = str(path).partition("=")
+    without = f"; type it without {key}=" if rest and Path(rest).is_dir() else ""
+    raise ConfigError(f"there is no folder {path}{without or like(path)}")
 
 
 def _places(path: Path, seen: set[str], problems: list[str]) -> Iterator[Path]:

@@ -28,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from transfer_cli.errors import CheckpointError, RunError
+from transfer_cli.errors import CheckpointError, RunError, nearest
 from transfer_cli.runs.atomic import make_stamped, write_json, write_text
 from transfer_cli.runs.locks import Lock, holder_of
 from transfer_cli.safe_files import read_json
@@ -206,8 +206,7 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path, key: str) -> "RunDirectory":
         """Return the run at `path`; `key` is the config key that named it."""
-        if not path.is_dir():
-            raise CheckpointError(f"{key}: there is no folder {path}")
+        check_is_folder(path, key)
         if not (path / CONFIG).is_file():
             raise CheckpointError(f"{key}: {path} is no run directory: it holds no {CONFIG}")
         return cls(path)
@@ -258,6 +257,24 @@ def _word(path: Path, key: str, otherwise: str) -> str:
         return otherwise
 
 
+def check_is_folder(path: Path, key: str) -> None:
+    """Refuse a path at which there is no folder.
+
+    Raises:
+        CheckpointError: The message begins with `key` and names a folder that may be meant.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{key}: there is no folder {path}{like(path)}")
+
+
+def like(path: Path) -> str:
+    """Return ". Did you mean 'x'?" for the folder beside a path that is called most like it."""
+    with suppress(OSError):
+        beside = (each.name for each in path.parent.iterdir() if each.is_dir())
+        return nearest(path.name, beside, 0.6).replace(" ", ". ", 1)
+    return ""
+
+
 def find_folder(path: Path, key: str) -> None:
     """Refuse a path of a model at which there is no folder.
 
@@ -268,12 +285,15 @@ def find_folder(path: Path, key: str) -> None:
         _refuse_pickles([path], key)
         raise CheckpointError(f"{key}: {path} is a file; give the run directory that it belongs to")
     if not path.is_dir():
-        published = ""
-        if _PUBLISHED.fullmatch(str(path)) and not (path.parts[1:] and path.parent.is_dir()):
-            published = f"; for the published model of that name type {key}={HUB}{path}"
+        cure = like(path)
+        is_name = _PUBLISHED.fullmatch(str(path)) and not (path.parts[1:] and path.parent.is_dir())
+        if "," in str(path) and all(Path(each).is_dir() for each in str(path).split(",")):
+            cure = f"; several are written as a list, {key}=[A,B]"
+        elif is_name and not cure:
+            cure = f"; for the published model of that name type {key}={HUB}{path}"
         raise CheckpointError(
             f"{key}: there is no folder {path}; name a run directory, its model/ or one of its "
-            f"checkpoints{published}"
+            f"checkpoints{cure}"
         )
 
 

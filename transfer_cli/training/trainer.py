@@ -43,7 +43,7 @@ from transfer_cli.training.console import (
     say_what_is_faster,
     without_details,
 )
-from transfer_cli.training.examples import items_of, noting
+from transfer_cli.training.examples import by_words, items_of, noting
 from transfer_cli.training.measurements import (
     MOST_JUDGED,
     hyperparameters,
@@ -186,7 +186,7 @@ class Trainer:
             run_trainer(
                 trainer,
                 run.streams,
-                micro_batch=run.micro_batch,
+                micro_batch=run.portion,
                 total_steps=start_step if ended else sizes.total_steps,
                 start_step=start_step,
                 epoch_length=sizes.steps_per_epoch,
@@ -312,6 +312,7 @@ class Trainer:
             "seed": self._config.seed,
             "measures": measures,
             "metrics": [metric.as_json() for metric in self._blueprint.metrics],
+            "by_words": by_words(run.data, [*scores][-1]) if scores else None,
             "tables": {name: found.tables for name, found in scores.items() if found.tables},
             "data_changed": run.origins.accepted,
             "labels": list(run.data.labels),

@@ -21,6 +21,10 @@ WRONG = [
     ("predict", ["run=[here,nope]"], "run: there is no folder nope"),
     ("predict", ["run=here", "input=nope.csv"], "nope.csv does not exist"),
     ("export", ["run=here", "to=here"], "to: here is there already"),
+    ("predict", ["run=heer"], "checkpoints. Did you mean 'here'?"),
+    ("predict", ["run='here,here'"], "several are written as a list, run=[A,B]"),
+    ("predict", ["run=here", "input='Who is it ?'"], "there is no file 'Who is it ?'; texts come"),
+    ("finetune", ["resume=heer"], "resume: there is no folder heer. Did you mean 'here'?"),
 ]
 
 RIGHT = [
@@ -72,7 +76,7 @@ def test_in_a_sweep_each_value_is_looked_at():
         ("bert-base-uncased", "type init_from=hf:bert-base-uncased"),
         ("google-bert/bert-base-uncased", "type init_from=hf:google-bert/bert-base-uncased"),
         ("here/run", ""),
-        ("../run", ""),
+        ("../other", ""),
         ("/no/run", ""),
     ],
 )

@@ -18,15 +18,6 @@ from transfer_cli.config.flags import Request
 from transfer_cli.config.launch import compose
 
 
-@pytest.fixture
-def own(tmp_path):
-    folder = tmp_path / "own"
-    (folder / "model").mkdir(parents=True)
-    (folder / "model" / "huge.yaml").write_text("# Too large for you\nwidth: 9\n")
-    (folder / "model" / "tiny.yaml").write_text("# Smaller than ours\nwidth: 1\n")
-    return folder
-
-
 def option_of(group, name):
     [found] = [each for each in options() if (each.group, each.name) == (group, name)]
     return found

@@ -17,15 +17,6 @@ SHOWN = {
 }
 
 
-@pytest.fixture
-def own(tmp_path):
-    folder = tmp_path / "own"
-    (folder / "model").mkdir(parents=True)
-    (folder / "model" / "huge.yaml").write_text("# Too large for you\nwidth: 9\n")
-    (folder / "model" / "tiny.yaml").write_text("# Smaller than ours\nwidth: 1\n")
-    return folder
-
-
 @cache
 def help_of(typed, *words):
     name, command = SHOWN[typed]
@@ -167,7 +158,7 @@ def test_a_folder_of_own_configs_that_does_not_exist_is_refused(tmp_path):
 
 
 def test_the_usage_speaks_of_options_where_there_are_some():
-    assert "transfer evaluate RUN [GROUP=OPTION ...] [KEY=VALUE ...]" in help_of("evaluate")
+    assert "transfer evaluate RUN FILE [GROUP=OPTION ...] [KEY=VALUE ...]" in help_of("evaluate")
     assert "transfer predict RUN FILE [KEY=VALUE ...] [FLAGS]\n" in help_of("predict")
 
 

@@ -97,7 +97,7 @@ def test_each_file_is_looked_at_by_itself(tmp_path):
 
 
 def test_what_is_typed_is_not_recognised(load):
-    rows = [["a", "b"], *([text, text.replace(" ", ";", 1)] for text, _ in ROWS)]
+    rows = [["a", "b"], *([text, label.replace("s", ";", 1)] for text, label in ROWS)]
 
     data, said = load(as_text(rows, ";"), delimiter="semicolon", header=False, text=1, label="2")
 
@@ -267,7 +267,8 @@ def book(tmp_path):
     return write
 
 
-def test_the_first_sheet_of_a_spreadsheet_is_a_table(book):
+def test_the_first_sheet_of_a_spreadsheet_is_a_table(book, caplog):
+    caplog.set_level(logging.INFO)
     rows = [
         ["review", "stars", None],
         *([text, 4 + (label == "pos"), None] for text, label in ROWS),
@@ -278,6 +279,7 @@ def test_the_first_sheet_of_a_spreadsheet_is_a_table(book):
     data = Table(train=str(path), validation=str(path), errors="skip").load(path, 0)
 
     assert data.labels == ("4", "5")
+    assert "a.xlsx: read from the first of its 2 sheets" in caplog.text
     assert data.splits["train"][-1] == Example("17", 1)
     assert len(data.splits["train"]) == 61
 

@@ -400,7 +400,9 @@ def test_a_mistake_in_any_job_ends_the_sweep_before_it_leaves_a_trace(tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("preset", "jobs"), [("seeds", 5), ("lr", 7), ("few_label", 12)])
+@pytest.mark.parametrize(
+    ("preset", "jobs"), [("seeds", 5), ("lr", 7), ("few_label", 12), ("tutorial", 4)]
+)
 def test_a_preset_makes_a_sweep_of_a_command(preset, jobs):
     configs, _, _ = run([f"sweep={preset}"], "finetune")
 

@@ -10,7 +10,7 @@ import numpy as np
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.data.columns import Wanted
-from transfer_cli.data.encoded_task import warn_of_cuts
+from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.sampler import shard
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import predictions, row_by_row
@@ -45,7 +45,7 @@ class Ensemble:
         for path, (_, task) in zip(paths[1:], self._runs[1:], strict=True):
             self.task.check_combines(task, paths[0], path)
         self._num_cut = [0] * len(paths)
-        self._num_texts = 0
+        self._num_texts = self._num_empty = 0
 
     @property
     def columns(self) -> Wanted:
@@ -86,10 +86,12 @@ class Ensemble:
                 answers[number] = answer
             self._num_cut = [sum(pair) for pair in zip(self._num_cut, cut, strict=True)]
         self._num_texts += len(examples)
+        self._num_empty += sum(is_empty(self.task.texts(each)) for each in examples)
         return answers
 
     def say_cuts(self) -> None:
-        """Say how many examples were too long for a run."""
+        """Say how many examples were too long for a run, and how many were empty."""
+        warn_of_empty(self._num_empty, self._num_texts)
         for (trained, _), num_cut in zip(self._runs, self._num_cut, strict=True):
             warn_of_cuts(num_cut, self._num_texts, trained.length)
 

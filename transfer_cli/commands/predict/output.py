@@ -61,8 +61,10 @@ def opened(
                 yield out, partial
                 out.flush()
                 flush(partial)
+                replaces = ", in place of what was there" if path.exists() else ""
                 partial.replace(path)
                 flush(path.parent)
+                log.info("the answers are in %s%s", path, replaces)
             except BaseException:
                 with suppress(OSError):
                     out.flush()
