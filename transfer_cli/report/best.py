@@ -114,9 +114,11 @@ def reasons(best: Best) -> Iterator[str]:
     """Yield why a run is the best: by what, by how much, and what a tie leaves open."""
     value = best.run.measures[best.choice.measure]
     end = "lowest" if best.choice.lower_is_better else "highest"
+    has_test = any(name.startswith("test/") for name in best.run.measures)
     yield (
         f"{best.choice.measure} {formats.value(best.choice.metric, value)}, the {end} of "
-        f"{formats.several(best.among, 'run')} that learnt anything; the test split had no say"
+        f"{formats.several(best.among, 'run')} that learnt anything"
+        + ("; the test split had no say" if has_test else "")
     )
     if best.tied:
         yield from _of_tie(best.run, best.tied, best.decided)
