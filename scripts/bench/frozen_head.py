@@ -142,7 +142,8 @@ def compare(
     theirs = ["", "", ""]
     if peers is not None:
         _python(sys.executable, _FEATURES, str(features), *words, env=cache)
-        found = json.loads(_python(peers, _FIT, str(features), env={}))
+        threads = {"OMP_NUM_THREADS": str(asked.threads)}
+        found = json.loads(_python(peers, _FIT, str(features), env=threads))
         ratio = error / max(found["error"], 1e-9)
         theirs = [f"{found['error']:.2f}", f"{ratio:.3f}", f"{found['seconds']:.1f}"]
         goals.append(Goal(f"{name}: error over that of scikit-learn", ratio, WORST_RATIO))

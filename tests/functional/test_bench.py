@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import lzma
 import os
 import re
 import subprocess
@@ -108,6 +109,29 @@ def run(script, *words):
         env={**os.environ, "PYTHONPATH": str(conf_dir().parent)},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
+
+
+def test_sentences_of_an_encyclopedia_become_tables_labelled_by_their_article(tmp_path):
+    frozen_head = importlib.import_module("frozen_head")
+    articles = {"Oslo": "tram", "Lima": "bridge", "Short": "word"}
+    lines = []
+    for title, thing in articles.items():
+        count = 3 if title == "Short" else 12
+        said = " ".join(f"There is the {thing} of number {n}." for n in range(count))
+        lines += [f"= {title} =\n", "\n", f"{said} Too short.\n", f"{said}\n"]
+    with lzma.open(tmp_path / "text.xz", "wt") as file:
+        file.writelines(lines)
+
+    words = frozen_head.write_articles(tmp_path / "text.xz", tmp_path, (2, 10, 2))
+
+    assert words[0] == "data=table"
+    tables = {name: (tmp_path / f"{name}.csv").read_text() for name in ("train", "test")}
+    assert [len(table.splitlines()) for table in tables.values()] == [21, 5]
+    for table in tables.values():
+        rows = table.splitlines()[1:]
+        assert {row.rsplit(",", 1)[1] for row in rows} == {"Oslo", "Lima"}
+        assert all(("tram" in row) == row.endswith("Oslo") for row in rows)
+    assert not set(tables["train"].splitlines()[1:]) & set(tables["test"].splitlines()[1:])
 
 
 @pytest.mark.slow

@@ -21,6 +21,9 @@ from torch import Tensor
 from transfer_cli.data.tasks import Example
 from transfer_cli.optim.lbfgs import LBFGS
 
+MOST_LABELS = 256
+"""With more, a table of texts and labels would be large."""
+
 MOST_CHARACTERS = 2000
 """Of a text."""
 
@@ -37,8 +40,7 @@ rows of length 1 that are spread over thousands of terms."""
 
 def right_by_words(train: Sequence[Example], scored: Sequence[Example], labels: int) -> int:
     """Return how many of `scored` a model that is fitted on `train` gives the right label."""
-    found = [Counter(_terms(example)) for example in train]
-    texts_with = Counter(itertools.chain.from_iterable(found))
+    texts_with = Counter(term for example in train for term in set(_terms(example)))
     kept = min(MOST_TERMS, MOST_WEIGHTS // labels)
     # Sorted, so that ties do not depend on the order of the texts.
     chosen = sorted(texts_with, key=lambda term: (-texts_with[term], term))[:kept]
@@ -53,19 +55,19 @@ def right_by_words(train: Sequence[Example], scored: Sequence[Example], labels: 
         evaluations=100,
         history=5,
     )
-    rows, label_N = _sparse_rows(found, numbers, rarity), _labels(train)
+    rows, label_N = _sparse_rows(train, numbers, rarity), _labels(train)
     columns = rows.transposed(len(weight_VC))
 
     def closure() -> Tensor:
         """Torch's own backward pass through `embedding_bag` takes ten times as long."""
         logits_NC = rows.times(weight_VC) + bias_C
-        gradient_NC = logits_NC.softmax(1).sub_(F.one_hot(label_N, labels)) / len(train)
+        gradient_NC = (logits_NC.softmax(1) - F.one_hot(label_N, labels)) / len(train)
         weight_VC.grad, bias_C.grad = columns.times(gradient_NC), gradient_NC.sum(0)
         return F.cross_entropy(logits_NC, label_N)
 
     closure()
     optimizer.step(closure)
-    others = _sparse_rows([Counter(_terms(example)) for example in scored], numbers, rarity)
+    others = _sparse_rows(scored, numbers, rarity)
     said_N = (others.times(weight_VC) + bias_C).argmax(1)
     return int((said_N == _labels(scored)).sum())
 
@@ -106,18 +108,18 @@ class _Sparse:
 
 
 def _sparse_rows(
-    found: Sequence[Counter[str]], numbers: dict[str, int], rarity: Sequence[float]
+    examples: Sequence[Example], numbers: dict[str, int], rarity: Sequence[float]
 ) -> _Sparse:
     """Return texts as rows of tf-idf, each of length 1.
 
     Args:
-        found: How often each term is in each text.
+        examples: The texts.
         numbers: Of the terms that are known.
         rarity: Of each of these.
     """
     columns, values, starts = list[int](), list[float](), list[int]()
-    for counts in found:
-        own = {numbers[term]: count for term, count in counts.items() if term in numbers}
+    for example in examples:
+        own = Counter(numbers[term] for term in _terms(example) if term in numbers)
         raw = [rarity[number] * (1 + math.log(count)) for number, count in own.items()]
         length = math.hypot(*raw)
         starts.append(len(columns))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from transfer_cli.data.split import Split, some_of
+from transfer_cli.data.tasks import Example
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.tasks.base import Task, by_example, task_of
 from transfer_cli.tasks.classification import ClassificationTask
@@ -128,3 +129,11 @@ def test_where_all_examples_are_of_one_label_nothing_can_be_said():
 
 def test_what_predicts_no_labels_cannot_fail_so():
     assert ClassificationTask(()).failure({"loss": 3.0}, {}) is None
+
+
+def test_of_very_many_labels_there_is_no_linear_model_on_words():
+    one = [Example("Where is it ?", 0), Example("How many ?", 1)]
+    few, many = (ClassificationTask(tuple(map(str, range(count)))) for count in (256, 257))
+
+    assert few.right_by_words(one, one) == 2
+    assert many.right_by_words(one, one) is None
