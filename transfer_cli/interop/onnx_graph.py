@@ -224,7 +224,7 @@ def _batch(model: TransferModel, rows: int, length: int) -> Batch:
 def _output(model: TransferModel, objective: Objective | None, batch: Batch) -> Tensor:
     encoded = Encoding(model, batch)
     if isinstance(objective, Classification):
-        return objective.class_logits(model, batch, encoded)
+        return objective.outputs(model, batch, encoded)
     if objective is None:
         return encoded.top
     logits_BTV: Tensor = model.heads[HEAD](encoded.top, model.backbone.token_embedding.weight)

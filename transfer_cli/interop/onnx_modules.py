@@ -12,8 +12,9 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.model.heads import BatchNorm, Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
-from transfer_cli.objectives.classification import POOLER, Classification
+from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.objectives.sequence import POOLER
 
 
 class Graph(nn.Module):

@@ -20,6 +20,7 @@ import numpy as np
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.readers import Record
 from transfer_cli.data.split import Dataset
+from transfer_cli.data.tasks import Table
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 
@@ -114,6 +115,11 @@ class Task(ABC):
         return self.node(**{name: getattr(self, name) for name in names})
 
     # --- examples ---------------------------------------------------------------------------
+
+    @classmethod
+    def table(cls) -> type[Table] | None:
+        """Return the data source of own tables with answers, or None."""
+        return None
 
     @abstractmethod
     def read(self, record: Record, text: str, pair: str | None, name: str) -> Any:
