@@ -215,7 +215,7 @@ class Trec(Drawn):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """What is read of a row of a table."""
 
     line: int
@@ -225,10 +225,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """The rows of a file, from which columns they are, and how many were left out."""
 
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     columns: Chosen
     num_skipped: int
 
@@ -295,7 +295,7 @@ class Table(Drawn):
         data = self.of_rows(rows, paths)
         return self._drawn(data, seed, self.validation_share)
 
-    def of_rows(self, rows: Mapping[str, "Rows"], paths: Mapping[str, Path]) -> LabelledData:
+    def of_rows(self, rows: Mapping[str, "TableRows"], paths: Mapping[str, Path]) -> LabelledData:
         """Return what the rows of splits are, by name; labels are those of the first."""
         first = next(iter(rows))
         labels = _sorted_labels(rows[first].rows)
@@ -320,19 +320,21 @@ class Table(Drawn):
         data = self.of_rows({INPUT: found}, {INPUT: path})
         return replace(data, files={"train": path}, part_of={INPUT: part_of})
 
-    def row_of(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> Row:
+    def row_of(
+        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
+    ) -> TableRow:
         """Return what is read of a record; equal labels are one text in memory."""
         text = readers.text_of(record, columns.text, name)
         pair = None if columns.pair is None else readers.text_of(record, columns.pair, name)
         label = readers.label_of(record, columns.label, name)
-        return Row(record.line, text, labels.setdefault(label, label), pair)
+        return TableRow(record.line, text, labels.setdefault(label, label), pair)
 
     @property
     def columns(self) -> Wanted:
         """The columns as they were typed."""
         return replace(typed(self.text, self.pair, self.label), numbers=self.numbers)
 
-    def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> "Rows":
+    def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> "TableRows":
         """Return the rows of a file, from the columns `own` of another file if it has them."""
         asked = replace(self.columns, keys=keys)
         table_format = self.format or readers.format_of(path)
@@ -356,7 +358,7 @@ class Table(Drawn):
                         f"Is {columns.label!r} the column of the label?"
                     )
         skipped.say(len(rows), str(path))
-        return Rows(rows, columns, skipped.count)
+        return TableRows(rows, columns, skipped.count)
 
 
 @dataclass(kw_only=True)
@@ -382,7 +384,7 @@ class SampleQuestions(Drawn):
 # ---------------------------------------------------------------------------------- reading
 
 
-def _sorted_labels(rows: Sequence[Row]) -> tuple[str, ...]:
+def _sorted_labels(rows: Sequence[TableRow]) -> tuple[str, ...]:
     """Return all labels, sorted: as numbers when all are whole numbers."""
     labels = sorted({row.label for row in rows})
     # 18 digits always fit; a longer "number" is an identifier.
@@ -403,7 +405,9 @@ def _read_trec(path: Path) -> Iterator[tuple[str, str]]:
         yield text.strip(" "), label
 
 
-def _numbered(rows: Sequence[Row], labels: Sequence[str], path: Path, split: str) -> list[Example]:
+def _numbered(
+    rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
+) -> list[Example]:
     """Return examples with numbers for labels, all of which must occur in training."""
     numbers = {label: number for number, label in enumerate(labels)}
     unknown = [row for row in rows if row.label not in numbers]

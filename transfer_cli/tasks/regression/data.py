@@ -12,7 +12,7 @@ import numpy.typing as npt
 from transfer_cli.data import sample
 from transfer_cli.data.columns import Chosen
 from transfer_cli.data.readers import Record
-from transfer_cli.data.tasks import Drawn, LabelledData, Row, Rows, Table
+from transfer_cli.data.tasks import Drawn, LabelledData, TableRow, TableRows, Table
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
 
@@ -30,7 +30,9 @@ class NumberTable(Table):
         """See `TaskData`."""
         return _with_task(super().load(data_dir, seed))
 
-    def row_of(self, record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> Row:
+    def row_of(
+        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
+    ) -> TableRow:
         """See `Table`."""
         row = super().row_of(record, columns, name, labels)
         if not _is_number(row.label):
@@ -40,7 +42,7 @@ class NumberTable(Table):
             )
         return row
 
-    def of_rows(self, rows: Mapping[str, Rows], paths: Mapping[str, Path]) -> LabelledData:
+    def of_rows(self, rows: Mapping[str, TableRows], paths: Mapping[str, Path]) -> LabelledData:
         """See `Table`."""
         splits = {
             name: [NumberExample(row.text, float(row.label), row.pair) for row in found.rows]

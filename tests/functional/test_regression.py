@@ -1,0 +1,104 @@
+"""Numbers for texts, from the table to the prediction."""
+
+import csv
+import json
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.functional
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Return a table of pairs with a number each, whose words tell the number."""
+    file = tmp_path_factory.mktemp("numbers") / "pairs.csv"
+    with file.open("w", newline="") as out:
+        write = csv.writer(out).writerow
+        write(["sentence1", "sentence2", "score"])
+        for n in range(120):
+            write([f"the {('red', 'blue', 'old', 'new')[n % 4]} bridge", "a bridge", n % 4 + 0.5])
+    return file
+
+
+@pytest.fixture(scope="module")
+def words(pretrained, table, loop):
+    """Return a command line that fine-tunes on it."""
+    return ("finetune", "data=numbers", "objective=regression", f"data.train={table}", *loop,
+            f"init_from={pretrained}", "optimizer.lr=3e-3", "loop.steps=60", "loop.batch=16",
+            "loop.evaluate_every=30 steps", "checkpoint.every=30 steps")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(words, tmp_path_factory):
+    """Return a finished run."""
+    from tests.functional.conftest import finished
+
+    place = tmp_path_factory.mktemp("runs") / "numbers"
+    finished(*words, f"run.dir={place}")
+    return place
+
+
+def test_numbers_are_learnt_and_measured(run, read_json):
+    results = read_json(run / "results.json")
+
+    measures = results["measures"]["validation"]
+    assert measures["pearson"] > 0.9
+    assert measures["spearman"] > 0.9
+    assert measures["mse"] < 0.3 < 1.2
+    assert [each["name"] for each in results["metrics"] if each["headline"]] == ["pearson"]
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    transfer, words, run, at_record, tmp_path, read_json
+):
+    at_record("after", "validation", 30, lambda: signal.raise_signal(signal.SIGTERM))
+    assert transfer(*words, "run.dir=again").code == 75
+    ended = transfer("finetune", "resume=again")
+
+    assert ended.code == 0, ended.err
+    ours, theirs = (read_json(place / "results.json") for place in (tmp_path / "again", run))
+    assert ours["measures"] == theirs["measures"]
+
+
+def test_new_pairs_get_numbers_and_runs_answer_with_their_mean(transfer, run, tmp_path):
+    (tmp_path / "new.csv").write_text("sentence1,sentence2\nthe red bridge,a bridge\n")
+
+    one = transfer("predict", str(run), "new.csv", "device=cpu")
+    two = transfer("predict", f"run=[{run},{run}]", "input=new.csv", "device=cpu")
+
+    answer = json.loads(one.out)
+    assert answer["value"] == pytest.approx(0.5, abs=0.7)
+    assert (answer["text"], answer["pair"]) == ("the red bridge", "a bridge")
+    assert json.loads(two.out)["value"] == pytest.approx(answer["value"], abs=1e-5)
+
+
+def test_every_row_of_a_table_is_scored(transfer, run, table, read_json, tmp_path):
+    ended = transfer("evaluate", str(run), str(table), "output=out.json", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    assert "input: scored 120 of 120 examples" in ended.out
+    assert read_json(tmp_path / "out.json")["measures"]["input"]["pearson"] > 0.9
+
+
+def test_data_are_looked_at(transfer, pretrained, table):
+    ended = transfer("inspect", "data=numbers", f"data.train={table}", f"init_from={pretrained}")
+
+    assert ended.code == 0, ended.err
+    assert "0.5: the red bridge | a bridge" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["objective=classification"], "choose objective=regression"),
+        (["data=table", "data.label=score"], "objective: Regression needs examples of the task"),
+        (["objective.loss=mae"], "objective.loss: expected one of mse, huber; got 'mae'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(transfer, words, more, said, tmp_path):
+    ended = transfer(*words, *more, "run.dir=run")
+
+    assert ended.code == 2
+    assert said in ended.err
+    assert list(tmp_path.iterdir()) == []
