@@ -140,7 +140,7 @@ class Task(ABC):
         """Return the texts of an example, the one to show first."""
 
     def labels_of(self, example: Any) -> Sequence[str]:
-        """Return the labels that people gave it, for statistics; of no labels, what they answered."""
+        """Return what people answered: its labels, for statistics."""
         return ()
 
     @abstractmethod

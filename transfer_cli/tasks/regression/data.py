@@ -12,7 +12,7 @@ import numpy.typing as npt
 from transfer_cli.data import sample
 from transfer_cli.data.columns import Chosen
 from transfer_cli.data.readers import Record
-from transfer_cli.data.tasks import Drawn, LabelledData, TableRow, TableRows, Table
+from transfer_cli.data.tasks import Drawn, LabelledData, Table, TableRow, TableRows
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
 
