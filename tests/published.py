@@ -1,12 +1,16 @@
 """Small published models of every family, as the reference implementation writes them."""
 
+import importlib
 import json
+import tempfile
 import warnings
 from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
+
+_MODULES = tempfile.TemporaryDirectory(prefix="transformers_modules")
 
 FAMILIES = ("bert", "distilbert", "roberta", "electra", "gpt2")
 
@@ -33,8 +37,14 @@ HARD_TEXT = [
 
 
 def reference():
-    """Return the reference implementation, or skip the test where it is not installed."""
-    return pytest.importorskip("transformers", reason="the reference implementation is missing")
+    """Return the reference implementation, or skip the test where it is not installed.
+
+    Code that comes with a model is copied into a folder that goes when the tests end.
+    """
+    lib = pytest.importorskip("transformers", reason="the reference implementation is missing")
+    dynamic = importlib.import_module("transformers.dynamic_module_utils")
+    dynamic.HF_MODULES_CACHE = _MODULES.name
+    return lib
 
 
 def wordpiece(folder: Path, *, lowercase: bool = True) -> int:

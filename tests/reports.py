@@ -109,6 +109,7 @@ def classifier(
         results={
             "measures": {"validation": measures, "test": measures},
             "tables": {"test": {"confusion": confusion(found, labels, draw)}},
+            "labels": list(labels),
             "parameters": {"trainable": trained},
         },
         timing={"seconds": 40 + 20 * draw.random(), "peak_memory_bytes": 7e8 + trained * 16},

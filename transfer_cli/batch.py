@@ -16,6 +16,8 @@ key            shape, type     meaning
 `target`       [B, T] int64    made by an objective's `prepare`; `IGNORE` where there is no loss
 `states`       [B, T, K, D]    cached features only: float32 hidden states of the layers that the
                                readout reads; 0 at padding
+`pooled`       [B, D]          cached features only, in place of `states` where every loss reads
+                               one vector a text: the readout's states, pooled
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared
 `target_rows`  [N] int64       made by `with_facts`: where there is a target, counted through the
                                batch row by row; likewise `compared_rows`

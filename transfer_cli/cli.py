@@ -318,6 +318,12 @@ def _end_sweep(jobs: "Jobs", folder: Path) -> None:
             ending = f"{job.outcome}: {ending}"
         own = " ".join(word for word in job.words if word not in common) or "(as it is)"
         lines.append(Line(f"  {job.number}  {own}  {ending}"))
+    for text, numbers in jobs.warned.items():
+        if len(numbers) > 1:
+            about = printable(text.partition(":")[0])
+            lines.append(
+                Line(f"  {len(numbers)} jobs had the warning of job {numbers[0]}: {about}")
+            )
     if jobs.makes_runs and jobs.sweep_dir is not None:
         from transfer_cli.report.best import last_words
 

@@ -55,6 +55,16 @@ class Metric:
         """The lowest and the highest value that its unit allows."""
         return _BOUNDS.get(self.unit, (-math.inf, math.inf))
 
+    @property
+    def shown_times(self) -> float:
+        """What a value is multiplied by where it is shown: shares stand in percent, too."""
+        return 100.0 if self.unit == "fraction" else 1.0
+
+    @property
+    def shown_unit(self) -> str:
+        """What follows a value where it is shown."""
+        return " %" if self.unit in ("fraction", "percent") else ""
+
     def of_loss(self, loss: str) -> "Metric":
         """Return the same metric of a further loss, whose examples are not in `items.jsonl`."""
         return replace(self, name=f"{loss}/{self.name}", headline=False, per_example=False)

@@ -13,8 +13,6 @@ pytestmark = [
     pytest.mark.functional, pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]  # fmt: skip
 
-pytest.importorskip("plotly", reason="the page's charts need plotly")
-
 
 @pytest.fixture
 def analysed(mylab, finetuned, monkeypatch, capsys):

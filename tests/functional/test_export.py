@@ -52,12 +52,12 @@ def our_logits(run, texts, pairs=None):
         return trained.objective.outputs(trained.model, batch, encoded)
 
 
-def their_logits(folder, texts, pairs=None):
+def their_logits(folder, texts, pairs=None, **options):
     lib = reference()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = lib.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-        tokenizer = lib.AutoTokenizer.from_pretrained(folder)
+        model = lib.AutoModelForSequenceClassification.from_pretrained(folder, **options).eval()
+        tokenizer = lib.AutoTokenizer.from_pretrained(folder, **options)
         given = tokenizer(texts, pairs, padding=True, truncation=True, return_tensors="pt")
     with torch.no_grad():
         return model(**given).logits, model
@@ -504,7 +504,7 @@ def test_a_head_that_labels_tokens_is_not_taken_for_one_that_labels_texts(transf
 
 
 def test_an_export_leaves_nothing_where_it_is_refused(transfer, tmp_path, pretrained):
-    refused = transfer("export", f"run={pretrained}", "to=new/folder/out")
+    refused = transfer("export", f"run={pretrained}", "to=new/folder/out", "family=gpt2")
     assert refused.code == 2
     assert not list(tmp_path.iterdir())
 

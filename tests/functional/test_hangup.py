@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,16 +25,22 @@ def words(corpus, tiny, loop):
 
 @pytest.fixture
 def hung_up(tmp_path):
-    """Return how to run a command on a terminal that goes away once a text was shown there."""
+    """Return how to run a command on a terminal that goes away once a text was shown there.
 
-    def call(sign, *words, ignores=False):
+    With `log` it is looked for in that file.
+    """
+
+    def call(sign, *words, ignores=False, log=None):
         master, slave = pty.openpty()
         # In this place, since the server of processes keeps the variables of its own start.
         variables = {name: os.environ[name] for name in ("TRANSFER_CACHE", "TRANSFER_DATA")}
         arguments = (os.ttyname(slave), tmp_path, words, variables, ignores)
         process = CONTEXT.Process(target=_on_terminal, args=arguments)
         process.start()
-        _read_until(master, sign)
+        if log is None:
+            _read_until(master, sign)
+        while log is not None and not (log.is_file() and sign in log.read_text()):
+            time.sleep(0.1)
         os.close(slave)
         os.close(master)
         process.join(60)
@@ -87,7 +94,8 @@ def test_a_run_that_ignores_the_signal_goes_on_without_its_terminal(hung_up, wor
 
 @pytest.mark.slow
 def test_a_sweep_and_its_jobs_end_when_their_terminal_goes_away(hung_up, words, tmp_path):
-    code = hung_up("step 3 validation", *words, "run.dir=sweep", "seed=1,2", "-m")
+    log = tmp_path / "sweep" / "job-0.log"
+    code = hung_up("step 3 validation", *words, "run.dir=sweep", "seed=1,2", "-m", log=log)
 
     assert code == 75
     assert status(tmp_path / "sweep" / "0")["status"] == "stopped"

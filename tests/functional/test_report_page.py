@@ -1,6 +1,7 @@
 """The page of a report in a real browser: drawn, sorted, read by keyboard, in both colours."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -8,12 +9,12 @@ from tests import reports
 from transfer_cli.report.page import page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytest.importorskip("plotly", reason="the page's charts need plotly")
 
 pytestmark = pytest.mark.functional
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-WIDTHS = (360, 768, 1440)
+WIDTHS = (390, 900, 1440)
+FOLD = 800
 SECONDS_TO_LOAD = 2.0
 LOADS = 4
 
@@ -58,6 +59,26 @@ CONTRAST = """() => {
 }"""
 
 
+CUT = """() => {
+  const cut = [];
+  for (const plot of document.querySelectorAll(".plot")) {
+    const box = plot.getBoundingClientRect();
+    for (const text of plot.querySelectorAll("svg text")) {
+      const { left, right, top, bottom } = text.getBoundingClientRect();
+      if (left < box.left - 1 || right > box.right + 1 || top < box.top - 1
+        || bottom > box.bottom + 1) cut.push(["chart", text.textContent]);
+    }
+  }
+  for (const each of document.querySelectorAll("main *, footer")) {
+    const style = getComputedStyle(each);
+    const hides = style.overflowX === "hidden" && each.scrollWidth > each.clientWidth + 1;
+    if (hides && !each.matches(".hidden, .plot")) cut.push(["box", each.outerHTML.slice(0, 80)]);
+  }
+  return cut;
+}"""
+"""What is cut off: texts of charts beyond their picture, and boxes that hide a part of theirs."""
+
+
 @pytest.fixture(scope="module")
 def chromium():
     """Return a browser; without one these tests are skipped."""
@@ -86,7 +107,7 @@ class Opened:
         figures = self.tab.locator("figure.chart")
         for at in range(figures.count()):
             figures.nth(at).scroll_into_view_if_needed()
-            figures.nth(at).locator(".main-svg").first.wait_for()
+            figures.nth(at).locator(".plot svg").wait_for()
         return figures.count()
 
     def column(self, title):
@@ -103,14 +124,15 @@ class Opened:
 
 
 @pytest.fixture
-def open_page(chromium, tmp_path):
-    """Return how to write a report's page and open it."""
+def open_page(chromium, tmp_path, monkeypatch):
+    """Return how to write a report's page, of runs at a path as people type it, and open it."""
     contexts = []
+    monkeypatch.chdir(tmp_path)
 
     def opened(make, width=1440, **options):
         file = tmp_path / f"{make.__name__}.html"
         if not file.exists():
-            file.write_text(page(make(tmp_path / make.__name__)), encoding="utf-8")
+            file.write_text(page(make(Path(make.__name__))), encoding="utf-8")
         context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
         contexts.append(context)
         return Opened(context.new_page(), file)
@@ -124,9 +146,9 @@ def open_page(chromium, tmp_path):
 @pytest.mark.parametrize(
     ("make", "charts"),
     [
-        (reports.sweep_of_schemes, 4),
+        (reports.sweep_of_schemes, 5),
         (reports.few_labels, 5),
-        (reports.search, 4),
+        (reports.search, 5),
         (reports.single, 2),
         (reports.language_models, 3),
         (reports.without_results, 2),
@@ -194,8 +216,8 @@ def test_every_text_can_be_read_in_light_and_in_dark(open_page, scheme, make):
 def test_the_button_changes_the_colours_of_the_page_and_of_its_charts(open_page):
     opened = open_page(reports.single, color_scheme="light")
     opened.draw()
-    ground = "getComputedStyle(document.querySelector('.main-svg')).backgroundColor"
-    light = opened.tab.evaluate(ground)
+    ground = opened.tab.locator("#t1-training .plot rect")
+    light = ground.get_attribute("fill")
     button = opened.tab.get_by_role("button", name="Dark colours")
     assert button.get_attribute("aria-pressed") == "false"
 
@@ -203,13 +225,13 @@ def test_the_button_changes_the_colours_of_the_page_and_of_its_charts(open_page)
 
     assert button.get_attribute("aria-pressed") == "true"
     assert opened.tab.evaluate(CONTRAST)["page"] < 0.1
-    opened.tab.locator(f".main-svg:not([style*='{light}'])").first.wait_for()
+    assert ground.get_attribute("fill") != light
     assert opened.complaints == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [reports.sweep_of_schemes, reports.search])
-def test_the_page_never_scrolls_sideways(open_page, make):
+def test_nothing_is_cut_and_the_page_never_scrolls_sideways(open_page, make):
     opened = open_page(make, width=WIDTHS[0], has_touch=True, is_mobile=True)
     opened.draw()
     opened.tab.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
@@ -222,6 +244,7 @@ def test_the_page_never_scrolls_sideways(open_page, make):
         assert opened.tab.evaluate("document.documentElement.scrollWidth") <= width
         for box in opened.tab.locator("figure.chart").all():
             assert box.bounding_box()["width"] <= width
+        assert opened.tab.evaluate(CUT) == []
 
 
 @pytest.mark.slow
@@ -232,7 +255,7 @@ def test_a_chart_follows_the_width_of_the_window(open_page):
     opened.tab.set_viewport_size({"width": 360, "height": 800})
 
     opened.tab.wait_for_timeout(500)
-    drawn = opened.tab.locator("#t1-training .main-svg").first.bounding_box()
+    drawn = opened.tab.locator("#t1-training .plot svg").bounding_box()
     assert drawn["width"] < 360
 
 
@@ -275,10 +298,10 @@ def test_groups_are_taken_out_of_the_charts_by_their_buttons(open_page):
     opened = open_page(reports.sweep_of_schemes)
     opened.draw()
     button = opened.tab.get_by_role("button", name="lora, lr=0.001")
-    lines = opened.tab.locator("#t1-validation .scatterlayer .trace")
+    lines = opened.tab.locator("#t1-validation .trace")
     # A mean for each of nine groups, and its seeds.
     assert lines.count() == 18
-    assert opened.tab.locator("#t1-size .scatterlayer .point").count() == 9
+    assert opened.tab.locator("#t1-size .point").count() == 9
 
     button.press("Enter")
 
@@ -292,7 +315,7 @@ def test_groups_are_taken_out_of_the_charts_by_their_buttons(open_page):
 def test_of_many_groups_the_best_are_shown_and_the_rest_on_demand(open_page):
     opened = open_page(reports.search)
     opened.draw()
-    lines = opened.tab.locator("#t1-training .scatterlayer .trace")
+    lines = opened.tab.locator("#t1-training .trace")
 
     assert lines.count() == 8
     opened.tab.locator("summary", has_text="32 more groups").press("Enter")
@@ -309,7 +332,7 @@ def test_measures_and_the_share_of_trials_can_be_chosen(open_page):
     opened.tab.locator("#t1-validation-view").select_option("validation loss")
     title = opened.tab.locator("#t1-validation .ytitle")
     playwright.expect(title).to_have_text("validation loss")
-    lines = opened.tab.locator("#t1-search .scatterlayer .trace")
+    lines = opened.tab.locator("#t1-search .trace")
     assert lines.count() == 10
     opened.tab.locator("#t1-search-share").select_option("best half")
     playwright.expect(lines).to_have_count(5)
@@ -359,6 +382,86 @@ def test_a_picture_is_saved_without_asking_anybody(open_page, tmp_path):
     assert opened.complaints == []
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_to_take_and_to_type_is_above_the_fold(open_page, width):
+    opened = open_page(reports.sweep_of_schemes, width=width)
+
+    for line in opened.tab.locator(".take h3, .take li, .take dd code").all():
+        box = line.bounding_box()
+        assert box["y"] + box["height"] <= FOLD + 44 * (width < 500)
+        assert box["x"] + box["width"] <= width
+
+
+def test_a_wide_window_shows_the_whole_table_up_to_the_folders(open_page):
+    opened = open_page(reports.sweep_of_schemes)
+    box = opened.tab.locator(".scroll", has=opened.tab.locator("table[data-sortable]"))
+
+    seen, whole = box.evaluate("(each) => [each.clientWidth, each.scrollWidth]")
+
+    assert whole <= seen
+    assert "sweep_of_schemes" in box.locator("td").last.inner_text()
+
+
+def test_a_line_is_copied_as_it_is(open_page):
+    opened = open_page(reports.sweep_of_schemes)
+    opened.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+
+    opened.tab.locator(".take button", has_text="Copy").first.click()
+
+    opened.tab.locator(".take button", has_text="Copied").wait_for()
+    copied = opened.tab.evaluate("navigator.clipboard.readText()")
+    assert copied == opened.tab.locator(".take code").nth(1).inner_text()
+    assert copied.startswith("transfer predict ")
+
+
+def test_rows_are_chosen_by_the_values_of_keys_and_by_words(open_page):
+    opened = open_page(reports.sweep_of_schemes)
+    shown = opened.tab.locator("table[data-sortable] tbody tr:visible")
+    said = opened.tab.locator(".filters output")
+    assert (shown.count(), said.inner_text()) == (9, "9 of 9")
+
+    adaptation, rate = opened.tab.locator(".filters select").all()
+    adaptation.select_option("lora")
+    assert (shown.count(), said.inner_text()) == (3, "3 of 9")
+    rate.select_option("0.001")
+    assert shown.count() == 1
+    assert "lora" in shown.inner_text()
+    adaptation.select_option("all")
+    rate.select_option("all")
+    opened.tab.locator(".filters input").fill("adapters 0.003")
+
+    assert shown.count() == 1
+    opened.tab.get_by_role("button", name="seconds").click()
+    assert shown.count() == 1
+    assert opened.complaints == []
+
+
+def test_without_javascript_all_rows_and_lines_are_there(open_page):
+    opened = open_page(reports.sweep_of_schemes, java_script_enabled=False)
+
+    assert opened.tab.locator("table[data-sortable] tbody tr:visible").count() == 9
+    assert opened.tab.locator(".take code:visible").count() == 4
+    assert opened.tab.locator(".filters:visible, .take button:visible").count() == 0
+
+
+def test_errors_over_rates_are_drawn_with_the_run_to_take_in_a_ring(open_page):
+    opened = open_page(reports.sweep_of_schemes)
+    opened.draw()
+    chart = opened.tab.locator("#t1-rate")
+
+    assert chart.locator(".trace").count() == 3
+    assert chart.locator(".point").count() == 9
+    assert chart.locator(".ring").count() == 1
+    names = [name.strip() for name in chart.locator(".lines span").all_inner_texts()]
+    assert names == ["full", "lora", "adapters"]
+    chart.scroll_into_view_if_needed()
+    ring = chart.locator(".ring").bounding_box()
+    opened.tab.mouse.move(ring["x"] + 10, ring["y"] + 10)
+    tip = chart.locator(".tip").inner_text()
+    assert tip.startswith("full\nvalidation error rate (%): ")
+    assert tip.endswith("learning rate: 0.001")
+
+
 def test_a_hostile_text_runs_nothing(open_page, tmp_path):
     def hostile(folder):
         bad = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)>"
@@ -388,7 +491,7 @@ def test_printing_opens_everything_and_draws_every_chart_in_light_colours(open_p
     opened.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
 
     for at in range(2):
-        opened.tab.locator("figure.chart").nth(at).locator(".main-svg").first.wait_for()
+        opened.tab.locator("figure.chart").nth(at).locator(".plot svg").wait_for()
     assert opened.tab.locator("details:not([open])").count() == 0
     assert opened.tab.evaluate(CONTRAST)["page"] > 0.8
     opened.tab.evaluate("dispatchEvent(new Event('afterprint'))")
@@ -420,7 +523,7 @@ def seconds_to_load(chromium, file):
     assert rows.first.inner_text() != first
     figure = opened.tab.locator("figure.chart").first
     figure.scroll_into_view_if_needed()
-    figure.locator(".main-svg").first.wait_for()
+    figure.locator(".plot svg").wait_for()
     assert opened.complaints == []
     context.close()
     return loaded / 1000

@@ -35,7 +35,7 @@ def test_a_sweep_with_failed_jobs_names_each_reason_and_ends_with_5(capsys):
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_for_our_own_fault_shows_its_traceback(capfd, tmp_path):
+def test_a_job_that_fails_for_our_own_fault_leaves_its_traceback(capfd, tmp_path):
     (tmp_path / "lab_of_mine.py").write_text(
         "from transfer_cli.data.text import TextData\n"
         "class Broken(TextData):\n"
@@ -49,12 +49,13 @@ def test_a_job_that_fails_for_our_own_fault_shows_its_traceback(capfd, tmp_path)
     )
 
     words = ["--plugin", "lab_of_mine", "--config-dir", "own", "data=broken", "device=cpu"]
-    code = main(["pretrain", "-m", *words, "seed=1,2"])
+    code = main(["pretrain", "-m", *words, "seed=1,2", "run.dir=sweep"])
 
     out, err = capfd.readouterr()
     assert code == 5
     assert "failed: ZeroDivisionError: a slip" in out
-    assert "Traceback" in err
+    assert "what a job says is in sweep/job-NUMBER.log" in err
+    assert "Traceback" in Path("sweep/job-1.log").read_text()
 
 
 def test_an_own_class_needs_the_flag(capsys, tmp_path):

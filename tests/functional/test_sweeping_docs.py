@@ -48,7 +48,6 @@ def on_the_sample(words, pretrained, loop):
 @pytest.mark.slow
 def test_every_command_of_the_page_runs(transfer, pretrained, loop):
     pytest.importorskip("optuna", reason="needs Optuna: the extra `search`")
-    pytest.importorskip("plotly", reason="needs Plotly: the extra `report`")
     typed = commands()
     assert {words[0] for words in typed} == {
         "finetune", "report", "evaluate", "predict", "diff", "lr-find",

@@ -18,8 +18,13 @@ MODULES: set[str] = set()
 """Modules that still share a name. It may only shrink as well."""
 
 
+SHIPPED = {"modeling_transfer"}
+"""Modules that an export copies, for readers who have nothing else of ours."""
+
+
 def modules():
-    return (path for path in sorted(ROOT.rglob("*.py")) if not path.stem.startswith("__"))
+    found = sorted(ROOT.rglob("*.py"))
+    return (path for path in found if not path.stem.startswith("__") and path.stem not in SHIPPED)
 
 
 def shared(places):

@@ -4,22 +4,30 @@
 disagree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from omegaconf import DictConfig
-from torch import Tensor
+from omegaconf import DictConfig, ListConfig
+from torch import Tensor, nn
 
 from transfer_cli.adaptation.adaptation import Adaptation, StagePlan, check_fresh
 from transfer_cli.adaptation.edits import Edit
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import RunData
+from transfer_cli.assembly.exports import exports_as
 from transfer_cli.assembly.init_from import Pretrained, open_start
-from transfer_cli.assembly.losses import Asked, bind_losses, build_objectives, with_direction
+from transfer_cli.assembly.losses import (
+    Asked,
+    bind_losses,
+    build_objectives,
+    objective_options,
+    with_direction,
+)
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
-from transfer_cli.assembly.optimizer import base_lr, parameter_groups
+from transfer_cli.assembly.optimizer import base_lr, is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
 from transfer_cli.config.schema import LoopConfig, MixingConfig
@@ -32,14 +40,18 @@ from transfer_cli.lengths import MAX_COUNT, Length
 from transfer_cli.metrics import Metric, require
 from transfer_cli.model.added import edits_in, unmergeable_edits
 from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.heads import BatchNorm
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
-from transfer_cli.model.weights import LoadReport, load_pretrained
+from transfer_cli.model.weights import Base, LoadReport, ModelDescription, load_pretrained
 from transfer_cli.objectives.base import TaskInfo, declared_metrics
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Schedule
 from transfer_cli.seeds import derive
+
+FEWEST_STEPS = 20
+"""Steps from which on a stage is long enough to learn in, however small a part of an epoch."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,7 @@ class Blueprint:
         data: Of every stream.
         model: With its edits, at its starting weights.
         losses: What it trains for, the main loss first.
+        objective: Config node of the main objective, with what it has decided.
         report: The tensors loaded from `init_from`; None for fresh weights.
         inherited: Names of the parameters that were loaded.
         edits: Config nodes of everything that was added to the network, by name.
@@ -92,6 +105,7 @@ class Blueprint:
     data: RunData
     model: TransferModel
     losses: list[Loss]
+    objective: dict[str, Any]
     report: LoadReport | None
     inherited: frozenset[str]
     edits: dict[str, Any]
@@ -103,6 +117,32 @@ class Blueprint:
     metrics: tuple[Metric, ...]
     monitor: Metric
     warnings: tuple[str, ...]
+
+    @cached_property
+    def exports(self) -> str:
+        """In words, what `transfer export` will make of the finished run, or why it will not."""
+        return exports_as(self.description(), self.data.tokenizer, self.data.info["main"].task)
+
+    def description(
+        self, base: Base | None = None, *, without: Set[str] = frozenset()
+    ) -> ModelDescription:
+        """Return all that is needed to build the run's model, but for its weights.
+
+        Args:
+            base: The model that holds the weights that are not stored with the run.
+            without: Names of edits that its weights do not hold.
+        """
+        info, tokenizer = self.data.info["main"], self.data.tokenizer
+        return ModelDescription(
+            shape=self.model.backbone.shape,
+            vocabulary=tokenizer.size,
+            objective=self.objective,
+            labels=info.labels,
+            tokenizer_hash=tokenizer.hash,
+            edits={name: each for name, each in self.edits.items() if name not in without},
+            base=base,
+            task=None if info.task is None else info.task.as_node(),
+        )
 
 
 def draw(
@@ -137,8 +177,9 @@ def draw(
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start, origins)
     sizes = sizes_of(data.counts, loop, build(mixing, "mixing", MixingConfig), config.seed)
-    per_stage = adaptation.schedule_per == "stage"
-    lr_scheduler = LRScheduler(lr, schedule, sizes.total_steps, per_stage=per_stage)
+    lr_scheduler = LRScheduler(
+        lr, schedule, sizes.total_steps, per_stage=adaptation.schedule_per == "stage"
+    )
 
     tensors = None
     if start is not None and inherits:
@@ -167,32 +208,98 @@ def draw(
         _check_bounded_by_time(stage_plans, mixing.target_only)
     if report is not None:
         check_fresh(fresh, stage_plans)
+    decided = _finalize_options(losses, model, stage_plans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(model, groups, adaptation.layer_scale)
-    return Blueprint(
-        loop=loop,
-        adaptation=adaptation,
-        lr_scheduler=lr_scheduler,
-        start=start,
-        tensors=tensors,
-        data=data,
-        model=model,
-        losses=losses,
-        report=report,
-        inherited=inherited,
-        edits=edits,
-        groups=groups,
-        stage_plans=stage_plans,
-        sizes=sizes,
-        precision=precision,
-        sharded=sharded,
-        metrics=metrics,
-        monitor=monitor,
-        warnings=(
-            *_warmup_problem(lr_scheduler, stage_plans),
-            *_unread_labels(losses, data.info["main"]),
+    return _solvable(
+        Blueprint(
+            loop=replace(loop, batch=min(loop.batch, data.counts["main"])),
+            adaptation=adaptation,
+            lr_scheduler=lr_scheduler,
+            start=start,
+            tensors=tensors,
+            data=data,
+            model=model,
+            losses=losses,
+            objective={**objective_options(config.objective, "objective"), **decided},
+            report=report,
+            inherited=inherited,
+            edits=edits,
+            groups=groups,
+            stage_plans=stage_plans,
+            sizes=sizes,
+            precision=precision,
+            sharded=sharded,
+            metrics=metrics,
+            monitor=monitor,
+            warnings=(
+                *_warmup_problem(lr_scheduler, stage_plans),
+                *_short_stages(stage_plans, sizes.steps_per_epoch),
+                *_unread_labels(losses, data.info["main"]),
+            ),
         ),
+        config,
     )
+
+
+def _finalize_options(
+    losses: Sequence[Loss], model: TransferModel, stage_plans: Sequence[StagePlan]
+) -> dict[str, Any]:
+    """Let objectives decide what depends on what trains; return what the main one has decided."""
+    ever = frozenset[str]().union(*(stage.trains for stage in stage_plans))
+    main, *_ = [loss.objective.finalize_options(model, ever) for loss in losses]
+    return main
+
+
+def has_fixed_features(plan: Blueprint) -> bool:
+    """Return whether every text has the same hidden states in every epoch."""
+    shape = plan.model.backbone.shape
+    ever_trains = frozenset[str]().union(*(stage.trains for stage in plan.stage_plans))
+    return (
+        len(plan.data.counts) == 1
+        and bool(plan.model.heads)
+        and plan.report is not None
+        and all(loss.objective.keeps_tokens for loss in plan.losses)
+        and not any(name.startswith("backbone.") for name in ever_trains)
+        and (plan.adaptation.frozen_eval or not (shape.dropout or shape.attention_dropout))
+    )
+
+
+def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
+    """Return the plan, if the loss of an optimizer that solves is the same at each evaluation.
+
+    Raises:
+        ConfigError: With every reason, and what to give instead.
+    """
+    if not is_solver(config.optimizer):
+        return plan
+    count, strengths = plan.data.counts["main"], config.optimizer.get("weight_decay")
+    random = [
+        part
+        for part in plan.model.heads.modules()
+        if isinstance(part, BatchNorm) or (isinstance(part, nn.Dropout) and part.p)
+    ]
+    problems = {
+        "the states of the texts change (give adaptation=frozen, and one stream)": (
+            not has_fixed_features(plan)
+        ),
+        "its head is random (objective.dropout=0 objective.batch_norm=false)": random,
+        f"a step sees {config.loop.batch} of {count} texts (loop.batch={count})": (
+            config.loop.batch < count
+        ),
+        f"{plan.precision.kind} is too coarse (precision=fp32)": plan.precision.kind != "fp32",
+        "no process has the whole head (parallel=ddp)": plan.sharded,
+    }
+    if isinstance(strengths, ListConfig) and plan.sizes.total_steps < len(strengths):
+        text = f"a step is for one of {len(strengths)} weight decays (loop.steps={len(strengths)})"
+        problems[text] = True
+    found = [problem for problem, holds in problems.items() if holds]
+    if found:
+        raise ConfigError(
+            f"optimizer: L-BFGS needs the same loss at each evaluation, but {'; '.join(found)}; "
+            "experiment=quick sets all of this, or take optimizer=adamw"
+        )
+    return plan
 
 
 def _inherits(config: DictConfig, start: Pretrained | None) -> bool:
@@ -300,6 +407,19 @@ def _warmup_problem(
                 "make it shorter (a share such as 0.1 fits any run) or the run longer",
             )
     return ()
+
+
+def _short_stages(stage_plans: Sequence[StagePlan], steps_per_epoch: int) -> tuple[str, ...]:
+    """Say so where a stage is too short for what it unfreezes to learn anything."""
+    lengths = [stage.end - stage.begin for stage in stage_plans]
+    shortest = min(lengths)
+    if len(lengths) == 1 or shortest >= min(FEWEST_STEPS, steps_per_epoch):
+        return ()
+    return (
+        f"adaptation.plan: the shortest of {len(lengths)} stages has {shortest} step(s), too few "
+        "to learn in; make the run longer (loop.epochs, loop.steps), or the stages (the lengths in "
+        "adaptation.plan, such as adaptation.plan.every)",
+    )
 
 
 def _total_steps(loop: LoopConfig, steps_per_epoch: int) -> int:

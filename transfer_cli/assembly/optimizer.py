@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from omegaconf import DictConfig
 from torch import nn
 
+from transfer_cli.config.build import class_of
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
+from transfer_cli.optim.lbfgs import LBFGS
 
 
 def base_lr(lr: object) -> float:
@@ -19,6 +22,11 @@ def base_lr(lr: object) -> float:
     if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr < float("inf"):
         raise ConfigError(f"optimizer.lr: must be a number above 0, got {lr!r}")
     return float(lr)
+
+
+def is_solver(node: DictConfig) -> bool:
+    """Return whether each step of a config's optimizer goes to the minimum of its loss."""
+    return issubclass(class_of(node, "optimizer"), LBFGS)
 
 
 def parameter_groups(

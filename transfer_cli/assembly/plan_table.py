@@ -43,7 +43,7 @@ def plan_page(blueprint: Blueprint) -> Page:
             head = f"{number + 1:5}  {steps:>15}  {share:>26}" if row == 0 else ""
             text: Pieces = [Piece(f"{groups}:", "name"), f" {rates}", until if row == 0 else ""]
             blocks.append(Entry([head], text, _COLUMN))
-    return Page(*blocks, BLANK, *_tensors(blueprint))
+    return Page(*blocks, BLANK, *_tensors(blueprint), fact("exports", blueprint.exports))
 
 
 def at_most(loop: LoopConfig) -> str:

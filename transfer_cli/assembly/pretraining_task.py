@@ -14,7 +14,6 @@ import numpy as np
 from omegaconf import DictConfig
 from safetensors.torch import load_file, save
 from torch import Tensor
-from tqdm import tqdm
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
@@ -33,6 +32,7 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.progress import progress
 from transfer_cli.runs.cache import kept, new_entry
 from transfer_cli.runs.directory import RunDirectory
 
@@ -266,13 +266,15 @@ def fisher_of(
 
     def compute() -> dict[str, Tensor]:
         log.info("Fisher information (%s) of %d sequences of pretraining text", kind, count)
-        one_by_one = (
-            split.data.batch(chosen[n : n + 1])
-            for n in tqdm(range(count), desc="Fisher", disable=None, leave=False)
-        )
         model = source.model(trained, tensors)
-        # Two words are known, and any other is refused there.
-        found = fisher_information(model, source.objective, one_by_one, kind, seed=0)  # type: ignore[arg-type]
+        with progress("Fisher information", count, "sequences") as more:
+            found = fisher_information(
+                model,
+                source.objective,
+                (more(1) or split.data.batch(chosen[n : n + 1]) for n in range(count)),
+                kind,  # type: ignore[arg-type]  # any other word is refused there
+                seed=0,
+            )
         # Of what the checkpoint holds: names that an edit added mean nothing to another run.
         return {n: t.cpu().contiguous() for n, t in found.items() if n in tensors}
 

@@ -5,16 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch.optim import Optimizer
 
 from transfer_cli.adaptation.penalties import Start
-from transfer_cli.assembly.blueprint import Blueprint, draw
+from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
 from transfer_cli.assembly.datasets import DataPlace, Prepared
-from transfer_cli.assembly.losses import objective_options
 from transfer_cli.assembly.model import log_loaded
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.assembly.origins import Origins
@@ -35,6 +33,7 @@ from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, TrainStep
+from transfer_cli.model.readout import TopLayer
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.seeds import derive
@@ -53,7 +52,6 @@ class TrainingRun:
         blueprint: Model, losses, groups and planned stages.
         prepared: The data of every stream; "main" is what the run is for.
         streams: What the steps draw their batches from.
-        objective: Config node of the main objective, with what it has decided.
         step: The training step.
         base_hash: Fingerprint of the backbone that the run starts from, where weights that never
             train are not stored again; None: all weights are stored.
@@ -66,7 +64,6 @@ class TrainingRun:
     blueprint: Blueprint
     prepared: Mapping[str, Prepared]
     streams: Mapping[str, Stream]
-    objective: dict[str, Any]
     step: TrainStep
     base_hash: str | None
     leave_out: frozenset[str]
@@ -83,6 +80,13 @@ class TrainingRun:
     def model(self) -> TransferModel:
         """The model that trains."""
         return self.blueprint.model
+
+    @property
+    def portion(self) -> int:
+        """Sequences of a step that the losses take at once; of pooled features, all of them."""
+        data = self.streams["main"].data
+        pooled = isinstance(data, CachedFeatures) and data.pooling is not None
+        return self.blueprint.loop.batch if pooled else self.micro_batch
 
 
 def build_run(
@@ -111,7 +115,6 @@ def build_run(
     model.backbone.recompute(loop.activation_checkpointing)
 
     stages = Stages(model, plan.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
-    decided = [loss.objective.finalize_options(model, stages.ever_trains) for loss in losses]
     # On the device, and before a resume loads other weights: some keep a copy.
     for loss in losses:
         loss.objective.on_train_start(model, plan.inherited)
@@ -155,14 +158,13 @@ def build_run(
     micro_batch = min(loop.micro_batch or loop.batch, loop.batch)
     asked = build(config.forgetting, "forgetting", ForgettingText)
     forgetting = forgetting_of(asked, source, model, plan.tensors, micro_batch, precision)
-    if loop.cache_features and has_fixed_features(plan, stages) and not plan.sharded:
-        prepared = {"main": _with_features(prepared["main"], plan, place.cache)}
+    if loop.cache_features and has_fixed_features(plan) and not plan.sharded:
+        prepared = {"main": _with_features(prepared["main"], plan, place.cache, micro_batch)}
     apart = plan.tensors if plan.adaptation.store == "trained" else None
     return TrainingRun(
         blueprint=replace(plan, tensors=None),  # training needs the memory
         prepared=prepared,
         streams={name: _stream(name, part, plan, config.seed) for name, part in prepared.items()},
-        objective={**objective_options(config.objective, "objective"), **decided[0]},
         step=step,
         # Trained weights alone refer to the backbone that has the others.
         base_hash=None if apart is None else backbone_hash(apart),
@@ -195,26 +197,15 @@ def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:
     return Stream(data, StepSampler(len(data), plan.data.batches[name], own_seed, lengths))
 
 
-def has_fixed_features(plan: Blueprint, stages: Stages) -> bool:
-    """Return whether every text has the same hidden states in every epoch."""
-    shape = plan.model.backbone.shape
-    return (
-        len(plan.data.counts) == 1
-        and bool(plan.model.heads)
-        and plan.report is not None
-        and all(loss.objective.keeps_tokens for loss in plan.losses)
-        and not any(name.startswith("backbone.") for name in stages.ever_trains)
-        and (plan.adaptation.frozen_eval or not (shape.dropout or shape.attention_dropout))
-    )
-
-
-def _with_features(part: Prepared, plan: Blueprint, cache: Path) -> Prepared:
+def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> Prepared:
     """Return training and validation data that bring their hidden states along."""
     model, precision = plan.model, plan.precision
     layers = getattr(model.readout, "layers", None)
+    poolings = {loss.objective.pooling_of(model) for loss in plan.losses}
+    pooling = poolings.pop() if len(poolings) == 1 and layers == TopLayer.layers else None
     used = {name: part.splits[name] for name in ("train", "validation") if name in part.splits}
     shape = model.backbone.shape
-    needed = sum(memory_needed(split.data, shape, layers) for split in used.values())
+    needed = sum(memory_needed(split.data, shape, layers, pooling) for split in used.values())
     if needed > MOST_FEATURES:
         log.info("states are computed anew each epoch: they would take %.1f GiB", needed / 2**30)
         return part
@@ -227,8 +218,9 @@ def _with_features(part: Prepared, plan: Blueprint, cache: Path) -> Prepared:
                 split.data,
                 model,
                 precision,
-                batch=plan.loop.batch,
+                batch=batch,
                 layers=layers,
+                pooling=pooling,
                 keep_on=precision.device,
                 shared=shared,
             ),

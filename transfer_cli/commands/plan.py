@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.blueprint import Blueprint, draw
+from transfer_cli.assembly.blueprint import Blueprint, draw, has_fixed_features
+from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.assembly.plan_table import fact, plan_page
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
@@ -121,6 +122,8 @@ def _lean(
 
     config.forgetting.data = None
     config.loop.cache_features = False
+    if is_solver(config.optimizer):  # each of its passes is a step of any other
+        config.optimizer = {"_target_": "torch.optim.SGD", "lr": config.optimizer.lr}
     if config.adaptation.get("penalty") is not None:
         config.adaptation.penalty = None
     return build_run(config, command, typed, origins)
@@ -134,8 +137,6 @@ def _time_text(run: "TrainingRun", planned: Blueprint, steps: int | None) -> str
         planned: The blueprint of the run as it will be.
         steps: How many to take; None: as many as there is time for.
     """
-    from transfer_cli.assembly.run import has_fixed_features
-
     total = run.blueprint.sizes.total_steps
     patience = SECONDS if steps is None else math.inf
     seconds = _by_a_sequence(run) if steps is None else None
@@ -146,7 +147,7 @@ def _time_text(run: "TrainingRun", planned: Blueprint, steps: int | None) -> str
         seconds = sum(each[1:] or each) / max(1, len(each) - 1)
         of_what = f"{len(each)} step{'s' if len(each) > 1 else ''}"
     counted, rest = total, ""
-    if planned.loop.cache_features and has_fixed_features(run.blueprint, run.step.stages):
+    if planned.loop.cache_features and has_fixed_features(run.blueprint):
         counted = min(total, run.blueprint.sizes.steps_per_epoch)
         rest = ", the frozen backbone being passed once"
     lasts = seconds * counted

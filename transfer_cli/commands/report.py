@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_ending, check_output
 from transfer_cli.config.flags import MANY, REPEATED, Flags, check_plugins, read
-from transfer_cli.errors import ConfigError, pip_install
+from transfer_cli.errors import ConfigError
 from transfer_cli.report.collect import Found, collect
 from transfer_cli.report.compare import tasks
 from transfer_cli.report.contents import RUNNING, Report
@@ -126,13 +126,7 @@ def _width() -> int | None:
 
 
 def _html(report: Report) -> str:
-    # Only here: it brings the template engine and the charting library along.
-    try:
-        from transfer_cli.report.page import page
+    # Only here: it brings the template engine along.
+    from transfer_cli.report.page import page
 
-        return page(report)
-    except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        raise ConfigError(
-            f"a page needs {missing}, which is not installed: {pip_install('report')}"
-        ) from error
+    return page(report)

@@ -88,6 +88,15 @@ def build(
     return made
 
 
+def class_of(node: Mapping[str, Any] | DictConfig, key: str) -> type:
+    """Return the class that a node names, if it is trusted; nothing is built.
+
+    Raises:
+        ConfigError: It names none, or one that is not trusted.
+    """
+    return _find(node.get(TARGET), key)
+
+
 def check_options(node: Any, key: str = "") -> None:
     """Refuse options that the classes in a config, at any depth, do not have. Nothing is built.
 

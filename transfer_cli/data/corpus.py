@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm import tqdm
 
 from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.split import Whole
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.errors import DataError, RunError
+from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.cache import digest, kept, new_entry
 from transfer_cli.runs.directory import TOKENIZER
@@ -108,12 +108,20 @@ def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Pat
 
     def make() -> Tokenizer:
         log.info("Making the tokenizer (%s)", recipe.key())
-        tokenizer = recipe.make(split.lines)
+        tokenizer = recipe.make(lambda: _counted(split))
         with new_entry(entry) as partial:
             tokenizer.save(partial / TOKENIZER)
         return tokenizer
 
     return _cached(entry, lambda entry: Tokenizer.load(entry / TOKENIZER), make)
+
+
+def _counted(split: "TextSplit") -> Iterator[str]:
+    """Yield the lines of a text, and show how far it has been read."""
+    with progress("counting words", split.about_bytes, "B") as more:
+        for line in split.lines():
+            more(len(line if line.isascii() else line.encode("utf-8", "replace")) + 1)
+            yield line
 
 
 def _cached(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:
@@ -199,7 +207,7 @@ def _write_tokens(
     counts = Counter(num_tokens=1)
     with (
         path.open("wb") as file,
-        tqdm(desc="encoding", unit="B", unit_scale=True, disable=None, leave=False) as bar,
+        progress(f"encoding the {split.name} text", split.about_bytes, "B") as more,
     ):
         file.write(np.array([tokenizer.sep], dtype=dtype).tobytes())
         for batch, tokens in _encoded(_batches(split.lines()), tokenizer):
@@ -213,7 +221,7 @@ def _write_tokens(
                 num_lines=len(batch),
                 num_unknown=int(np.count_nonzero(tokens == tokenizer.unk)),
             )
-            bar.update(batch_bytes)
+            more(batch_bytes)
     if not counts["num_lines"]:
         raise DataError(f"The {split.name} text is empty: there is nothing to learn or measure.")
     seconds = time.perf_counter() - begin

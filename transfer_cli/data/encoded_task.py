@@ -25,6 +25,7 @@ from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import gather
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.progress import progress
 
 if TYPE_CHECKING:
     from transfer_cli.data.tasks import Example
@@ -177,11 +178,13 @@ def _encoded(
 ) -> "Iterator[tuple[Example, list[int], list[int]]]":
     """Yield examples with the tokens of both texts; the second has none if it is not there."""
     # In portions: while it is made, an encoding takes ten times the memory of its tokens.
-    for first in range(0, len(examples), _PORTION):
-        portion = examples[first : first + _PORTION]
-        texts = tokenizer.encode_batch([example.text for example in portion])
-        others = tokenizer.encode_batch([example.pair or "" for example in portion])
-        yield from zip(portion, texts, others, strict=True)
+    with progress("encoding", len(examples), "texts") as more:
+        for first in range(0, len(examples), _PORTION):
+            portion = examples[first : first + _PORTION]
+            texts = tokenizer.encode_batch([example.text for example in portion])
+            others = tokenizer.encode_batch([example.pair or "" for example in portion])
+            yield from zip(portion, texts, others, strict=True)
+            more(len(portion))
 
 
 def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int]]:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, build_opener
 
-from tqdm import tqdm
-
 from transfer_cli import __version__
 from transfer_cli.errors import DataError
+from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import flush, replaced_file
 from transfer_cli.runs.cache import locked
 
@@ -185,18 +184,16 @@ def _receive(address: str, remote: RemoteFile, part: Path) -> None:
                 f"not the right file, it has {start + response.length:,} bytes, "
                 f"expected {remote.size_bytes:,}"
             )
-        # None: no bar when standard error is no terminal.
-        bar = tqdm(
-            desc=remote.name, total=remote.size_bytes, initial=start,
-            unit="B", unit_scale=True, disable=None,
-        )  # fmt: skip
-        if bar.disable:
-            log.info("Fetching %s (%s bytes)", response.url, f"{remote.size_bytes:,}")
-        with bar, part.open("ab" if start else "wb") as file:
+        log.info("Fetching %s (%s bytes)", response.url, f"{remote.size_bytes:,}")
+        with (
+            progress(remote.name, remote.size_bytes, "B") as more,
+            part.open("ab" if start else "wb") as file,
+        ):
+            more(start)
             while left >= 0 and (chunk := _read(response)):
                 file.write(chunk)
                 left -= len(chunk)
-                bar.update(len(chunk))
+                more(len(chunk))
     flush(part)
     if left > 0:
         end = remote.size_bytes - left

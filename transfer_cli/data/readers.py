@@ -157,6 +157,17 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError(f"{path} cannot be read ({error.strerror or error}).") from error
 
 
+def count_lines(path: Path) -> int | None:
+    """Return how many lines a file has, the last one included where it has no end.
+
+    None: it is a pipe, or a spreadsheet or Parquet, whose rows are no lines.
+    """
+    if not path.is_file() or format_of(path) in SHEET_FORMATS:
+        return None
+    with open_file(path) as file:
+        return 1 + sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
+
+
 def _suffix(path: Path) -> str:
     name = path.with_suffix("") if path.suffix in PACKINGS else path
     return name.suffix.lower()

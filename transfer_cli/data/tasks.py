@@ -24,6 +24,7 @@ from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.readers import Record
 from transfer_cli.data.split import Whole
 from transfer_cli.errors import DataError, at_least, listed, nearest
+from transfer_cli.progress import progress
 from transfer_cli.seeds import derive
 
 T = TypeVar("T")
@@ -344,13 +345,17 @@ class Table(Drawn):
                 "text without labels is for pretrain data=text."
             )
         skipped = Skipped()
-        with any_table.opened(path, table_format, self._layout, asked) as table:
+        with (
+            any_table.opened(path, table_format, self._layout, asked) as table,
+            progress(f"reading {path}", partial(readers.count_lines, path), "lines") as more,
+        ):
             columns = table.columns(asked, own)
             labels: dict[str, str] = {}
             read = partial(self.row_of, columns=columns, name=str(path), labels=labels)
             on_error = skipped if self.errors == "skip" else Refuse(f"{keys}errors")
-            rows = []
+            rows = list[TableRow]()
             for row in any_table.sound_rows(table, columns.read, read, on_error):
+                more(row.line - (rows[-1].line if rows else 0))
                 rows.append(row)
                 if len(labels) > self.most_labels:
                     raise DataError(

@@ -19,6 +19,7 @@ from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.split import Whole
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.errors import DataError, at_least, listed
+from transfer_cli.progress import progress
 
 _HOLD_OUT_LINES = 64
 """Maximum number of lines of a held-out block."""
@@ -42,6 +43,7 @@ class TextSplit:
         files: The digest of each file.
         size_bytes: The size of the original, where lines lose some of it; None: that of the lines,
             with a byte for the end of each.
+        about_bytes: About how many bytes the lines have, to show progress by; None: not known.
         part_of: What it is a part of; None: it is complete.
     """
 
@@ -49,6 +51,7 @@ class TextSplit:
     lines: Callable[[], Iterator[str]]
     fingerprint: str
     size_bytes: int | None = None
+    about_bytes: int | None = None
     part_of: Whole | None = None
     source: str = "this text"
     files: Mapping[str, str] = field(default_factory=dict)
@@ -173,6 +176,7 @@ class TextFiles(TextData):
                 name=name,
                 lines=lines,
                 fingerprint=_digest([whole.fingerprint, repr(hold_out)]),
+                about_bytes=hold_out.about(whole.about_bytes),
                 part_of=hold_out.whole(files["train"]),
             )
         return parts
@@ -243,13 +247,26 @@ def _split(
     lines: Callable[[], Iterator[str]],
     settings: Iterable[str],
     source: str,
-    paths: Iterable[Path] = (),
+    paths: Sequence[Path] = (),
 ) -> TextSplit:
     if not any(line and not line.isspace() for line in lines()):
         raise DataError(f"{source}: nothing but empty lines in the {name} text.")
-    digests = {path: _file_digest(path) for path in paths}
+    sizes = {path: path.stat().st_size for path in paths}
+    with progress(f"reading {source}", sum(sizes.values()), "B") as more:
+        digests = {}
+        for path in sizes:
+            digests[path] = _file_digest(path)
+            more(sizes[path])
+    is_known = bool(paths) and not any(map(readers.is_packed, paths))
     files = {str(path): digest[:16] for path, digest in digests.items()}
-    return TextSplit(name, lines, _digest(settings, digests), source=source, files=files)
+    return TextSplit(
+        name,
+        lines,
+        _digest(settings, digests),
+        about_bytes=sum(sizes.values()) if is_known else None,
+        source=source,
+        files=files,
+    )
 
 
 def _wanted(names: Iterable[str], only: Only) -> list[str]:
@@ -342,6 +359,11 @@ class _HoldOut:
         held_out = f"{100 * self.share:g} % of its lines are held out for validation"
         others = "its other lines are trained on" if self.keep_held_out else held_out
         return Whole(listed(files, 1), None, (others,))
+
+    def about(self, size: int | None) -> int | None:
+        """Return about how many bytes of `size` stay."""
+        share = self.share if self.keep_held_out else 1 - self.share
+        return None if size is None else round(share * size)
 
     def of(self, lines: Callable[[], Iterator[str]]) -> Iterator[str]:
         number = -1

@@ -28,6 +28,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transfer_cli.data.text_growth import TextGrowth, check_growth
 from transfer_cli.errors import DataError
+from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import replaced_file
 from transfer_cli.safe_files import UnreadableError, parse_json, read_text
 
@@ -381,7 +382,8 @@ def _train(
                 left -= at_once
 
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.train_from_iterator(text(), trainer)
+    with progress("learning tokens"):
+        backend.train_from_iterator(text(), trainer)
     return backend
 
 

@@ -27,6 +27,7 @@ from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import ConfigError, NotFiniteError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
+from transfer_cli.progress import progress
 from transfer_cli.seeds import ExampleNoise
 
 SHOWN = 60
@@ -171,6 +172,7 @@ def evaluate(
 
     def score(engine: Engine, indices: np.ndarray) -> tuple[dict[str, Tensor], dict[str, int]]:
         prepared, tallies, outcomes = pass_of(indices)
+        more(1)
         if engine.state.iteration > len(own):
             # This process has no more batches, but the others need its part of the model.
             return {}, {}
@@ -185,7 +187,8 @@ def evaluate(
     batches = portions(split.data, split.order, batch)
     own = shard(batches, distributed.rank(), distributed.world_size())
     missing = num_micro_batches(len(batches), 1, distributed.world_size()) - len(own)
-    engine.run([*own, *batches[:1] * missing])
+    with progress(f"scoring {split.name}", len(own) + missing, "batches") as more:
+        engine.run([*own, *batches[:1] * missing])
     totals, counts = engine.state.metrics["sums"]
     if not all(bool(total.isfinite().all()) for total in totals.values()):
         doubtful = [each for each, finite in zip(own, sums.finite, strict=False) if not finite]

@@ -24,6 +24,7 @@ from transfer_cli.engine.stages import Stages
 from transfer_cli.errors import DivergedError, StoppedError
 from transfer_cli.lengths import Length
 from transfer_cli.metrics import Metric, unknown_metric
+from transfer_cli.progress import memory
 from transfer_cli.runs.atomic import append_json, cut, flush, writing
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.sweep import name_in_sweep
@@ -198,6 +199,7 @@ def attach_progress(
         spent = max(1e-9, now - began)
         rate = max(group["lr"] for group in optimizer.param_groups)
         shown = f"loss {float(report.total):.3f}  rate {rate:.2e}  {done / spent:,.0f} {what}/s"
+        shown += f"  {memory()}"
         if bar.disable:
             by_steps = (total_steps - step) * spent / max(1, step - first_step)
             left = tqdm.format_interval(min(by_steps, max(0.0, seconds_left())))

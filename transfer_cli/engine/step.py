@@ -23,6 +23,7 @@ from transfer_cli.engine.skipped_steps import NotedStep, SkippedSteps, decides_o
 from transfer_cli.engine.stages import Stages
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
+from transfer_cli.optim.lbfgs import LBFGS
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import position_of
 from transfer_cli.seeds import ExampleNoise, derive
@@ -93,6 +94,9 @@ def loss_sums(
 
 class TrainStep:
     """Prepare, forward, backward, clip, update.
+
+    An optimizer that solves (`optim.lbfgs`) repeats forward and backward within its update; the
+    report is of the first, before it.
 
     On a GPU the host never waits within a step: the device itself skips a step whose gradient is
     not finite, and the host reads that during the next step.
@@ -176,16 +180,25 @@ class TrainStep:
         ready = [self._prepare(micro, step) for micro in micro_batches]
         weights = self._weights(int(position_of(step, self.lr_scheduler.total, self.time_used)))
         counts, tokens, examples = self._count(ready, micro_batches, weights)
-        sums = self._accumulate(ready, micro_batches, counts, weights)
-        penalty = self._add_penalty()
-        means = {term: total / counts[term] for term, total in sums.items()}
-        weighted = [weights[term] * mean for term, mean in means.items()] + list(penalty.values())
-        total = sum(weighted, start=torch.zeros((), device=self._precision.device))
-        norm = self._update(total, step, micro_batches)
+
+        def evaluate() -> tuple[dict[str, Tensor], Tensor]:
+            sums = self._accumulate(ready, micro_batches, counts, weights)
+            penalty = self._add_penalty()
+            means = {term: total / counts[term] for term, total in sums.items()}
+            weighted = [weights[term] * mean for term, mean in means.items()]
+            zero = torch.zeros((), device=self._precision.device)
+            return means | penalty, sum([*weighted, *penalty.values()], start=zero)
+
+        def again() -> Tensor:
+            self.optimizer.zero_grad(set_to_none=True)
+            return evaluate()[1]
+
+        losses, total = evaluate()
+        norm = self._update(total, step, micro_batches, again)
         skipped = self._skipped.read(leave=int(self._skipped.late))
         average_statistics(self.model)
         return StepReport(
-            losses=means | penalty,
+            losses=losses,
             total=total,
             gradient_norm=norm,
             skipped=skipped,
@@ -317,9 +330,16 @@ class TrainStep:
         return {f"penalty/{self._penalty.name}": value.detach()}
 
     def _update(
-        self, loss: Tensor, step: int, micro_batches: Sequence[Mapping[str, Batch]]
+        self,
+        loss: Tensor,
+        step: int,
+        micro_batches: Sequence[Mapping[str, Batch]],
+        again: Callable[[], Tensor],
     ) -> Tensor:
-        """Clip once, on the complete gradient, and step unless numbers are not finite."""
+        """Clip once, on the complete gradient, and step unless numbers are not finite.
+
+        `again` computes loss and gradient anew, for an optimizer that solves.
+        """
         self._scaler.unscale_(self.optimizer)
         moving = {n: p for n, p in self._parameters.items() if p.grad is not None}
         gradients = [p.grad for p in moving.values() if p.grad is not None]
@@ -334,6 +354,8 @@ class TrainStep:
         if self._decides_on_device:
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.step()
+        elif take and isinstance(self.optimizer, LBFGS):
+            self.optimizer.step(again)
         elif take or self._scaler.is_enabled():
             # An fp16 scaler steps over infinities by itself, and lowers its scale.
             self._scaler.step(self.optimizer)

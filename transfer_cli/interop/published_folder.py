@@ -19,6 +19,7 @@ from transfer_cli.interop.family import (
     Family,
     PublishedHead,
 )
+from transfer_cli.interop.own_code import MODEL_TYPE
 from transfer_cli.interop.published_config import CONFIG, PublishedConfig
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.interop.vocabulary import begins_with, longest_input, read_tokenizer
@@ -119,6 +120,11 @@ def _family(settings: PublishedConfig, key: str) -> Family:
     kind, known = settings.get("model_type"), families()
     if isinstance(kind, str) and kind in known:
         return known[kind]
+    if kind == MODEL_TYPE:
+        raise CheckpointError(
+            f"{key}: {settings.path.parent} is an export with its own code, which only "
+            "transformers reads; give the run that it was made from"
+        )
     names = ", ".join(f"{family.name} ({family.model_type})" for family in known.values())
     raise CheckpointError(
         f"{key}: {settings.path.parent} is of the family {str(kind)[:100]!r} (model_type in "

@@ -1,8 +1,8 @@
 """A model of ours as a folder that Hugging Face's libraries load."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,51 +10,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, one_of
+from transfer_cli.errors import CheckpointError
 from transfer_cli.interop import files, vocabulary
-from transfer_cli.interop.families import families
-from transfer_cli.interop.family import LANGUAGE_MODEL, Family, PublishedHead
 from transfer_cli.interop.inputs import Inputs
 from transfer_cli.interop.published_config import CONFIG
 from transfer_cli.interop.published_folder import open_folder
-from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
-from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.interop.targets import CLASS_BIAS, Ours, Target, target_of
 from transfer_cli.model.weights import readable_like
-from transfer_cli.objectives.classification import Classification
 
 TOKENS = "backbone.token_embedding.weight"
-CLASS_BIAS = "heads.class.linear.bias"
 PADDING = "[PAD]"
 """For a classifier without a padding token, which needs one to find the end of a text."""
-
-
-@dataclass(frozen=True)
-class Ours:
-    """A model to be written.
-
-    Args:
-        shape: Of its backbone.
-        tensors: Its weights, by our names.
-        tokenizer: Its tokenizer.
-        head: The kind of head to write, as in `Family.heads`; None: none.
-        classifier: What a head that gives labels was trained by; None for other heads.
-        texts: Which layout of special tokens it was trained with last: that of lines to pretrain
-            on, that of labelled texts, or (published) its tokenizer's.
-        length: The longest text in tokens that it reads, special ones included.
-        labels: Names of the classifier's classes.
-        added: Names of tensors that edits have added, each with a description of its part.
-    """
-
-    shape: BackboneShape
-    tensors: Mapping[str, Tensor]
-    tokenizer: Tokenizer
-    head: str | None
-    classifier: Classification | None
-    texts: Literal["lines", "labelled", "published"]
-    length: int
-    labels: tuple[str, ...] = ()
-    added: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,16 +28,12 @@ class Written:
     """What was written.
 
     Args:
-        family: The family that it is a model of.
-        architecture: What that family calls it.
-        pipeline: What the hub calls its task.
+        target: As what.
         labels: Names of the classes.
-        left_out: Tensors of ours that the family has no place for and the outputs do not need.
+        left_out: Tensors of ours that it has no place for and the outputs do not need.
     """
 
-    family: Family
-    architecture: str
-    pipeline: str
+    target: Target
     labels: tuple[str, ...]
     left_out: tuple[str, ...]
 
@@ -82,38 +44,37 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     Args:
         ours: The model.
         folder: An empty folder.
-        family: The `model_type` of the family to write it as. None: the first that fits.
+        family: See `target_of`.
 
     Raises:
         ConfigError: There is no such family.
-        CheckpointError: No family has such a model, and the message says what does not fit; or
-            what was read is not what was written.
+        CheckpointError: It cannot be written so, and the message says what does not fit; or what
+            was read is not what was written.
     """
-    kind = _fitting(ours, family)
-    rules, head = _rules(kind, ours)
+    target = target_of(ours, family)
     tensors, tokenizer, classifier = dict(ours.tensors), ours.tokenizer, ours.classifier
     pad = tokenizer.pad
-    folds_bias = classifier is not None and not any(r.ours == CLASS_BIAS for r in rules)
+    folds_bias = classifier is not None and not any(r.ours == CLASS_BIAS for r in target.rules)
     if folds_bias:
-        _fold_bias(tensors, kind)
-    if classifier is not None and pad == tokenizer.cls:
+        _fold_bias(tensors, target.name)
+    if target.code is not None:
+        shutil.copyfile(target.code, folder / target.code.name)
+    elif classifier is not None and pad == tokenizer.cls:
         pad = len(tensors[TOKENS])
         tensors[TOKENS] = torch.nn.functional.pad(tensors[TOKENS], (0, 0, 0, 1))
-    prefix = f"{kind.prefix}." if head else ""
-    given = {f"{prefix}{name}": each for name, each in kind.constants(ours.shape).items()}
-    for rule in rules:
+    given = dict(target.constants)
+    for rule in target.rules:
         parts = rule.conversion.give(tensors[rule.ours].detach().cpu(), len(rule.theirs))
         given |= zip(rule.theirs, (part.contiguous() for part in parts), strict=True)
     save_file(given, folder / files.WEIGHTS, metadata={"format": "pt"})
     readable_like(folder / files.WEIGHTS, folder)
-    architecture = head.architecture if head else kind.base_model
     labels = ours.labels if classifier else ()
     config = {
-        "architectures": [architecture],
-        "model_type": kind.model_type,
+        "architectures": [target.architecture],
+        "model_type": target.model_type,
         "dtype": "float32",
         "vocab_size": len(tensors[TOKENS]),
-        **kind.config(ours.shape),
+        **target.config,
         "pad_token_id": pad,
         "bos_token_id": tokenizer.cls,
         "eos_token_id": tokenizer.sep,
@@ -123,95 +84,22 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
         config["label2id"] = {label: number for number, label in enumerate(labels)}
         config["problem_type"] = "single_label_classification"
     files.dump_json(folder / CONFIG, config)
-    _write_tokenizer(ours, kind, folder, pad)
-    for name, tensor in open_folder(folder, "to").tensors().items():
+    _write_tokenizer(ours, folder, pad, mask_lstrip=target.mask_lstrip)
+    for name, tensor in _read_again(target, folder).items():
         if name in tensors and not torch.equal(tensor, tensors[name].float()):
             raise CheckpointError(f"to: {name} was not written as it is; the disk may be damaged")
-    used = {rule.ours for rule in rules} | ({CLASS_BIAS} if folds_bias else set())
-    return Written(
-        kind,
-        architecture,
-        head.pipeline if head else "feature-extraction",
-        labels,
-        tuple(sorted(ours.tensors.keys() - used)),
-    )
+    used = {rule.ours for rule in target.rules} | ({CLASS_BIAS} if folds_bias else set())
+    return Written(target, labels, tuple(sorted(ours.tensors.keys() - used)))
 
 
-def _fitting(ours: Ours, wanted: str | None) -> Family:
-    """Return the family that has such models."""
-    known = families()
-    if wanted is not None:
-        one_of("family", wanted, known)
-        known = {wanted: known[wanted]}
-    found = {family: _misfits(family, ours) for family in known.values()}
-    best = min(found, key=lambda family: len(found[family]))
-    if found[best]:
-        nearly = f"no published family has such a model; {best.name} comes nearest, and"
-        if wanted is not None:
-            nearly = f"as a {best.name},"
-        raise CheckpointError(
-            f"run: {nearly} what does not fit is {'; '.join(found[best])}. "
-            "format=onnx takes any model"
-        )
-    return best
+def _read_again(target: Target, folder: Path) -> dict[str, Tensor]:
+    if target.code is None:
+        return open_folder(folder, "to").tensors()
+    found = files.read_tensors(folder)
+    return {rule.ours: found[rule.theirs[0]] for rule in target.rules}
 
 
-def _misfits(family: Family, ours: Ours) -> list[str]:
-    wrong = family.misfits(ours.shape, ours.tokenizer)
-    if wrong:
-        return wrong
-    has_place = {rule.ours for rule in family.backbone(ours.shape)}
-    lost = [n for n in ours.tensors if not n.startswith("heads.") and n not in has_place]
-    wrong += sorted({ours.added.get(name, name) for name in lost})
-    if ours.head is None:
-        return wrong
-    head = family.heads(ours.shape).get(ours.head)
-    if ours.head == LANGUAGE_MODEL:
-        own = {name for name in ours.tensors if name.startswith("heads.lm.")}
-        theirs = {rule.ours for rule in head.rules} if head else set()
-        if own and own != theirs:
-            names = ", ".join(sorted(own ^ theirs))
-            wrong.append(f"the language-model head ({names}; head=false leaves it out)")
-        return wrong
-    if ours.classifier is not None:
-        wrong += _classifier_misfits(family, ours, ours.classifier)
-    if head is None:
-        wrong.append(f"a head for {ours.head.replace('_', ' ')} (head=false leaves it out)")
-    elif not wrong:
-        wrong += [f"no {rule.ours}" for rule in head.rules if rule.ours not in ours.tensors]
-    return wrong
-
-
-def _classifier_misfits(family: Family, ours: Ours, classifier: Classification) -> list[str]:
-    wrong, activation = [], family.pooler_activation
-    if classifier.pooling != family.pooling:
-        wrong.append(f"objective.pooling={classifier.pooling}, not {family.pooling}")
-    if classifier.hidden or classifier.batch_norm:
-        wrong.append("a classifier of several layers (objective.hidden, objective.batch_norm)")
-    if not classifier.pooler and activation != "none":
-        wrong.append("a classifier without a pooler (objective.pooler=true trains one)")
-    if classifier.pooler and activation == "none":
-        wrong.append("a classifier with a pooler (objective.pooler=false)")
-    if classifier.pooler and ours.shape.pooler == "none" and activation != "tanh":
-        wrong.append(f"a pooler with tanh, not {activation}")
-    return wrong
-
-
-def _rules(family: Family, ours: Ours) -> tuple[list[Rule], PublishedHead | None]:
-    """Return the rules, with whole names, and the head that goes along."""
-    head = family.heads(ours.shape).get(ours.head) if ours.head else None
-    if head is not None and any(rule.ours not in ours.tensors for rule in head.rules):
-        head = None  # a model that came without the head of its pretraining
-    of_head = list(head.rules) if head else []
-    has_place = {rule.ours for rule in of_head}
-    pooler = [r for r in family.pooler() if r.ours in ours.tensors and r.ours not in has_place]
-    prefix = f"{family.prefix}."
-    rules = [*with_prefix(family.backbone(ours.shape), prefix), *pooler, *of_head]
-    # A bare backbone has no prefix, nor has what belongs to it.
-    return (rules, head) if head else (without_prefix(rules, prefix), None)
-
-
-def _fold_bias(tensors: dict[str, Tensor], family: Family) -> None:
+def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
     """Move the classifier's bias into the bias of the norm that it reads.
 
     Of the shifts c of the norm with W c = b, this takes the shortest; the logits are the same.
@@ -221,13 +109,13 @@ def _fold_bias(tensors: dict[str, Tensor], family: Family) -> None:
     shift = torch.linalg.lstsq(weight, bias[:, None], driver="gelsd").solution[:, 0]
     if norm is None or not torch.allclose(weight @ shift, bias, atol=1e-7):
         raise CheckpointError(
-            f"run: the classifier's bias has no place in {family.name}, whose classifier has none; "
-            "format=onnx takes any model"
+            f"run: the classifier's bias has no place in {family}, whose classifier has none; "
+            "family=transfer writes a folder with its own code, which has one"
         )
     tensors["backbone.final_norm.bias"] = (norm.double() + shift).to(norm.dtype)
 
 
-def _write_tokenizer(ours: Ours, family: Family, folder: Path, pad: int) -> None:
+def _write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -> None:
     """Write the tokenizer, with the layout of special tokens that the model was trained with."""
     tokenizer, path = ours.tokenizer, folder / vocabulary.FILE
     tokenizer.save(path)
@@ -242,7 +130,7 @@ def _write_tokenizer(ours: Ours, family: Family, folder: Path, pad: int) -> None
                 "rstrip": False, "normalized": False, "special": True,
             }
         )  # fmt: skip
-    if family.mask_lstrip:
+    if mask_lstrip:
         for token in data["added_tokens"]:
             if token["content"] in (names["mask"], names["unk"]):
                 token["lstrip"] = token["content"] == names["mask"]

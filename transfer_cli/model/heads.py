@@ -84,12 +84,12 @@ class Pooler(nn.Module):
 
 
 class SequenceHead(nn.Module):
-    """Pooling, then layers of dropout, linear and ReLU, the last without ReLU.
+    """Layers of dropout, linear and ReLU, the last without ReLU, on one vector a text.
 
     Args:
         width: D.
         outputs: C.
-        pooling: See `pool`.
+        pooling: How the vector is made, see `pool`.
         dropout: Before every linear layer.
         hidden: Sizes of the layers before the last.
         batch_norm: Whether each layer begins with batch norm (Howard and Ruder 2018, section 3.3).
@@ -119,11 +119,8 @@ class SequenceHead(nn.Module):
         self.linear = nn.Linear(sizes[-1], outputs)
         self.apply(initialise_plain)
 
-    def forward(
-        self, hidden_BTD: Tensor, mask_BT: Tensor, pooler: nn.Module | None = None
-    ) -> Tensor:
-        """Return logits `[B, C]`; the pooler, if any, is applied to the pooled hidden state."""
-        pooled = pool(hidden_BTD, mask_BT, self.pooling)
+    def forward(self, pooled: Tensor, pooler: nn.Module | None = None) -> Tensor:
+        """Return logits `[B, C]` of `pool`'s vectors; the pooler, if any, is applied to them."""
         if pooler is not None:
             pooled = pooler(pooled)
         logits: Tensor = self.linear(self.drop(self.norm(self.hidden(pooled))))

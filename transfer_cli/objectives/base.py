@@ -18,6 +18,7 @@ from transfer_cli.batch import Batch, is_padded
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.heads import Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.seeds import ExampleNoise
 
@@ -76,7 +77,7 @@ class ExampleResults:
 class Encoding:
     """The hidden states of one batch, computed on first use and shared by all objectives on it.
 
-    A batch with `states` (see `engine.features`) is not computed again.
+    A batch with `states` or `pooled` (see `engine.features`) is not computed again.
     """
 
     def __init__(self, model: TransferModel, batch: Batch) -> None:
@@ -99,6 +100,12 @@ class Encoding:
         """The input of the heads, `[B, T, D]`."""
         top: Tensor = self._model.readout(self.states)
         return top
+
+    def pooled(self, pooling: Pooling) -> Tensor:
+        """Return one vector a text, see `model.heads.pool`; or that of the batch."""
+        if "pooled" in self._batch:
+            return self._batch["pooled"]
+        return pool(self.top, self._batch["mask"], pooling)
 
 
 class Objective(ABC):
@@ -138,6 +145,10 @@ class Objective(ABC):
         The model has all edits and is on its training device; `inherited` are the names of the
         parameters that pretrained weights filled.
         """
+
+    def pooling_of(self, model: TransferModel) -> Pooling | None:
+        """Return how it pools a text's states, if it reads nothing else of them; asked last."""
+        return None
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Return inputs and targets, on the CPU; every random draw comes from `noise`."""

@@ -139,6 +139,11 @@ class SequenceObjective(Objective):
         )
         return TABLE in trains or has_own_row or (was_pretrained and learns)
 
+    def pooling_of(self, model: TransferModel) -> Pooling:
+        """Return the pooling of its head."""
+        pooling: Pooling = model.heads[self.head].pooling  # type: ignore[assignment]
+        return pooling
+
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of texts."""
         return {"loss": size(batch)}
@@ -147,5 +152,5 @@ class SequenceObjective(Objective):
         """Return what the head says, in float32, `[B, N]`."""
         heads = model.heads
         pooler = heads[POOLER] if POOLER in heads and self.pooler is not False else None
-        outputs_BN: Tensor = heads[self.head](encoded.top, batch["mask"], pooler)
+        outputs_BN: Tensor = heads[self.head](encoded.pooled(self.pooling_of(model)), pooler)
         return outputs_BN.float()

@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 
-def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
+def bare(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method without its decorators."""
     found: Callable[..., Any] = getattr(method, "__wrapped__", method)
     return found
@@ -20,11 +20,11 @@ def _bare(method: Callable[..., Any]) -> Callable[..., Any]:
 class EagerOptimizer(Optimizer):
     """An optimizer whose common methods are not decorated."""
 
-    add_param_group = _bare(Optimizer.add_param_group)
-    zero_grad = _bare(Optimizer.zero_grad)
+    add_param_group = bare(Optimizer.add_param_group)
+    zero_grad = bare(Optimizer.zero_grad)
 
 
 class AdamW(EagerOptimizer, torch.optim.AdamW):
     """Decoupled weight decay (Loshchilov and Hutter 2019); options as in `torch.optim.AdamW`."""
 
-    step = torch.no_grad()(_bare(torch.optim.AdamW.step))
+    step = torch.no_grad()(bare(torch.optim.AdamW.step))

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from transfer_cli.errors import ConfigError, listed
+from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import by_preference, find
 from transfer_cli.report import formats, grouping
 from transfer_cli.report.collect import collect
@@ -61,7 +61,7 @@ def choice_of(runs: Sequence[Run]) -> Criterion | None:
     return Criterion(
         measure,
         lower_is_better=metric is None or not metric.higher_is_better,
-        is_percentage=metric is not None and metric.unit == "percent",
+        metric=metric,
     )
 
 
@@ -95,12 +95,15 @@ def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
     # The first of those that are equal in everything.
     path = min(known, key=lambda each: known[each])
     tied = [each for each in known if each != path and known[each][0] == known[path][0]]
+    worse = [each for each in known if known[each][0] != known[path][0]]
+    by_path = {run.path: run for run in runs}
     return Best(
-        run=next(run for run in runs if run.path == path),
+        run=by_path[path],
         choice=choice,
         among=len(known),
         tied=tuple(run for run in runs if run.path in tied),
         decided=tie_break(known[path], [known[each] for each in tied]) if tied else "",
+        runner_up=by_path[min(worse, key=lambda each: known[each])] if worse else None,
     )
 
 
@@ -108,18 +111,33 @@ def best_of(runs: Sequence[Run], choice: Criterion | None) -> Best | None:
 
 
 def reasons(best: Best) -> Iterator[str]:
-    """Yield why a run is the best."""
-    value = formats.number(best.run.measures[best.choice.measure])
+    """Yield why a run is the best: by what, by how much, and what a tie leaves open."""
+    value = best.run.measures[best.choice.measure]
     end = "lowest" if best.choice.lower_is_better else "highest"
-    unit = " %" if best.choice.is_percentage else ""
     yield (
-        f"{best.choice.measure} {value}{unit}, the {end} of "
+        f"{best.choice.measure} {formats.value(best.choice.metric, value)}, the {end} of "
         f"{formats.several(best.among, 'run')} that learnt anything; the test split had no say"
     )
     if best.tied:
-        others = listed((each.path for each in best.tied), 5)
-        verb = "has" if len(best.tied) == 1 else "have"
-        yield f"a tie: {others} {verb} the same; {best.decided}"
+        yield from _of_tie(best.run, best.tied, best.decided)
+    if best.runner_up is not None:
+        other = best.runner_up.measures[best.choice.measure]
+        side = "above" if other > value else "below"
+        yield (
+            f"the next, {best.runner_up.path}, has {formats.value(best.choice.metric, other)}, "
+            f"{formats.distance(best.choice.metric, other - value)} {side}"
+        )
+
+
+def _of_tie(run: Run, tied: Sequence[Run], decided: str) -> Iterator[str]:
+    others = formats.folders(each.path for each in tied)
+    yield f"a tie: {others} {'has' if len(tied) == 1 else 'have'} the same; {decided}"
+    cheapest = min(tied, key=lambda each: math.inf if each.trained is None else each.trained)
+    if cheapest.trained is not None and run.trained is not None and cheapest.trained < run.trained:
+        yield (
+            f"as good and cheaper: {cheapest.path} trains {cheapest.trained:,} parameters, "
+            f"{run.path} {run.trained:,}"
+        )
 
 
 def commands(run: Run) -> dict[str, str]:
@@ -194,7 +212,7 @@ def run_of(path: str, key: str) -> str:
             f"({path}/NUMBER); transfer report {_word(sweep)} shows them"
         )
     _, best = found[0]
-    value = formats.number(best.run.measures[best.choice.measure])
+    value = formats.value(best.choice.metric, best.run.measures[best.choice.measure])
     tie = f", as {formats.several(len(best.tied), 'other')}: {best.decided}" if best.tied else ""
     log.info(
         "%s: took %s, the best of %s of that sweep by %s (%s%s)",

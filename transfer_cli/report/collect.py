@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from transfer_cli.config.flat import flat
 from transfer_cli.config.plain_yaml import read_plain, scalar
 from transfer_cli.errors import ConfigError
+from transfer_cli.progress import progress
 from transfer_cli.report.contents import ENDED_EARLY, FINISHED, RUNNING, STOPPED, Run, SweepProgress
 from transfer_cli.report.untrusted import is_number, reason, text_or_none
 from transfer_cli.runs.analyses import read_analyses
@@ -53,17 +54,19 @@ def collect(paths: Iterable[Path]) -> Found:
     """
     found = Found()
     seen: set[str] = set()
-    for path in paths:
-        check_there(path)
-        problems, is_new = len(found.problems), os.path.realpath(path) not in seen
-        place = None
-        for place in _places(path, seen, found.problems):
-            try:
-                _take(place, found)
-            except UnreadableError as error:
-                found.problems.append(f"{place} cannot be read: {printable(str(error))}")
-        if is_new and place is None and len(found.problems) == problems:
-            found.problems.append(f"{path} holds no runs: no folder in it has a config.yaml")
+    with progress("reading", None, "runs") as noted:
+        for path in paths:
+            check_there(path)
+            problems, is_new = len(found.problems), os.path.realpath(path) not in seen
+            place = None
+            for place in _places(path, seen, found.problems):
+                try:
+                    _take(place, found)
+                except UnreadableError as error:
+                    found.problems.append(f"{place} cannot be read: {printable(str(error))}")
+                noted(1)
+            if is_new and place is None and len(found.problems) == problems:
+                found.problems.append(f"{path} holds no runs: no folder in it has a config.yaml")
     if not found.runs and not found.standings:
         more = f" (and {len(found.problems) - 1} more)" if len(found.problems) > 1 else ""
         raise ConfigError(f"nothing to report: {found.problems[0]}{more}")

@@ -13,6 +13,7 @@ from typing import Any
 from transfer_cli.config.plain_yaml import scalar
 from transfer_cli.errors import ConfigError, listed, nearest
 from transfer_cli.metrics import Metric, by_preference
+from transfer_cli.progress import progress
 from transfer_cli.report import contents, grouping
 from transfer_cli.report.best import best_of, choice_of, learnt, place, tie_break
 from transfer_cli.report.contents import (
@@ -258,7 +259,7 @@ def _against_baseline(
 
     The groups are those of a task, best first. Without words the baseline is the group of full
     fine-tuning if there is one such group, else the best one. Where words fit several, each group
-    is compared with the one that has its other settings, else with the best of them.
+    is compared with the one that shares most of its settings, of several with the best.
     """
     if len(groups) < 2 or not measure:
         return None, list(groups), []
@@ -267,10 +268,12 @@ def _against_baseline(
     bases = asked or (usual if len(usual) == 1 else groups[:1])
     name = _shown(words) if len(bases) > 1 else bases[0].label
     found: dict[str, Comparison | str] = {}
-    for group in groups:
-        if group.finished and group.label not in {base.label for base in bases}:
-            base = next((each for each in bases if _is_twin(each, group, words)), bases[0])
-            found[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
+    with progress("comparing groups", len(groups), "groups") as more:
+        for group in groups:
+            if group.finished and group.label not in {base.label for base in bases}:
+                base = max(bases, key=lambda each: _shared(each, group))
+                found[group.label] = compare(group.runs, base.runs, measure, reader, base.label)
+            more(1)
     known = {label: each for label, each in found.items() if not isinstance(each, str)}
     if len(known) > 1:
         corrected = holm([each.p for each in known.values()])
@@ -288,11 +291,11 @@ def _against_baseline(
     return name, [replace(group, against=known.get(group.label)) for group in groups], notes
 
 
-def _is_twin(base: Group, group: Group, words: Words) -> bool:
-    """Return whether a baseline has the same settings as a group but for `words`."""
-    return all(
+def _shared(base: Group, group: Group) -> int:
+    """Return how many of the settings that vary a baseline shares with a group."""
+    return sum(
         canonical(group.settings.get(key)) == canonical(base.settings.get(key))
-        for key in (group.settings.keys() | base.settings.keys()) - words.keys()
+        for key in group.settings.keys() | base.settings.keys()
     )
 
 

@@ -111,7 +111,7 @@ class Criterion:
 
     measure: str
     lower_is_better: bool
-    is_percentage: bool = False
+    metric: Metric | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ class Best:
         among: How many runs it was chosen from: those that learnt anything.
         tied: Others that are as good by what was chosen by.
         decided: What decided among these, in words.
+        runner_up: The best of those that are not as good.
     """
 
     run: Run
@@ -129,6 +130,7 @@ class Best:
     among: int
     tied: tuple[Run, ...] = ()
     decided: str = ""
+    runner_up: Run | None = None
 
 
 @dataclass(frozen=True)
@@ -263,10 +265,9 @@ class TaskRuns:
         """Whether less of its measure is better."""
         return lower_is_better(self.measure, self.metrics)
 
-    def is_percentage(self, measure: str) -> bool:
-        """Return whether a `split/measure` is in percent."""
-        found = find(measure.partition("/")[2], self.metrics)
-        return found is not None and found.unit == "percent"
+    def metric(self, measure: str) -> Metric | None:
+        """Return the declaration of a `split/measure`."""
+        return find(measure.partition("/")[2], self.metrics)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from transfer_cli.safe_files import printable
 
 Settings = Mapping[str, Any]
 
+_ALWAYS_TOLD = frozenset({"optimizer.lr"})
+"""Keys that are told though a preset explains them: each scheme brings its own rate."""
+
 MOST_WORDS = 8
 """A label of more words says no more than its first ones."""
 
@@ -42,8 +45,8 @@ def canonical(value: Any) -> str:
 def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     """Return the fewest keys that say in what groups differ.
 
-    What was typed is among them if it differs at all. Of the rest, which presets brought along,
-    only what does not follow from the keys before it.
+    What was typed is among them if it differs at all, and so is the learning rate. Of the rest,
+    which presets brought along, only what does not follow from the keys before it.
     """
     values = [identity(runs[0].settings) for runs in groups]
     keys = dict.fromkeys(key for each in values for key in each)
@@ -55,7 +58,7 @@ def varying(groups: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     chosen = []
     for key in differing:
         more = [(*found, each.get(key)) for found, each in zip(known, values, strict=True)]
-        if key in typed or len(set(more)) > len(set(known)):
+        if key in typed | _ALWAYS_TOLD or len(set(more)) > len(set(known)):
             chosen.append(key)
             known = more
     return tuple(chosen)

@@ -94,7 +94,11 @@ def _record_fields(value: Any) -> Any:
     if isinstance(value, Run) and not value.analyses:
         del found["analyses"]
     if isinstance(value, Best):  # the runs themselves are in their groups
-        found |= {"run": value.run.path, "tied": [run.path for run in value.tied]}
+        found |= {
+            "run": value.run.path,
+            "tied": [run.path for run in value.tied],
+            "runner_up": value.runner_up and value.runner_up.path,
+        }
     return found
 
 
@@ -102,7 +106,7 @@ def _markdown(task: TaskRuns) -> Iterator[str]:
     columns = results_table.results_table(task)
     yield f"### {_text(task.name)}"
     yield ""
-    yield _line(_text(each.title) for each in columns)
+    yield _line(_text(each.heading) for each in columns)
     yield _line(["---", *["---:"] * (len(columns) - 1)])
     for group, (name, *cells) in zip(task.groups, results_table.texts(columns), strict=True):
         first = f"**{_code(name)}** \\*" if group.is_best else _code(name)

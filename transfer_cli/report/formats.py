@@ -3,15 +3,19 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from transfer_cli import errors
+from transfer_cli.metrics import Metric
 from transfer_cli.report.contents import Group, Spread, TaskRuns
 
 NOTHING = "\N{EN DASH}"
 """The mark of an empty cell."""
 
 _SHORT = 28
+_MOST_FOLDERS = 5
 _MOST_DECIMALS = 4
 _NOISE = 1e-6
 _HUGE = 1e9
@@ -32,7 +36,35 @@ def axis_words(task: TaskRuns, measure: str) -> str:
 
 def unit(task: TaskRuns, measure: str) -> str:
     """Return the unit after a number of this measure."""
-    return " %" if task.is_percentage(measure) else ""
+    metric = task.metric(measure)
+    return "" if metric is None else metric.shown_unit
+
+
+def value(metric: Metric | None, measured: float) -> str:
+    """Return a value of a metric with its unit; a share is in percent."""
+    if metric is None:
+        return number(measured)
+    return number(metric.shown_times * measured) + metric.shown_unit
+
+
+def distance(metric: Metric | None, difference: float) -> str:
+    """Return how far apart two values of a metric are: percents in points."""
+    if metric is None:
+        return number(abs(difference))
+    points = " points" if metric.shown_unit else ""
+    return number(metric.shown_times * abs(difference)) + points
+
+
+def times(task: TaskRuns, measure: str) -> float:
+    """Return what values of a measure are multiplied by where they are shown."""
+    metric = task.metric(measure)
+    return 1.0 if metric is None else metric.shown_times
+
+
+def scaled(found: Spread, times: float) -> Spread:
+    """Return a spread of values that are so many times as large."""
+    deviation = None if found.deviation is None else times * found.deviation
+    return Spread(tuple(times * each for each in found.values), times * found.mean, deviation)
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -138,6 +170,16 @@ def amounts(found: Mapping[str, int]) -> str:
 def listed(words: Sequence[str]) -> str:
     """Return "a, b and c"."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def folders(paths: Iterable[Path]) -> str:
+    """Return paths, those in one folder together: `runs/schemes/0, 1, 2`."""
+    parents: dict[Path, list[str]] = {}
+    for path in paths:
+        parents.setdefault(path.parent, []).append(path.name)
+    return "; ".join(
+        str(parent / errors.listed(names, _MOST_FOLDERS)) for parent, names in parents.items()
+    )
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:

@@ -1,19 +1,17 @@
 """A report as one HTML page that needs nothing but itself.
 
-The page may be sent around, and opened without a network: style, script and the charting library
-are in it, and its policy forbids it to ask anybody for anything. What it shows may come from a
-stranger's run directory, so every text is escaped, and no script runs but the two that the policy
-names by their hash.
+The page may be sent around, and opened without a network: style and script are in it, and its
+policy forbids it to ask anybody for anything. What it shows may come from a stranger's run
+directory, so every text is escaped, and no script runs but the one that the policy names by its
+hash. The script draws the charts; a charting library would be ten times all the rest.
 """
 
 import base64
-import gzip
 import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
@@ -22,10 +20,11 @@ from transfer_cli.report.contents import FINISHED, Report, TaskRuns
 from transfer_cli.report.html import conditions, mistakes, results_section
 from transfer_cli.report.html.analysis_sections import Pictures, analysis_sections
 from transfer_cli.report.html.charts import Chart
-from transfer_cli.report.html.cost_charts import label_chart, size_chart
+from transfer_cli.report.html.cost_charts import size_chart
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
 from transfer_cli.report.html.markup import Html, render, shown
 from transfer_cli.report.html.search_chart import search_chart
+from transfer_cli.report.html.setting_charts import label_chart, rate_chart
 
 MOST_POINTS = 400
 FEWEST_POINTS = 40
@@ -45,71 +44,54 @@ class Section(NamedTuple):
 
 
 def page(report: Report) -> str:
-    """Return the page of a report; the learning curves are read from the run directories.
-
-    Raises:
-        ImportError: The charting library is not installed.
-    """
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # has no types
-
-    library, script = str(get_plotlyjs()), _asset("page.js")
+    """Return the page of a report; the learning curves are read from the run directories."""
+    script = _asset("page.js")
     pictures = Pictures()
     tasks = [_task(f"t{at}", task, pictures) for at, task in enumerate(report.tasks, start=1)]
     title = formats.several(len(tasks), "task") if tasks else "No runs"
     made = render(
         "page.html",
         title=tasks[0].title if len(tasks) == 1 else title,
-        policy=_policy(library, script),
+        policy=_policy(script),
         style=Html(_asset("page.css")),
         report=report,
         facts=_facts(report),
         # The progress of a sweep comes first as long as something is left to do.
         sweeps_first=any(each.running or each.left for each in report.standings),
         tasks=tasks,
-        library=Html(_packed(library)),
         script=Html(script),
     )
     # Nothing steers what is around it, wherever it comes from.
     return _UNUSUAL.sub(lambda found: shown(found[0]), made).strip() + "\n"
 
 
-@cache
-def _packed(library: str) -> str:
-    """Return the library so that it takes a third of the place; the script unpacks it."""
-    return base64.b64encode(gzip.compress(library.encode(), mtime=0)).decode()
-
-
 def _asset(name: str) -> str:
     return resources.files("transfer_cli.report").joinpath("assets", name).read_text("utf-8")
 
 
-def _policy(*scripts: str) -> str:
-    """Return what the page may do: run these very scripts, and reach nothing."""
-    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
-    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    # Plotly styles what it draws; pictures are what it saves.
+def _policy(script: str) -> str:
+    """Return what the page may do: run this very script, and reach nothing."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
-def _facts(report: Report) -> list[tuple[str, str, str]]:
-    """Return name, number and note of how much there is."""
+def _facts(report: Report) -> list[str]:
+    """Return how much there is, in a few words each."""
     groups = [group for task in report.tasks for group in task.groups]
     states = Counter(run.status for group in groups for run in group.runs)
     if not states:
         return []
     mixed = "" if states.keys() <= {FINISHED} else formats.amounts(dict(sorted(states.items())))
     seconds = sum(sum(group.seconds.values) for group in groups if group.seconds is not None)
-    facts = [("runs", f"{states.total():,}", mixed)]
-    if len(groups) > 1:
-        facts.append(("groups", f"{len(groups):,}", "differ in more than the seed"))
-    if seconds:
-        facts.append(("time", formats.duration(seconds), "of the finished runs together"))
-    if len(report.tasks) > 1:
-        facts.append(("tasks", f"{len(report.tasks):,}", "runs are compared inside a task"))
-    return facts
+    of_groups = f" in {len(groups):,} groups" if len(groups) > 1 else ""
+    return [
+        formats.several(states.total(), "run") + of_groups + (f" ({mixed})" if mixed else ""),
+        *([f"{formats.duration(seconds)} of training"] if seconds else []),
+        *([f"{len(report.tasks):,} tasks, each compared by itself"] if report.tasks[1:] else []),
+    ]
 
 
 def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
@@ -120,6 +102,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     cost = "Size and labels" if size and labels else "Size" if size else "Few labels"
     parts = [
         ("results", "Results", results_section.results(task, names)),
+        ("rate", "Learning rate", _charts(address, [rate_chart(choosing)])),
         ("curves", "Learning curves", _curves(address, task, names)),
         ("cost", cost, _charts(address, [size, labels])),
         ("parallel", "Parallel coordinates", _charts(address, [search_chart(choosing, names)])),
@@ -132,7 +115,8 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
     sections = [
         Section(f"{address}-at-{name}", title, found) for name, title, found in parts if found
     ]
-    return Section(address, task.name, results_section.best_sentence(task, names), sections)
+    first = results_section.take(task) + results_section.best_sentence(task, names)
+    return Section(address, task.name, first, sections)
 
 
 def _curves(task_id: str, task: TaskRuns, names: Sequence[str]) -> Html | None:

@@ -4,9 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from transfer_cli.errors import listed
 from transfer_cli.report import formats
 from transfer_cli.report.best import reasons
 from transfer_cli.report.contents import (
@@ -36,7 +34,6 @@ _TESTS = {
     BOOTSTRAP: "a bootstrap over items and seeds",
 }
 _OTHER = {"test": "validation", "validation": "test"}
-_MOST_FOLDERS = 5
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,12 @@ class ResultColumn:
     title: str
     cells: tuple[Cell, ...]
     is_measure: bool = False
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Its title, with the unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
 def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultColumn]:
@@ -68,7 +71,13 @@ def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultCo
     shown = [*dict.fromkeys(asked)]
     rows = [_row(task, group, shown) for group in task.groups]
     columns = [
-        ResultColumn(title, tuple(row[title] for row in rows), title in shown) for title in rows[0]
+        ResultColumn(
+            title,
+            tuple(row[title] for row in rows),
+            title in shown,
+            formats.unit(task, title).strip() if title in shown else "",
+        )
+        for title in rows[0]
     ]
     return [column for column in columns if any(cell.text for cell in column.cells)]
 
@@ -91,9 +100,10 @@ def measures_beside(task: TaskRuns) -> list[str]:
 
 def compared(task: TaskRuns, group: Group, found: Comparison) -> tuple[str, str, str]:
     """Return the size of a group's tested difference, its interval or "", and its p, as written."""
-    size = formats.number(abs(found.difference), _like(group, found))
+    times = formats.times(task, found.measure)
+    size = formats.number(times * abs(found.difference), _like(group, found, times))
     points = " points" if formats.unit(task, found.measure) else ""
-    return size + points, _interval(group, found), _probability(found).text
+    return size + points, _interval(group, found, times), _probability(found).text
 
 
 def is_baseline(group: Group, task: TaskRuns) -> bool:
@@ -145,7 +155,8 @@ def why_best(task: TaskRuns) -> Iterator[str]:
     yield from reasons(task.best)
     best = next((group for group in task.groups if group.is_best), None)
     if best is not None and best is not _group_of_best(task):
-        yield f"the best mean over seeds is another's: {best.label} ({folders(best)})"
+        where = formats.folders(run.path for run in best.runs)
+        yield f"the best mean over seeds is another's: {best.label} ({where})"
 
 
 def holds_best(task: TaskRuns, group: Group) -> bool:
@@ -169,7 +180,10 @@ def apart(report: Report) -> Iterator[str]:
 def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cell]:
     row = {GROUP: Cell(group.label)}
     mark = f" {LEARNT_NOTHING}" if group.learnt_nothing else ""
-    row |= {measure: _spread(group.measures.get(measure), mark) for measure in measures}
+    row |= {
+        measure: _spread(group.measures.get(measure), mark, formats.times(task, measure))
+        for measure in measures
+    }
     if task.baseline is not None:
         row |= {DIFFERENCE: _difference(group, task), P: _probability(group.against)}
     trained = "" if group.trained is None else f"{group.trained:,}"
@@ -179,23 +193,14 @@ def _row(task: TaskRuns, group: Group, measures: Iterable[str]) -> dict[str, Cel
         SECONDS: _spread(group.seconds),
         MEMORY: replace(_spread(group.memory), text=memory),
         RUNS: _runs(group),
-        FOLDER: Cell(folders(group)),
+        FOLDER: Cell(formats.folders(run.path for run in group.runs)),
     }
 
 
-def folders(group: Group) -> str:
-    """Return where the runs of a group are: `runs/schemes/0, 1, 2`."""
-    parents: dict[Path, list[str]] = {}
-    for run in group.runs:
-        parents.setdefault(run.path.parent, []).append(run.path.name)
-    return "; ".join(
-        str(parent / listed(names, _MOST_FOLDERS)) for parent, names in parents.items()
-    )
-
-
-def _spread(found: Spread | None, mark: str = "") -> Cell:
+def _spread(found: Spread | None, mark: str = "", times: float = 1) -> Cell:
     if found is None:
         return Cell()
+    found = formats.scaled(found, times)
     value = found.mean if math.isfinite(found.mean) else None
     return Cell(formats.spread(found) + mark, value)
 
@@ -204,30 +209,33 @@ def _difference(group: Group, task: TaskRuns) -> Cell:
     """Return the difference that was tested, else that of the means."""
     found = group.against
     if found is not None:
-        size = formats.signed(found.difference, _like(group, found))
-        return Cell(f"{size} {_interval(group, found)}".rstrip(), found.difference)
+        times = formats.times(task, found.measure)
+        size = formats.signed(times * found.difference, _like(group, found, times))
+        return Cell(f"{size} {_interval(group, found, times)}".rstrip(), found.difference)
     if is_baseline(group, task):
         return Cell("baseline", 0)
     base = next((each for each in task.groups if each.label == task.baseline), None)
     if base is None or task.measure not in base.measures or task.measure not in group.measures:
         return Cell()
-    mean = group.measures[task.measure].mean
-    difference = mean - base.measures[task.measure].mean
+    times = formats.times(task, task.measure)
+    mean = times * group.measures[task.measure].mean
+    difference = mean - times * base.measures[task.measure].mean
     text = formats.signed(difference, mean)
     return Cell(text, difference, "Of the means: not compared by item")
 
 
-def _like(group: Group, found: Comparison) -> float:
+def _like(group: Group, found: Comparison, times: float) -> float:
     """Return a number of the measure that was compared: differences have as many decimals."""
     known = group.measures.get(found.measure)
-    return (found.low if known is None else known.mean) or 0.0
+    return times * ((found.low if known is None else known.mean) or 0.0)
 
 
-def _interval(group: Group, found: Comparison) -> str:
+def _interval(group: Group, found: Comparison, times: float) -> str:
     if found.low is None or found.high is None:
         return ""
-    like = _like(group, found)
-    return f"[{formats.signed(found.low, like)}, {formats.signed(found.high, like)}]"
+    like = _like(group, found, times)
+    ends = (formats.signed(times * each, like) for each in (found.low, found.high))
+    return f"[{', '.join(ends)}]"
 
 
 def _probability(found: Comparison | None) -> Cell:

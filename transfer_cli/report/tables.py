@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Set
 from pathlib import Path
 
+from transfer_cli.errors import listed
 from transfer_cli.report import formats, results_table
 from transfer_cli.report.best import commands
-from transfer_cli.report.contents import Report, SweepProgress, TaskRuns
+from transfer_cli.report.contents import Report, Run, SweepProgress, TaskRuns
 from transfer_cli.report.results_table import BEST, FOLDER, GROUP, ResultColumn
 from transfer_cli.safe_files import printable
 from transfer_cli.terminal import BLANK, Column, Entry, Line, Page, Piece, Renderable, TextTable
@@ -16,6 +17,7 @@ MOST_ERRORS = 5
 _NARROWEST_NAME = 28
 _NARROWEST_FOLDER = 16
 _MOST_CHARACTERS = 100
+_MOST_NAMED = 8
 _LEAST_IMPORTANT = (results_table.MEMORY, results_table.TRAINED, results_table.SECONDS)
 
 
@@ -24,11 +26,12 @@ def as_page(report: Report, width: int | None) -> Page:
 
     If a terminal has only `width` columns, the least important numbers are left out.
     """
+    said: set[str] = set()
     in_tables = {(run.sweep, run.number) for task in report.tasks for run in task.runs}
     parts: list[list[Renderable]] = [
         *(list(_standing(each, in_tables)) for each in report.standings),
         [Line(why) for why in results_table.apart(report)],
-        *(list(_task(each, width)) for each in report.tasks),
+        *(list(_task(each, width, said)) for each in report.tasks),
         [Line(Piece("not shown:", "warning"), f" {line}") for line in report.problems],
         *(list(_best(each, len(report.tasks))) for each in report.tasks),
     ]
@@ -78,7 +81,8 @@ def _to_go(found: SweepProgress) -> str:
     return said
 
 
-def _task(task: TaskRuns, width: int | None) -> Iterator[Renderable]:
+def _task(task: TaskRuns, width: int | None, said: set[str]) -> Iterator[Renderable]:
+    """Yield the table of a task and its remarks, but for those that an earlier table has."""
     runs, groups = len(task.runs), len(task.groups)
     by = f", sorted by {task.sort}" if groups > 1 and task.sort else ""
     size = f"{formats.several(runs, 'run')} in {formats.several(groups, 'group')}{by}"
@@ -91,9 +95,10 @@ def _task(task: TaskRuns, width: int | None) -> Iterator[Renderable]:
             table.append([Piece(f"{BEST} {name}", "mark"), Piece(measured, "mark"), *others])
         else:
             table.append([Piece(f"  {name}", "name"), measured, *others])
-    titles = [Column(printable(each.title), right=each.title != FOLDER) for each in columns[1:]]
+    titles = [Column(printable(each.heading), right=each.title != FOLDER) for each in columns[1:]]
     yield TextTable([Column(f"  {columns[0].title}"), *titles], table)
-    lines = results_table.remarks(task)
+    lines = [line for line in results_table.remarks(task) if line not in said]
+    said.update(lines)
     if left_out:
         lines.append(f"not shown here, for want of room: {', '.join(left_out)}")
     for line in lines:
@@ -107,7 +112,7 @@ def _fitting(
 ) -> tuple[list[ResultColumn], list[str]]:
     """Return the columns for which there is room, and the titles of the others."""
     needed = {
-        each.title: max(len(printable(each.title)), *(len(cell.text) for cell in each.cells))
+        each.title: max(len(printable(each.heading)), *(len(cell.text) for cell in each.cells))
         for each in columns
     }
     needed[GROUP] = min(needed[GROUP] + 2, _NARROWEST_NAME)
@@ -124,12 +129,16 @@ def _fitting(
 
 
 def _unfinished(task: TaskRuns) -> Iterator[Renderable]:
-    found = [(run, run.shortfall) for run in task.runs if run.shortfall is not None]
+    found: dict[str, list[Run]] = {}
+    for run in task.runs:
+        if run.shortfall is not None:
+            found.setdefault(run.shortfall, []).append(run)
     if found:
         yield Line("  came to nothing, or not to an end:")
-    for run, what in found:
-        own = f"{' '.join(run.overrides)}  " if run.overrides else ""
-        yield Entry([f"    {run.name}  "], [own, Piece(what, "bad")], 24)
+    for what, runs in found.items():
+        own = f"{' '.join(runs[0].overrides)}  " if runs[0].overrides and len(runs) == 1 else ""
+        names = listed((run.name for run in runs), _MOST_NAMED)
+        yield Entry([f"    {names}  "], [own, Piece(what, "bad")], 24)
 
 
 def _errors(task: TaskRuns) -> Iterator[Renderable]:

@@ -4,7 +4,7 @@
 SWEEP/
   sweep.json       what was typed, and when
   job-3.json       a job: its overrides, and left | running | done | failed | stopped | pruned
-  job-3.log        its output, if several run side by side
+  job-3.log        what it said, if it ran in a process of its own
   3/               its run directory; its TensorBoard curves in a folder named by its overrides
   study.db         the study of a search
   .job-3.lock      held by the command that runs the job
@@ -125,7 +125,7 @@ class SweepDirectory:
         return self.path / str(number)
 
     def log(self, number: int) -> Path:
-        """Return the file of a job's output, if that is not the terminal."""
+        """Return the file of what a job says, if it runs in a process of its own."""
         return self.path / f"job-{number}.log"
 
     def write_job(self, job: SweepJob) -> None:
@@ -184,15 +184,24 @@ class SweepDirectory:
         return self.path / f".job-{number}.lock"
 
 
+def keys_in_sweep(run: Path) -> list[str]:
+    """Return the keys in which a run differs from other jobs of its sweep; none outside of one."""
+    return [word.lstrip("+~").partition("=")[0] for word in _own_overrides(run)]
+
+
+def _own_overrides(run: Path) -> tuple[str, ...]:
+    if not run.name.isdecimal() or not SweepDirectory.is_at(run.parent):
+        return ()
+    job = SweepDirectory(run.parent).job(int(run.name))
+    return () if job is None else job.overrides
+
+
 def name_in_sweep(run: Path) -> str:
     """Return what tells a run from the other jobs of its sweep, as a folder's name.
 
     It is "" for a run outside of a sweep.
     """
-    if not run.name.isdecimal() or not SweepDirectory.is_at(run.parent):
-        return ""
-    job = SweepDirectory(run.parent).job(int(run.name))
-    words = escaped(" ".join(job.overrides)) if job is not None else ""
+    words = escaped(" ".join(_own_overrides(run)))
     return words.replace("/", "-").encode()[:_LONGEST_NAME].decode(errors="ignore")
 
 

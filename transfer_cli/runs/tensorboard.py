@@ -7,11 +7,14 @@ traceback and the run continues. Here the failing write raises the error.
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]  # has none
+from tensorboard.plugins.hparams.plugin_data_pb2 import (  # type: ignore[import-untyped]
+    HParamsPluginData,
+)
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 from torch.utils.tensorboard import summary
 
@@ -58,15 +61,27 @@ class SummaryWriter:
         self._write(Event(step=step, summary=summary.text(name, text)))
 
     def add_hparams(
-        self, hparams: Mapping[str, str | float], measures: Mapping[str, float], step: int
+        self,
+        hparams: Mapping[str, str | float],
+        measures: Mapping[str, float],
+        step: int,
+        varying: Collection[str] = (),
     ) -> None:
         """List a run on the HParams page: a line with its hyper-parameters and final measures.
+
+        The page shows those that are `varying` first, the others by name.
 
         The measures are curves of one point, `hparam/NAME`, in this very folder. The library's
         `SummaryWriter` would make a folder of its own for them, which is shown as another run.
         """
         shown = {f"hparam/{name}": value for name, value in measures.items()}
         for part in summary.hparams(dict(hparams), shown):
+            for value in part.value:
+                plugin = value.metadata.plugin_data
+                data = HParamsPluginData.FromString(plugin.content)
+                for info in data.experiment.hparam_infos:
+                    info.differs = info.name in varying
+                plugin.content = data.SerializeToString()
             self._write(Event(step=step, summary=part))
         for tag, value in shown.items():
             self.add_scalar(tag, value, step)

@@ -53,6 +53,7 @@ class Jobs:
         metrics: Returns what a run of a config measures, so that a search knows whether more is
             better.
         makes_runs: Whether each job leaves a run directory; only then can a sweep be continued.
+        warned: The warnings of jobs with a process of their own, each with the numbers of the jobs.
         chosen: Jobs that `choose` has found and that are to run in this process, by number.
     """
 
@@ -67,6 +68,7 @@ class Jobs:
     stopped: TransferError | None = None
     is_copy: bool = False
     chosen: dict[int, SweepJob] = field(default_factory=dict)
+    warned: dict[str, list[int]] = field(default_factory=dict)
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state, is_copy=True)

@@ -24,6 +24,7 @@ from transfer_cli.errors import (
     StoppedError,
 )
 from transfer_cli.runs.sweep import JobState, SweepJob
+from transfer_cli.safe_files import printable
 from transfer_cli.sweep.jobs import Jobs
 from transfer_cli.terminal import heeded, leave_dead_terminal
 
@@ -36,6 +37,10 @@ OUTCOMES = {
 }  # fmt: skip
 """What the exit code of a job means; any other one that it failed."""
 
+_WARNING = "warning: "
+_MOST_LOG_BYTES = 2**20
+"""Of what a job says, as far as it is looked through for warnings."""
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -45,12 +50,13 @@ class _Running:
     process: subprocess.Popen[bytes]
     slot: int
     reason: Path
+    log_begin: int
     stack: contextlib.ExitStack
 
 
 @dataclass
 class SideBySide:
-    """Runs jobs of a sweep as commands of their own.
+    """Runs jobs of a sweep as commands of their own, each with a file for what it says.
 
     Args:
         jobs: The sweep.
@@ -84,6 +90,8 @@ class SideBySide:
             KeyboardInterrupt: The same, by Ctrl-C.
         """
         left = deque(todo)
+        if left and not self.jobs.done:
+            log.info("what a job says is in %s", self.jobs.directory.path / "job-NUMBER.log")
         with self._passing_signals_on():
             try:
                 while ((left or self._elsewhere) and not self._is_over()) or self._running:
@@ -129,19 +137,18 @@ class SideBySide:
         reason = self.jobs.directory.path / f".job-{job.number}.reason"
         reason.unlink(missing_ok=True)
         command = [sys.executable, "-P", "-m", "transfer_cli", self.jobs.command]
-        output = None  # one job at a time has the terminal, several write to files
-        if self.workers > 1:
-            output = stack.enter_context(self.jobs.directory.log(job.number).open("ab"))
+        output = stack.enter_context(self.jobs.directory.log(job.number).open("ab"))
+        begin = output.tell()
         process = subprocess.Popen(  # noqa: S603 - our own command, with what the user typed
             [*command, "--job", str(reason), *self.words_of(job)],
             env=environment_of(slot, self.threads, self.gpus, self.gpus_each),
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.STDOUT if self.workers > 1 else None,
+            stderr=subprocess.STDOUT,
             # It holds the job as long as it lives, whatever becomes of this process.
             pass_fds=(claim,),
         )
-        self._running.append(_Running(job, process, slot, reason, stack))
+        self._running.append(_Running(job, process, slot, reason, begin, stack))
         if self._told is not None:  # while it started
             process.send_signal(self._told)
 
@@ -158,6 +165,7 @@ class SideBySide:
             job.reason = None if job.outcome == JobState.DONE else _reason(each, code)
             each.stack.close()
             each.reason.unlink(missing_ok=True)
+            self._pass_warnings_on(each)
             if job.outcome == JobState.FAILED:
                 self.jobs.report(job, None)
             self._say_where_it_stands(job, left)
@@ -177,6 +185,18 @@ class SideBySide:
             guess = f", about {as_time(rest)} to go"
         ended = "" if job.outcome == JobState.FAILED else f"job {job.number} {job.outcome}; "
         log.info("%s%d left%s", ended, todo, guess)
+
+    def _pass_warnings_on(self, ended: _Running) -> None:
+        """Say what a job has warned of, but for what another one has warned of before."""
+        with self.jobs.directory.log(ended.job.number).open("rb") as file:
+            file.seek(ended.log_begin)
+            lines = file.read(_MOST_LOG_BYTES).decode(errors="replace").splitlines()
+        found = (line.partition(_WARNING) for line in lines)
+        for text in dict.fromkeys(text for begin, _, text in found if text and not begin):
+            jobs = self.jobs.warned.setdefault(text, [])
+            if not jobs:
+                log.warning("job %d: %s", ended.job.number, printable(text))
+            jobs.append(ended.job.number)
 
     # --- signals -------------------------------------------------------------------------------
 

@@ -222,6 +222,13 @@ class Task(ABC):
 
     # --- a run ------------------------------------------------------------------------------
 
+    def right_by_words(self, train: Sequence[Any], scored: Sequence[Any]) -> int | None:
+        """Return how many of `scored` a linear model on the words of `train` answers rightly.
+
+        It is what a run is compared with at its end; None: there is no such model.
+        """
+        return None
+
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:

@@ -12,6 +12,7 @@ from transfer_cli.data.tasks import Example, Table
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.words import right_by_words
 
 DECIMALS = 6
 """Decimals of a probability."""
@@ -117,6 +118,10 @@ class ClassificationTask(Task):
         """See `Task`."""
         shares_C = np.asarray(answer["probabilities"])
         return [self.labels[int(shares_C.argmax())], *shares_C.round(DECIMALS).tolist()]
+
+    def right_by_words(self, train: Sequence[Example], scored: Sequence[Example]) -> int:
+        """See `Task`."""
+        return right_by_words(train, scored, len(self.labels))
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]

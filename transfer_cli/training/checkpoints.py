@@ -17,7 +17,6 @@ from transfer_cli.model.weights import (
     DESCRIPTION,
     WEIGHTS,
     Base,
-    ModelDescription,
     load_strictly,
     read_weights,
     save_tensors,
@@ -186,15 +185,6 @@ def describe(run: TrainingRun, folder: Path, *, without: Set[str] = frozenset())
     if run.blueprint.start is not None and run.base_hash is not None:
         weights = run.blueprint.start.weights.resolve()
         base = Base(str(weights), os.path.relpath(weights, folder.resolve()), run.base_hash)
-    description = ModelDescription(
-        shape=run.model.backbone.shape,
-        vocabulary=run.blueprint.data.tokenizer.size,
-        objective=run.objective,
-        labels=run.data.labels,
-        tokenizer_hash=run.blueprint.data.tokenizer.hash,
-        edits={name: each for name, each in run.blueprint.edits.items() if name not in without},
-        base=base,
-        task=None if run.data.task is None else run.data.task.as_node(),
-    )
+    description = run.blueprint.description(base, without=without)
     write_description(description, folder)
     run.blueprint.data.tokenizer.save(folder / TOKENIZER)

@@ -35,10 +35,11 @@ def say_start(command: str, path: Path, run: TrainingRun) -> None:
         "steps": f"{run.blueprint.sizes.total_steps:,} of {batch} sequences{cut}, "
         f"{run.blueprint.sizes.steps_per_epoch:,} an epoch{at_most(run.blueprint.loop)}",
         "on": f"{run.blueprint.precision.device}, {run.blueprint.precision.kind}",
+        "exports": run.blueprint.exports,
     }
     log.info("%s", command)
     for name, text in rows.items():
-        log.info("  %-6s %s", name, text)
+        log.info("  %-7s %s", name, text)
 
 
 def say_what_is_faster(
@@ -72,7 +73,8 @@ def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: f
         blocks.append(_entry(split, one_line(without_details(measures))))
     for split in [name for name in results["measures"] if name in results["tables"]][-1:]:
         if table := results["tables"][split].get("confusion"):
-            blocks.append(_entry("in words", in_words(table, results["labels"])))
+            said = in_words(table, results["labels"], results["by_words"])
+            blocks.append(_entry("in words", said))
     if results["forgetting"] is not None:
         before, after = results["forgetting"]["before"], results["forgetting"]["after"]
         for name in (n for n in before if n != "loss"):
@@ -86,16 +88,34 @@ def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: f
     print_out(Page(*blocks, *copied_lines(lines)))
 
 
-def in_words(confusion: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
-    """Return what to expect of new texts, from a table of what became of those of each label."""
+def in_words(
+    confusion: Sequence[Sequence[int]],
+    labels: Sequence[str],
+    by_words: Mapping[str, int] | None = None,
+) -> str:
+    """Return what to expect of new texts, beside what is to be had without the model.
+
+    Args:
+        confusion: What became of the texts of each label.
+        labels: The labels.
+        by_words: How a linear model on words did on the same texts.
+    """
     counts = [sum(row) for row in confusion]
     total, right = sum(counts), sum(row[label] for label, row in enumerate(confusion))
     low, high = wilson_interval(right, total)
     commonest = printable(labels[counts.index(max(counts))])[:MOST_CHARACTERS]
+    words = ""
+    if by_words is not None:
+        share = by_words["right"] / by_words["scored"]
+        words = f", a linear model on words {100 * share:.0f}"
+        if by_words["trained_on"] < by_words["of"]:
+            words += f" (fitted on {by_words['trained_on']:,} of {by_words['of']:,} texts)"
+        if share > right / total:
+            words += ", more than this model"
     return (
         f"of 100 such texts about {100 * right / total:.0f} get the right label "
         f"({100 * low:.0f} to {100 * high:.0f}, by these {total:,}); always saying "
-        f"{commonest!r} gets {100 * max(counts) / total:.0f} right"
+        f"{commonest!r} gets {100 * max(counts) / total:.0f} right{words}"
     )
 
 

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from transfer_cli.assembly.datasets import Prepared
 from transfer_cli.data.split import Split
 from transfer_cli.engine.evaluation import EachExample, Outcome
@@ -14,6 +16,9 @@ from transfer_cli.tasks.base import Result, by_example
 log = logging.getLogger(__name__)
 
 BLANK = Result("", "")
+
+MOST_IN_WORDS = 10_000
+"""Examples that the linear model on words is fitted on, and as many that it is scored on."""
 
 TO_KEEP = 7
 """Significant digits: as many as a float32 holds."""
@@ -35,7 +40,7 @@ def items_of(split: Split, data: Prepared, each: EachExample | None) -> list[Ite
     outcomes = each.gathered() if each is not None else []
     if data.task is None:
         return [_item(split.name, found.index, [found], BLANK, "") for found in outcomes]
-    encoded: Any = split.data.data if isinstance(split.data, CachedFeatures) else split.data
+    encoded = _encoded(split)
     with_texts = len(encoded.examples) <= MOST_TEXTS
     if outcomes and not with_texts:
         log.info(
@@ -52,6 +57,31 @@ def items_of(split: Split, data: Prepared, each: EachExample | None) -> list[Ite
         found = [rows[row] for row in own]
         items.append(_item(split.name, number, found, result, shortened(" / ".join(texts))))
     return items
+
+
+def by_words(data: Prepared, split: str) -> dict[str, Any] | None:
+    """Return how a linear model on words does on a split; None where there is none for the task.
+
+    Of more than `MOST_IN_WORDS` examples it sees so many, evenly spread.
+    """
+    if data.task is None:
+        return None
+    whole, others = (_encoded(data.splits[name]).examples for name in ("train", split))
+    train, scored = _spread(whole), _spread(others)
+    right = data.task.right_by_words(train, scored)
+    if right is None:
+        return None
+    counts = {"right": right, "scored": len(scored), "trained_on": len(train), "of": len(whole)}
+    return {"split": split, **counts}
+
+
+def _encoded(split: Split) -> Any:
+    return split.data.data if isinstance(split.data, CachedFeatures) else split.data
+
+
+def _spread(examples: Sequence[Any]) -> list[Any]:
+    count = min(len(examples), MOST_IN_WORDS)
+    return [examples[number] for number in np.linspace(0, len(examples) - 1, count).astype(int)]
 
 
 def _item(split: str, index: int, rows: Sequence[Outcome], result: Result, text: str) -> Item:

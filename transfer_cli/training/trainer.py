@@ -33,6 +33,7 @@ from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
+from transfer_cli.runs.sweep import keys_in_sweep
 from transfer_cli.sweep.trial import trial_of
 from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.console import (
@@ -42,7 +43,7 @@ from transfer_cli.training.console import (
     say_what_is_faster,
     without_details,
 )
-from transfer_cli.training.examples import items_of, noting
+from transfer_cli.training.examples import by_words, items_of, noting
 from transfer_cli.training.measurements import (
     MOST_JUDGED,
     hyperparameters,
@@ -185,7 +186,7 @@ class Trainer:
             run_trainer(
                 trainer,
                 run.streams,
-                micro_batch=run.micro_batch,
+                micro_batch=run.portion,
                 total_steps=start_step if ended else sizes.total_steps,
                 start_step=start_step,
                 epoch_length=sizes.steps_per_epoch,
@@ -311,6 +312,7 @@ class Trainer:
             "seed": self._config.seed,
             "measures": measures,
             "metrics": [metric.as_json() for metric in self._blueprint.metrics],
+            "by_words": by_words(run.data, [*scores][-1]) if scores else None,
             "tables": {name: found.tables for name, found in scores.items() if found.tables},
             "data_changed": run.origins.accepted,
             "labels": list(run.data.labels),
@@ -346,7 +348,8 @@ class Trainer:
             for name, value in without_details(found).items()
         }
         chosen = hyperparameters(self._config, presets)
-        self._logger.writer.add_hparams(chosen, final, progress.step)
+        swept = keys_in_sweep(directory.path)
+        self._logger.writer.add_hparams(chosen, final, progress.step, swept)
         write_json(directory.timing, timing)
         write_json(directory.results, results)
         directory.set_status("finished", failure)

@@ -208,8 +208,8 @@ def test_otherwise_everything_is_stored(put, store):
 
 
 def test_what_the_objective_decided_is_pinned(put):
-    assert put().objective == {**configs.CLASSIFICATION, "pooling": "cls_last"}
-    assert put(adaptation__plan=HEADS).objective["pooling"] == "mean"
+    assert put().blueprint.objective == {**configs.CLASSIFICATION, "pooling": "cls_last"}
+    assert put(adaptation__plan=HEADS).blueprint.objective["pooling"] == "mean"
 
 
 # --- frozen features ---------------------------------------------------------------------------

@@ -16,7 +16,8 @@ def losses(model, data, order):
     for step in range(order.steps_per_epoch):
         batch = data.batch(order.indices(step))
         encoded = Encoding(model, batch)
-        logits = model.heads["class"](encoded.top, batch["mask"])
+        head = model.heads["class"]
+        logits = head(encoded.pooled(head.pooling))
         found[batch["index"]] = F.cross_entropy(logits, batch["label"], reduction="none")
     return found.detach()
 

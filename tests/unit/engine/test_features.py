@@ -41,7 +41,8 @@ def logits(model, data, batch=8):
     for indices in micro_batches(ORDER, batch):
         view = data.batch(indices)
         encoded = Encoding(model, view)
-        found.append(model.heads["class"](encoded.top, view["mask"]).detach())
+        head = model.heads["class"]
+        found.append(head(encoded.pooled(head.pooling)).detach())
     return torch.cat(found)
 
 
@@ -61,6 +62,22 @@ def test_cached_features_give_the_logits_of_the_whole_model(pooling, direction):
     found = logits(model, cached(data, model))
 
     assert torch.allclose(found, logits(model, data), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_one_pooled_vector_a_text_gives_the_same_logits(pooling):
+    data = tiny.Questions(examples=60)
+    model = trained(pooling)
+    expected, calls = logits(model, data), calls_of(model)
+
+    features = cached(data, model, pooling=pooling)
+    found = logits(model, features)
+
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert sum(calls) == 60
+    batch = features.batch(ORDER[:9])
+    assert batch.pop("pooled").shape == (9, 48 if pooling == "concat" else 16)
+    assert tiny.same(batch, data.batch(ORDER[:9]))
 
 
 @pytest.mark.parametrize("residual", ["pre", "post", "tutorial"])
@@ -119,7 +136,7 @@ def test_nothing_flows_back_and_what_is_kept_does_not_change():
     before = features.batch(ORDER)["states"]
 
     view = features.batch(ORDER)
-    model.heads["class"](Encoding(model, view).top, view["mask"]).sum().backward()
+    model.heads["class"](Encoding(model, view).pooled("mean")).sum().backward()
 
     assert model.heads["class"].linear.weight.grad is not None
     assert all(p.grad is None for p in model.backbone.parameters())
@@ -158,6 +175,12 @@ def test_the_memory_is_that_of_the_real_tokens(layers, kept):
     needed = memory_needed(data, tiny.shape(), layers)
 
     assert needed == 4 * sum(map(len, data.rows)) * kept * 16
+
+
+def test_the_memory_of_pooled_states_is_a_vector_a_text():
+    data = tiny.Questions(examples=60)
+
+    assert memory_needed(data, tiny.shape(), (-1,), "mean") == 4 * 60 * 16
 
 
 @pytest.mark.gpu

@@ -15,9 +15,11 @@ from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.published_folder import open_folder
 from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.interop.vocabulary import read_tokenizer
+from transfer_cli.model.added import Added, added_parameters
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead
 from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.classification import Classification
 
 CAUSAL = BackboneShape(
@@ -59,13 +61,35 @@ def ours(shape, tensors, tokenizer, classifier):
     return Ours(shape, tensors, tokenizer, head, classifier, texts, shape.positions, ("a", "b"))
 
 
-def loaded(auto, folder):
+def loaded(auto, folder, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model, told = getattr(reference(), auto).from_pretrained(folder, output_loading_info=True)
+        load = getattr(reference(), auto).from_pretrained
+        model, told = load(folder, output_loading_info=True, **options)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
     return model.eval()
+
+
+def some_texts(tokenizer):
+    """Return tokens of three texts, and where they are no padding."""
+    tokens = torch.randint(5, tokenizer.size, (3, 12), generator=torch.manual_seed(0))
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    mask[1, 7:] = False
+    return tokens, mask
+
+
+def predicts_the_same(folder, model, tokenizer, **options):
+    causal = model.backbone.causal
+    auto = "AutoModelForCausalLM" if causal else "AutoModelForMaskedLM"
+    theirs = loaded(auto, folder, **options)
+    tokens, mask = some_texts(tokenizer)
+    with torch.no_grad():
+        hidden = model.backbone(tokens, mask)[-1]
+        own = model.heads["lm"](hidden, model.backbone.token_embedding.weight)
+        other = theirs(input_ids=tokens, attention_mask=mask.long()).logits
+    assert own.std() > 0.1
+    torch.testing.assert_close(own[mask], other[mask], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -88,54 +112,82 @@ def test_language_models_predict_the_same(tmp_path, tokenizer, shape, family):
 
     written = write_folder(ours(shape, model.state_dict(), tokenizer, None), tmp_path)
 
-    assert written.architecture.startswith(family)
+    assert written.target.architecture.startswith(family)
     assert written.left_out == ()
-    auto = "AutoModelForCausalLM" if shape.direction == "causal" else "AutoModelForMaskedLM"
-    theirs = loaded(auto, tmp_path)
-    tokens = torch.randint(5, tokenizer.size, (3, 12), generator=torch.manual_seed(0))
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    mask[1, 7:] = False
-    with torch.no_grad():
-        hidden = model.backbone(tokens, mask)[-1]
-        own = model.heads["lm"](hidden, model.backbone.token_embedding.weight)
-        other = theirs(input_ids=tokens, attention_mask=mask.long()).logits
-    assert own.std() > 0.1
-    torch.testing.assert_close(own[mask], other[mask], atol=1e-5, rtol=1e-5)
+    predicts_the_same(tmp_path, model, tokenizer)
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "misfit"),
     [
-        (replace(CAUSAL, residual="tutorial"), "residual=tutorial, not pre"),
-        (replace(CAUSAL, position_kind="sinusoidal"), "position_kind=sinusoidal, not learned"),
+        (replace(CAUSAL, residual="tutorial"), "no GPT-2: residual=tutorial, not pre"),
+        (replace(CAUSAL, position_kind="sinusoidal", segments=2), "position_kind=sinusoidal"),
         (replace(CAUSAL, output_bias=True), "heads.lm.bias; head=false leaves it out"),
-        (replace(MASKED, direction="causal"), "direction=causal, not bidirectional"),
-        (replace(MASKED, residual="pre", embedding_norm=True), "residual=pre, not post"),
+        (replace(MASKED, direction="causal"), "residual=post, not pre"),
+        (replace(MASKED, residual="pre", embedding_norm=True), "no BERT: residual=pre, not post"),
+        (replace(MASKED, residual="pre", embedding_width=7, tie_output=False), "residual=pre"),
+        (replace(MASKED, position_kind="sinusoidal", width=20, embedding_width=15), "sinusoidal"),
     ],
 )
-def test_what_fits_no_family_is_named(tmp_path, tokenizer, shape, told):
+def test_what_fits_no_family_is_written_with_its_code(tmp_path, tokenizer, shape, misfit):
     model = model_of(shape, tokenizer)
 
-    with pytest.raises(CheckpointError) as caught:
-        write_folder(ours(shape, model.state_dict(), tokenizer, None), tmp_path)
+    written = write_folder(ours(shape, model.state_dict(), tokenizer, None), tmp_path)
 
-    assert told in str(caught.value)
-    assert not list(tmp_path.iterdir())
+    assert misfit in written.target.misfit
+    assert written.left_out == ()
+    predicts_the_same(tmp_path, model, tokenizer, trust_remote_code=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "misfit"),
     [
         ({"pooling": "mean"}, "objective.pooling=mean, not cls_last"),
-        ({"hidden": (8,)}, "several layers"),
-        ({"pooler": True}, "a pooler"),
+        ({"pooling": "max"}, "objective.pooling=max, not cls_last"),
+        ({"pooling": "concat", "hidden": (8, 4), "batch_norm": True}, "several layers"),
+        ({"pooling": "cls_first", "pooler": True}, "a pooler"),
     ],
 )
-def test_a_classifier_that_gpt2_does_not_have(tmp_path, tokenizer, change, told):
+def test_a_classifier_that_gpt2_does_not_have(tmp_path, tokenizer, change, misfit):
     classifier = Classification(**{"pooling": "cls_last", **change})
+    classifier.setup(TaskInfo(tokenizer, ("a", "b")))
+    backbone = Backbone(CAUSAL, tokenizer.size)
+    model = TransferModel(backbone, classifier.modules(backbone)).eval()
+    with torch.no_grad():
+        for each in model.state_dict().values():
+            if each.is_floating_point():
+                each.add_(torch.rand_like(each) * 0.4)
 
-    with pytest.raises(CheckpointError, match=told):
-        write_folder(ours(CAUSAL, classifier_of(tokenizer), tokenizer, classifier), tmp_path)
+    written = write_folder(ours(CAUSAL, model.state_dict(), tokenizer, classifier), tmp_path)
+
+    assert misfit in written.target.misfit
+    theirs = loaded("AutoModelForSequenceClassification", tmp_path, trust_remote_code=True)
+    tokens, mask = some_texts(tokenizer)
+    with torch.no_grad():
+        batch = {"tokens": tokens, "mask": mask}
+        own = classifier.outputs(model, batch, Encoding(model, batch))
+        other = theirs(input_ids=tokens, attention_mask=mask.long()).logits
+    assert own.std() > 1e-2
+    torch.testing.assert_close(own, other, atol=1e-5, rtol=1e-5)
+
+
+def test_a_part_of_ones_own_is_refused_by_name(tmp_path, tokenizer):
+    class Factor(Added):
+        kind = "a factor"
+
+        def __init__(self):
+            super().__init__()
+            self.factor = torch.nn.Parameter(torch.ones(1))
+
+    model = model_of(CAUSAL, tokenizer)
+    model.readout = Factor()
+    model.readout.edit = "scaled"
+    given = ours(CAUSAL, model.state_dict(), tokenizer, None)
+
+    with pytest.raises(CheckpointError, match=r"brings along: a factor \(adaptation.edits.scaled"):
+        write_folder(replace(given, added=added_parameters(model)), tmp_path)
+
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_bias_that_cannot_be_folded_in_is_refused(tmp_path, tokenizer):
@@ -201,7 +253,7 @@ def test_a_family_that_is_asked_for_is_written_or_refused(tmp_path, tokenizer):
 
     with pytest.raises(ConfigError, match=r"'gpt-2' is not one of .*Did you mean 'gpt2'"):
         write_folder(model, tmp_path, "gpt-2")
-    with pytest.raises(CheckpointError, match="as a BERT, what does not fit is residual=pre"):
+    with pytest.raises(CheckpointError, match="no BERT: residual=pre"):
         write_folder(model, tmp_path, "bert")
     assert not list(tmp_path.iterdir())
 

@@ -20,8 +20,6 @@ from transfer_cli.report.page import page
 from transfer_cli.report.sections import register_section
 from transfer_cli.runs.analyses import write_analysis
 
-pytest.importorskip("plotly", reason="the page's charts need plotly")
-
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 50
 CONTENT = {
     "title": "Lengths and errors",

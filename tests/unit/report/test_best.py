@@ -9,7 +9,15 @@ import pytest
 
 from tests.fake_runs import write_run, write_sweep
 from transfer_cli.errors import ConfigError
-from transfer_cli.report.best import best_of, choice_of, commands, last_words, learnt, run_of
+from transfer_cli.report.best import (
+    best_of,
+    choice_of,
+    commands,
+    last_words,
+    learnt,
+    reasons,
+    run_of,
+)
 from transfer_cli.report.collect import collect
 from transfer_cli.report.compare import tasks
 from transfer_cli.runs.sweep import SweepJob
@@ -107,6 +115,20 @@ def test_a_tie_is_said_and_broken_by_loss_then_by_cost(tmp_path, second, taken, 
     assert any("a tie: " in line for line in last_words(tmp_path / "s"))
 
 
+def test_by_how_much_the_best_is_ahead_and_what_a_cheaper_equal_costs_is_said(tmp_path):
+    for name, rate, scheme in (("a", 0.1, "full"), ("b", 0.2, "lora"), ("c", 0.3, "lora")):
+        measures = {"error_rate": 12.5 if name == "c" else 10.0, "loss": rate}
+        write_run(tmp_path / name, adaptation=scheme, optimizer__lr=rate, validation=measures)
+
+    said = list(reasons(best(tmp_path)))
+
+    assert said[1:] == [
+        f"a tie: {tmp_path / 'b'} has the same; the lower validation/loss decided",
+        f"as good and cheaper: {tmp_path / 'b'} trains 80 parameters, {tmp_path / 'a'} 1,000",
+        f"the next, {tmp_path / 'c'}, has 12.50 %, 2.50 points above",
+    ]
+
+
 def test_without_validation_nothing_is_marked_and_that_is_said(tmp_path):
     for name in ("full", "lora"):
         results = {"measures": {"test": {"error_rate": 3.0}}, "labels": ["a", "b"]}
@@ -160,6 +182,7 @@ def test_a_sweep_ends_with_its_best_run_and_the_lines_to_type(tmp_path, monkeypa
         "best run by validation: my sweep/1 (optimizer.lr=0.01)",
         "  validation/error_rate 12.50 %, the lowest of 2 runs that learnt anything; "
         "the test split had no say",
+        "  the next, my sweep/0, has 20.00 %, 7.50 points above",
         "  predict: transfer predict 'my sweep/1' FILE",
         "  export:  transfer export 'my sweep/1' FOLDER",
         "compare: transfer report 'my sweep'",
@@ -186,7 +209,7 @@ def test_a_sweep_stands_for_its_best_run_and_that_is_said_in_a_line(tmp_path, ca
     [line] = caplog.messages
     assert line == (
         f"run: took {tmp_path / 's' / '1'}, the best of 2 runs of that sweep by "
-        "validation/error_rate (12.50)"
+        "validation/error_rate (12.50 %)"
     )
 
 

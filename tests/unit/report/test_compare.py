@@ -310,6 +310,24 @@ def test_of_several_baselines_each_group_has_that_with_its_other_settings(tmp_pa
     }
 
 
+def test_a_baseline_with_another_rate_of_its_own_has_the_other_settings(tmp_path):
+    for labels in (50, 100):
+        for name, rate in (("full", 1e-4), ("lora", 1e-3)):
+            path, typed = (
+                tmp_path / f"{name}-{labels}",
+                (f"adaptation={name}", f"loop.batch={labels}"),
+            )
+            write_run(path, adaptation=name, optimizer__lr=rate, loop__batch=labels, typed=typed)
+
+    task = only(tmp_path, baseline="adaptation=full")
+
+    against = {g.label: g.against.baseline for g in task.groups if g.against}
+    for labels in (50, 100):
+        assert against[f"adaptation=lora loop.batch={labels} optimizer.lr=0.001"] == (
+            f"adaptation=full loop.batch={labels} optimizer.lr=0.0001"
+        )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

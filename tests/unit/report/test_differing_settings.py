@@ -45,6 +45,12 @@ def test_what_was_typed_is_told_even_where_a_preset_would_explain_it():
     assert varying(groups) == ("adaptation", "optimizer.lr")
 
 
+def test_the_rate_is_told_even_where_a_preset_brings_it():
+    groups = [group({**FULL, "optimizer.lr": 1e-4}), group({**LORA, "optimizer.lr": 1e-3})]
+
+    assert varying(groups) == ("adaptation", "optimizer.lr")
+
+
 def test_what_a_preset_does_not_explain_is_told_too():
     groups = [group(FULL), group(LORA), group({**LORA, "adaptation.edits.lora.rank": 16})]
 

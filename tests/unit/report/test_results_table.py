@@ -131,9 +131,36 @@ def test_memory_that_is_not_finite_is_shown_and_not_sorted_by():
 
 def test_terminal_markdown_and_page_show_the_same_cells(tmp_path):
     report = reports.sweep_of_schemes(tmp_path)
-    shown = [str(as_page(report, None)), as_markdown(report), page(report)]
+    shown = [
+        str(as_page(report, None)),
+        as_markdown(report),
+        page(report).replace("\n(", " (").replace("\n[", " ["),
+    ]
 
     for column in results_table(report.tasks[0])[1:]:
         for cell in column.cells:
             number = cell.text.partition(" [")[0]
             assert all(number in each for each in shown), cell
+
+
+def test_shares_and_errors_stand_in_one_unit():
+    measures = {"test/accuracy": Spread((0.9,), 0.9, None), "test/error_rate": SPREAD}
+    against = Comparison("test/accuracy", 0.021, 0.005, 0.035, 0.01, "McNemar", 40, "b", 0.02)
+    first = Group("a", {}, (RUN,), measures, against=against)
+    found = replace(task(first, group("b")), measure="test/accuracy", baseline="b")
+
+    columns = {each.title: each for each in results_table(found, [*measures])}
+
+    assert columns["test/accuracy"].heading == "test/accuracy (%)"
+    assert columns["test/accuracy"].cells[0].text == "90.00"
+    assert columns["test/error_rate"].heading == "test/error_rate (%)"
+    assert columns[DIFFERENCE].cells[0].text == "+2.10 [+0.50, +3.50]"
+
+
+def test_what_several_tables_or_runs_share_is_said_once():
+    weak = [replace(RUN, name=name, reason="no better than city") for name in "xyz"]
+    known = Group("a", {}, tuple(weak), {"test/error_rate": SPREAD})
+    said = str(as_page(Report((task(known), task(known))), None))
+
+    assert said.count("of two runs the mean is shown alone") == 1
+    assert said.count("x, y, z") == said.count("no better than city") == 2

@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
-from transfer_cli.runs.sweep import JobState, SweepDirectory, SweepJob, SweepRequest
+from transfer_cli.runs.sweep import (
+    JobState,
+    SweepDirectory,
+    SweepJob,
+    SweepRequest,
+    keys_in_sweep,
+    name_in_sweep,
+)
 from transfer_cli.safe_files import UnreadableError
 
 
@@ -38,6 +45,14 @@ def test_the_file_of_a_job_holds_plain_words(sweep):
     assert (job.outcome, job.reason, job.seconds) == (JobState.FAILED, "no memory", 2.5)
     sweep.write_job(job)
     assert json.loads((sweep.path / "job-4.json").read_text()) == json.loads(written)
+
+
+def test_a_job_is_called_by_what_varies(sweep, tmp_path):
+    sweep.write_job(SweepJob(0, ("optimizer.lr=1e-3", "+data.world=1"), ("data=trec6",)))
+
+    assert name_in_sweep(sweep.run(0)) == "optimizer.lr=1e-3 +data.world=1"
+    assert keys_in_sweep(sweep.run(0)) == ["optimizer.lr", "data.world"]
+    assert keys_in_sweep(tmp_path / "0") == []
 
 
 def test_jobs_come_in_the_order_of_their_numbers(sweep):

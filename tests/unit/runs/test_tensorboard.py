@@ -59,6 +59,18 @@ def test_the_page_shows_hyper_parameters_with_measures(tmp_path):
     assert scalar_metadata.PLUGIN_NAME == "scalars"
 
 
+def test_what_varies_stands_before_the_rest(tmp_path):
+    writer = SummaryWriter(tmp_path / "run")
+    known = {"adaptation": "full", "loop.batch": 8, "optimizer.lr": 0.5, "seed": 0}
+    writer.add_hparams(known, {"test/loss": 2.0}, 7, varying=["seed", "optimizer.lr"])
+    writer.close()
+
+    experiment, _ = page(tmp_path)
+
+    names = [info.name for info in experiment.hparam_infos]
+    assert names == ["optimizer.lr", "seed", "adaptation", "loop.batch"]
+
+
 def test_two_runs_are_two_lines(tmp_path):
     for number, rate in enumerate((0.5, 0.25)):
         write(

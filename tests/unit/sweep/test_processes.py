@@ -99,6 +99,31 @@ def test_a_job_whose_launcher_is_gone_is_waited_for(tmp_path, monkeypatch):
     assert [job.outcome for job in side.jobs.done] == [JobState.DONE]
 
 
+def test_what_jobs_warn_of_is_said_once_and_their_output_kept(tmp_path, monkeypatch, caplog):
+    start = processes.subprocess.Popen
+    said = "begun\nwarning: warmup: too long\nwarning: warmup: too long\nloss 1\n"
+
+    def speaking(command, **named):
+        number = len(SweepDirectory(tmp_path).jobs()) - 1
+        text = said + f"warning: data: {number} rows left out\n"
+        return start([sys.executable, "-c", f"print({text!r}, end='')"], **named)
+
+    monkeypatch.setattr(processes.subprocess, "Popen", speaking)
+    caplog.set_level("INFO")
+    side = side_of(tmp_path)
+
+    side.run([SweepJob(n, (f"seed={n}",), (f"seed={n}",)) for n in range(3)])
+
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warnings == [
+        "job 0: warmup: too long", "job 0: data: 0 rows left out", "job 1: data: 1 rows left out",
+        "job 2: data: 2 rows left out",
+    ]  # fmt: skip
+    assert side.jobs.warned["warmup: too long"] == [0, 1, 2]
+    assert said in (tmp_path / "job-1.log").read_text()
+    assert "loss" not in caplog.text
+
+
 def side_of(folder):
     """Return what runs the jobs of a sweep, one at a time."""
     jobs = Jobs(

@@ -1,5 +1,7 @@
 """What a run says at its end."""
 
+import pytest
+
 from transfer_cli.training.console import in_words
 
 
@@ -9,4 +11,29 @@ def test_a_table_of_what_became_of_each_label_is_put_into_words():
     assert said == (
         "of 100 such texts about 90 get the right label (85 to 93, by these 200); always saying "
         "'no spam' gets 75 right"
+    )
+
+
+TABLE, LABELS = [[45, 5], [15, 135]], ["spam", "no spam"]
+
+
+@pytest.mark.parametrize(
+    ("right", "ending"),
+    [
+        (150, "gets 75 right, a linear model on words 75"),
+        (180, "a linear model on words 90"),
+        (190, "a linear model on words 95, more than this model"),
+    ],
+)
+def test_a_model_that_words_alone_would_beat_is_told_so(right, ending):
+    by_words = {"right": right, "scored": 200, "trained_on": 900, "of": 900}
+
+    assert in_words(TABLE, LABELS, by_words).endswith(ending)
+
+
+def test_a_linear_model_that_saw_some_texts_only_says_how_many():
+    by_words = {"right": 190, "scored": 200, "trained_on": 10_000, "of": 25_000}
+
+    assert in_words(TABLE, LABELS, by_words).endswith(
+        "words 95 (fitted on 10,000 of 25,000 texts), more than this model"
     )

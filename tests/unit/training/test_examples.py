@@ -90,3 +90,14 @@ def blocks():
     data = tiny.blocks(tokens=48)
     assert len(data) == 3
     return Split("test", data, order=np.arange(3))
+
+
+def test_words_are_compared_on_so_many_examples_at_most(split, monkeypatch):
+    data = Prepared({"train": split, "test": split}, ClassificationTask(LABELS))
+    whole = items.by_words(data, "test")
+    monkeypatch.setattr(items, "MOST_IN_WORDS", 2)
+    some = items.by_words(data, "test")
+
+    assert whole == {"split": "test", "right": 3, "scored": 3, "trained_on": 3, "of": 3}
+    assert some == {"split": "test", "right": 2, "scored": 2, "trained_on": 2, "of": 3}
+    assert items.by_words(Prepared({"train": split}), "train") is None

@@ -25,9 +25,10 @@ def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
 
     How it was trained only the directory of a run can say.
     """
+    target = written.target
     shape, vocabulary = start.description.shape, start.description.vocabulary
     what = {
-        "kind of model": f"{written.family.name} (`{written.architecture}`)",
+        "kind of model": f"{target.name} (`{target.architecture}`)",
         "size": f"{shape.depth} blocks of width {shape.width}, {vocabulary:,} tokens, "
         f"{shape.positions} positions",
         "numbers": "float32",
@@ -38,8 +39,9 @@ def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
     results = _json(run.results) if start.published is None else {}
     return rendered(
         title=Path(to).name,
-        task=written.pipeline,
-        architecture=written.architecture,
+        task=target.pipeline,
+        architecture=target.architecture,
+        brings_code=target.code is not None,
         what=what,
         labels=written.labels,
         how=_training(run, results) if results else {},

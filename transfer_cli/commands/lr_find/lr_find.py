@@ -19,6 +19,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.optimizer import is_solver
 from transfer_cli.assembly.run import TrainingRun, build_run
 from transfer_cli.commands.lr_find.picture import as_png
 from transfer_cli.config.build import build
@@ -87,6 +88,8 @@ def _check(config: DictConfig) -> None:
     at_least("lr_find.steps:", asked.steps, FEWEST_STEPS, ConfigError)
     if config.devices not in (1, "auto") or distributed.world_size() > 1:
         raise ConfigError("devices: lr-find works in one process; leave devices out")
+    if is_solver(config.optimizer):
+        raise ConfigError("optimizer: lr-find looks for a rate, and L-BFGS needs none")
     if config.resume is not None:
         raise ConfigError("resume: lr-find begins where a run begins; leave resume out")
     if find_spec("matplotlib") is None:

@@ -1,8 +1,11 @@
 """`transfer predict`: label texts from a file or a pipe; a line for each, in input order."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from transfer_cli.commands.predict.ensemble import Ensemble
 from transfer_cli.commands.predict.output import Earlier, Stop
 from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import Answers
-from transfer_cli.data import any_table
+from transfer_cli.data import any_table, readers
 from transfer_cli.data.any_table import OpenTable, Skipped
 from transfer_cli.data.columns import ANY, Wanted
 from transfer_cli.data.layout import Layout
@@ -22,7 +25,8 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least, one_of
-from transfer_cli.tasks.base import Answer
+from transfer_cli.progress import More, progress
+from transfer_cli.tasks.base import Answer, Task
 from transfer_cli.training.workers import in_process_group
 
 CHOICES = {
@@ -60,6 +64,7 @@ def predict(config: DictConfig) -> None:
             reading.opened(config.input, table_format, _layout(config), wanted) as given,
             output.opened(config.output, ensemble.digest, resume=config.resume) as (out, partial),
             stop.listening(),
+            _shown(config) as more,
         ):
             name = given.table.name
             chosen = given.table.columns(asked, own)
@@ -69,10 +74,8 @@ def predict(config: DictConfig) -> None:
             skipped = Skipped()
             on_error = skipped if config.errors == "skip" else any_table.Refuse("errors")
             rows = _rows(given.table, answers, on_error)
-            batch = config.batch * distributed.world_size()
-            among = WINDOW_CELLS // len(ensemble.task.cell_names)
-            most = max(batch, min(batch * WINDOW_BATCHES, among))
-            num_texts = 0
+            most = _most_rows(config.batch * distributed.world_size(), ensemble.task)
+            num_texts = at = 0
             for window in reading.windows(rows, most, given.is_there):
                 found = [] if earlier.has(window) else _together(ensemble, window)
                 with stop.waiting():
@@ -80,10 +83,28 @@ def predict(config: DictConfig) -> None:
                         _write(answers, window, found, name)
                     stop.place = f"after line {window[-1].line:,} of {name}"
                 num_texts += len(window)
+                more(window[-1].line - at)
+                at = window[-1].line
             earlier.close()
             skipped.say(num_texts, name)
             distributed.broadcast_text("[]")
         ensemble.say_cuts()
+
+
+def _most_rows(batch: int, task: Task) -> int:
+    """Return the rows of a window of so large batches."""
+    return max(batch, min(batch * WINDOW_BATCHES, WINDOW_CELLS // len(task.cell_names)))
+
+
+def _shown(config: DictConfig) -> AbstractContextManager[More]:
+    """Return the display of how many lines of the input have been answered."""
+    return progress(
+        "predicting",
+        partial(readers.count_lines, Path(config.input).expanduser()),
+        "lines",
+        # A terminal on which answers appear is no place for more.
+        shown=config.output != "-" or not sys.stdout.isatty(),
+    )
 
 
 def _together(ensemble: Ensemble, window: Sequence[Row]) -> list[Answer | None]:

@@ -1,7 +1,8 @@
 """Frozen features: hidden states that are computed once and then looked up.
 
 If nothing in the backbone trains and it runs without dropout, a text has the same hidden states in
-every epoch. With them in memory, a step costs only the readout and the heads.
+every epoch. With them in memory, a step costs only the readout and the heads. Where all losses
+read one pooled vector a text, that is all that is kept.
 
 Objectives that change tokens, such as masked language modelling, cannot use them. All runs that
 start from the same backbone can share them (`engine.features.shared_states`).
@@ -20,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from transfer_cli.batch import Batch, to_device, with_facts
 from transfer_cli.data.sampler import micro_batches
@@ -28,8 +28,10 @@ from transfer_cli.data.split import Dataset
 from transfer_cli.engine.features.shared_states import SharedStates
 from transfer_cli.engine.precision import Precision
 from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding
+from transfer_cli.progress import progress
 
 CPU = torch.device("cpu")
 
@@ -41,7 +43,7 @@ _PORTION = 512
 
 
 class CachedFeatures:
-    """A data set whose batches also hold the backbone's hidden states, as `states`.
+    """A data set whose batches also hold the backbone's hidden states, as `states` or `pooled`.
 
     These are a list of K states instead of L + 1, so the readout must read the same from both:
     `layers` is `(-1,)` for the last one, or None for all.
@@ -52,6 +54,8 @@ class CachedFeatures:
         precision: Of the forward pass. The states are stored in float32.
         batch: Examples that pass through the backbone at once.
         layers: The states to keep.
+        pooling: Keep but one vector a text, pooled like this from what the readout reads; no weight
+            of the readout may ever train. None: the states of every token.
         keep_on: The device of the states, in memory and in batches.
         shared: States on disk, shared with other runs; None: not shared.
     """
@@ -64,39 +68,47 @@ class CachedFeatures:
         *,
         batch: int,
         layers: Layers,
+        pooling: Pooling | None = None,
         keep_on: torch.device = CPU,
         shared: SharedStates | None = None,
     ) -> None:
         self.data = data
+        self.pooling = pooling
         lengths_N = _lengths(data)
         self._starts_N = np.cumsum(lengths_N) - lengths_N
-        shape = model.backbone.shape
-        size = (int(lengths_N.sum()), _kept(shape, layers), shape.width)
+        size = _size(lengths_N, model.backbone.shape, layers, pooling)
         model.eval()
 
         def compute() -> Tensor:
             states_RKD = torch.empty(size, device=keep_on)
             # From short to long: least padding.
             portions = micro_batches(np.argsort(lengths_N, kind="stable"), batch)
-            for indices in tqdm(portions, desc="features", unit="batch", disable=None, leave=False):
-                found = data.batch(indices)
-                rows_R = to_device({"rows": self._rows(indices, found["mask"])}, keep_on)["rows"]
-                states_RKD[rows_R] = _states(model, found, precision, layers).to(keep_on)
+            with progress("features", len(portions), "batches") as more:
+                for indices in portions:
+                    found = data.batch(indices)
+                    rows = {"rows": self._rows(indices, found["mask"])}
+                    rows_R = to_device(rows, keep_on)["rows"]
+                    states = _states(model, found, precision, layers, pooling)
+                    states_RKD[rows_R] = states.to(keep_on)
+                    more(1)
             return states_RKD
 
         if shared is None:
             self._states_RKD = compute()
         else:
-            key = _key(data, model, precision, batch, layers)
+            key = _key(data, model, precision, batch, layers) | {"pooling": pooling}
             self._states_RKD = shared.fetch(key, size, compute).to(keep_on)
 
     def __len__(self) -> int:
         return len(self.data)
 
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
-        """Return the data's own batch with `states` `[B, T, K, D]`, zero at padding."""
+        """Return the data's own batch with `pooled`, or `states` that are zero at padding."""
         found = self.data.batch(indices)
         mask_BT = found["mask"]
+        if self.pooling is not None:
+            rows = to_device({"rows": self._rows(indices, mask_BT)}, self._states_RKD.device)
+            return {**found, "pooled": self._states_RKD[rows["rows"], 0]}
         size = (*mask_BT.shape, *self._states_RKD.shape[1:])
         states_BTKD = self._states_RKD.new_zeros(size)
         places = {"from": self._rows(indices, mask_BT), "to": _real(mask_BT)}
@@ -106,19 +118,29 @@ class CachedFeatures:
 
     def _rows(self, indices: npt.NDArray[np.int64], mask_BT: Tensor) -> Tensor:
         """Return the rows of the states of real tokens, one example after the other."""
+        if self.pooling is not None:
+            return torch.from_numpy(indices)
         starts_B = torch.from_numpy(self._starts_N[indices])
         rows_BT = starts_B[:, None] + mask_BT.long().cumsum(1) - 1
         return rows_BT[mask_BT]
 
 
-def memory_needed(data: Dataset, shape: BackboneShape, layers: Layers) -> int:
+def memory_needed(
+    data: Dataset, shape: BackboneShape, layers: Layers, pooling: Pooling | None = None
+) -> int:
     """Return the bytes that `CachedFeatures` of this data would hold."""
-    numbers = int(_lengths(data).sum()) * _kept(shape, layers) * shape.width
-    return numbers * torch.float32.itemsize
+    size = _size(_lengths(data), shape, layers, pooling)
+    return torch.Size(size).numel() * torch.float32.itemsize
 
 
-def _kept(shape: BackboneShape, layers: Layers) -> int:
-    return shape.depth + 1 if layers is None else len(layers)
+def _size(
+    lengths_N: npt.NDArray[np.int64], shape: BackboneShape, layers: Layers, pooling: Pooling | None
+) -> tuple[int, int, int]:
+    """Return R, K and D; of pooled states, R are the examples."""
+    if pooling is not None:
+        return len(lengths_N), 1, shape.width * (3 if pooling == "concat" else 1)
+    kept = shape.depth + 1 if layers is None else len(layers)
+    return int(lengths_N.sum()), kept, shape.width
 
 
 def _lengths(data: Dataset) -> npt.NDArray[np.int64]:
@@ -182,11 +204,20 @@ def _bytes(name: str, tensor: Tensor) -> bytes:
     return f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode() + flat.numpy().tobytes()
 
 
-def _states(model: TransferModel, batch: Batch, precision: Precision, layers: Layers) -> Tensor:
-    """Return the chosen states of a batch's real tokens, `[R, K, D]`, in float32."""
+def _states(
+    model: TransferModel,
+    batch: Batch,
+    precision: Precision,
+    layers: Layers,
+    pooling: Pooling | None,
+) -> Tensor:
+    """Return the chosen states of a batch's real tokens, or its pooled ones, in float32."""
     view = to_device({**with_facts(batch), "real": _real(batch["mask"])}, precision.device)
     with torch.inference_mode(), precision.context():
-        states = Encoding(model, view).states
+        encoded = Encoding(model, view)
+        if pooling is not None:
+            return encoded.pooled(pooling).float()[:, None]
+        states = encoded.states
     chosen = states if layers is None else [states[layer] for layer in layers]
     return torch.stack([state.flatten(0, 1)[view["real"]].float() for state in chosen], dim=1)
 

@@ -1,4 +1,4 @@
-/* What moves on the page of a report: tables that sort, charts, colours. It asks nobody for anything. */
+/* What moves on the page of a report: tables, charts, colours. It asks nobody for anything. */
 (() => {
   "use strict";
 
@@ -29,7 +29,7 @@
 
   function showTheme() {
     themeButton.setAttribute("aria-pressed", String(isDark()));
-    for (const chart of charts) chart.redraw();
+    for (const chart of charts) if (chart.picture) chart.draw();
   }
 
   // --- tables that sort -------------------------------------------------------------------------
@@ -65,28 +65,83 @@
     table.tHead.rows[0].cells[0].setAttribute("aria-sort", "ascending");
   }
 
-  // --- the charting library ---------------------------------------------------------------------
-
-  let library = null;
-
-  async function unpack() {
-    const packed = atob(document.getElementById("library").textContent);
-    const bytes = new Uint8Array(packed.length);
-    for (let at = 0; at < packed.length; at += 1) bytes[at] = packed.charCodeAt(at);
-    const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const script = document.createElement("script");
-    script.textContent = await new Response(plain).text();
-    document.head.append(script);
-    if (!window.Plotly) throw new Error("the charting library did not start");
-    return window.Plotly;
+  for (const box of all(".filters")) {
+    const [input, output] = [box.querySelector("input"), box.querySelector("output")];
+    const choices = all("select", box);
+    const rows = [...box.nextElementSibling.querySelector("tbody").rows];
+    const values = JSON.parse(box.querySelector("script").textContent);
+    const show = () => {
+      const words = input.value.toLowerCase().split(/\s+/);
+      rows.forEach((row, at) => {
+        const text = row.textContent.toLowerCase();
+        row.hidden = !words.every((word) => text.includes(word))
+          || !choices.every(({ value }, key) => !value || value === values[at][key]);
+      });
+      output.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length}`;
+    };
+    for (const each of [input, ...choices]) each.addEventListener("input", show);
+    box.hidden = false;
+    show();
   }
 
-  const plotly = () => (library ??= unpack());
+  // --- lines to paste ---------------------------------------------------------------------------
 
-  // --- charts -----------------------------------------------------------------------------------
+  for (const button of navigator.clipboard ? all("button.copy") : []) {
+    button.hidden = false;
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+      button.textContent = "Copied";
+    });
+  }
 
-  const charts = [];
-  const byElement = new Map();
+  // --- drawing ----------------------------------------------------------------------------------
+
+  function svg(parent, name, attributes = {}, text = null) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (value !== null && value !== undefined) made.setAttribute(key, value);
+    }
+    if (text !== null) made.textContent = text;
+    parent?.append(made);
+    return made;
+  }
+
+  function said(number) {
+    const size = Math.abs(number);
+    if (size && (size < 1e-4 || size >= 1e9)) return number.toExponential(2).replace("e+", "e");
+    return number.toLocaleString("en", { maximumSignificantDigits: 4 });
+  }
+
+  /** Return round numbers between two, about `most` of them. */
+  function roundNumbers(low, high, most) {
+    const power = 10 ** Math.floor(Math.log10((high - low) / most));
+    const step = [1, 2, 5, 10].map((each) => each * power).find((each) => (high - low) / each <= most);
+    const first = Math.ceil(low / step - 1e-6);
+    const amount = Math.floor(high / step + 1e-6) - first + 1;
+    return Array.from({ length: amount || 0 }, (_, at) => Number(((first + at) * step).toPrecision(12)));
+  }
+
+  /** Return an axis: where a value is, from 0 to 1, its ticks, and what a value is called. */
+  function axisOf(own, values) {
+    const isLog = own.type === "log";
+    const place = (value) => (isLog ? Math.log10(value) : value);
+    const found = values.map(place).filter(Number.isFinite);
+    const least = found.reduce((one, other) => Math.min(one, other), Infinity);
+    const most = found.reduce((one, other) => Math.max(one, other), -Infinity);
+    let [low, high] = own.range ?? [least, most];
+    if (!own.range) {
+      const edge = (high - low) * 0.06 || Math.abs(high) * 0.06 || 0.5;
+      low = own.rangemode === "tozero" ? 0 : low - edge;
+      high += edge;
+    }
+    const at = (value) => (place(value) - low) / (high - low);
+    const vals = own.tickvals ?? roundNumbers(low, high, 6);
+    const ticks = vals.map((value, n) => [at(value), own.ticktext?.[n] ?? said(value)])
+      // Nothing is less than no error.
+      .filter(([share], n) => share > -0.001 && share < 1.001 && (isLog || least < 0 || vals[n] >= 0));
+    const words = (value) => own.ticktext?.[own.tickvals.indexOf(value)] ?? said(value);
+    return { at, ticks, words, title: own.title ?? "" };
+  }
 
   function mixed(share) {
     const parts = (name) => colour(name).match(/[0-9a-f]{2}/gi).map((each) => parseInt(each, 16));
@@ -94,51 +149,110 @@
     return `rgb(${best.map((each, at) => Math.round(each + share * (worst[at] - each))).join(",")})`;
   }
 
-  function coloured(trace, isNarrow) {
-    const { slot, slots, ramp, role, short } = trace.meta;
-    const series = (place) => colour(`series-${place % COLOURS}`);
-    const found = slots ? slots.map(series)
-      : slot !== undefined ? series(slot)
-      : ramp !== undefined ? mixed(ramp) : colour("edge");
-    const single = Array.isArray(found) ? colour("edge") : found;
-    const result = { ...trace };
-    if (trace.line) result.line = { ...trace.line, color: single };
-    if (trace.marker) {
-      result.marker = { ...trace.marker, color: found, line: { width: 1, color: colour("card") } };
-    }
-    if (trace.error_y) result.error_y = { ...trace.error_y, color: single };
-    if (short && isNarrow) result.text = short;
-    if (role === "points") result.textfont = { color: colour("ink"), size: 12 };
-    return result;
+  function colourOf({ slot, slots, ramp }, at) {
+    const place = slots ? slots[at] : slot;
+    if (place !== undefined) return colour(`series-${place % COLOURS}`);
+    return ramp === undefined ? colour("edge") : mixed(ramp);
   }
 
-  function layoutOf(own) {
-    const [ink, soft, line, card] = ["ink", "soft", "line", "card"].map(colour);
-    const axis = {
-      gridcolor: line, linecolor: colour("edge"), zerolinecolor: line, tickcolor: line,
-      automargin: true, tickfont: { color: soft }, hoverformat: ".4~g",
-    };
-    const touched = matchMedia("(pointer: coarse)").matches;
-    const of = (name) => ({ ...axis, ...own[name], title: { standoff: 10, ...own[name]?.title } });
-    return {
-      hovermode: "closest", showlegend: false, uirevision: "kept",
-      // A finger that moves over a chart scrolls the page.
-      dragmode: touched ? false : "zoom",
-      paper_bgcolor: card, plot_bgcolor: card,
-      font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: ink },
-      hoverlabel: { bgcolor: card, bordercolor: colour("edge"), font: { color: ink }, align: "left" },
-      legend: {
-        orientation: "h", y: 1.02, yanchor: "bottom", x: 0, itemclick: false, itemdoubleclick: false,
-      },
-      ...own,
-      margin: { l: 48, r: 12, t: 12, b: 44, ...own.margin },
-      xaxis: of("xaxis"), yaxis: of("yaxis"),
-      shapes: (own.shapes ?? []).map((each) => ({ ...each, line: { color: colour("edge"), width: 1 } })),
-      annotations: (own.annotations ?? []).map((each) => (
-        { ...each, font: { size: 11, color: ink }, bgcolor: card, borderpad: 1, opacity: 0.92 }
-      )),
-    };
+  const LETTER = 6.6;
+
+  /** Draw axes; return where a pair of values is, in pixels. */
+  function drawAxes(picture, x, y, layout, { width, height }) {
+    const [soft, line, edge] = ["soft", "line", "edge"].map(colour);
+    const isParallel = layout.xaxis.side === "top";
+    const longest = isParallel ? 0 : Math.max(1, ...y.ticks.map(([, words]) => words.length));
+    const left = isParallel ? 8 : 34 + LETTER * longest;
+    const [top, right, bottom] = isParallel ? [52, 16, 12] : [12, 20, 46];
+    const [w, h] = [width - left - right, height - top - bottom];
+    const X = (value) => left + w * x.at(value);
+    const Y = (value) => top + h * (1 - y.at(value));
+    const text = { fill: soft, "font-size": 12 };
+    let end = -Infinity;
+    x.ticks.forEach(([share, words], n) => {
+      const at = left + w * share;
+      svg(picture, "line", { x1: at, x2: at, y1: top, y2: top + h, stroke: isParallel ? edge : line });
+      const half = (LETTER * words.length) / 2;
+      if (isParallel) {
+        const inside = Math.min(Math.max(at, half + 2), width - half - 2);
+        const row = n % 2 ? 38 : 18;
+        svg(picture, "text", { ...text, x: inside, y: row, "text-anchor": "middle" }, words);
+      } else if (at - half > end) {
+        svg(picture, "text", { ...text, x: at, y: top + h + 17, "text-anchor": "middle" }, words);
+        end = at + half + 6;
+      }
+    });
+    if (isParallel) return [X, Y];
+    for (const [share, words] of y.ticks) {
+      const at = top + h * (1 - share);
+      svg(picture, "line", { x1: left, x2: left + w, y1: at, y2: at, stroke: line });
+      svg(picture, "text", { ...text, x: left - 7, y: at + 4, "text-anchor": "end" }, words);
+    }
+    svg(picture, "path", { d: `M${left} ${top}v${h}h${w}`, fill: "none", stroke: edge });
+    const title = { ...text, "font-size": 13, "text-anchor": "middle" };
+    svg(picture, "text", { ...title, x: left + w / 2, y: height - 6 }, x.title);
+    const turned = `translate(13 ${top + h / 2}) rotate(-90)`;
+    svg(picture, "text", { ...title, class: "ytitle", transform: turned }, y.title);
+    return [X, Y];
   }
+
+  function lineOf(trace, X, Y) {
+    let path = "";
+    let before = null;
+    trace.x.forEach((x, at) => {
+      if (x === null || trace.y[at] === null) before = null;
+      else {
+        const [px, py] = [X(x), Y(trace.y[at])].map((each) => each.toFixed(1));
+        const step = trace.line.steps && before ? `H${px}` : "";
+        path += before ? `${step}L${px} ${py}` : `M${px} ${py}`;
+        before = px;
+      }
+    });
+    return path;
+  }
+
+  function drawTrace(picture, trace, X, Y) {
+    const { line, marker, meta } = trace;
+    if (line) {
+      svg(picture, "path", {
+        class: "trace", d: lineOf(trace, X, Y), fill: "none", stroke: colourOf(meta),
+        "stroke-width": line.width, "stroke-dasharray": line.dashes, "stroke-linejoin": "round",
+        opacity: meta.role === "seed" ? 0.35 : null,
+      });
+    }
+    if (!marker) return;
+    trace.x.forEach((value, at) => {
+      const [x, y, own] = [X(value), Y(trace.y[at]), colourOf(meta, at)];
+      const bars = trace.error_y;
+      if (bars && bars.array[at] + bars.arrayminus[at] > 0) {
+        const [high, low] = [trace.y[at] + bars.array[at], trace.y[at] - bars.arrayminus[at]].map(Y);
+        const path = `M${x - 4} ${high}h8M${x} ${high}V${low}M${x - 4} ${low}h8`;
+        svg(picture, "path", { class: "bar", d: path, stroke: own, "stroke-width": 1.25 });
+      }
+      if (trace.ring === at) {
+        const ring = { class: "ring", cx: x, cy: y, r: 10, fill: "none", stroke: own };
+        svg(picture, "circle", { ...ring, "stroke-width": 2 });
+      }
+      const shape = Array.isArray(marker.shape) ? marker.shape[at] : marker.shape;
+      svg(picture, "path", {
+        class: "point", d: shape, fill: own, stroke: colour("card"), "stroke-width": 0.8,
+        // A marker is drawn around (14, 6), 7 wide.
+        transform: `translate(${x} ${y}) scale(${marker.size / 7}) translate(-14 -6)`,
+      });
+    });
+  }
+
+  function write(picture, words, x, y, side = "right") {
+    svg(picture, "text", {
+      x: x + (side === "right" ? 9 : -9), y: y + 4, "text-anchor": side === "right" ? "start" : "end",
+      "font-size": 11.5, fill: colour("ink"), stroke: colour("card"), "stroke-width": 3,
+      "paint-order": "stroke",
+    }, words);
+  }
+
+  // --- charts -----------------------------------------------------------------------------------
+
+  const charts = [];
 
   class Chart {
     constructor(figure) {
@@ -147,18 +261,19 @@
       this.choice = figure.querySelector("select.view");
       this.share = figure.querySelector("select.share");
       this.numbers = figure.querySelector(".numbers");
-      this.views = null;
-      this.isDrawn = false;
+      this.tip = element("div", null, { class: "tip", hidden: "" });
+      this.points = [];
+      this.views = JSON.parse(figure.querySelector("script").textContent);
       for (const each of [this.choice, this.share]) {
-        each?.addEventListener("change", () => this.redraw());
+        each?.addEventListener("change", () => this.draw());
       }
       figure.querySelector("button.save").addEventListener("click", () => this.save());
       figure.querySelector("details").addEventListener("toggle", () => this.list());
+      this.plot.addEventListener("pointermove", (event) => this.point(event));
+      this.plot.addEventListener("pointerleave", () => { this.tip.hidden = true; });
     }
 
     view() {
-      // Parsed when it is first looked at: hundreds of runs are a lot to read at once.
-      this.views ??= JSON.parse(this.figure.querySelector("script").textContent);
       return this.views[this.choice ? Number(this.choice.value) : 0];
     }
 
@@ -171,24 +286,67 @@
       ));
     }
 
-    async draw() {
-      try {
-        const Plotly = await plotly();
-        const settings = { displayModeBar: false, responsive: true, doubleClick: "reset" };
-        const isNarrow = this.plot.clientWidth < NARROW;
-        const traces = this.traces().map((each) => coloured(each, isNarrow));
-        await Plotly.react(this.plot, traces, layoutOf(this.view().layout), settings);
-        this.isDrawn = true;
-      } catch (error) {
-        this.plot.classList.add("failed");
-        this.plot.textContent = "This browser cannot draw the chart; its numbers are below.";
-        console.error(error);
+    draw() {
+      const [width, height] = [this.plot.clientWidth, this.plot.clientHeight];
+      const { layout } = this.view();
+      const traces = this.traces();
+      this.picture = svg(null, "svg", {
+        width, height, viewBox: `0 0 ${width} ${height}`,
+        "font-family": getComputedStyle(document.body).fontFamily,
+      });
+      svg(this.picture, "rect", { width, height, fill: colour("card") });
+      const x = axisOf(layout.xaxis, traces.flatMap((each) => each.x).filter((each) => each !== null));
+      const y = axisOf(layout.yaxis, traces.flatMap((each) => [
+        ...each.y.filter((value) => value !== null),
+        ...(each.error_y?.array.map((bar, at) => each.y[at] + bar) ?? []),
+        ...(each.error_y?.arrayminus.map((bar, at) => each.y[at] - bar) ?? []),
+      ]));
+      const [X, Y] = drawAxes(this.picture, x, y, layout, { width, height });
+      for (const each of traces) drawTrace(this.picture, each, X, Y);
+      for (const { x: at, y: share, text } of layout.annotations ?? []) {
+        write(this.picture, text, X(at) - 5, Y(share));
       }
+      this.points = [];
+      for (const each of traces) this.name(each, x, y, X, Y, width < NARROW);
+      this.tip.hidden = true;
+      this.plot.replaceChildren(this.picture, this.tip);
       this.list();
     }
 
-    redraw() {
-      if (this.isDrawn) this.draw();
+    /** Write the names that stand beside points, and keep those that a pointer asks for. */
+    name(trace, x, y, X, Y, isNarrow) {
+      if (["seed", "quiet"].includes(trace.meta.role)) return;
+      let stretch = 0;
+      trace.x.forEach((value, at) => {
+        if (value === null) stretch += 1;
+        else {
+          const [px, py] = [X(value), Y(trace.y[at])];
+          const names = trace.name;
+          const name = Array.isArray(names) ? names[trace.line ? stretch : at] : names;
+          const own = x.title
+            ? `${name}\n${y.title}: ${said(trace.y[at])}\n${x.title}: ${x.words(value)}` : name;
+          this.points.push([px, py, own]);
+          const label = isNarrow && trace.meta.short ? trace.meta.short[at] : trace.labels?.[at];
+          if (label) write(this.picture, label, px, py, trace.sides[at]);
+        }
+      });
+    }
+
+    /** Show what is near the pointer. */
+    point({ clientX, clientY }) {
+      const box = this.plot.getBoundingClientRect();
+      const [x, y] = [clientX - box.left, clientY - box.top];
+      let [near, found] = [30, null];
+      for (const each of this.points) {
+        const distance = Math.hypot(each[0] - x, each[1] - y);
+        if (distance < near) [near, found] = [distance, each];
+      }
+      this.tip.hidden = !found;
+      if (!found) return;
+      this.tip.textContent = found[2];
+      const { style, offsetWidth, offsetHeight } = this.tip;
+      style.left = `${Math.max(0, Math.min(found[0] + 12, box.width - offsetWidth))}px`;
+      style.top = `${Math.max(0, found[1] - offsetHeight - 10)}px`;
     }
 
     /** List the lines that are visible: a row for each step, at most a few dozen. */
@@ -199,23 +357,17 @@
       const stride = Math.ceil(steps.length / 40);
       const kept = steps.filter((_, at) => at % stride === 0 || at === steps.length - 1);
       const found = lines.map(({ x, y }) => new Map(x.map((step, at) => [step, y[at]])));
-      const head = ["step", ...lines.map(({ name }) => plain(name))];
+      const head = ["step", ...lines.map(({ name }) => name)];
       const rows = kept.map((step) => [step, ...found.map((line) => line.get(step) ?? "–")]);
       this.numbers.replaceChildren(tableOf(head, rows, `${this.view().name} by step`));
     }
 
-    async save() {
-      const Plotly = await plotly();
-      if (!this.isDrawn) await this.draw();
-      const { width, height } = this.plot.getBoundingClientRect();
-      Plotly.downloadImage(this.plot, { format: "svg", filename: this.figure.id, width, height });
+    save() {
+      const text = new XMLSerializer().serializeToString(this.picture);
+      const href = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
+      element("a", null, { href, download: `${this.figure.id}.svg` }).click();
+      setTimeout(() => URL.revokeObjectURL(href), 1000);
     }
-  }
-
-  function plain(text) {
-    // Names are escaped for Plotly, which reads tags in them.
-    const parsed = new DOMParser().parseFromString(text, "text/html");
-    return parsed.documentElement.textContent;
   }
 
   function element(name, text, attributes = {}) {
@@ -260,29 +412,18 @@
         const group = Number(button.dataset.group);
         if (!visible.delete(group)) visible.add(group);
         button.setAttribute("aria-pressed", String(visible.has(group)));
-        for (const chart of charts) if (chart.figure.dataset.legend === name) chart.redraw();
+        for (const chart of charts) if (chart.figure.dataset.legend === name) chart.draw();
       });
     }
   }
 
-  const pause = () => new Promise((go) => { setTimeout(go); });
-  let queue = Promise.resolve();
-
-  const near = new IntersectionObserver((entries) => {
-    for (const { isIntersecting, target } of entries) {
-      if (!isIntersecting) continue;
-      near.unobserve(target);
-      // One at a time, with a pause: the first is seen, and the page can be used, before the last.
-      queue = queue.then(() => byElement.get(target).draw()).then(pause);
-    }
-  }, { rootMargin: "300px" });
-
-  for (const figure of all("figure.chart")) {
-    const chart = new Chart(figure);
-    charts.push(chart);
-    byElement.set(figure, chart);
-    near.observe(figure);
-  }
+  for (const figure of all("figure.chart")) charts.push(new Chart(figure));
+  // What a chart is drawn for is its width, and that is told at once for each.
+  const byPlot = new Map(charts.map((chart) => [chart.plot, chart]));
+  const sizes = new ResizeObserver((entries) => {
+    for (const { target } of entries) byPlot.get(target).draw();
+  });
+  for (const plot of byPlot.keys()) sizes.observe(plot);
 
   // --- confusion --------------------------------------------------------------------------------
 
@@ -342,7 +483,7 @@
     before = root.dataset.theme ?? null;
     root.dataset.theme = "light";
     for (const each of all("details")) each.open = true;
-    for (const chart of charts) chart.draw();
+    showTheme();
   });
   addEventListener("afterprint", () => {
     if (before) root.dataset.theme = before;

@@ -1,19 +1,20 @@
-"""What a chart of a report is: a figure that Plotly draws, and its words and numbers.
+"""What a chart of a report is: traces that the page's script draws, and its words and numbers.
 
-A trace says which group it shows (`meta.slot`); the page's script gives it a colour that differs
+A trace is a mapping: `x` and `y` of its points, None where a line has a gap; `line` and `marker`,
+what is drawn; `error_y`, bars; `name`, what a point is called, or a name for each point, and of
+lines for each stretch; `labels`, words beside the points; `ring`, the point to take. `meta.slot`
+says which group it shows, or `slots` for each point: the script gives it a colour that differs
 from the others on a light and on a dark ground.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
-from transfer_cli.metrics import find
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, Spread, TaskRuns
-from transfer_cli.report.html.markup import Html, PageColumn, shown, table
+from transfer_cli.report.html.markup import Html, PageColumn, table
 from transfer_cli.report.results_table import Cell
 
 _LOG_RATIO = 20.0
@@ -24,7 +25,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class View:
-    """One of the figures of a chart: what Plotly draws, and what differs from the page's layout."""
+    """One of the figures of a chart: its traces, and its axes (`layout`)."""
 
     name: str
     traces: Sequence[Trace]
@@ -42,6 +43,7 @@ class Chart:
         views: One at least.
         columns: Of the table of numbers; without them the script lists what is visible.
         narrowest: Width in pixels below which it scrolls.
+        lines: What its lines are called, where they are no groups.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Chart:
     columns: Sequence[PageColumn | str] = ()
     rows: Sequence[Sequence[Cell | object]] = ()
     narrowest: int = 0
+    lines: Sequence[str] = ()
 
     @property
     def numbers(self) -> Html:
@@ -65,16 +68,11 @@ def badness(task: TaskRuns, value: float) -> float:
 
 
 def measured(task: TaskRuns) -> Iterable[tuple[int, Group, Spread]]:
-    """Yield place, group and result of each group whose result can be drawn."""
+    """Yield place, group and result, as it is shown, of each group whose result can be drawn."""
     for place, group in enumerate(task.groups):
         found = group.measures.get(task.measure)
         if found is not None and math.isfinite(found.mean):
-            yield place, group, found
-
-
-def safe(words: str) -> str:
-    """Return a text that Plotly shows as it is: it would read tags and links in it."""
-    return escape(shown(words), quote=False)
+            yield place, group, formats.scaled(found, formats.times(task, task.measure))
 
 
 def rounded(value: float) -> float:
@@ -88,18 +86,27 @@ def means(task: TaskRuns, spreads: Iterable[Spread]) -> Trace:
     A bar ends where the task's measure does: no error rate is below 0.
     """
     found = list(spreads)
-    metric = find(task.measure.partition("/")[2], task.metrics)
-    low, high = (-math.inf, math.inf) if metric is None else metric.bounds
+    metric, times = task.metric(task.measure), formats.times(task, task.measure)
+    bounds = (-math.inf, math.inf) if metric is None else metric.bounds
+    low, high = (times * each for each in bounds)
     bars = [(each.mean, each.deviation or 0) for each in found]
     return {
         "y": [rounded(each.mean) for each in found],
         "error_y": {
-            "type": "data", "symmetric": False,
             "array": [min(bar, max(0, high - mean)) for mean, bar in bars],
             "arrayminus": [min(bar, max(0, mean - low)) for mean, bar in bars],
-            "thickness": 1.25, "width": 4,
         },
     }  # fmt: skip
+
+
+def of_spreads(task: TaskRuns) -> str:
+    """Return what a point and its bar are."""
+    spreads = [found for _, _, found in measured(task)]
+    if any(each.deviation is not None for each in spreads):
+        return "Means over the seeds; bars are one standard deviation."
+    if any(len(each.values) > 1 for each in spreads):
+        return "Means over the seeds, without bars: a deviation takes three seeds or more."
+    return "Each is a single run."
 
 
 def is_wide(values: Sequence[float]) -> bool:
@@ -107,12 +114,10 @@ def is_wide(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_RATIO
 
 
-def against(task: TaskRuns, x_axis: Trace, traces: Sequence[Trace], **more: Any) -> View:
+def against(task: TaskRuns, x_axis: Trace, traces: Sequence[Trace]) -> View:
     """Return the task's measure against something else."""
-    y_axis = {"title": {"text": formats.axis_words(task, task.measure)}}
-    return View(
-        formats.measure_words(task.measure), traces, {"xaxis": x_axis, "yaxis": y_axis, **more}
-    )
+    y_axis = {"title": formats.axis_words(task, task.measure)}
+    return View(formats.measure_words(task.measure), traces, {"xaxis": x_axis, "yaxis": y_axis})
 
 
 def log_axis(
@@ -120,8 +125,7 @@ def log_axis(
 ) -> dict[str, Any]:
     """Return a logarithmic axis with words at its ticks, and some space around some values."""
     axis: dict[str, Any] = {
-        "type": "log", "title": {"text": title},
-        "tickmode": "array", "tickvals": ticks, "ticktext": list(words),
+        "type": "log", "title": title, "tickvals": ticks, "ticktext": list(words),
     }  # fmt: skip
     if around:
         low, high = math.log10(min(around)), math.log10(max(around))

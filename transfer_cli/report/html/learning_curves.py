@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from transfer_cli.report import formats
 from transfer_cli.report.contents import FINISHED, TaskRuns
 from transfer_cli.report.formats import axis_words, measure_words, number
 from transfer_cli.report.html import charts
-from transfer_cli.report.html.charts import Chart, Trace, View, rounded, safe
-from transfer_cli.report.html.line_styles import dash, symbol
+from transfer_cli.report.html.charts import Chart, Trace, View, rounded
+from transfer_cli.report.html.line_styles import dashes, shape
 from transfer_cli.report.untrusted import is_number
 from transfer_cli.safe_files import MAX_WHOLE_NUMBER, UnreadableError, read_text
 
@@ -135,27 +136,30 @@ def _over_time(task: TaskRuns, names: Sequence[str], curves: Curves, key: str, t
             faint.append(_seeds(place, [curve for _, curve in found]))
         if mean := mean_curve(finished or [curve for _, curve in found]):
             means.append(_mean(place, label, mean))
+    times = formats.times(task, key)
+    for trace in (*faint, *means):
+        trace["y"] = [y if y is None else rounded(times * y) for y in trace["y"]]
     values = [y for trace in (*faint, *means) for y in trace["y"] if y is not None]
-    y_axis: dict[str, Any] = {"title": {"text": title}}
+    y_axis: dict[str, Any] = {"title": title}
     if charts.is_wide(values):
         ticks = charts.log_ticks(values)
         y_axis = charts.log_axis(title, ticks, [f"{each:,.6g}" for each in ticks])
-    layout = {"xaxis": {"title": {"text": "step"}, "rangemode": "tozero"}, "yaxis": y_axis}
+    layout = {"xaxis": {"title": "step", "rangemode": "tozero"}, "yaxis": y_axis}
     return View(
         "training loss" if key == _TRAINING else measure_words(key), [*faint, *means], layout
     )
 
 
 def _mean(place: int, label: str, curve: Curve) -> Trace:
-    is_marked = len(curve) <= _MARKED_POINTS
-    return {
-        "type": "scatter", "mode": "lines+markers" if is_marked else "lines", "name": safe(label),
-        "x": [step for step, _ in curve], "y": [rounded(value) for _, value in curve],
-        "line": {"dash": dash(place), "width": 2.25},
-        "marker": {"symbol": symbol(place), "size": 6},
-        "hovertemplate": "%{y:.4~g} at step %{x:,}<extra>%{fullData.name}</extra>",
+    made = {
+        "name": label,
+        "x": [step for step, _ in curve], "y": [value for _, value in curve],
+        "line": {"dashes": dashes(place), "width": 2.25},
         "meta": {"slot": place, "group": place, "role": "mean"},
     }  # fmt: skip
+    if len(curve) <= _MARKED_POINTS:
+        made["marker"] = {"shape": shape(place), "size": 6}
+    return made
 
 
 def _seeds(place: int, curves: Iterable[Curve]) -> Trace:
@@ -164,10 +168,10 @@ def _seeds(place: int, curves: Iterable[Curve]) -> Trace:
     y: list[float | None] = []
     for curve in curves:
         x += [*(step for step, _ in curve), None]
-        y += [*(rounded(value) for _, value in curve), None]
+        y += [*(value for _, value in curve), None]
     return {
-        "type": "scatter", "mode": "lines", "x": x, "y": y, "hoverinfo": "skip", "opacity": 0.35,
-        "line": {"width": 1}, "meta": {"slot": place, "group": place, "role": "seed"},
+        "x": x, "y": y, "line": {"width": 1},
+        "meta": {"slot": place, "group": place, "role": "seed"},
     }  # fmt: skip
 
 

@@ -80,10 +80,18 @@ def shown(value: object) -> str:
 
 def json_block(value: Any) -> Html:
     """Return plain values for a script to read. No text in them can end the element early."""
-    content = json.dumps(plain_values(value), separators=(",", ":"))
+    content = json.dumps(_shown_texts(plain_values(value)), separators=(",", ":"))
     for each in "<>&":
         content = content.replace(each, f"\\u{ord(each):04x}")
     return Html(content)
+
+
+def _shown_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shown_texts(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_shown_texts(each) for each in value]
+    return shown(value) if isinstance(value, str) else value
 
 
 _TEMPLATES = Environment(

@@ -3,11 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+from markupsafe import escape
 
 from transfer_cli.report import formats, results_table
 from transfer_cli.report.best import commands
-from transfer_cli.report.contents import FINISHED, Group, TaskRuns
+from transfer_cli.report.contents import FINISHED, Group, Spread, TaskRuns
 from transfer_cli.report.html import markup
 from transfer_cli.report.html.markup import Html, PageColumn, joined, macro
 from transfer_cli.report.results_table import Cell
@@ -33,10 +36,9 @@ def best_sentence(task: TaskRuns, names: Sequence[str]) -> Html:
     for group, name in zip(task.groups, names, strict=True):
         found = group.measures.get(task.chosen_by)
         if found is not None and (group.is_best or len(task.groups) == 1):
-            value = formats.spread(found) + formats.unit(task, task.chosen_by)
+            value = _value(task, task.chosen_by, found)
             test = _on_test(task, group, names)
-            sentence = macro("results.html", "lead", task, group, name, value, test)
-            return sentence + _take(task)
+            return macro("results.html", "lead", task, group, name, value, test)
     if task.choice is None and any(group.measures for group in task.groups):
         return Html('<p class="lead">{}</p>').format(
             "No group is marked as the best: nothing was measured on a validation split."
@@ -53,8 +55,7 @@ def _on_test(task: TaskRuns, group: Group, names: Sequence[str]) -> str:
     measured = group.measures.get(task.measure)
     if measured is None or task.measure == task.chosen_by:
         return ""
-    value = formats.spread(measured) + formats.unit(task, task.measure)
-    said = f"{formats.measure_words(task.measure)} {value}"
+    said = f"{formats.measure_words(task.measure)} {_value(task, task.measure, measured)}"
     if (found := group.against) is None:
         return said
     size, interval, p = results_table.compared(task, group, found)
@@ -64,13 +65,20 @@ def _on_test(task: TaskRuns, group: Group, names: Sequence[str]) -> str:
     return f"{said}, {size} {side} {baseline} ({drawn}p {p if p.startswith('<') else f'= {p}'})"
 
 
-def _take(task: TaskRuns) -> Html:
-    """Return which run to take, why, and what to type next."""
-    if task.best is None:
-        return Html()
-    why = list(results_table.why_best(task))
-    own, typed = results_table.own(task), commands(task.best.run)
-    return macro("results.html", "take", task.best.run.path, own, why, typed)
+def _value(task: TaskRuns, measure: str, found: Spread) -> str:
+    scaled = formats.scaled(found, formats.times(task, measure))
+    return formats.spread(scaled) + formats.unit(task, measure)
+
+
+def take(task: TaskRuns) -> Html:
+    """Return which run to take, why, and what to type next; a single run is what there is."""
+    if task.best is not None:
+        why, own = list(results_table.why_best(task)), results_table.own(task)
+        return macro("results.html", "take", task.best.run.path, own, why, commands(task.best.run))
+    if len(task.runs) == 1 and task.runs[0].status == FINISHED:
+        path = task.runs[0].path
+        return macro("results.html", "take", path, "", [], commands(task.runs[0]))
+    return Html()
 
 
 def _name_of(task: TaskRuns, names: Sequence[str], label: str | None) -> str:
@@ -83,7 +91,8 @@ def results(task: TaskRuns, names: Sequence[str]) -> Html:
     """Return the table of the groups, how to read it, and which runs did not finish."""
     columns, cells = zip(*_columns(task, names), strict=True)
     best = [group.is_best for group in task.groups]
-    made = markup.table(f"Results of {task.name}", columns, zip(*cells, strict=True), best)
+    made = _filters(task)
+    made += markup.table(f"Results of {task.name}", columns, zip(*cells, strict=True), best)
     lines = []
     if len(task.groups) > 1 and task.sort not in ("", task.measure):
         lines.append(f"sorted by {formats.measure_words(task.sort)}")
@@ -97,6 +106,26 @@ def results(task: TaskRuns, names: Sequence[str]) -> Html:
     title, is_open = f"{_UNFINISHED}: {len(unfinished)}", len(unfinished) <= _MOST_OPEN
     listed = markup.table(_UNFINISHED, ["run", "state", "reason"], unfinished)
     return made + markup.details(title, listed, is_open=is_open)
+
+
+def _filters(task: TaskRuns) -> Html:
+    """Return what rows can be chosen by: the values of each key that varies, and words."""
+    if len(task.groups) < 2:
+        return Html()
+    rows = [[formats.setting_of(key, group.settings[key]) if key in group.settings else ""
+             for key in task.varying] for group in task.groups]  # fmt: skip
+    short = formats.short_keys(task.varying)
+    keys = [(short[key], _values(task, key)) for key in task.varying]
+    return macro("results.html", "filters", keys, rows)
+
+
+def _values(task: TaskRuns, key: str) -> list[str]:
+    """Return the values of a key that groups have, numbers by size."""
+    found = [group.settings[key] for group in task.groups if key in group.settings]
+    found.sort(
+        key=lambda value: (not is_number(value), value if is_number(value) else 0, str(value))
+    )
+    return list(dict.fromkeys(formats.setting_of(key, value) for value in found))
 
 
 def _columns(task: TaskRuns, names: Sequence[str]) -> Iterator[tuple[PageColumn, Sequence[Cell]]]:
@@ -115,13 +144,21 @@ def _columns(task: TaskRuns, names: Sequence[str]) -> Iterator[tuple[PageColumn,
         yield PageColumn("settings"), [Cell(name, name, group.label) for group, name in named]
     measures = results_table.measures_beside(task)
     for column in results_table.results_table(task, measures)[1:]:
-        title = formats.axis_words(task, column.title) if column.is_measure else column.title
+        words = formats.measure_words(column.title)
+        title = f"{words} ({column.unit})" if column.unit else words
         yield (
             PageColumn(
                 title, is_number=column.title != results_table.FOLDER, note=_NOTES.get(column.title)
             ),
-            [each if each.text else Cell(formats.NOTHING) for each in column.cells],
+            [_cell(each) for each in column.cells],
         )
+
+
+def _cell(found: Cell) -> Cell:
+    """Return a cell, with brackets on a line of their own; a path breaks before its last part."""
+    text = escape(found.text or formats.NOTHING).replace(" [", "\n[").replace(" (", "\n(")
+    folder, slash, name = text.rpartition("/")
+    return replace(found, text=folder + slash + Html("<wbr>") + name if slash else text)
 
 
 def _setting_cell(settings: Mapping[str, Any], key: str) -> Cell:

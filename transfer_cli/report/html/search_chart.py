@@ -1,8 +1,4 @@
-"""Parallel coordinates of a search: each trial a line through its settings.
-
-Plotly's own chart of that kind needs WebGL and `eval`. Lines across axes of our own need neither,
-can be printed, and are drawn under the strict policy of the page.
-"""
+"""Parallel coordinates of a search: each trial a line through its settings."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,14 +8,14 @@ from typing import Any
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, TaskRuns
 from transfer_cli.report.html import charts
-from transfer_cli.report.html.charts import Chart, Trace, View, badness, safe
+from transfer_cli.report.html.charts import Chart, Trace, View, badness
 from transfer_cli.report.untrusted import is_number
 
 FEWEST_TRIALS = 8
 MOST_AXES = 9
 _BINS = 10
 _FEW_TICKS = 5
-_LONGEST_TITLE = 22
+_LONGEST_TITLE = 30
 _AXIS_PIXELS = 100
 _LARGE = 1000
 
@@ -98,16 +94,13 @@ def _binned(axes: Sequence[Axis], trials: Sequence[tuple[Group, str, float]]) ->
     for begin in reversed(range(0, len(trials), size)):
         x: list[int | None] = []
         y: list[float | None] = []
-        labels: list[str] = []
+        names: list[str] = []
         for trial, (_, name, value) in enumerate(trials[begin : begin + size], start=begin):
             x += [*range(len(axes)), None]
             y += [*(round(axis.places[trial], 4) for axis in axes), None]
-            label = f"{safe(name)}<br>{safe(axes[-1].title)}: {formats.number(value)}"
-            labels += [label] * (len(axes) + 1)
+            names.append(f"{name}\n{axes[-1].title}: {formats.number(value)}")
         yield {
-            "type": "scatter", "mode": "lines", "x": x, "y": y, "text": labels,
-            "hovertemplate": "%{text}<extra></extra>",
-            "line": {"width": 2.5 if begin == 0 else 1.5},
+            "x": x, "y": y, "name": names, "line": {"width": 2.5 if begin == 0 else 1.5},
             "meta": {"ramp": round(begin / max(1, len(trials) - size), 3), "role": "trial"},
         }  # fmt: skip
 
@@ -116,18 +109,12 @@ def _parallel_layout(axes: Sequence[Axis]) -> dict[str, Any]:
     places = range(len(axes))
     return {
         "xaxis": {
-            "tickvals": list(places), "tickangle": 0, "side": "top",
-            "range": [-0.35, len(axes) - 0.45],
-            "ticktext": [safe(formats.cut(axis.title, _LONGEST_TITLE)) for axis in axes],
-            "showgrid": False, "zeroline": False, "fixedrange": True, "showline": False,
+            "tickvals": list(places), "side": "top", "range": [-0.35, len(axes) - 0.45],
+            "ticktext": [formats.cut(axis.title, _LONGEST_TITLE) for axis in axes],
         },
-        "yaxis": {"visible": False, "range": [-0.05, 1.05], "fixedrange": True},
-        "shapes": [{"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "layer": "below"}
-                   for at in places],
+        "yaxis": {"range": [-0.05, 1.05]},
         "annotations": [
-            {"x": at, "y": place, "text": safe(words), "showarrow": False, "xanchor": "left",
-             "xshift": 4}
+            {"x": at, "y": place, "text": words}
             for at, axis in zip(places, axes, strict=True) for place, words in axis.ticks
         ],
-        "margin": {"t": 48, "b": 16, "l": 8, "r": 16},
     }  # fmt: skip

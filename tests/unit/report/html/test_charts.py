@@ -1,6 +1,7 @@
 """What the charts of a page show, before anybody draws them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -8,10 +9,11 @@ from tests import reports
 from transfer_cli.report import formats
 from transfer_cli.report.contents import TaskRuns
 from transfer_cli.report.html import charts
-from transfer_cli.report.html.cost_charts import label_chart, size_chart
+from transfer_cli.report.html.cost_charts import size_chart
 from transfer_cli.report.html.learning_curves import read_curves, training_chart, validation_chart
-from transfer_cli.report.html.line_styles import COLOURS, dash, symbol
+from transfer_cli.report.html.line_styles import COLOURS, dashes, shape
 from transfer_cli.report.html.search_chart import axis_of, search_chart
+from transfer_cli.report.html.setting_charts import label_chart, rate_chart
 from transfer_cli.runs.results import UNDECLARED
 
 
@@ -26,7 +28,7 @@ def traces(chart, role, view=0):
 
 
 def test_groups_that_share_a_colour_differ_in_dash_or_marker():
-    looks = [(place % COLOURS, dash(place), symbol(place)) for place in range(40)]
+    looks = [(place % COLOURS, dashes(place), shape(place)) for place in range(40)]
 
     assert len(set(looks)) == len(looks)
 
@@ -105,9 +107,73 @@ def test_all_labels_stand_to_the_right_of_every_number(tmp_path):
     assert {each["name"] for each in lines} == {"full", "lora", "frozen"}
     for each in lines:
         assert each["x"] == [100, 500, 2000, 4000]
-        assert each["text"][-1] == "all"
     axis = chart.views[0].layout["xaxis"]
     assert axis["ticktext"] == ["100", "500", "2,000", "all"]
+
+
+def test_each_scheme_has_a_line_over_its_rates_and_the_run_to_take_is_ringed(tmp_path):
+    task, _, _ = shown(reports.sweep_of_schemes(tmp_path))
+    by_validation = replace(task, measure="validation/error_rate")
+
+    chart = rate_chart(by_validation)
+
+    lines = traces(chart, "points")
+    assert {each["name"] for each in lines} == {"full", "lora", "adapters"}
+    for each in lines:
+        assert each["x"] == [3e-4, 1e-3, 3e-3]
+        scheme = [group for group in task.groups if group.settings["adaptation"] == each["name"]]
+        means = {group.settings["optimizer.lr"]: group.measures["validation/error_rate"].mean
+                 for group in scheme}  # fmt: skip
+        assert each["y"] == pytest.approx([means[rate] for rate in each["x"]], rel=1e-4)
+    axes = chart.views[0].layout
+    assert axes["xaxis"]["type"] == "log"
+    assert axes["xaxis"]["ticktext"] == ["0.0003", "0.001", "0.003"]
+    assert axes["yaxis"]["title"] == "validation error rate (%)"
+    [ringed] = [each for each in lines if "ring" in each]
+    taken = task.best.run.settings
+    assert (ringed["name"], ringed["x"][ringed["ring"]]) == (
+        taken["adaptation"], taken["optimizer.lr"],
+    )  # fmt: skip
+
+
+def test_one_rate_is_no_chart_over_rates(tmp_path):
+    few, single = reports.few_labels(tmp_path / "few"), reports.single(tmp_path)
+
+    assert rate_chart(few.tasks[0]) is None
+    assert rate_chart(single.tasks[0]) is None
+
+
+def test_a_search_that_tries_no_rate_twice_has_points_without_lines(tmp_path):
+    task, _, _ = shown(reports.search(tmp_path, trials=24))
+
+    lines = traces(rate_chart(task), "points")
+
+    assert {each["name"] for each in lines} <= {"full", "lora", "adapters"}
+    assert sum(len(each["x"]) for each in lines) == 24
+    assert not any("line" in each for each in lines)
+
+
+def test_of_two_seeds_no_bar_is_drawn_and_that_is_said(tmp_path):
+    task, _, _ = shown(reports.sweep_of_schemes(tmp_path))
+    two = [replace(each, runs=each.runs[:2], measures={
+        name: reports.spread(found.values[:2]) for name, found in each.measures.items()
+    }) for each in task.groups]  # fmt: skip
+
+    chart = rate_chart(replace(task, groups=tuple(two)))
+
+    bars = [bar for each in traces(chart, "points") for bar in each["error_y"]["array"]]
+    assert set(bars) == {0}
+    assert "without bars: a deviation takes three seeds or more" in chart.caption
+
+
+def test_shares_are_drawn_in_percent(tmp_path):
+    task, names, curves = shown(reports.sweep_of_schemes(tmp_path))
+
+    *_, accuracy = validation_chart(task, names, curves).views
+
+    assert accuracy.layout["yaxis"]["title"] == "validation accuracy (%)"
+    last = [trace["y"][-1] for trace in accuracy.traces if trace["meta"]["role"] == "mean"]
+    assert all(50 < each <= 100 for each in last)
 
 
 def test_a_search_has_an_axis_for_each_setting_and_one_for_the_result(tmp_path):
@@ -164,4 +230,3 @@ def test_no_bar_leaves_what_an_error_rate_can_be():
     highs = [mean + bar for mean, bar in zip(found["y"], bars["array"], strict=True)]
     assert (min(lows), max(highs)) == (0, 100)
     assert (lows[2], highs[2]) == (40, 60)
-    assert not bars["symmetric"]

@@ -1,0 +1,175 @@
+"""`experiment=quick` and `optimizer=lbfgs`: a head on frozen features, solved to its minimum."""
+
+import json
+import math
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.records import read_metrics
+from transfer_cli.engine.step import TrainStep
+
+pytestmark = pytest.mark.functional
+
+SAME = ("metrics.jsonl", "results.json", "items.jsonl", "model/weights.safetensors")
+
+
+@pytest.fixture
+def table(deep, few_questions):
+    """Return the words of a run on a table: no further key is needed."""
+    return ("data=table", f"data.train={few_questions}", f"init_from={deep}")
+
+
+@pytest.fixture
+def quick(transfer, table):
+    """Return how to run `experiment=quick`; gives what the command said."""
+
+    def call(name, *more):
+        ended = transfer("finetune", "experiment=quick", *table, *more, f"run.dir={name}")
+        assert ended.code == 0, ended.err
+        return ended
+
+    return call
+
+
+def results(run):
+    return json.loads(Path(run, "results.json").read_text())
+
+
+def assert_same(run, other):
+    for name in SAME:
+        assert Path(run, name).read_bytes() == Path(other, name).read_bytes(), name
+
+
+def test_a_table_and_a_model_are_enough_and_it_ends_in_words(quick):
+    ended = quick("run")
+
+    found = results("run")
+    assert found["parameters"]["trainable"] == 2 * 16 + 2
+    first, *_ = read_metrics(Path("run/metrics.jsonl"))
+    assert first["loss"] == pytest.approx(math.log(2), abs=0.05)
+    # 'Who built' and 'Where is' tell the labels.
+    assert found["by_words"] == {
+        "split": "validation", "right": 3, "scored": 3, "trained_on": 27, "of": 27,
+    }  # fmt: skip
+    said = " ".join(ended.out.split())
+    assert "always saying 'person' gets 67 right, a linear model on words 100" in said
+    assert ("more than this model" in said) == (found["measures"]["validation"]["accuracy"] < 1)
+
+
+def test_the_minimum_is_the_same_in_every_run_and_in_any_portions(quick):
+    one = "optimizer.weight_decay=1e-2"
+    for name, more in (("run", ()), ("again", ()), ("uncached", ("loop.cache_features=false",))):
+        quick(name, one, "loop.steps=1", *more)
+    quick("portions", one, "loop.steps=2", "loop.micro_batch=5", "loop.cache_features=false")
+
+    assert_same("again", "run")
+    head = load_file("run/model/weights.safetensors")
+    for name in ("uncached", "portions"):
+        found = load_file(f"{name}/model/weights.safetensors")
+        for key, tensor in head.items():
+            assert found[key].allclose(tensor, atol=5e-3), (name, key)
+
+
+def test_a_run_that_is_stopped_goes_on_bit_for_bit(quick, transfer, table, monkeypatch):
+    quick("whole")
+    call = TrainStep.__call__
+
+    def step(self, batches, number):
+        if number == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return call(self, batches, number)
+
+    monkeypatch.setattr(TrainStep, "__call__", step)
+    stopped = transfer("finetune", "experiment=quick", *table, "run.dir=cut")
+    monkeypatch.setattr(TrainStep, "__call__", call)
+    resumed = transfer("finetune", "resume=cut")
+
+    assert stopped.code == 75, stopped.err
+    assert resumed.code == 0, resumed.err
+    assert "going on after step 4" in resumed.err
+    assert_same("cut", "whole")
+
+
+def test_the_head_is_no_worse_than_one_that_was_trained_in_steps(quick, transfer, table):
+    quick("solved", "optimizer.weight_decay=1e-4", "loop.steps=1", "loop.monitor=loss")
+    words = ("adaptation=frozen", "objective.dropout=0", "optimizer.lr=0.03", "loop.epochs=60")
+    ended = transfer("finetune", *words, *table, "optimizer.weight_decay=0", "run.dir=stepped")
+    assert ended.code == 0, ended.err
+
+    def train_loss(run):
+        ended = transfer("evaluate", run, "split=train")
+        return float(re.search(r"train\s+loss\s+(\S+)", ended.out)[1])
+
+    assert train_loss("solved") <= train_loss("stepped") + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (("adaptation=full",), "the states of the texts change (give adaptation=frozen"),
+        (("objective.dropout=0.1",), "its head is random (objective.dropout=0"),
+        (("objective.batch_norm=true",), "objective.batch_norm=false"),
+        (("loop.batch=8",), "a step sees 8 of 27 texts (loop.batch=27)"),
+        (("loop.steps=3",), "a step is for one of 11 weight decays (loop.steps=11)"),
+        (("precision=bf16",), "bf16 is too coarse (precision=fp32)"),
+        (("optimizer.weight_decay=-1",), "weight_decay must be 0 or more"),
+    ],
+)
+def test_a_loss_that_changes_is_refused_in_a_line(transfer, table, more, problem):
+    ended = transfer("finetune", "experiment=quick", *table, *more, "run.dir=run")
+
+    assert ended.code == 2
+    assert problem in ended.err.splitlines()[-1]
+    assert "Traceback" not in ended.err
+    assert not Path("run").exists()
+
+
+def test_one_line_names_all_that_the_optimizer_needs(transfer, table):
+    ended = transfer("finetune", "optimizer=lbfgs", *table, "run.dir=run")
+
+    assert ended.code == 2
+    (line,) = [line for line in ended.err.splitlines() if "L-BFGS" in line]
+    for cure in ("adaptation=frozen", "objective.dropout=0", "loop.batch=27", "experiment=quick"):
+        assert cure in line
+
+
+def test_there_is_no_rate_to_find(transfer, table):
+    ended = transfer("lr-find", "finetune", "experiment=quick", *table)
+
+    assert ended.code == 2
+    assert "lr-find looks for a rate, and L-BFGS needs none" in ended.err
+
+
+def test_a_plan_tells_the_steps(transfer, table):
+    ended = transfer("plan", "finetune", "experiment=quick", *table)
+
+    assert ended.code == 0, ended.err
+    assert "11 steps of 27 sequences" in ended.out
+    assert "for all 11, the frozen backbone being passed once" in " ".join(ended.out.split())
+
+
+def test_a_sweep_compares_strengths(transfer, table):
+    words = ("optimizer.weight_decay=1e-1,1e-3", "loop.steps=1", "sweep.isolate=false")
+    ended = transfer("finetune", "-m", "experiment=quick", *table, *words, "run.dir=strengths")
+
+    assert ended.code == 0, ended.err
+    losses = [results(f"strengths/{job}")["measures"]["validation"]["loss"] for job in (0, 1)]
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_find_the_same_minimum(quick, shell, table):
+    quick("one", "optimizer.weight_decay=1e-2", "loop.steps=1")
+    words = ("experiment=quick", *table, "optimizer.weight_decay=1e-2", "loop.steps=1")
+    process = shell("finetune", *words, "devices=2", "run.dir=two")
+    _, err = process.communicate(timeout=240)
+
+    assert process.returncode == 0, err
+    one, two = (load_file(f"{name}/model/weights.safetensors") for name in ("one", "two"))
+    for key, tensor in one.items():
+        assert two[key].allclose(tensor, atol=5e-3), key

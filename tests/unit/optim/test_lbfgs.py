@@ -1,0 +1,152 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from transfer_cli.optim.lbfgs import LBFGS
+
+
+def problem(rows=120, width=5, classes=3, seed=0):
+    """Return made features and labels that no line tells apart."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width, generator=generator) * torch.tensor([1.0, 10, 0.1, 1, 3])
+    right = torch.randn(width, classes, generator=generator)
+    noise = torch.randn(rows, classes, generator=generator)
+    return x, (x @ right + 3 * noise).argmax(1)
+
+
+def start(width=5, classes=3, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(width, classes, generator=generator)
+    return weight.requires_grad_(), torch.zeros(classes, requires_grad=True)
+
+
+def solved(weight_decay, steps=1, begin=None, **settings):
+    """Return the weights after so many steps, from `begin`."""
+    x, label = problem()
+    weight, bias = begin or start()
+    groups = [{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}]
+    optimizer = LBFGS(groups, weight_decay=weight_decay, **settings)
+    calls = []
+
+    def closure():
+        calls.append(None)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(x @ weight + bias, label)
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        closure()
+        optimizer.step(closure)
+    return weight.detach(), bias.detach(), optimizer, len(calls)
+
+
+def newton(weight_decay, rounds=30):
+    """Return the minimum by Newton's method, in float64, from all derivatives."""
+    x, label = problem()
+    x = x.double()
+
+    def loss(flat):
+        weight, bias = flat[:15].view(5, 3), flat[15:]
+        penalty = weight_decay / 2 * weight.square().sum()
+        return F.cross_entropy(x @ weight + bias, label) + penalty
+
+    at = torch.zeros(18, dtype=torch.float64)
+    for _ in range(rounds):
+        slope = torch.func.grad(loss)(at)
+        at = at - torch.linalg.pinv(torch.func.hessian(loss)(at)) @ slope
+    assert torch.func.grad(loss)(at).abs().max() < 1e-12
+    return at[:15].view(5, 3).float(), at[15:].float()
+
+
+@pytest.mark.parametrize("weight_decay", [0.1, 0.01, 0.001])
+def test_a_step_goes_to_the_minimum_that_newtons_method_finds(weight_decay):
+    weight, bias, *_ = solved(weight_decay)
+
+    expected_weight, expected_bias = newton(weight_decay)
+    # A constant added to all biases changes nothing.
+    assert torch.allclose(weight, expected_weight, atol=5e-3)
+    assert torch.allclose(bias - bias.mean(), expected_bias - expected_bias.mean(), atol=2e-3)
+
+
+def test_the_minimum_does_not_depend_on_the_start():
+    found = [solved(0.01, begin=start(seed=seed))[0] for seed in (1, 2)]
+
+    assert not torch.equal(start(seed=1)[0], start(seed=2)[0])
+    assert torch.allclose(*found, atol=2e-3)
+
+
+def test_each_step_takes_the_next_weight_decay_and_then_stays_at_the_last():
+    several = [solved((0.1, 0.01), steps=steps)[0] for steps in (1, 2, 3)]
+
+    for found, weight_decay in zip(several, (0.1, 0.01, 0.01), strict=True):
+        assert torch.allclose(found, newton(weight_decay)[0], atol=2e-3)
+
+
+def test_a_stored_state_goes_on_to_the_bit():
+    whole = solved((0.1, 0.01), steps=2)[0]
+
+    weight, bias, optimizer, _ = solved((0.1, 0.01), steps=1)
+    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
+    x, label = problem()
+    groups = [{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}]
+    resumed = LBFGS(groups, weight_decay=(0.1, 0.01))
+    resumed.load_state_dict(optimizer.state_dict())
+
+    def closure():
+        resumed.zero_grad()
+        loss = F.cross_entropy(x @ weight + bias, label)
+        loss.backward()
+        return loss
+
+    closure()
+    resumed.step(closure)
+
+    assert torch.equal(weight.detach(), whole)
+
+
+def test_it_stops_after_so_many_evaluations():
+    weight, _, _, calls = solved(0.001, evaluations=5)
+
+    assert calls <= 7
+    assert not torch.allclose(weight, newton(0.001)[0], atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"weight_decay": -1.0}, "weight_decay must be 0 or more, got -1.0"),
+        ({"weight_decay": ()}, "an empty list"),
+        ({"tolerance": 0.0}, "tolerance must be above 0"),
+        ({"evaluations": 0}, "evaluations must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        LBFGS([torch.zeros(2, requires_grad=True)], **settings)
+
+
+STEPS = """
+import sys, torch
+from transfer_cli.optim.lbfgs import LBFGS
+weight = torch.ones(3, requires_grad=True)
+optimizer = LBFGS([weight])
+def closure():
+    optimizer.zero_grad()
+    loss = (weight - 2).square().sum()
+    loss.backward()
+    return loss
+closure()
+optimizer.step(closure)
+assert weight.detach().allclose(torch.full((3,), 2.0)), weight
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_step_does_not_import_the_compiler():
+    ended = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True)
+
+    assert ended.stdout.split() == ["False"], ended.stderr

@@ -1,0 +1,118 @@
+"""What a model is exported as: the one answer of `plan`, of a run's first lines and of `export`."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from transfer_cli.assembly.model import build_model, make_edits
+from transfer_cli.config.build import build
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.engine.step import Loss
+from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
+from transfer_cli.interop.onnx_modules import graph_of
+from transfer_cli.interop.targets import Ours, target_of
+from transfer_cli.model.added import added_parameters, merge
+from transfer_cli.model.meta_device import without_weights
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.weights import ModelDescription
+from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.tasks.base import Task
+
+
+def exports_as(description: ModelDescription, tokenizer: Tokenizer, task: Task | None) -> str:
+    """Return in words what `transfer export` will write of a model, or why it will not."""
+    objective: Objective = build(description.objective, "objective", Objective)
+    objective.setup(TaskInfo(tokenizer, description.labels, task=task))
+    with without_weights():
+        model = build_model(
+            description.shape, description.vocabulary, [Loss("main", objective)], seed=0
+        )
+        make_edits(model, description.edits, tokenizer)
+        try:
+            graph_of(model, objective)
+            graph = ", or format=onnx"
+        except ConfigError:
+            graph = ""
+        try:
+            target = target_of(ours_of(description, tokenizer, task, model, head=True))
+        except CheckpointError as error:
+            return f"not as it is{graph}; {str(error).removeprefix('run: ')}"
+    return "; ".join(filter(None, (target.describe() + graph, target.misfit)))
+
+
+def ours_of(
+    description: ModelDescription,
+    tokenizer: Tokenizer,
+    task: Task | None,
+    model: TransferModel,
+    heads: Mapping[str, Tensor] | None = None,
+    *,
+    head: bool,
+    texts: Literal["lines", "labelled", "published"] | None = None,
+    length: int = 0,
+) -> Ours:
+    """Return a model with every edit folded in that can be, as `target_of` and `write_folder` ask.
+
+    Args:
+        description: The model's.
+        tokenizer: Its tokenizer.
+        task: What it was adapted to; None for a language model.
+        model: With its edits, which are folded in here.
+        heads: Tensors of heads that the model does not have.
+        head: Whether its head is to be written.
+        texts: See `Ours`; None: by the task.
+        length: See `Ours`.
+
+    Raises:
+        CheckpointError: Nobody else knows such a head.
+    """
+    kind, classifier = published_head(description, task) if head else (None, None)
+    merge(model)
+    new_rows, table = model.backbone.new_rows, model.backbone.token_embedding
+    # A tied output reads the table, too, and there nothing was added.
+    if new_rows is not None and (task is not None or not head):
+        table.weight = torch.nn.Parameter(new_rows.added_to(table.weight))
+        model.backbone.new_rows = None
+    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    return Ours(
+        shape=description.shape,
+        tensors={**tensors, **(heads or {})},
+        tokenizer=tokenizer,
+        head=kind,
+        classifier=classifier,
+        texts=texts or ("lines" if task is None else "labelled"),
+        length=length,
+        labels=description.labels,
+        added=added_parameters(model),
+    )
+
+
+def published_head(
+    description: ModelDescription, task: Task | None
+) -> tuple[str, Classification | None]:
+    """Return what families call the head's kind, and the classification that trained it, if any.
+
+    Raises:
+        CheckpointError: No published model has such a head.
+    """
+    if task is None:
+        return LANGUAGE_MODEL, None
+    kind = task.export_head
+    if kind is None:
+        raise CheckpointError(
+            f"run: it was trained for {task.name}, which no published head is for; "
+            "head=false writes the backbone alone"
+        )
+    objective: Objective = build(description.objective, "objective", Objective)
+    if isinstance(objective, Classification):
+        return kind, objective
+    if kind == SEQUENCE_CLASSIFICATION:
+        raise CheckpointError(
+            f"run: {type(objective).__name__} is no classification that other libraries know; "
+            "head=false writes the backbone alone"
+        )
+    return kind, None

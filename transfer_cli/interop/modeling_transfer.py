@@ -1,0 +1,338 @@
+"""A model that `transfer` has trained, for the transformers library (trust_remote_code=True).
+
+An export puts this file beside the weights. It computes answers and no losses.
+
+Legend: B batch, T positions, S keys, H heads, D width, E size of an embedding, V vocabulary,
+C classes.
+"""
+
+import itertools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    CausalLMOutput,
+    MaskedLMOutput,
+    SequenceClassifierOutput,
+)
+
+ACTIVATIONS = {
+    "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "tanh": torch.tanh,
+}  # fmt: skip
+
+
+class TransferConfig(PretrainedConfig):
+    """The values of config.json."""
+
+    model_type = "transfer"
+    attribute_map = {  # noqa: RUF012 - the library's own form
+        "hidden_size": "width", "num_hidden_layers": "depth", "num_attention_heads": "heads",
+        "max_position_embeddings": "positions",
+    }  # fmt: skip
+
+
+class Adapter(nn.Module):
+    """z + W_up act(W_down z + b_down) + b_up (Houlsby et al. 2019)."""
+
+    def __init__(self, width: int, size: int, activation: str) -> None:
+        super().__init__()
+        self.down = nn.Linear(width, size)
+        self.up = nn.Linear(size, width)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return `[B, T, D]`."""
+        changed: Tensor = hidden_BTD + self.up(self.activation(self.down(hidden_BTD)))
+        return changed
+
+
+class Attention(nn.Module):
+    """Self-attention; one layer makes queries, keys and values."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.packed = nn.Linear(config.width, 3 * config.width)
+        self.output = nn.Linear(config.width, config.width)
+
+    def forward(self, hidden_BTD: Tensor, seen_B1TS: Tensor) -> Tensor:
+        """Return `[B, T, D]`; `seen_B1TS` is True where a query sees a key."""
+        query, key, value = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.packed(hidden_BTD).chunk(3, dim=2)
+        )
+        mixed_BHTW = F.scaled_dot_product_attention(query, key, value, attn_mask=seen_B1TS)
+        out: Tensor = self.output(mixed_BHTW.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.width, config.feedforward)
+        self.output = nn.Linear(config.feedforward, config.width)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return `[B, T, D]`."""
+        out: Tensor = self.output(self.activation(self.inner(hidden_BTD)))
+        return out
+
+
+class Block(nn.Module):
+    """Attention and feed-forward layer, with norms before (`pre`, `tutorial`) or after (`post`)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.residual = config.residual
+        self.attention_norm = nn.LayerNorm(config.width, eps=config.epsilon)
+        self.attention = Attention(config)
+        self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.epsilon)
+        self.feed_forward = FeedForward(config)
+        adapters = {name: Adapter(config.width, *each) for name, each in config.adapters.items()}
+        self.sites = nn.ModuleDict(adapters)
+
+    def forward(self, z: Tensor, seen_B1TS: Tensor) -> Tensor:
+        """Return `[B, T, D]`."""
+        normed = self.attention_norm(z) if self.residual != "post" else z
+        z = normed if self.residual == "tutorial" else z
+        z = z + self._adapted(self.attention(normed, seen_B1TS), "after_attention")
+        z = self.attention_norm(z) if self.residual == "post" else z
+        normed = self.feed_forward_norm(z) if self.residual != "post" else z
+        z = normed if self.residual == "tutorial" else z
+        z = z + self._adapted(self.feed_forward(normed), "after_feed_forward")
+        return self.feed_forward_norm(z) if self.residual == "post" else z
+
+    def _adapted(self, update: Tensor, site: str) -> Tensor:
+        return self.sites[site](update) if site in self.sites else update
+
+
+class TransferPreTrainedModel(PreTrainedModel):
+    """What all models of this file have."""
+
+    config_class = TransferConfig
+    base_model_prefix = "backbone"
+    _no_split_modules = ["Block"]  # noqa: RUF012 - the library's own form
+
+
+class TransferModel(TransferPreTrainedModel):
+    """Embeddings and blocks; the output is the last hidden state, or a mix of all."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        size = config.embedding_width or config.width
+        self.token_embedding = nn.Embedding(config.vocab_size, size)
+        if config.position_kind == "learned":
+            self.position_embedding = nn.Embedding(config.positions, size)
+        if config.segments:
+            self.segment_embedding = nn.Embedding(config.segments, size)
+        if config.embedding_norm:
+            self.embedding_norm = nn.LayerNorm(size, eps=config.epsilon)
+        if size != config.width:
+            self.embedding_projection = nn.Linear(size, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        if config.residual == "pre":
+            self.final_norm = nn.LayerNorm(config.width, eps=config.epsilon)
+        if config.mix:
+            self.mix = Mix(config.depth + 1, norm=config.mix == "normed")
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the table of token embeddings."""
+        return self.token_embedding
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,  # noqa: FBT001 - the library's signature
+        **_: Any,
+    ) -> BaseModelOutput:
+        """Return hidden states `[B, T, D]`; `attention_mask` is 1 at real tokens."""
+        mask_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        mask_BT = mask_BT != 0
+        state = self._embedded(input_ids, mask_BT, token_type_ids)
+        itself_TT = torch.eye(mask_BT.shape[1], dtype=torch.bool, device=mask_BT.device)
+        seen_B1TS = mask_BT[:, None, None, :] | itself_TT
+        if self.config.direction == "causal":
+            seen_B1TS = seen_B1TS & torch.ones_like(itself_TT).tril()
+        states = [state]
+        for block in self.blocks:
+            states.append(block(states[-1], seen_B1TS))
+        if self.config.residual == "pre":
+            states[-1] = self.final_norm(states[-1])
+        top_BTD = self.mix(states) if self.config.mix else states[-1]
+        return BaseModelOutput(top_BTD, tuple(states) if output_hidden_states else None)
+
+    def _embedded(self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None) -> Tensor:
+        config = self.config
+        position_BT = (mask_BT.long().cumsum(1) - 1).clamp(min=0)
+        token_BTE = self.token_embedding(tokens_BT)
+        if config.position_kind == "learned":
+            summed = token_BTE + self.position_embedding(position_BT)
+        else:
+            size = token_BTE.shape[-1]
+            summed = token_BTE * math.sqrt(size) + sinusoids(position_BT, size).to(token_BTE)
+        if config.segments:
+            segment_BT = torch.zeros_like(tokens_BT) if segment_BT is None else segment_BT
+            summed = summed + self.segment_embedding(segment_BT.clamp(max=config.segments - 1))
+        if config.embedding_norm:
+            summed = self.embedding_norm(summed)
+        if config.embedding_width not in (None, config.width):
+            summed = self.embedding_projection(summed)
+        return summed
+
+
+def sinusoids(position_BT: Tensor, size: int) -> Tensor:
+    """Return fixed embeddings of positions, `[B, T, E]` (Vaswani et al. 2017, section 3.5)."""
+    exponent = torch.arange(0, size, 2, device=position_BT.device).double() / size
+    angle_BTE = position_BT[..., None] / 10_000**exponent
+    return torch.stack([angle_BTE.sin(), angle_BTE.cos()], -1).flatten(-2)[..., :size]
+
+
+class Mix(nn.Module):
+    """gamma x sum_j softmax(w)_j H_j over all hidden states (Peters et al. 2018)."""
+
+    def __init__(self, count: int, *, norm: bool) -> None:
+        super().__init__()
+        self.norm = norm
+        self.weight = nn.Parameter(torch.zeros(count))
+        self.gamma = nn.Parameter(torch.ones(()))
+
+    def forward(self, states: list[Tensor]) -> Tensor:
+        """Return `[B, T, D]`."""
+        normed = [F.layer_norm(s, s.shape[-1:], eps=1e-5) if self.norm else s for s in states]
+        weights = self.weight.softmax(0)
+        mixed: Tensor = self.gamma * sum(w * s for w, s in zip(weights, normed, strict=True))
+        return mixed
+
+
+class LanguageModelHead(nn.Module):
+    """Hidden states to logits, with a matrix of its own or the token embeddings."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        size = (config.embedding_width or config.width) if config.tie_output else config.width
+        if config.output_transform:
+            self.transform = nn.Linear(config.width, size)
+            self.norm = nn.LayerNorm(size, eps=config.epsilon)
+        if not config.tie_output:
+            self.weight = nn.Parameter(torch.empty(config.vocab_size, size))
+        if config.output_bias:
+            self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def forward(self, hidden_BTD: Tensor, table_VE: Tensor) -> Tensor:
+        """Return `[B, T, V]`."""
+        if hasattr(self, "transform"):
+            hidden_BTD = self.norm(F.gelu(self.transform(hidden_BTD)))
+        table_VE = getattr(self, "weight", table_VE)
+        return F.linear(hidden_BTD, table_VE, getattr(self, "bias", None))
+
+
+class TransferLanguageModel(TransferPreTrainedModel):
+    """A backbone and logits of the vocabulary."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.backbone = TransferModel(config)
+        self.lm_head = LanguageModelHead(config)
+        self.post_init()
+
+    def logits(self, *given: Any, **named: Any) -> dict[str, Any]:
+        """Return logits `[B, T, V]`, and hidden states where they are asked for."""
+        found = self.backbone(*given, **named)
+        logits_BTV = self.lm_head(found.last_hidden_state, self.backbone.token_embedding.weight)
+        return {"logits": logits_BTV, "hidden_states": found.hidden_states}
+
+
+class TransferForMaskedLM(TransferLanguageModel):
+    """A masked language model."""
+
+    def forward(self, *given: Any, **named: Any) -> MaskedLMOutput:
+        """See `TransferModel.forward`."""
+        return MaskedLMOutput(**self.logits(*given, **named))
+
+
+class TransferForCausalLM(TransferLanguageModel, GenerationMixin):
+    """A causal language model; it keeps no keys and values from one token to the next."""
+
+    def forward(self, *given: Any, **named: Any) -> CausalLMOutput:
+        """See `TransferModel.forward`."""
+        return CausalLMOutput(**self.logits(*given, **named))
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> dict[str, Any]:
+        """Return the inputs of the next pass: all tokens so far."""
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+class Classifier(nn.Module):
+    """Pooling, a pooler if there is one, and linear layers."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.pooling = config.pooling
+        self.activation = ACTIVATIONS.get(config.pooler)
+        if self.activation is not None:
+            self.pooler = nn.Linear(config.width, config.width)
+        sizes = [config.width * (3 if config.pooling == "concat" else 1), *config.hidden]
+        layers: list[nn.Module] = []
+        for inputs, size in itertools.pairwise(sizes):
+            layers += [nn.BatchNorm1d(inputs)] if config.batch_norm else []
+            layers += [nn.Identity(), nn.Linear(inputs, size), nn.ReLU()]
+        self.hidden = nn.Sequential(*layers)
+        self.norm = nn.BatchNorm1d(sizes[-1]) if config.batch_norm else nn.Identity()
+        self.linear = nn.Linear(sizes[-1], config.num_labels)
+
+    def forward(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        """Return `[B, C]`."""
+        vector = pool(hidden_BTD, mask_BT, self.pooling)
+        if self.activation is not None:
+            vector = self.activation(self.pooler(vector))
+        logits_BC: Tensor = self.linear(self.norm(self.hidden(vector)))
+        return logits_BC
+
+
+def pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: str) -> Tensor:
+    """Return one vector a text, `[B, D]`, independent of padding; `[B, 3 D]` for concat."""
+    if pooling == "concat":
+        parts = ("cls_last", "max", "mean")
+        return torch.cat([pool(hidden_BTD, mask_BT, part) for part in parts], dim=1)
+    real_BT1 = mask_BT[..., None]
+    if pooling == "mean":
+        return torch.where(real_BT1, hidden_BTD, 0).sum(1) / real_BT1.sum(1).clamp(min=1)
+    if pooling == "max":
+        return torch.where(real_BT1, hidden_BTD, torch.finfo(hidden_BTD.dtype).min).amax(1)
+    place_B = mask_BT.int().argmax(1)
+    if pooling == "cls_last":
+        place_B = mask_BT.shape[1] - 1 - mask_BT.int().flip(1).argmax(1)
+    return hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), place_B]
+
+
+class TransferForSequenceClassification(TransferPreTrainedModel):
+    """A classifier of texts."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.backbone = TransferModel(config)
+        self.classifier = Classifier(config)
+        self.post_init()
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **named: Any
+    ) -> SequenceClassifierOutput:
+        """See `TransferModel.forward`."""
+        mask_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        found = self.backbone(input_ids, mask_BT, **named)
+        logits_BC = self.classifier(found.last_hidden_state, mask_BT != 0)
+        return SequenceClassifierOutput(logits=logits_BC, hidden_states=found.hidden_states)

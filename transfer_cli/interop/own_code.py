@@ -1,0 +1,135 @@
+"""A model of ours as a folder with the code to load it, `modeling_transfer.py`.
+
+transformers runs that file where it is asked to (`trust_remote_code=True`). It has our shapes,
+adapters, a mix of layers, every pooling and classifiers of several layers; LoRA is folded in.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transfer_cli.interop.family import COMMON, LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
+from transfer_cli.interop.rules import Rule
+from transfer_cli.model.adapters import Adapter
+from transfer_cli.model.added import Added
+from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.block import ACTIVATIONS
+from transfer_cli.model.readout import ScalarMix
+from transfer_cli.objectives.classification import Classification
+
+MODEL_TYPE = "transfer"
+FILE = Path(__file__).with_name("modeling_transfer.py")
+
+_OPTIONS = (
+    "width", "heads", "depth", "feedforward", "positions", "activation", "residual",
+    "position_kind", "direction", "output_bias", "tie_output", "segments", "output_transform",
+    "embedding_width", "epsilon",
+)  # fmt: skip
+"""Fields of a `BackboneShape` that the code reads."""
+
+_BUILT = {
+    **COMMON,
+    "position_kind": ("learned", "sinusoidal"),
+    "residual": ("pre", "post", "tutorial"),
+}
+"""Fields that name a class, and what the code has of them."""
+
+
+class Kind(NamedTuple):
+    """A class of the code.
+
+    Args:
+        architecture: Its name.
+        auto: The class of transformers that finds it.
+        pipeline: What the hub calls its task.
+        heads: How its heads are called, by the beginning of our names.
+    """
+
+    architecture: str
+    auto: str
+    pipeline: str
+    heads: Mapping[str, str]
+
+
+_BARE = Kind("TransferModel", "AutoModel", "feature-extraction", {})
+_LM = {"heads.lm.": "lm_head."}
+_CAUSAL = Kind("TransferForCausalLM", "AutoModelForCausalLM", "text-generation", _LM)
+_MASKED = Kind("TransferForMaskedLM", "AutoModelForMaskedLM", "fill-mask", _LM)
+_CLASSIFIER = Kind(
+    "TransferForSequenceClassification",
+    "AutoModelForSequenceClassification",
+    "text-classification",
+    {"heads.class.": "classifier.", "heads.pooler.linear.": "classifier.pooler."},
+)
+
+
+def misfits(shape: BackboneShape, added: Mapping[str, Added], head: str | None) -> list[str]:
+    """Return what the code does not have: parts of your own, mostly."""
+    wrong = [
+        f"{name}={getattr(shape, name)}"
+        for name, known in _BUILT.items()
+        if getattr(shape, name) not in ((known,) if isinstance(known, str) else known)
+    ]
+    known = (Adapter, ScalarMix)
+    wrong += sorted({part.describe() for part in added.values() if type(part) not in known})
+    if head not in (None, LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION):
+        wrong.append(f"a head for {head.replace('_', ' ')} (head=false leaves it out)")
+    return wrong
+
+
+def kind_of(head: str | None, shape: BackboneShape, names: Iterable[str]) -> Kind:
+    """Return the class for a kind of head; a language model may have come without its own."""
+    if head == SEQUENCE_CLASSIFICATION:
+        return _CLASSIFIER
+    is_bare = shape.tie_output and not shape.output_bias and not shape.output_transform
+    if head is None or not (is_bare or any(name.startswith("heads.lm.") for name in names)):
+        return _BARE
+    return _CAUSAL if shape.direction == "causal" else _MASKED
+
+
+def rules(names: Iterable[str], kind: Kind) -> list[Rule]:
+    """Return the names of the tensors there."""
+    prefix = "" if kind is _BARE else "backbone."
+    theirs = {"backbone.": prefix, "readout.": f"{prefix}mix.", **kind.heads}
+    return [
+        Rule(name, (there + name.removeprefix(ours),))
+        for name in names
+        for ours, there in theirs.items()
+        if name.startswith(ours)
+    ]
+
+
+def config(shape: BackboneShape, added: Mapping[str, Added], kind: Kind) -> dict[str, Any]:
+    """Return the keys of `config.json` that the code reads, and where it is."""
+    adapters, mix = dict[str, list[Any]](), None
+    for name, part in added.items():
+        if isinstance(part, Adapter):  # the same in every block
+            activation = next(a for a, each in ACTIVATIONS.items() if each is part.activation)
+            site = name.partition(".sites.")[2].partition(".")[0]
+            adapters[site] = [part.down.out_features, activation]
+        if isinstance(part, ScalarMix):
+            mix = "normed" if part.norm else "plain"
+    module = FILE.stem
+    return {
+        "auto_map": {
+            "AutoConfig": f"{module}.TransferConfig",
+            "AutoModel": f"{module}.{_BARE.architecture}",
+            kind.auto: f"{module}.{kind.architecture}",
+        },
+        **{name: getattr(shape, name) for name in _OPTIONS},
+        "embedding_norm": shape.has_embedding_norm,
+        "adapters": adapters,
+        "mix": mix,
+        "tie_word_embeddings": False,  # the code itself reads the one table twice
+    }
+
+
+def of_classifier(classifier: Classification, shape: BackboneShape) -> dict[str, Any]:
+    """Return the keys of `config.json` that say how the classifier is built."""
+    activation = "tanh" if shape.pooler == "none" else shape.pooler
+    return {
+        "pooling": classifier.pooling,
+        "pooler": activation if classifier.pooler else None,
+        "hidden": list(classifier.hidden),
+        "batch_norm": classifier.batch_norm,
+    }

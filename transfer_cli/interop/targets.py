@@ -1,0 +1,213 @@
+"""What a model of ours can be written as: a model of a published family, or with code of its own.
+
+Only names and shapes of tensors are looked at, so that a plan asks before there are weights.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import CheckpointError, one_of
+from transfer_cli.interop import own_code
+from transfer_cli.interop.families import families
+from transfer_cli.interop.family import LANGUAGE_MODEL, Family, PublishedHead
+from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
+from transfer_cli.model.added import Added
+from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.objectives.classification import Classification
+
+CLASS_BIAS = "heads.class.linear.bias"
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A model to be written.
+
+    Args:
+        shape: Of its backbone.
+        tensors: Its weights, by our names.
+        tokenizer: Its tokenizer.
+        head: The kind of head to write, as in `Family.heads`; None: none.
+        classifier: What a head that gives labels was trained by; None for other heads.
+        texts: Which layout of special tokens it was trained with last: that of lines to pretrain
+            on, that of labelled texts, or (published) its tokenizer's.
+        length: The longest text in tokens that it reads, special ones included.
+        labels: Names of the classifier's classes.
+        added: The module that each added tensor belongs to, by the tensor's name.
+    """
+
+    shape: BackboneShape
+    tensors: Mapping[str, Tensor]
+    tokenizer: Tokenizer
+    head: str | None
+    classifier: Classification | None
+    texts: Literal["lines", "labelled", "published"]
+    length: int
+    labels: tuple[str, ...] = ()
+    added: Mapping[str, Added] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a model is written as.
+
+    Args:
+        name: What people call it.
+        model_type: What `config.json` calls it.
+        architecture: The class that loads it, with its head.
+        pipeline: What the hub calls its task.
+        rules: Its tensors and ours, with whole names.
+        config: Keys of `config.json` that say how it is built.
+        constants: Further tensors, by name; see `Family.constants`.
+        mask_lstrip: See `Family`.
+        code: The file with its code; None: transformers has it.
+        misfit: Why it is no model of a published family; "": it is.
+    """
+
+    name: str
+    model_type: str
+    architecture: str
+    pipeline: str
+    rules: Sequence[Rule]
+    config: Mapping[str, Any]
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
+    mask_lstrip: bool = False
+    code: Path | None = None
+    misfit: str = ""
+
+    def describe(self) -> str:
+        """Return in words what it is written as."""
+        if self.code is None:
+            return f"a {self.name} (transformers.{self.architecture})"
+        return f"a {self.name}, for transformers with trust_remote_code=True"
+
+
+def target_of(ours: Ours, wanted: str | None = None) -> Target:
+    """Return what a model is written as.
+
+    Args:
+        ours: The model; its tensors may be on the meta device.
+        wanted: The `model_type` of a family, or that of the own code. None: the first family that
+            fits, else the own code.
+
+    Raises:
+        ConfigError: There is no such family.
+        CheckpointError: It cannot be written so; the message says what does not fit.
+    """
+    known = families()
+    if wanted is not None:
+        one_of("family", wanted, (*known, own_code.MODEL_TYPE))
+        known = {name: family for name, family in known.items() if name == wanted}
+    found = {family: _misfits(family, ours) for family in known.values()}
+
+    def distance(family: Family) -> tuple[bool, int, int]:
+        turned = family.is_causal != (ours.shape.direction == "causal")
+        return turned, len(family.misfits(ours.shape, ours.tokenizer)), len(found[family])
+
+    best = min(found, key=distance, default=None)
+    if best is not None and not found[best]:
+        return _of_family(best, ours)
+    nearly = f"no {best.name}: {'; '.join(found[best])}" if best else ""
+    if wanted not in (None, own_code.MODEL_TYPE):
+        raise CheckpointError(f"run: it is {nearly}. family=null takes what fits")
+    wrong = own_code.misfits(ours.shape, ours.added, ours.head)
+    if wrong:
+        raise CheckpointError(
+            f"run: no published family has such a model, nor has the code that an export brings "
+            f"along: {'; '.join(wrong)}. format=onnx takes any model"
+        )
+    return _with_code(ours, nearly)
+
+
+def _of_family(family: Family, ours: Ours) -> Target:
+    rules, head = _rules(family, ours)
+    prefix = f"{family.prefix}." if head else ""
+    constants = family.constants(ours.shape)
+    return Target(
+        name=family.name,
+        model_type=family.model_type,
+        architecture=head.architecture if head else family.base_model,
+        pipeline=head.pipeline if head else "feature-extraction",
+        rules=rules,
+        config=family.config(ours.shape),
+        constants={f"{prefix}{name}": each for name, each in constants.items()},
+        mask_lstrip=family.mask_lstrip,
+    )
+
+
+def _with_code(ours: Ours, misfit: str) -> Target:
+    kind = own_code.kind_of(ours.head, ours.shape, ours.tensors)
+    return Target(
+        name="folder with its own code",
+        model_type=own_code.MODEL_TYPE,
+        architecture=kind.architecture,
+        pipeline=kind.pipeline,
+        rules=own_code.rules(ours.tensors, kind),
+        config={
+            **own_code.config(ours.shape, ours.added, kind),
+            **(own_code.of_classifier(ours.classifier, ours.shape) if ours.classifier else {}),
+        },
+        code=own_code.FILE,
+        misfit=misfit,
+    )
+
+
+def _misfits(family: Family, ours: Ours) -> list[str]:
+    wrong = family.misfits(ours.shape, ours.tokenizer)
+    if wrong:
+        return wrong
+    has_place = {rule.ours for rule in family.backbone(ours.shape)}
+    lost = [n for n in ours.tensors if not n.startswith("heads.") and n not in has_place]
+    wrong += sorted({ours.added[n].describe() if n in ours.added else n for n in lost})
+    if ours.head is None:
+        return wrong
+    head = family.heads(ours.shape).get(ours.head)
+    if ours.head == LANGUAGE_MODEL:
+        own = {name for name in ours.tensors if name.startswith("heads.lm.")}
+        theirs = {rule.ours for rule in head.rules} if head else set()
+        if own and own != theirs:
+            names = ", ".join(sorted(own ^ theirs))
+            wrong.append(f"the language-model head ({names}; head=false leaves it out)")
+        return wrong
+    if ours.classifier is not None:
+        wrong += _classifier_misfits(family, ours, ours.classifier)
+    if head is None:
+        wrong.append(f"a head for {ours.head.replace('_', ' ')} (head=false leaves it out)")
+    elif not wrong:
+        wrong += [f"no {rule.ours}" for rule in head.rules if rule.ours not in ours.tensors]
+    return wrong
+
+
+def _classifier_misfits(family: Family, ours: Ours, classifier: Classification) -> list[str]:
+    wrong, activation = [], family.pooler_activation
+    if classifier.pooling != family.pooling:
+        wrong.append(f"objective.pooling={classifier.pooling}, not {family.pooling}")
+    if classifier.hidden or classifier.batch_norm:
+        wrong.append("a classifier of several layers (objective.hidden, objective.batch_norm)")
+    if not classifier.pooler and activation != "none":
+        wrong.append("a classifier without a pooler (objective.pooler=true trains one)")
+    if classifier.pooler and activation == "none":
+        wrong.append("a classifier with a pooler (objective.pooler=false)")
+    if family.fixed["direction"] == "causal" and len(ours.labels) > ours.shape.width:
+        wrong.append("a classifier with a bias, which is folded in for at most `width` labels")
+    if classifier.pooler and ours.shape.pooler == "none" and activation != "tanh":
+        wrong.append(f"a pooler with tanh, not {activation}")
+    return wrong
+
+
+def _rules(family: Family, ours: Ours) -> tuple[list[Rule], PublishedHead | None]:
+    """Return the rules, with whole names, and the head that goes along."""
+    head = family.heads(ours.shape).get(ours.head) if ours.head else None
+    if head is not None and any(rule.ours not in ours.tensors for rule in head.rules):
+        head = None  # a model that came without the head of its pretraining
+    of_head = list(head.rules) if head else []
+    has_place = {rule.ours for rule in of_head}
+    pooler = [r for r in family.pooler() if r.ours in ours.tensors and r.ours not in has_place]
+    prefix = f"{family.prefix}."
+    rules = [*with_prefix(family.backbone(ours.shape), prefix), *pooler, *of_head]
+    # A bare backbone has no prefix, nor has what belongs to it.
+    return (rules, head) if head else (without_prefix(rules, prefix), None)
