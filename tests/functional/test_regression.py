@@ -4,7 +4,12 @@ import csv
 import json
 import signal
 
+import numpy as np
 import pytest
+import tokenizers
+import torch
+
+from tests.published import TEXT, publish, reference
 
 pytestmark = pytest.mark.functional
 
@@ -102,3 +107,50 @@ def test_what_does_not_fit_is_refused(transfer, words, more, said, tmp_path):
     assert ended.code == 2
     assert said in ended.err
     assert list(tmp_path.iterdir()) == []
+
+
+def graph_input(tokenizer, text):
+    encoded = tokenizer.encode(text)
+    return {"input_ids": np.array([encoded.ids]),
+            "attention_mask": np.array([encoded.attention_mask])}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["hf", "onnx"])
+def test_what_is_exported_gives_the_same_numbers(transfer, run, tmp_path, form):
+    transformers = pytest.importorskip("transformers")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    texts = ["the red bridge", "the new bridge"]
+    (tmp_path / "new.txt").write_text("\n".join(texts))
+    own = transfer("predict", str(run), "new.txt", "device=cpu").out.splitlines()
+
+    ended = transfer("export", str(run), "to", f"format={form}")
+
+    assert ended.code == 0, ended.err
+    if form == "hf":
+        tokenizer = transformers.AutoTokenizer.from_pretrained("to")
+        model = transformers.AutoModelForSequenceClassification.from_pretrained("to").eval()
+        with torch.no_grad():
+            found = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+        assert model.config.problem_type == "regression"
+    else:
+        tokenizer = tokenizers.Tokenizer.from_file("to/tokenizer.json")
+        session = onnxruntime.InferenceSession("to/model.onnx")
+        found = np.concatenate([session.run(None, graph_input(tokenizer, t))[0] for t in texts])
+    expected = [json.loads(line)["value"] for line in own]
+    assert found[:, 0].tolist() == pytest.approx(expected, abs=2e-5)
+
+
+def test_a_published_regression_is_read(transfer, tmp_path):
+    lib = reference()
+    publish(tmp_path / "published", "bert", "SequenceClassification", num_labels=1,
+            problem_type="regression")  # fmt: skip
+    (tmp_path / "new.txt").write_text(TEXT[0])
+    tokenizer = lib.AutoTokenizer.from_pretrained("published")
+    model = lib.AutoModelForSequenceClassification.from_pretrained("published").eval()
+    with torch.no_grad():
+        expected = float(model(**tokenizer(TEXT[0], return_tensors="pt")).logits)
+
+    ended = transfer("predict", "published", "new.txt", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["value"] == pytest.approx(expected, abs=2e-5)

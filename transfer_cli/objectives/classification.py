@@ -4,6 +4,7 @@ Legend: B batch, T positions, D width, C classes.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ class Classification(SequenceObjective):
     """Cross-entropy of the label, from one vector for each text; see `SequenceObjective`."""
 
     task = "classification"
+    problem_type: ClassVar[str] = "single_label_classification"
 
     @property
     def num_outputs(self) -> int:

@@ -5,7 +5,7 @@ Legend: B batch, T positions, D width, N outputs.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Set
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -60,6 +60,9 @@ class SequenceObjective(Objective):
         self.hidden = hidden
         self.batch_norm = batch_norm
         self.pooler = pooler
+
+    problem_type: ClassVar[str]
+    """What transformers calls what its head says."""
 
     @property
     @abstractmethod
@@ -138,6 +141,10 @@ class SequenceObjective(Objective):
             if name in trains
         )
         return TABLE in trains or has_own_row or (was_pretrained and learns)
+
+    def unit_of(self, task: Any) -> tuple[float, float]:
+        """Return the mean and the deviation of answers that the outputs are relative to."""
+        return 0.0, 1.0
 
     def pooling_of(self, model: TransferModel) -> Pooling:
         """Return the pooling of its head."""

@@ -4,7 +4,7 @@ Legend: B batch.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from transfer_cli.metrics import Metric
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
 from transfer_cli.objectives.sequence import SequenceObjective
+from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.regression.task import RegressionTask, shown
 
 
@@ -35,6 +36,7 @@ class Regression(SequenceObjective):
     """
 
     task = "regression"
+    problem_type: ClassVar[str] = "regression"
     num_outputs = 1
 
     def __init__(
@@ -57,23 +59,21 @@ class Regression(SequenceObjective):
         self.standardise = standardise
         self.clip = clip
 
-    @property
-    def unit(self) -> tuple[float, float]:
-        """The mean and the deviation that the head's output is relative to."""
-        task = self.info.task
+    def unit_of(self, task: Task | None) -> tuple[float, float]:
+        """See `SequenceObjective`."""
         if not self.standardise or not isinstance(task, RegressionTask):
             return 0.0, 1.0
         return task.mean, task.scale
 
     def values(self, outputs_B1: Tensor) -> Tensor:
         """Return the head's output in the unit of the numbers, `[B]`."""
-        mean, scale = self.unit
+        mean, scale = self.unit_of(self.info.task)
         values_B = outputs_B1.squeeze(1).double() * scale + mean
         return values_B if self.clip is None else values_B.clamp(*self.clip)
 
     def losses(self, outputs_B1: Tensor, batch: Batch) -> Tensor:
         """Return each text's loss, `[B]`."""
-        mean, scale = self.unit
+        mean, scale = self.unit_of(self.info.task)
         target_B = ((batch["value"] - mean) / scale).float()
         measure = F.mse_loss if self.loss == "mse" else F.huber_loss
         return measure(outputs_B1.squeeze(1), target_B, reduction="none")
