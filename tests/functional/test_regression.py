@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shlex
 import signal
 
 import numpy as np
@@ -10,6 +12,7 @@ import tokenizers
 import torch
 
 from tests.published import TEXT, publish, reference
+from transfer_cli.config.locate import conf_dir
 
 pytestmark = pytest.mark.functional
 
@@ -154,3 +157,24 @@ def test_a_published_regression_is_read(transfer, tmp_path):
 
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["value"] == pytest.approx(expected, abs=2e-5)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(transfer, tmp_path):
+    page = (conf_dir().parent / "docs" / "tasks" / "regression.md").read_text(encoding="utf-8")
+    typed = [shlex.split(line) for line in re.findall(r"^\$ transfer (.+)$", page, re.MULTILINE)]
+    (tmp_path / "questions.txt").write_text("Why do so many people write about Kadru ?\n")
+
+    for words in typed[1:]:  # the first is about a file of one's own
+        ended = transfer(*words, *([] if words[0] == "export" else ["device=cpu"]))
+        assert ended.code == 0, (words, ended.err)
+
+    assert {words[0] for words in typed} == {
+        "pretrain",
+        "finetune",
+        "evaluate",
+        "predict",
+        "export",
+    }
+    measures = json.loads((tmp_path / "runs" / "sizes" / "results.json").read_text())["measures"]
+    assert measures["test"]["pearson"] > 0.95
