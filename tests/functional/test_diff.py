@@ -88,7 +88,9 @@ def test_runs_of_other_commands_are_compared_as_far_as_it_makes_sense(
     found = rows(done.out)
     assert done.code == 0
     assert found["command"] == ["pretrain", "finetune"]
-    assert found["test/error_rate"][0] == "-"
+    assert found["test/error_rate"][:2] == ["(%)", "-"]
+    share = json.loads((finetuned / "results.json").read_text())["measures"]["test"]["accuracy"]
+    assert found["test/accuracy"] == ["(%)", "-", f"{100 * share:.6g}"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 from transfer_cli.config.flags import MANY, SWITCH, read
 from transfer_cli.config.flat import flat
 from transfer_cli.errors import CheckpointError, ConfigError
-from transfer_cli.metrics import by_preference
+from transfer_cli.metrics import by_preference, find
 from transfer_cli.report import formats
 from transfer_cli.report.best import run_of
 from transfer_cli.report.collect import check_there, read_run
@@ -83,6 +83,7 @@ def diff(words: list[str]) -> None:
         difference = {**parts, "tests": tests, "notes": notes}
         print(as_json({"a": ours.path, "b": theirs.path, "difference": difference}), end="")
     else:
+        parts["measures"] = _numbers(_shown_measures(ours), _shown_measures(theirs))
         blocks = (_heads(a=ours, b=theirs), _tables(parts), map(_test, tests), map(_note, notes))
         print_out(Page(*chain(*blocks)))
 
@@ -195,6 +196,16 @@ def _differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[DiffR
             one, other = (text if key in run else _MISSING for text, run in shown)
             rows.append(DiffRow(key, one, other))
     return rows
+
+
+def _shown_measures(run: Run) -> dict[str, float]:
+    """Return the measures of a run as people read them: shares in percent, as errors are."""
+    found = {}
+    for name, value in run.measures.items():
+        metric = find(name.partition("/")[2], run.metrics)
+        times, unit = (1.0, "") if metric is None else (metric.shown_times, metric.shown_unit)
+        found[name + (f" ({unit.strip()})" if unit else "")] = times * value
+    return found
 
 
 def _numbers(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[DiffRow]:
