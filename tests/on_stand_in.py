@@ -487,9 +487,9 @@ class Faulty(Classification):
         super().__init__(dropout=0)
         self._fault = fault
 
-    def class_logits(self, *args: Any) -> Tensor:
+    def outputs(self, *args: Any) -> Tensor:
         """Return the logits."""
-        logits = super().class_logits(*args)
+        logits = super().outputs(*args)
         self._fault(logits)
         return logits
 

@@ -49,7 +49,7 @@ def our_logits(run, texts, pairs=None):
     batch = with_facts(data.batch(np.arange(len(texts))))
     with torch.inference_mode():
         encoded = Encoding(trained.model, batch)
-        return trained.objective.class_logits(trained.model, batch, encoded)
+        return trained.objective.outputs(trained.model, batch, encoded)
 
 
 def their_logits(folder, texts, pairs=None, **options):

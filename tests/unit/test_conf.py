@@ -40,6 +40,7 @@ PRESETS = [option.name for option in OPTIONS if option.group == "adaptation"]
 NEEDS = {
     ("data", "text"): ["data.train=a.txt"],
     ("data", "table"): ["data.train=a.csv"],
+    ("data", "numbers"): ["data.train=a.csv"],
     ("data", "table_text"): ["data.task.train=a.csv"],
     ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],

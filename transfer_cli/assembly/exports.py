@@ -19,7 +19,7 @@ from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import ModelDescription
 from transfer_cli.objectives.base import Objective, TaskInfo
-from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.tasks.base import Task
 
 
@@ -80,20 +80,33 @@ def ours_of(
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     return Ours(
         shape=description.shape,
-        tensors={**tensors, **(heads or {})},
+        tensors=in_units({**tensors, **(heads or {})}, classifier, task),
         tokenizer=tokenizer,
         head=kind,
         classifier=classifier,
         texts=texts or ("lines" if task is None else "labelled"),
         length=length,
-        labels=description.labels,
+        labels=description.labels or (() if task is None else task.fields[:1]),
         added=added_parameters(model),
     )
 
 
+def in_units(
+    tensors: Mapping[str, Tensor], objective: Objective | None, task: Task | None
+) -> dict[str, Tensor]:
+    """Return tensors whose head answers in the units of the data: others know no mean to add."""
+    found = dict(tensors)
+    unit = objective.unit_of(task) if isinstance(objective, SequenceObjective) else (0.0, 1.0)
+    if unit != (0.0, 1.0):
+        mean, scale = unit
+        weight, bias = (f"heads.class.linear.{each}" for each in ("weight", "bias"))
+        found[weight], found[bias] = found[weight] * scale, found[bias] * scale + mean
+    return found
+
+
 def published_head(
     description: ModelDescription, task: Task | None
-) -> tuple[str, Classification | None]:
+) -> tuple[str, SequenceObjective | None]:
     """Return what families call the head's kind, and the classification that trained it, if any.
 
     Raises:
@@ -108,7 +121,7 @@ def published_head(
             "head=false writes the backbone alone"
         )
     objective: Objective = build(description.objective, "objective", Objective)
-    if isinstance(objective, Classification):
+    if isinstance(objective, SequenceObjective):
         return kind, objective
     if kind == SEQUENCE_CLASSIFICATION:
         raise CheckpointError(

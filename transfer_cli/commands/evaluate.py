@@ -19,7 +19,7 @@ from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data import readers
 from transfer_cli.data.readers import SHEET_FORMATS, TABLE_FORMATS
 from transfer_cli.data.split import Split
-from transfer_cli.data.tasks import INPUT, LabelledData, Table, TaskData
+from transfer_cli.data.tasks import INPUT, LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import Scores
@@ -204,9 +204,17 @@ def _encoded(
 
 def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
     """Return all rows of the file `input` as a split, read as it says or as in training."""
-    chosen = {name: config[name] for name in _OF_INPUT}
+    chosen, task = {name: config[name] for name in _OF_INPUT}, trained.start.task
+    if task is None:
+        raise ConfigError(
+            "input: this run is a language model, and labelled rows are for classifiers; for text "
+            "say data=text data.train=FILE split=train"
+        )
+    table = task.table()
+    if table is None:
+        raise ConfigError(f"input: no table holds the answers of {task.name}; say data=")
     try:
-        source = Table(train=config.input, **chosen)
+        source = table(train=config.input, **chosen)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     data = _for_run(source.whole(trained.columns), trained)
@@ -223,12 +231,7 @@ def _for_run(data: LabelledData, trained: Trained) -> LabelledData:
         DataError: They are of another task, or a label is new.
     """
     theirs, task = datasets.task_of_data(data), trained.start.task
-    if task is None:
-        raise ConfigError(
-            "input: this run is a language model, and labelled rows are for classifiers; for text "
-            "say data=text data.train=FILE split=train"
-        )
-    if theirs.name != task.name:
+    if task is not None and theirs.name != task.name:
         raise DataError(
             f"data: it holds examples of the task {theirs.name}, and this run was trained for "
             f"{task.name}; choose data of that task"

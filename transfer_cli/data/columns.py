@@ -28,6 +28,7 @@ _NO_TEXT = re.compile(r"[-+0-9.,:/%\s]*|https?://\S+|[0-9a-fA-F]{8}[0-9a-fA-F-]*
 """Numbers, dates, addresses and identifiers."""
 
 _WHOLE_NUMBER = re.compile("-?[0-9]+")
+_NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")
 
 _MOST_LABELS = 100
 """A column of more different values is no label unless its name says so."""
@@ -65,6 +66,7 @@ class Wanted:
         pair: Of a second text, which is found where a table calls both as pairs are called.
         label: Of the label.
         labelled: Whether a label is needed.
+        numbers: Whether labels are numbers, of which no two need be equal.
         keys: What stands before the names of keys in messages.
     """
 
@@ -72,6 +74,7 @@ class Wanted:
     pair: str | None = None
     label: str | None = None
     labelled: bool = True
+    numbers: bool = False
     keys: str = "data."
 
     @property
@@ -172,7 +175,8 @@ class _Search:
         if LABEL in others:
             return LABEL
         ranks = {each: _rank(each, _LABELS) for each in others}
-        ends = [each for each in others if ranks[each] and _may_be_label(self._cells(each))]
+        may_be = _are_numbers if self.asked.numbers else _may_be_label
+        ends = [each for each in others if ranks[each] and may_be(self._cells(each))]
         found = [each for each in ends if ranks[each] > 1] or ends
         if len(found) > 1:
             raise self._doubt(LABEL, found)
@@ -201,7 +205,8 @@ class _Search:
             is_repeated = 2 <= len(values) <= min(_MOST_LABELS, len(cells) / 2)
             is_full = len(cells) >= (1 - _MOST_EMPTY) * len(self.sample)
             is_name = _is_text(values) or all(map(_WHOLE_NUMBER.fullmatch, values))
-            if is_repeated and is_full and is_name:
+            fits = _are_numbers(cells) if self.asked.numbers else is_repeated and is_name
+            if fits and is_full:
                 found.append(column)
         if len(found) != 1:
             raise self._doubt(LABEL, found)
@@ -250,6 +255,10 @@ def _pair(columns: Sequence[str]) -> tuple[str | None, str | None]:
 
 def _is_text(cells: Collection[str]) -> bool:
     return not cells or not all(map(_NO_TEXT.fullmatch, cells))
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    return bool(cells) and all(map(_NUMBER.fullmatch, cells))
 
 
 def _may_be_label(cells: Sequence[str]) -> bool:

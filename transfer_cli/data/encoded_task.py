@@ -111,21 +111,23 @@ class EncodedRows:
 
 
 def encode_texts(
-    examples: "Sequence[Example]",
+    examples: "Sequence[Any]",
     tokenizer: Tokenizer,
     length: int,
     direction: Literal["causal", "bidirectional"],
+    targets: Mapping[str, Any] | None = None,
 ) -> EncodedRows:
-    """Return one split of texts, or pairs of texts, with a label each, encoded once.
+    """Return one split of texts, or pairs of texts, encoded once.
 
     A text that is too long loses tokens at its end; of two texts the longer one first (see `kept`).
     Special tokens are never cut.
 
     Args:
-        examples: The examples; all of them have a label, or none.
+        examples: The examples, with a `text` and a `pair`.
         tokenizer: Turns texts into tokens.
         length: The longest input in tokens, special tokens included.
         direction: The model's, see the table above.
+        targets: Further keys of a batch, see `EncodedRows`; None: the examples' labels.
 
     Raises:
         ConfigError: `length` leaves no room for a text.
@@ -154,7 +156,7 @@ def encode_texts(
         rows,
         tokenizer.pad,
         firsts=None if all(example.pair is None for example in examples) else firsts,
-        targets=_labels(examples),
+        targets=_labels(examples) if targets is None else targets,
         num_cut=num_cut,
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from transfer_cli.data import any_table, catalog, readers, sample
 from transfer_cli.data.any_table import Refuse, Skipped
@@ -26,6 +26,8 @@ from transfer_cli.data.split import Whole
 from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.progress import progress
 from transfer_cli.seeds import derive
+
+T = TypeVar("T")
 
 INPUT = "input"
 """The split that all rows of a file are."""
@@ -136,8 +138,8 @@ class TaskData(ABC):
 
 
 @dataclass(kw_only=True)
-class Classified(TaskData):
-    """A labelled data set for classification.
+class Drawn(TaskData):
+    """A labelled data set whose missing splits are drawn from the training examples.
 
     Args:
         labelled: Number of training examples to use, a smaller subset being part of a larger one;
@@ -151,19 +153,28 @@ class Classified(TaskData):
         if self.labelled is not None:
             at_least("labelled", self.labelled, 1)
 
+    def strata(self, examples: Sequence[Any]) -> Sequence[int]:
+        """Return the number of the stratum that each example is drawn from: that of its label."""
+        return [each.label for each in examples]
+
+    def check(self, train: Sequence[Any], labels: Sequence[str], where: str) -> None:
+        """Raise `DataError` unless something can be learnt from the training examples."""
+        _check_classes(train, labels, where)
+
     def _drawn(self, data: LabelledData, seed: int, share: float = 0) -> LabelledData:
         """Return data with a validation split of `share`, unless it has one, and few labels."""
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
         train, where = splits["train"], data.source("train")
-        _check_classes(train, data.labels, where)
+        self.check(train, data.labels, where)
         say_overlap(splits, where)
         whole, part_of, left_out = len(train), {}, []
         if "validation" not in splits:
-            train, splits["validation"] = hold_out(train, share, seed, where)
+            parts = hold_out(train, share, seed, where, self.strata(train))
+            train, splits["validation"] = parts
             part_of["validation"] = Whole(where, whole, (f"{len(train):,} are left to train on",))
             left_out.append(f"{len(splits['validation']):,} are held out for validation")
         if self.labelled is not None:
-            kept = keep_few(train, self.labelled, seed, where)
+            kept = keep_few(train, self.labelled, seed, where, self.strata(train))
             if len(kept) < len(train):
                 left_out.append(f"{len(train) - len(kept):,} are beyond data.labelled")
             train = kept
@@ -173,7 +184,7 @@ class Classified(TaskData):
 
 
 @dataclass(kw_only=True)
-class Trec(Classified):
+class Trec(Drawn):
     """TREC question classification (Li and Roth 2002).
 
     Args:
@@ -204,8 +215,27 @@ class Trec(Classified):
         return self._drawn(data, seed, self.validation)
 
 
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """What is read of a row of a table."""
+
+    line: int
+    text: str
+    label: str
+    pair: str | None = None
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a file, from which columns they are, and how many were left out."""
+
+    rows: Sequence[TableRow]
+    columns: Chosen
+    num_skipped: int
+
+
 @dataclass(kw_only=True)
-class Table(Classified):
+class Table(Drawn):
     """Own labelled tables: CSV, TSV or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
     With the extra `tables`, Parquet files and the first sheets of spreadsheets as well. What is not
@@ -242,6 +272,10 @@ class Table(Classified):
     errors: Literal["stop", "skip"] = "stop"
     validation_share: float = 0.1
 
+    most_labels: ClassVar[float] = MAX_LABELS
+    numbers: ClassVar[bool] = False
+    """Whether the column of the label holds numbers, and not names of classes."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._layout = Layout(self.delimiter, self.encoding, self.header)
@@ -259,18 +293,17 @@ class Table(Classified):
             name: train if name == "train" else self._rows(path, own)
             for name, path in paths.items()
         }
-        labels = _sorted_labels(train.rows)
-        if 2 * len(labels) > len(train.rows) >= FEW_ROWS:
-            raise DataError(
-                f"{paths['train']}: {len(train.rows):,} rows have {len(labels):,} different labels "
-                f"in {train.columns.label!r}. Is it the column of the label? Say data.text=COLUMN "
-                "data.label=COLUMN."
-            )
+        data = self.of_rows(rows, paths)
+        return self._drawn(data, seed, self.validation_share)
+
+    def of_rows(self, rows: Mapping[str, "TableRows"], paths: Mapping[str, Path]) -> LabelledData:
+        """Return what the rows of splits are, by name; labels are those of the first."""
+        first = next(iter(rows))
+        labels = _sorted_labels(rows[first].rows)
         splits = {
             name: _numbered(found.rows, labels, paths[name], name) for name, found in rows.items()
         }
-        data = LabelledData(paths["train"].stem, labels, splits, files=paths)
-        return self._drawn(data, seed, self.validation_share)
+        return LabelledData(paths[first].stem, labels, splits, files=paths)
 
     def whole(self, own: Wanted) -> LabelledData:
         """Return all rows of the training file as one split, `input`, to score a run on.
@@ -283,20 +316,26 @@ class Table(Classified):
         """
         path = Path(self.train).expanduser()
         found = self._rows(path, own, keys="")
-        labels = _sorted_labels(found.rows)
         skipped = (f"{found.num_skipped:,} cannot be read",) if found.num_skipped else ()
         part_of = Whole(str(path), len(found.rows) + found.num_skipped, skipped)
-        splits = {INPUT: _numbered(found.rows, labels, path, INPUT)}
-        return LabelledData(
-            path.stem, labels, splits, files={"train": path}, part_of={INPUT: part_of}
-        )
+        data = self.of_rows({INPUT: found}, {INPUT: path})
+        return replace(data, files={"train": path}, part_of={INPUT: part_of})
+
+    def row_of(
+        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
+    ) -> TableRow:
+        """Return what is read of a record; equal labels are one text in memory."""
+        text = readers.text_of(record, columns.text, name)
+        pair = None if columns.pair is None else readers.text_of(record, columns.pair, name)
+        label = readers.label_of(record, columns.label, name)
+        return TableRow(record.line, text, labels.setdefault(label, label), pair)
 
     @property
     def columns(self) -> Wanted:
         """The columns as they were typed."""
-        return typed(self.text, self.pair, self.label)
+        return replace(typed(self.text, self.pair, self.label), numbers=self.numbers)
 
-    def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> "_Rows":
+    def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> "TableRows":
         """Return the rows of a file, from the columns `own` of another file if it has them."""
         asked = replace(self.columns, keys=keys)
         table_format = self.format or readers.format_of(path)
@@ -312,23 +351,23 @@ class Table(Classified):
         ):
             columns = table.columns(asked, own)
             labels: dict[str, str] = {}
-            read = partial(_row_of, columns=columns, name=str(path), labels=labels)
+            read = partial(self.row_of, columns=columns, name=str(path), labels=labels)
             on_error = skipped if self.errors == "skip" else Refuse(f"{keys}errors")
-            rows = list[_Row]()
+            rows = list[TableRow]()
             for row in any_table.sound_rows(table, columns.read, read, on_error):
                 more(row.line - (rows[-1].line if rows else 0))
                 rows.append(row)
-                if len(labels) > MAX_LABELS:
+                if len(labels) > self.most_labels:
                     raise DataError(
                         f"{path}, line {row.line}: more than {MAX_LABELS:,} different labels. "
                         f"Is {columns.label!r} the column of the label?"
                     )
         skipped.say(len(rows), str(path))
-        return _Rows(rows, columns, skipped.count)
+        return TableRows(rows, columns, skipped.count)
 
 
 @dataclass(kw_only=True)
-class SampleQuestions(Classified):
+class SampleQuestions(Drawn):
     """The embedded questions about the made-up encyclopedia.
 
     Args:
@@ -350,32 +389,7 @@ class SampleQuestions(Classified):
 # ---------------------------------------------------------------------------------- reading
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    line: int
-    text: str
-    label: str
-    pair: str | None = None
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of a file, from which columns they are, and how many were left out."""
-
-    rows: Sequence[_Row]
-    columns: Chosen
-    num_skipped: int
-
-
-def _row_of(record: Record, columns: Chosen, name: str, labels: dict[str, str]) -> _Row:
-    """Return what is read of a record; equal labels are one text in memory."""
-    text = readers.text_of(record, columns.text, name)
-    pair = None if columns.pair is None else readers.text_of(record, columns.pair, name)
-    label = readers.label_of(record, columns.label, name)
-    return _Row(record.line, text, labels.setdefault(label, label), pair)
-
-
-def _sorted_labels(rows: Sequence[_Row]) -> tuple[str, ...]:
+def _sorted_labels(rows: Sequence[TableRow]) -> tuple[str, ...]:
     """Return all labels, sorted: as numbers when all are whole numbers."""
     labels = sorted({row.label for row in rows})
     # 18 digits always fit; a longer "number" is an identifier.
@@ -396,7 +410,9 @@ def _read_trec(path: Path) -> Iterator[tuple[str, str]]:
         yield text.strip(" "), label
 
 
-def _numbered(rows: Sequence[_Row], labels: Sequence[str], path: Path, split: str) -> list[Example]:
+def _numbered(
+    rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
+) -> list[Example]:
     """Return examples with numbers for labels, all of which must occur in training."""
     numbers = {label: number for number, label in enumerate(labels)}
     unknown = [row for row in rows if row.label not in numbers]
@@ -420,22 +436,23 @@ def _renumbered(example: Any, numbers: Sequence[int]) -> Any:
 
 
 def hold_out(
-    examples: Sequence[Example], share: float, seed: int, where: str
-) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+    examples: Sequence[T], share: float, seed: int, where: str, strata: Sequence[int]
+) -> tuple[tuple[T, ...], tuple[T, ...]]:
     """Return training examples without a share of them, and that share.
 
-    Each class loses the same share, and none its last example.
+    Each stratum loses the same share, and none its last example.
 
     Args:
         examples: The training examples.
         share: The share to hold out, in (0, 1).
         seed: The run's; the draw depends on nothing else.
         where: The data's name in messages.
+        strata: The number of each example's stratum, such as its label.
 
     Raises:
         DataError: The share is less than an example.
     """
-    counts = _counts(examples)
+    counts = dict(sorted(Counter(strata).items()))
     quotas = _proportional(counts, int(share * len(examples)))
     if not any(quotas.values()):
         raise DataError(
@@ -443,7 +460,7 @@ def hold_out(
             f"({len(examples)} examples of {len(counts)} classes). Raise it or name a validation "
             "file."
         )
-    chosen = _draw(examples, quotas, derive(seed, "validation split"))
+    chosen = _draw(strata, quotas, derive(seed, "validation split"))
     return (
         tuple(example for at, example in enumerate(examples) if at not in chosen),
         tuple(examples[at] for at in sorted(chosen)),
@@ -451,14 +468,14 @@ def hold_out(
 
 
 def keep_few(
-    examples: Sequence[Example], labelled: int, seed: int, where: str
-) -> tuple[Example, ...]:
-    """Return `labelled` examples, at least one of each class; a smaller set is part of a larger.
+    examples: Sequence[T], labelled: int, seed: int, where: str, strata: Sequence[int]
+) -> tuple[T, ...]:
+    """Return `labelled` examples, at least one of each stratum; a smaller set is part of a larger.
 
     Raises:
-        DataError: There are fewer than `labelled`, or that is fewer than there are classes.
+        DataError: There are fewer than `labelled`, or that is fewer than there are strata.
     """
-    counts = _counts(examples)
+    counts = dict(sorted(Counter(strata).items()))
     if labelled < len(counts):
         raise DataError(
             f"{where}: labelled={labelled} is fewer examples than the {len(counts)} classes. "
@@ -469,11 +486,16 @@ def keep_few(
             f"{where}: labelled={labelled}, but there are only {len(examples)} training examples. "
             f"Set data.labelled to at most that."
         )
-    chosen = _draw(examples, _nested_quotas(counts, labelled), derive(seed, "few labels"))
+    chosen = _draw(strata, _nested_quotas(counts, labelled), derive(seed, "few labels"))
     return tuple(examples[at] for at in sorted(chosen))
 
 
 def _check_classes(train: Sequence[Example], labels: Sequence[str], where: str) -> None:
+    if 2 * len(labels) > len(train) >= FEW_ROWS:
+        raise DataError(
+            f"{where}: {len(train):,} examples have {len(labels):,} different labels. Is that the "
+            "column of the label? Say data.text=COLUMN data.label=COLUMN."
+        )
     if len(labels) < 2:
         raise DataError(
             f"{where}: all examples have the label {labels[0]!r}; there is nothing to learn. "
@@ -483,11 +505,6 @@ def _check_classes(train: Sequence[Example], labels: Sequence[str], where: str) 
     missing = [repr(label) for number, label in enumerate(labels) if number not in found]
     if missing:
         raise DataError(f"{where}: no training example has the label {listed(missing, 10)}.")
-
-
-def _counts(examples: Sequence[Example]) -> dict[int, int]:
-    """Return how many examples each class has, in the order of the classes."""
-    return dict(sorted(Counter(each.label for each in examples if each.label is not None).items()))
 
 
 def _proportional(counts: Mapping[int, int], total: int) -> dict[int, int]:
@@ -526,14 +543,14 @@ def _nested_quotas(counts: Mapping[int, int], total: int) -> dict[int, int]:
     return quotas
 
 
-def _draw(examples: Sequence[Example], quotas: Mapping[int, int], seed: int) -> set[int]:
-    """Return the places of `quotas[c]` examples of each class c; smaller quotas give subsets."""
+def _draw(strata: Sequence[int], quotas: Mapping[int, int], seed: int) -> set[int]:
+    """Return the places of `quotas[c]` examples of each stratum c; smaller quotas give subsets."""
     # Of Python's generator, only random() is promised to stay the same in later versions.
     generator = random.Random(seed)  # noqa: S311 - not for cryptography
-    order = sorted(range(len(examples)), key=[generator.random() for _ in examples].__getitem__)
-    of_class: dict[int | None, list[int]] = defaultdict(list)
+    order = sorted(range(len(strata)), key=[generator.random() for _ in strata].__getitem__)
+    of_class: dict[int, list[int]] = defaultdict(list)
     for at in order:
-        of_class[examples[at].label].append(at)
+        of_class[strata[at]].append(at)
     return {at for number, quota in quotas.items() for at in of_class[number][:quota]}
 
 

@@ -25,8 +25,8 @@ from transfer_cli.interop.vocabulary import FILE, SPECIAL_TOKENS, layouts_of
 from transfer_cli.model.added import merge, unmerge
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
-from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.objectives.sequence import SequenceObjective
 
 GRAPH = "model.onnx"
 FACTS = "onnx.json"
@@ -223,8 +223,8 @@ def _batch(model: TransferModel, rows: int, length: int) -> Batch:
 @torch.no_grad()
 def _output(model: TransferModel, objective: Objective | None, batch: Batch) -> Tensor:
     encoded = Encoding(model, batch)
-    if isinstance(objective, Classification):
-        return objective.class_logits(model, batch, encoded)
+    if isinstance(objective, SequenceObjective):
+        return objective.outputs(model, batch, encoded)
     if objective is None:
         return encoded.top
     logits_BTV: Tensor = model.heads[HEAD](encoded.top, model.backbone.token_embedding.weight)

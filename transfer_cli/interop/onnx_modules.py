@@ -12,8 +12,8 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.model.heads import BatchNorm, Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
-from transfer_cli.objectives.classification import POOLER, Classification
 from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.objectives.sequence import POOLER, SequenceObjective
 
 
 class Graph(nn.Module):
@@ -73,7 +73,7 @@ class _ClassifierGraph(Graph):
 
     output = "logits"
 
-    def __init__(self, model: TransferModel, objective: Classification) -> None:
+    def __init__(self, model: TransferModel, objective: SequenceObjective) -> None:
         super().__init__(model)
         heads: Any = model.heads
         self.head = heads[objective.head]
@@ -115,7 +115,7 @@ def graph_of(model: TransferModel, objective: Objective | None) -> Graph:
     """
     if objective is None:
         return Graph(model)
-    if isinstance(objective, Classification):
+    if isinstance(objective, SequenceObjective):
         return _ClassifierGraph(model, objective)
     if HEAD in model.heads:
         return _LanguageModelGraph(model)

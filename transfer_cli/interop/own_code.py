@@ -15,7 +15,7 @@ from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.block import ACTIVATIONS
 from transfer_cli.model.readout import ScalarMix
-from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.sequence import SequenceObjective
 
 MODEL_TYPE = "transfer"
 FILE = Path(__file__).with_name("modeling_transfer.py")
@@ -124,7 +124,7 @@ def config(shape: BackboneShape, added: Mapping[str, Added], kind: Kind) -> dict
     }
 
 
-def of_classifier(classifier: Classification, shape: BackboneShape) -> dict[str, Any]:
+def of_classifier(classifier: SequenceObjective, shape: BackboneShape) -> dict[str, Any]:
     """Return the keys of `config.json` that say how the classifier is built."""
     activation = "tanh" if shape.pooler == "none" else shape.pooler
     return {

@@ -32,6 +32,9 @@ from transfer_cli.model.weights import ModelDescription
 log = logging.getLogger(__name__)
 
 _CAUSAL = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
+_REGRESSION = {"_target_": "transfer_cli.tasks.regression.objective.Regression",
+               "standardise": False}  # fmt: skip
+_NUMBERS = {"_target_": "transfer_cli.tasks.regression.task.RegressionTask"}
 _MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
 _CLASSIFICATION = "transfer_cli.objectives.classification.Classification"
 _PADDED_TO = (8, 64, 128)
@@ -98,7 +101,7 @@ def open_folder(folder: Path, key: str) -> Published:
     if any(name.startswith(f"{family.prefix}.") for name in found):
         backbone = with_prefix(backbone, f"{family.prefix}.")
     there.check_blocks(backbone)
-    heads, objective, labels = there.heads()
+    heads, objective, labels, task = there.heads()
     rules = (*backbone, *heads)
     there.check_sizes(rules, len(labels))
     there.check_vocabulary(backbone, tokenizer)
@@ -107,6 +110,7 @@ def open_folder(folder: Path, key: str) -> Published:
         vocabulary=tokenizer.size,
         objective=objective,
         labels=labels,
+        task=task,
         tokenizer_hash=tokenizer.hash,
     )
     dropped = found.keys() - {name for rule in rules for name in rule.theirs}
@@ -198,8 +202,10 @@ class _Folder:
         if unused:
             log.info("dropped: the last %d rows of %s, which no token has", unused, table)
 
-    def heads(self) -> tuple[list[Rule], dict[str, Any], tuple[str, ...]]:
-        """Return the rules of the heads there, what the model was trained for, its labels."""
+    def heads(
+        self,
+    ) -> tuple[list[Rule], dict[str, Any], tuple[str, ...], dict[str, Any] | None]:
+        """Return the rules of the heads there, what trained the model, its labels and its task."""
         family, heads = self.family, self.family.heads(self.shape)
         rules: list[Rule] = []
         if LANGUAGE_MODEL in heads and self._has(heads[LANGUAGE_MODEL].rules):
@@ -211,33 +217,32 @@ class _Folder:
             # A causal one reads the last token of a text, ours the classification token behind it.
             if not family.is_causal and self._is_classifier(classifier):
                 labels = self._labels(classifier)
+                has_pooler = family.pooler_activation != "none"
+                options = {"pooling": family.pooling, "pooler": has_pooler}
+                every = [*rules, *classifier.rules]
                 if len(labels) > 1:
-                    has_pooler = family.pooler_activation != "none"
-                    options = {"pooling": family.pooling, "pooler": has_pooler}
-                    return (
-                        [*rules, *classifier.rules],
-                        {"_target_": _CLASSIFICATION, **options},
-                        labels,
-                    )
+                    return every, {"_target_": _CLASSIFICATION, **options}, labels, None
+                if self.settings.values.get("problem_type") == "regression":
+                    return every, {**_REGRESSION, **options}, (), dict(_NUMBERS)
         poolers = (
             each
             for pooler in (family.pooler(), own_pooler)
             for each in (pooler, without_prefix(pooler, f"{family.prefix}."))
         )
         pooler = next(filter(self._has, poolers), [])
-        return [*rules, *pooler], dict(_CAUSAL if family.is_causal else _MASKED), ()
+        return [*rules, *pooler], dict(_CAUSAL if family.is_causal else _MASKED), (), None
 
     def _has(self, rules: Sequence[Rule]) -> bool:
         return bool(rules) and all(name in self.found for rule in rules for name in rule.theirs)
 
     def _is_classifier(self, head: PublishedHead) -> bool:
-        """Return whether a head is there that gives each text one label."""
+        """Return whether a head is there that gives each text one label, or a number."""
         values = self.settings.values
         return (
             self._has(head.rules)
             # not each token, nor each text several
             and values.get("architectures") in (None, [head.architecture])
-            and values.get("problem_type") in (None, "single_label_classification")
+            and values.get("problem_type") in (None, "single_label_classification", "regression")
         )
 
     def _contradiction(self, name: str, expected: Tensor) -> CheckpointError:

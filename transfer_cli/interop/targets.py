@@ -18,7 +18,7 @@ from transfer_cli.interop.family import LANGUAGE_MODEL, Family, PublishedHead
 from transfer_cli.interop.rules import Rule, with_prefix, without_prefix
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.sequence import SequenceObjective
 
 CLASS_BIAS = "heads.class.linear.bias"
 
@@ -44,7 +44,7 @@ class Ours:
     tensors: Mapping[str, Tensor]
     tokenizer: Tokenizer
     head: str | None
-    classifier: Classification | None
+    classifier: SequenceObjective | None
     texts: Literal["lines", "labelled", "published"]
     length: int
     labels: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ def _misfits(family: Family, ours: Ours) -> list[str]:
     return wrong
 
 
-def _classifier_misfits(family: Family, ours: Ours, classifier: Classification) -> list[str]:
+def _classifier_misfits(family: Family, ours: Ours, classifier: SequenceObjective) -> list[str]:
     wrong, activation = [], family.pooler_activation
     if classifier.pooling != family.pooling:
         wrong.append(f"objective.pooling={classifier.pooling}, not {family.pooling}")

@@ -20,6 +20,7 @@ import numpy as np
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.readers import Record
 from transfer_cli.data.split import Dataset
+from transfer_cli.data.tasks import Table
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 
@@ -115,6 +116,11 @@ class Task(ABC):
 
     # --- examples ---------------------------------------------------------------------------
 
+    @classmethod
+    def table(cls) -> type[Table] | None:
+        """Return the data source of own tables with answers, or None."""
+        return None
+
     @abstractmethod
     def read(self, record: Record, text: str, pair: str | None, name: str) -> Any:
         """Return the example in a record of `predict`'s input, without a label.
@@ -134,7 +140,7 @@ class Task(ABC):
         """Return the texts of an example, the one to show first."""
 
     def labels_of(self, example: Any) -> Sequence[str]:
-        """Return the labels that people gave it, for statistics."""
+        """Return what people answered: its labels, for statistics."""
         return ()
 
     @abstractmethod

@@ -8,7 +8,7 @@ import numpy as np
 
 from transfer_cli.data.encoded_task import EncodedRows, encode_texts
 from transfer_cli.data.readers import Record, text_of
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.tasks import Example, Table
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
@@ -32,6 +32,11 @@ class ClassificationTask(Task):
     fields: ClassVar[tuple[str, ...]] = ("label", "probabilities")
     export_head: ClassVar[str | None] = "sequence_classification"
     can_fail: ClassVar[bool] = True
+
+    @classmethod
+    def table(cls) -> type[Table]:
+        """See `Task`."""
+        return Table
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> Example:
         """See `Task`."""

@@ -220,7 +220,7 @@ def test_heads_read_the_mix():
         model = edited(*edits, objectives=(objective,))
         tiny.lively(model.heads)
         encoded = Encoding(model, batch)
-        logits.append(objective.class_logits(model, batch, encoded))
+        logits.append(objective.outputs(model, batch, encoded))
 
     assert not torch.allclose(*logits)
 

@@ -110,6 +110,10 @@ def made(class_counts):
     return tuple(examples)
 
 
+def labels_of(examples):
+    return [example.label for example in examples]
+
+
 many_counts = st.lists(st.integers(2, 40), min_size=2, max_size=6)
 
 
@@ -119,10 +123,10 @@ def test_a_held_out_split_is_stratified_and_parts_the_examples(class_counts, sha
     total = sum(class_counts)
     if int(share * total) == 0:
         with pytest.raises(DataError, match="leaves nothing"):
-            hold_out(examples, share, seed, "here")
+            hold_out(examples, share, seed, "here", labels_of(examples))
         return
 
-    train, validation = hold_out(examples, share, seed, "here")
+    train, validation = hold_out(examples, share, seed, "here", labels_of(examples))
 
     assert sorted(train + validation, key=repr) == sorted(examples, key=repr)
     assert len(validation) == min(int(share * total), total - len(class_counts))
@@ -139,7 +143,9 @@ def test_few_label_subsets_are_nested_and_hold_every_class(class_counts, seed, d
     small = data.draw(st.integers(len(class_counts), total))
     large = data.draw(st.integers(small, total))
 
-    few, more = (keep_few(whole, labelled, seed, "here") for labelled in (small, large))
+    few, more = (
+        keep_few(whole, labelled, seed, "here", labels_of(whole)) for labelled in (small, large)
+    )
 
     assert (len(few), len(more)) == (small, large)
     assert set(few) <= set(more)
@@ -147,7 +153,8 @@ def test_few_label_subsets_are_nested_and_hold_every_class(class_counts, seed, d
 
 
 def test_few_label_subsets_have_the_proportions_of_the_whole():
-    train = keep_few(made([80, 16, 4]), 50, 0, "here")
+    examples = made([80, 16, 4])
+    train = keep_few(examples, 50, 0, "here", labels_of(examples))
 
     assert counts(train) == {0: 40, 1: 8, 2: 2}
 

@@ -210,7 +210,7 @@ def test_predictions_come_with_the_numbers_of_their_rows():
     assert np.concatenate([indices for indices, _ in batches]).tolist() == order.tolist()
     found = torch.cat([said["probabilities"] for _, said in batches])
     batch = data.batch(order)
-    expected = objective.class_logits(model, batch, Encoding(model, batch)).softmax(1).detach()
+    expected = objective.outputs(model, batch, Encoding(model, batch)).softmax(1).detach()
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 

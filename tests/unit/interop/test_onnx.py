@@ -101,7 +101,7 @@ def expected(model, objective, batch: Batch):
     with torch.no_grad():
         encoded = Encoding(model, batch)
         if isinstance(objective, Classification):
-            return objective.class_logits(model, batch, encoded).numpy()
+            return objective.outputs(model, batch, encoded).numpy()
         if objective is None:
             return encoded.top.numpy()
         table = model.backbone.token_embedding.weight

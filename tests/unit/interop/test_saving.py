@@ -165,7 +165,7 @@ def test_a_classifier_that_gpt2_does_not_have(tmp_path, tokenizer, change, misfi
     tokens, mask = some_texts(tokenizer)
     with torch.no_grad():
         batch = {"tokens": tokens, "mask": mask}
-        own = classifier.class_logits(model, batch, Encoding(model, batch))
+        own = classifier.outputs(model, batch, Encoding(model, batch))
         other = theirs(input_ids=tokens, attention_mask=mask.long()).logits
     assert own.std() > 1e-2
     torch.testing.assert_close(own, other, atol=1e-5, rtol=1e-5)

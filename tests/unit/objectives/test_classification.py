@@ -124,7 +124,7 @@ def test_the_loss_is_the_summed_cross_entropy_of_the_labels():
 
     loss = objective.loss_sums(model, batch, Encoding(model, batch))["loss"]
 
-    logits = objective.class_logits(model, batch, Encoding(model, batch))
+    logits = objective.outputs(model, batch, Encoding(model, batch))
     assert torch.equal(loss, F.cross_entropy(logits, batch["label"], reduction="sum"))
     assert objective.counts(batch) == {"loss": 10}
 
@@ -147,7 +147,7 @@ def test_a_further_classification_has_a_head_of_its_own():
     model = TransferModel(backbone, {**main.modules(backbone), **topic.modules(backbone)})
 
     sizes = {
-        name: objective.class_logits(model, batch, Encoding(model, batch)).shape[1]
+        name: objective.outputs(model, batch, Encoding(model, batch)).shape[1]
         for name, objective in (("main", main), ("topic", topic))
     }
 
@@ -250,7 +250,7 @@ def test_a_kind_of_model_with_a_pooler_was_pretrained_with_its_classification_to
     if pooler:
         pooled = model.heads["pooler"].linear(pooled).tanh()
     torch.testing.assert_close(
-        objective.class_logits(model, batch, encoded), model.heads["class"].linear(pooled)
+        objective.outputs(model, batch, encoded), model.heads["class"].linear(pooled)
     )
 
 

@@ -15,7 +15,7 @@ from transfer_cli.testing.objectives import check_objective
 
 class MeanInsteadOfSum(Classification):
     def loss_sums(self, model, batch, encoded):
-        return {"loss": F.cross_entropy(self.class_logits(model, batch, encoded), batch["label"])}
+        return {"loss": F.cross_entropy(self.outputs(model, batch, encoded), batch["label"])}
 
 
 class CountsPadding(CausalLM):

@@ -11,6 +11,8 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks.base import Result
 from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.regression.objective import Regression
+from transfer_cli.tasks.regression.task import RegressionTask
 from transfer_cli.testing.tasks import check_task
 
 
@@ -22,6 +24,10 @@ def tokenizer():
 
 def test_classification_keeps_the_contract(tokenizer):
     check_task(ClassificationTask, Classification(pooling="mean"), tokenizer)
+
+
+def test_regression_keeps_the_contract(tokenizer):
+    check_task(RegressionTask, Regression(pooling="mean"), tokenizer)
 
 
 class LosesAnExample(ClassificationTask):

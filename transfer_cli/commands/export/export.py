@@ -5,7 +5,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.exports import ours_of, published_head
+from transfer_cli.assembly.exports import in_units, ours_of, published_head
 from transfer_cli.assembly.finished_run import (
     config_of,
     load_trained,
@@ -81,7 +81,7 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
     if config.head and _has_head(start):
         published_head(start.description, start.task)  # refuses what others do not know
         objective = objective_of(start)
-        model = load_trained(start, objective, tensors)
+        model = load_trained(start, objective, in_units(tensors, objective, start.task))
     else:
         model, _ = start.filled(tensors)
     causal = start.description.shape.direction == "causal"

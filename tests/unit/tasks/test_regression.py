@@ -1,0 +1,149 @@
+"""Numbers for texts: correlations, answers in their own unit, splits with all sizes of numbers."""
+
+import numpy as np
+import pytest
+
+from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.regression.data import NumberTable, SampleNumbers
+from transfer_cli.tasks.regression.task import (
+    NumberExample,
+    RegressionTask,
+    average_ranks,
+    correlation,
+)
+
+TASK = RegressionTask(mean=2.0, scale=0.5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pearson", "spearman"),
+    [
+        ([1, 2, 3, 4], [1, 2, 3, 5], 0.98270, 1.0),
+        ([1, 2, 2, 3], [1, 2, 3, 4], 0.94868, 0.94868),
+        ([1, 2, 3], [3, 2, 1], -1.0, -1.0),
+        ([1, 1, 1], [1, 2, 3], None, None),
+        ([5], [5], None, None),
+    ],
+)
+def test_correlations_of_known_numbers(first, second, pearson, spearman):
+    ranks = correlation(average_ranks(first), average_ranks(second))
+
+    assert correlation(first, second) == (pearson and pytest.approx(pearson, abs=1e-5))
+    assert ranks == (spearman and pytest.approx(spearman, abs=1e-5))
+
+
+def test_correlations_of_random_numbers_with_ties_are_those_of_their_definition():
+    generator = np.random.default_rng(0)
+    for _ in range(1000):
+        one, other = generator.integers(0, 12, (2, 40)) + generator.normal(size=(2, 1)) * 1e6
+        expected = [
+            sum(value < each for value in one) + (sum(value == each for value in one) + 1) / 2
+            for each in one
+        ]
+
+        assert average_ranks(one).tolist() == expected
+        assert correlation(one, other) == pytest.approx(np.corrcoef(one, other)[0, 1], abs=1e-9)
+
+
+def test_a_large_mean_costs_no_digits():
+    values = np.arange(100.0)
+
+    assert correlation(values + 1e9, -values) == pytest.approx(-1, abs=1e-12)
+
+
+def test_a_score_falls_within_two_deviations():
+    examples = [NumberExample("a", 2.0)]
+    encoded = type("Encoded", (), {"examples": examples})()
+
+    def score(value):
+        return TASK.result(encoded, 0, {0: {"value": value}}).score
+
+    assert [score(2.0), score(2.5), score(1.0), score(9.0)] == [1, 0.5, 0, 0]
+
+
+def test_several_runs_answer_with_the_mean_and_never_with_a_class():
+    assert TASK.combine([(TASK, {"value": 1.0}), (RegressionTask(), {"value": 4.0})]) == {
+        "value": 2.5
+    }
+    TASK.check_combines(RegressionTask(mean=9.0), "one", "two")
+    with pytest.raises(CheckpointError, match="two is a run of classification, and one one of reg"):
+        TASK.check_combines(ClassificationTask(("a", "b")), "one", "two")
+
+
+@pytest.mark.parametrize(("mse", "learnt"), [(0.25, False), (0.2475, False), (0.2, True)])
+def test_a_run_no_better_than_the_mean_has_failed(mse, learnt):
+    assert (TASK.failure({"mse": mse}, {}) is None) == learnt
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Return how to load a table of given lines."""
+
+    def call(*lines, header="text,score", seed=0, **options):
+        (tmp_path / "a.csv").write_text("\n".join([header, *lines]) + "\n")
+        return NumberTable(train=str(tmp_path / "a.csv"), **options).load(tmp_path, seed)
+
+    return call
+
+
+ROWS = [f"What is the number {n} ?,{n / 8}" for n in range(200)]
+
+
+def test_a_number_for_each_text_is_read_and_its_unit_noted(load):
+    data = load(*ROWS)
+    train, held_out = data.splits["train"], data.splits["validation"]
+
+    values = [example.value for example in train]
+    assert data.task["mean"] == pytest.approx(np.mean(values))
+    assert data.task["scale"] == pytest.approx(np.std(values))
+    assert sorted([*values, *(each.value for each in held_out)]) == [n / 8 for n in range(200)]
+
+
+def test_each_fifth_of_the_numbers_loses_as_many_rows(load):
+    held_out = load(*ROWS, labelled=20).splits["validation"]
+
+    fifths = np.bincount([int(example.value // 5) for example in held_out])
+    assert fifths.tolist() == [4, 4, 4, 4, 4]
+
+
+def test_few_labels_are_part_of_more_and_leave_validation_as_it_is(load):
+    few, more = load(*ROWS, labelled=10), load(*ROWS, labelled=40)
+
+    assert set(few.splits["train"]) < set(more.splits["train"])
+    assert few.splits["validation"] == more.splits["validation"]
+
+
+def test_the_column_of_numbers_is_found(load):
+    data = load(*(f"{n},text no {n} of it,{n / 7}" for n in range(50)), header="id,review,rating")
+
+    assert data.splits["train"][0].text.startswith("text no")
+    assert {round(example.value * 7) for example in data.splits["train"]} <= set(range(50))
+
+
+@pytest.mark.parametrize("word", ["good", "", "nan", "inf", "1,5"])
+def test_what_is_no_number_is_refused_with_its_line(load, word):
+    with pytest.raises(DataError, match=r"a\.csv, line 3: "):
+        load("one,1", f'two,"{word}"', "three,3", label="score")
+
+
+def test_a_row_without_a_number_can_be_left_out(load, caplog):
+    data = load("one,1", "two,good", *ROWS, errors="skip", label="score")
+
+    assert sum(map(len, data.splits.values())) == 201
+    assert "'good' in 'score' is no number; data=table takes names of classes" in caplog.text
+
+
+def test_numbers_that_are_all_equal_teach_nothing(load):
+    with pytest.raises(DataError, match="all examples have the number 3; there is nothing to"):
+        load(*(f"text no {n},3.0" for n in range(30)), label="score")
+
+
+def test_the_sample_has_as_much_of_each_size():
+    data = SampleNumbers().load(None, 0)
+
+    for examples in data.splits.values():
+        assert set(np.bincount([int(each.value) for each in examples])) == {len(examples) // 6}

@@ -1,0 +1,163 @@
+"""What objectives share that read one vector for each text: its pooling, its pooler, its head.
+
+Legend: B batch, T positions, D width, N outputs.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Set
+from typing import Any, ClassVar, Literal, get_args
+
+from torch import Tensor, nn
+
+from transfer_cli.batch import Batch, size
+from transfer_cli.errors import CheckpointError, one_of
+from transfer_cli.model.added import added_parameters
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
+from transfer_cli.model.new_rows import AddedRows
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, Objective
+
+POOLER = "pooler"
+"""The name of the pooler among the heads: all that read one vector for each text share it."""
+
+TABLE = "backbone.token_embedding.weight"
+
+
+class SequenceObjective(Objective):
+    """A loss of what a head says of one vector for each text.
+
+    Args:
+        pooling: See `model.heads.pool`. auto: the state of the classification token, last in a
+            causal and first in a bidirectional model; but the mean if that token's embedding is
+            frozen, since it may not have occurred in pretraining. In published models it has: there
+            it is the mean if nothing in the backbone trains.
+        pooler: Whether the vector passes through a `model.heads.Pooler`. None: if the kind of model
+            has one and `pooling` is auto or the state of the classification token; a frozen pooler
+            is not applied to a mean.
+        dropout: Before every linear layer.
+        hidden: Sizes of the layers between the pooled state and the last one.
+        batch_norm: Whether every layer begins with batch norm. Howard and Ruder (2018, section 3.3)
+            use it with `hidden: [50]` and `pooling: concat`.
+    """
+
+    def __init__(
+        self,
+        pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
+        dropout: float = 0.1,
+        hidden: tuple[int, ...] = (),
+        *,
+        batch_norm: bool = False,
+        pooler: bool | None = None,
+    ) -> None:
+        one_of("pooling", pooling, ("auto", *get_args(Pooling)), ValueError)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if any(layer < 1 for layer in hidden):
+            raise ValueError(f"hidden must be sizes of 1 or more, got {list(hidden)}")
+        self.pooling = pooling
+        self.dropout = dropout
+        self.hidden = hidden
+        self.batch_norm = batch_norm
+        self.pooler = pooler
+
+    problem_type: ClassVar[str]
+    """What transformers calls what its head says."""
+
+    @property
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """The size of the head's output."""
+
+    @property
+    def head(self) -> str:
+        """The name of its head, one for each such loss of a run.
+
+        It is `class` whatever it says of a text, as published models call theirs `classifier`.
+        """
+        return "class" if self.info.name == "main" else f"class_{self.info.name}"
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return the head, and the pooler if there is one."""
+        by_direction: Pooling = "cls_last" if backbone.causal else "cls_first"
+        pooling = by_direction if self.pooling == "auto" else self.pooling
+        head = SequenceHead(
+            backbone.shape.width,
+            self.num_outputs,
+            pooling,
+            self.dropout,
+            hidden=self.hidden,
+            batch_norm=self.batch_norm,
+        )
+        if not self._has_pooler(backbone, pooling):
+            return {self.head: head}
+        kind = backbone.shape.pooler
+        activation = "tanh" if kind == "none" else kind
+        return {self.head: head, POOLER: Pooler(backbone.shape.width, activation)}
+
+    def _has_pooler(self, backbone: Backbone, pooling: Pooling) -> bool:
+        if self.pooler is None:
+            return backbone.shape.pooler != "none" and pooling.startswith("cls")
+        return self.pooler
+
+    def inherit_options(self, options: Mapping[str, Any]) -> None:
+        """Pool as the inherited head does, if `pooling` is auto.
+
+        Raises:
+            CheckpointError: The stored pooling is unknown.
+        """
+        if self.pooling == "auto" and "pooling" in options:
+            if options["pooling"] not in get_args(Pooling):
+                raise CheckpointError(f"init_from: its head pools by {options['pooling']!r}")
+            self.pooling = options["pooling"]
+        if self.pooler is None and "pooler" in options:
+            self.pooler = bool(options["pooler"])
+
+    def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
+        """Pool by the mean if `pooling` is auto and the classification token cannot learn."""
+        head = model.heads[self.head]
+        has_pooler = POOLER in model.heads
+        if self.pooling == "auto" and not self._can_read_token(model, trains):
+            head.pooling = "mean"  # type: ignore[assignment]
+            if self.pooler is None:
+                # A frozen pooler has learnt to read another vector.
+                learns = any(name.startswith(f"heads.{POOLER}.") for name in trains)
+                has_pooler = has_pooler and learns
+        decided = {"pooling": head.pooling}
+        if POOLER in model.heads:
+            self.pooler = has_pooler
+            decided["pooler"] = has_pooler  # type: ignore[assignment]
+        return decided
+
+    def _can_read_token(self, model: TransferModel, trains: Set[str]) -> bool:
+        """Return whether the state of the classification token is pretrained or can be trained."""
+        vocabulary = self.info.vocabulary
+        # True of kinds of model with a pooler, or whose only special token ends its texts.
+        was_pretrained = model.backbone.shape.pooler != "none" or vocabulary.cls == vocabulary.sep
+        learns = any(name.startswith("backbone.") for name in trains)
+        has_own_row = any(
+            isinstance(part, AddedRows) and vocabulary.cls in part.tokens
+            for name, part in added_parameters(model).items()
+            if name in trains
+        )
+        return TABLE in trains or has_own_row or (was_pretrained and learns)
+
+    def unit_of(self, task: Any) -> tuple[float, float]:
+        """Return the mean and the deviation of answers that the outputs are relative to."""
+        return 0.0, 1.0
+
+    def pooling_of(self, model: TransferModel) -> Pooling:
+        """Return the pooling of its head."""
+        pooling: Pooling = model.heads[self.head].pooling  # type: ignore[assignment]
+        return pooling
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of texts."""
+        return {"loss": size(batch)}
+
+    def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        """Return what the head says, in float32, `[B, N]`."""
+        heads = model.heads
+        pooler = heads[POOLER] if POOLER in heads and self.pooler is not False else None
+        outputs_BN: Tensor = heads[self.head](encoded.pooled(self.pooling_of(model)), pooler)
+        return outputs_BN.float()

@@ -1,0 +1,122 @@
+"""Data sets with a number for each text: own tables, and an embedded sample."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from transfer_cli.data import sample
+from transfer_cli.data.columns import Chosen
+from transfer_cli.data.readers import Record
+from transfer_cli.data.tasks import Drawn, LabelledData, Table, TableRow, TableRows
+from transfer_cli.errors import DataError
+from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
+
+_SIZES = {"disease": 0.0, "mineral": 1.0, "animal": 2.0, "person": 3.0, "city": 4.0, "river": 5.0}
+
+
+@dataclass(kw_only=True)
+class NumberTable(Table):
+    """Own tables whose column of the label holds a number for each text; see `data.tasks.Table`."""
+
+    numbers: ClassVar[bool] = True
+    most_labels: ClassVar[float] = math.inf
+
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """See `TaskData`."""
+        return _with_task(super().load(data_dir, seed))
+
+    def row_of(
+        self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
+    ) -> TableRow:
+        """See `Table`."""
+        row = super().row_of(record, columns, name, labels)
+        if not _is_number(row.label):
+            raise DataError(
+                f"{name}, line {row.line}: {row.label!r:.80} in {columns.label!r} is no number; "
+                "data=table takes names of classes."
+            )
+        return row
+
+    def of_rows(self, rows: Mapping[str, TableRows], paths: Mapping[str, Path]) -> LabelledData:
+        """See `Table`."""
+        splits = {
+            name: [NumberExample(row.text, float(row.label), row.pair) for row in found.rows]
+            for name, found in rows.items()
+        }
+        first = next(iter(rows))
+        return LabelledData(paths[first].stem, (), splits, RegressionTask.node(), files=paths)
+
+    def strata(self, examples: Sequence[NumberExample]) -> Sequence[int]:
+        """See `Drawn`."""
+        return _fifths(examples)
+
+    def check(self, train: Sequence[NumberExample], labels: Sequence[str], where: str) -> None:
+        """See `Drawn`."""
+        values = _values(train)
+        if np.ptp(values) == 0:
+            raise DataError(
+                f"{where}: all examples have the number {values[0]:g}; there is nothing to learn. "
+                "Name another label column."
+            )
+
+
+@dataclass(kw_only=True)
+class SampleNumbers(Drawn):
+    """The embedded questions about the made-up encyclopedia, answered by how large a thing is.
+
+    The number is that of the kind of thing that the one name in a question belongs to, which only
+    the encyclopedia tells; see `data.sample`.
+
+    Args:
+        world: Which made-up world they ask about: the one of the encyclopedia read before.
+    """
+
+    world: int = 0
+
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """See `TaskData`; `data_dir` changes nothing."""
+        kinds, questions = sample.questions(self.world)
+        splits = {
+            name: [NumberExample(text, _SIZES[kinds[label]]) for text, label in rows]
+            for name, rows in questions.items()
+        }
+        data = LabelledData("sample_numbers", (), splits, RegressionTask.node())
+        return _with_task(self._drawn(data, seed))
+
+    def strata(self, examples: Sequence[NumberExample]) -> Sequence[int]:
+        """See `Drawn`."""
+        return _fifths(examples)
+
+    def check(self, train: Sequence[NumberExample], labels: Sequence[str], where: str) -> None:
+        """See `Drawn`; there is something to learn."""
+
+
+def _with_task(data: LabelledData) -> LabelledData:
+    """Return data with the mean and the deviation of its training examples."""
+    values = _values(data.splits["train"])
+    task = RegressionTask.node(mean=float(values.mean()), scale=float(values.std()))
+    return replace(data, task=task)
+
+
+def _fifths(examples: Sequence[NumberExample]) -> list[int]:
+    """Return the fifth of all numbers that each one is in."""
+    values = _values(examples)
+    bounds = np.quantile(values, [0.2, 0.4, 0.6, 0.8])
+    return [int(each) for each in np.searchsorted(bounds, values, side="right")]
+
+
+def _values(examples: Sequence[NumberExample]) -> npt.NDArray[np.float64]:
+    """Return the numbers of examples that have one."""
+    return np.array([each.value for each in examples], dtype=np.float64)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

@@ -1,0 +1,175 @@
+"""The record of the task: its examples, its answers, its correlations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from transfer_cli.data.encoded_task import EncodedRows, encode_texts
+from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.tasks import Table
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+
+DIGITS = 7
+"""Digits of a number that is written, as many as float32 has."""
+
+MARGIN = 0.02
+"""How far below the variance a squared error still counts as that of the mean."""
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class NumberExample:
+    """A text, or two, and the number that people gave it."""
+
+    text: str
+    value: float | None = None
+    pair: str | None = None
+
+
+@dataclass(frozen=True)
+class RegressionTask(Task):
+    """A number for a text, or for a pair of texts.
+
+    Args:
+        mean: Of the training examples' numbers.
+        scale: Their standard deviation.
+    """
+
+    name: ClassVar[str] = "regression"
+    objective: ClassVar[str] = "regression"
+    head: ClassVar[str] = "class"
+    example: ClassVar[type] = NumberExample
+    fields: ClassVar[tuple[str, ...]] = ("value",)
+    expected: ClassVar[str] = "value"
+    export_head: ClassVar[str | None] = "sequence_classification"
+    scores_answers: ClassVar[bool] = True
+    can_fail: ClassVar[bool] = True
+
+    mean: float = 0.0
+    scale: float = 1.0
+
+    @classmethod
+    def table(cls) -> type[Table]:
+        """See `Task`."""
+        # Only here: it imports this module.
+        from transfer_cli.tasks.regression.data import NumberTable
+
+        return NumberTable
+
+    def read(self, record: Record, text: str, pair: str | None, name: str) -> NumberExample:
+        """See `Task`."""
+        first = text_of(record, text, name)
+        return NumberExample(first, pair=None if pair is None else text_of(record, pair, name))
+
+    def texts(self, example: NumberExample) -> tuple[str, ...]:
+        """See `Task`."""
+        return (example.text,) if example.pair is None else (example.text, example.pair)
+
+    def labels_of(self, example: NumberExample) -> Sequence[str]:
+        """See `Task`."""
+        return () if example.value is None else (shown(example.value),)
+
+    def encode(
+        self,
+        examples: Sequence[NumberExample],
+        tokenizer: Tokenizer,
+        length: int,
+        direction: Direction,
+    ) -> EncodedRows:
+        """See `Task`; a text that is too long is cut.
+
+        Raises:
+            DataError: Some examples have a number and some have none.
+        """
+        values = [example.value for example in examples]
+        known = [value for value in values if value is not None]
+        if known and len(known) < len(values):
+            raise DataError(
+                f"Example {values.index(None) + 1} of {len(values)} has no number, others have one."
+            )
+        targets = {"value": np.array(known, dtype=np.float64)} if known else {}
+        return encode_texts(examples, tokenizer, length, direction, targets)
+
+    @classmethod
+    def sample(cls) -> tuple["RegressionTask", Sequence[NumberExample]]:
+        """See `Task`."""
+        return cls(mean=3.5, scale=2.0), (
+            NumberExample("Where is it ?", 1.0),
+            NumberExample("How many rivers are there ?", 4.5),
+            NumberExample("Where do the rivers go ?", 2.5),
+            NumberExample("How many ?", 6.0),
+        )
+
+    def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
+        """Return the number."""
+        (found,) = rows.values()
+        return {"value": float(found["value"])}
+
+    def result(self, data: Encoded, example: int, rows: Rows) -> Result:
+        """See `Task`; the score falls from 1 to 0 within two standard deviations."""
+        (found,) = rows.values()
+        expected, predicted = data.examples[example].value, float(found["value"])
+        score = max(0.0, 1 - abs(predicted - expected) / (2 * self.scale))
+        return Result(shown(expected), shown(predicted), score=score)
+
+    def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
+        """Return the correlations, `pearson` and `spearman`; one that is undefined is left out."""
+        said = [float(found["value"]) for own in rows.values() for found in own.values()]
+        given = [data.examples[example].value for example in rows]
+        found = {"pearson": correlation(said, given)}
+        found["spearman"] = correlation(average_ranks(said), average_ranks(given))
+        return {name: value for name, value in found.items() if value is not None}
+
+    def check_combines(self, other: Task, first: str, path: str) -> None:
+        """Refuse a run of another task."""
+        if not isinstance(other, RegressionTask):
+            raise CheckpointError(
+                f"run: {path} is a run of {other.name}, and {first} one of {self.name}"
+            )
+
+    def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
+        """Return the mean of the numbers."""
+        return {"value": float(np.mean([answer["value"] for _, answer in answers]))}
+
+    def written(self, answer: Answer) -> dict[str, Any]:
+        """See `Task`."""
+        return {"value": float(shown(answer["value"]))}
+
+    def failure(
+        self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
+    ) -> str | None:
+        """Return why nothing was learnt: the mean as every answer is no worse."""
+        if "mse" not in measures or measures["mse"] < (1 - MARGIN) * self.scale**2:
+            return None
+        return (
+            f"the mean squared training error, {measures['mse']:.4g}, is no better than always "
+            f"answering the mean ({self.scale**2:.4g}); try another seed, another optimizer.lr or "
+            "a longer run"
+        )
+
+
+def shown(value: float) -> str:
+    """Return a number as it is written."""
+    return f"{value:.{DIGITS}g}"
+
+
+def correlation(
+    first: Sequence[float] | npt.NDArray[Any], second: Sequence[float] | npt.NDArray[Any]
+) -> float | None:
+    """Return Pearson's correlation; None where it is undefined: one side is constant."""
+    one, other = (np.asarray(each, dtype=np.float64) for each in (first, second))
+    if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return None
+    one, other = one - one.mean(), other - other.mean()
+    below = np.linalg.norm(one) * np.linalg.norm(other)
+    return float(np.clip(one @ other / below, -1, 1)) if below > 0 else None
+
+
+def average_ranks(values: Sequence[float]) -> npt.NDArray[Any]:
+    """Return the rank of each value from 1; equal values share the mean of their ranks."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]
