@@ -1,7 +1,7 @@
 """Fetch real published weights to try things with: all-MiniLM-L6-v2, a BERT of 22.7M parameters.
 
     python scripts/published_weights.py FOLDER
-    transfer finetune init_from=FOLDER optimizer.lr=1e-4
+    transfer finetune init_from=FOLDER
 
 It has 6 blocks of width 384 and an uncased vocabulary; it was distilled from a BERT (Wang et al.
 2020) and then trained to embed sentences (Apache License 2.0). The weights lie in a package that

@@ -394,6 +394,22 @@ def test_a_run_and_its_plan_warn_of_a_warm_up_that_never_ends_in_the_same_words(
     assert f"warning: {problem}" in ended.err
 
 
+def test_a_run_and_its_plan_warn_of_stages_that_are_too_short_to_learn_in(transfer, adapting):
+    words = adapting("gradual_unfreezing", "loop.batch=4", "schedule=constant")
+    problem = "adaptation.plan: the shortest of 4 stages has 3 step(s), too few to learn in; "
+
+    planned = transfer("plan", "finetune", *words)
+    ended = transfer("finetune", *words, "run.dir=run")
+    an_epoch_each = transfer("plan", "finetune", *words, "loop.epochs=4", "loop.steps=null")
+
+    assert (planned.code, ended.code) == (0, 0), planned.err + ended.err
+    assert f"warning: {problem}" in " ".join(planned.out.split())
+    assert f"warning: {problem}" in ended.err
+    assert "adaptation.plan.every" in ended.err
+    assert "6 an epoch, 4 stage(s)" in an_epoch_each.out
+    assert "warning" not in an_epoch_each.out
+
+
 # --- what a run says of itself -----------------------------------------------------------------
 
 
@@ -409,7 +425,8 @@ def test_a_run_that_learnt_nothing_is_said_to_have_failed(transfer, adapting, tm
     assert ended.code == 0, ended.err
     reason = read_json(tmp_path / "run" / "results.json")["failed"]
     assert "no better than always answering common (89.6 %)" in reason
-    assert "optimizer.lr" in reason
+    assert "another optimizer.lr: left out, it is the one that the preset brings" in reason
+    assert "transfer lr-find finetune" in reason
     assert read_json(tmp_path / "run" / "status.json") == {"status": "finished", "reason": reason}
     assert f"warning: this run failed: {reason}" in ended.err.splitlines()
 

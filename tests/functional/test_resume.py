@@ -376,6 +376,26 @@ def test_another_command_for_the_same_directory_is_refused(transfer, words_of):
         assert (records("run"), status("run")) == before
 
 
+def test_auto_goes_on_with_a_run_from_before_presets_had_rates_at_the_rate_it_had(
+    transfer, stopped, words_of
+):
+    words = words_of("full", "adaptation=lora", "loop.steps=6", "run.dir=run", "resume=auto")
+    assert stopped(3, *words, "optimizer.lr=6.5e-5").code == 75
+    overrides = Path("run/overrides.txt")
+    overrides.write_text(overrides.read_text().replace("optimizer.lr=6.5e-5\n", ""))
+
+    refused = transfer(*words, "optimizer.lr=1e-3")
+    resumed = transfer(*words)
+
+    assert "optimizer.lr=0.001 contradicts the run's optimizer.lr=6.5e-05" in refused.err
+    assert resumed.code == 0, resumed.err
+    assert "going on after step 3" in resumed.err
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["optimizer"]["lr"] == 6.5e-5
+    trained = [json.loads(line) for line in records("run").splitlines() if '"train"' in line]
+    rates = {each["step"]: each["rate/head.class"] for each in trained}
+    assert rates == dict.fromkeys(range(1, 7), 6.5e-5)
+
+
 def test_auto_needs_to_know_where(transfer, words_of):
     ended = transfer(*words_of("clm"), "resume=auto")
 

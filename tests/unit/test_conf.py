@@ -221,6 +221,70 @@ def test_presets_are_what_their_papers_say():
     }  # fmt: skip
 
 
+def test_each_preset_brings_its_own_rate():
+    rates = {name: preset(name)[0].optimizer.lr for name in PRESETS}
+
+    assert {name: rate for name, rate in rates.items() if rate != 1e-4} == {
+        "adapters": 2e-3,
+        "adapters_tutorial": 1e-3,
+        "bias_only": 3e-3,
+        "chain_thaw": 1e-3,
+        "discriminative": 3e-4,
+        "feature_extraction": 3e-3,
+        "frozen": 3e-3,
+        "gradual_unfreezing": 3e-4,
+        "gradual_unfreezing_tutorial": 3e-4,
+        "lora": 2e-3,
+        "sequential_unfreezing": 3e-4,
+        "top_k": 3e-4,
+        "ulmfit": 3e-3,
+    }  # fmt: skip
+
+
+def rate(*overrides, command="finetune"):
+    return composed(command, *overrides).optimizer.lr
+
+
+def test_a_rate_that_is_typed_or_of_an_experiment_wins_over_that_of_the_preset():
+    assert rate("adaptation=lora", "optimizer.lr=2e-5") == 2e-5
+    assert rate("optimizer.lr=2e-5", "adaptation=lora") == 2e-5
+    assert rate("experiment=sample/finetune", "adaptation=lora") == 1e-3
+    assert rate("experiment=tutorial/adapters") == 6.5e-4
+    assert rate("experiment=tutorial/unfreezing") == 6.5e-5
+
+
+def test_the_rate_of_a_preset_does_not_depend_on_what_replaces_its_parts():
+    own = rate("adaptation=lora")
+
+    assert rate("adaptation=lora", "adaptation/plan=gradual_unfreezing") == own
+    assert rate("adaptation=lora", "adaptation/edits=[adapters]") == own
+    assert rate("adaptation=lora", "optimizer=muon") == own
+
+
+def test_pretraining_has_the_rate_of_its_optimizer_under_every_preset():
+    for name in ("full", "lora", "ulmfit"):
+        assert rate(f"adaptation={name}", command="pretrain") == 2.5e-4
+        assert rate(f"adaptation={name}", "optimizer=muon", command="pretrain") == 4e-3
+
+
+def test_a_preset_of_ones_own_has_the_rate_of_what_it_extends_or_its_own(tmp_path):
+    (tmp_path / "adaptation").mkdir()
+    extends = "defaults: [lora, {override plan: top_k}, _self_]\nfrozen_eval: true\n"
+    (tmp_path / "adaptation" / "extends.yaml").write_text(extends)
+    brings = "# @package _global_\ndefaults: [full@adaptation, _self_]\noptimizer: {lr: 0.5}\n"
+    (tmp_path / "adaptation" / "brings.yaml").write_text(brings)
+
+    def of(name):
+        request = Request(overrides=(f"adaptation={name}",), config_dir=tmp_path)
+        return launch.compose("finetune", request)
+
+    assert of("extends").optimizer.lr == rate("adaptation=lora")
+    assert of("extends").adaptation.frozen_eval
+    assert [*of("extends").adaptation.edits] == ["lora"]
+    assert of("extends").adaptation.plan._target_.endswith(".TopBlocks")
+    assert of("brings").optimizer.lr == 0.5
+
+
 def test_presets_that_need_another_schedule_choose_it():
     kinds = {name: preset(name)[0].schedule._target_.rpartition(".")[2] for name in PRESETS}
     assert {name: kind for name, kind in kinds.items() if kind != "Linear"} == {

@@ -25,6 +25,9 @@ AUTO = "auto"
 _FOUND = {"data.text", "data.label", "data.header"}
 """Keys that are found in the data where they are null: a run has what it began with."""
 
+_FORMER = {"optimizer.lr": 6.5e-5}
+"""Defaults of `finetune` in earlier versions, where today's differs or is a preset's own."""
+
 
 def find_run(resume: str | None, run_dir: str | None) -> RunDirectory | None:
     """Return the run that `resume` names; None where a new one begins.
@@ -86,9 +89,8 @@ def config_to_resume(
             for each in (config, stored)
         )
         given = {override.key_or_group for override in overrides}
-        _refuse_another(
-            {key: now[key] for key in now if key in given or not _newer(key, now, then)}, then
-        )
+        older = {key: then.get(key) for key in now.keys() - given if _is_older(key, now, then)}
+        _refuse_another(now | older, then)
     return stored
 
 
@@ -123,8 +125,10 @@ def _refuse_change(override: Override, chosen: str | None, own: Any) -> None:
         )
 
 
-def _newer(key: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
-    """Return whether a part has an option now that it did not have when the run began."""
+def _is_older(key: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    """Return whether a run has a former default, or lacks an option that its part has by now."""
+    if key in _FORMER:
+        return then.get(key) == _FORMER[key]
     kind = f"{key.rpartition('.')[0]}._target_"
     return key not in then and now.get(kind) == then.get(kind) is not None
 

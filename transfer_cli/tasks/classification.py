@@ -143,5 +143,6 @@ class ClassificationTask(Task):
         return (
             f"training accuracy {100 * accuracy:.1f} % is no better than always answering "
             f"{self.labels[given.index(max(given))]} ({100 * share:.1f} %); "
-            "try another seed, another optimizer.lr or a longer run"
+            "try another seed, a longer run or another optimizer.lr: left out, it is the one that "
+            "the preset brings, and transfer lr-find finetune ... suggests one"
         )

@@ -118,8 +118,8 @@ five: null
 def test_an_option_names_what_it_is_put_together_from():
     assert list(option_of("adaptation", "ulmfit").choices()) == [
         Choice("adaptation", "", ("full",)),
-        Choice("adaptation/plan", "", ("gradual_unfreezing",)),
-        Choice("adaptation/layer_scale", "", ("geometric_ulmfit",)),
+        Choice("adaptation/plan", "adaptation.plan", ("gradual_unfreezing",)),
+        Choice("adaptation/layer_scale", "adaptation.layer_scale", ("geometric_ulmfit",)),
         Choice("schedule", "schedule", ("slanted",)),
     ]
 

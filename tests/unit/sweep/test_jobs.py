@@ -415,6 +415,16 @@ def test_what_is_typed_wins_over_a_preset():
     assert [(config.data.labelled, config.seed) for config in configs] == [(20, 7), (None, 7)]
 
 
+def test_schemes_are_compared_each_at_its_own_rate_unless_one_is_typed():
+    words = ["sweep=schemes", "adaptation=full,lora,gradual_unfreezing"]
+
+    own, _, _ = run(words, "finetune")
+    fixed, _, _ = run([*words, "optimizer.lr=1e-3"], "finetune")
+
+    assert len({config.optimizer.lr for config in own}) == 3
+    assert [config.optimizer.lr for config in fixed] == [1e-3] * 3
+
+
 @pytest.mark.slow
 def test_all_schemes_are_every_preset_of_adaptation():
     configs, _, _ = run(["sweep=schemes"], "finetune")
