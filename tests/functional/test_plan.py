@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 from omegaconf import OmegaConf
@@ -287,3 +289,17 @@ def test_help_says_what_a_plan_is(transfer):
     assert ended.code == 0
     assert "transfer plan finetune|pretrain" in ended.out
     assert "plan.steps=5" in ended.out
+
+
+def test_to_say_what_an_export_will_be_imports_no_compiler(deep):
+    words = ("finetune", "data=sample_questions", f"init_from={deep}", "adaptation=lora")
+    code = (
+        "import sys; from transfer_cli.cli import main; "
+        f"code = main({['plan', *words, 'plan.steps=0']!r}); "
+        "sys.exit(code or 10 * ('torch._dynamo' in sys.modules))"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "exports: " in ended.stdout

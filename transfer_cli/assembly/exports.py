@@ -14,7 +14,7 @@ from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.onnx_modules import graph_of
 from transfer_cli.interop.targets import Ours, target_of
-from transfer_cli.model.added import added_parameters, merge
+from transfer_cli.model.added import added_parameters, lasting_parameters
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import ModelDescription
@@ -55,13 +55,14 @@ def ours_of(
     texts: Literal["lines", "labelled", "published"] | None = None,
     length: int = 0,
 ) -> Ours:
-    """Return a model with every edit folded in that can be, as `target_of` and `write_folder` ask.
+    """Return a model as `target_of` and `write_folder` ask for it.
 
     Args:
         description: The model's.
         tokenizer: Its tokenizer.
         task: What it was adapted to; None for a language model.
-        model: With its edits, which are folded in here.
+        model: With its edits. Those that can be merged are merged already, or the model is on the
+            meta device: there a product would import torch's compiler, for seconds.
         heads: Tensors of heads that the model does not have.
         head: Whether its head is to be written.
         texts: See `Ours`; None: by the task.
@@ -71,13 +72,14 @@ def ours_of(
         CheckpointError: Nobody else knows such a head.
     """
     kind, classifier = published_head(description, task) if head else (None, None)
-    merge(model)
     new_rows, table = model.backbone.new_rows, model.backbone.token_embedding
     # A tied output reads the table, too, and there nothing was added.
     if new_rows is not None and (task is not None or not head):
         table.weight = torch.nn.Parameter(new_rows.added_to(table.weight))
         model.backbone.new_rows = None
-    tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    lasting = lasting_parameters(model)
+    merged = added_parameters(model).keys() - lasting.keys()
+    tensors = {n: each.detach() for n, each in model.state_dict().items() if n not in merged}
     return Ours(
         shape=description.shape,
         tensors=in_units({**tensors, **(heads or {})}, classifier, task),
@@ -87,7 +89,7 @@ def ours_of(
         texts=texts or ("lines" if task is None else "labelled"),
         length=length,
         labels=description.labels or (() if task is None else task.fields[:1]),
-        added=added_parameters(model),
+        added=lasting,
     )
 
 
@@ -97,9 +99,9 @@ def in_units(
     """Return tensors whose head answers in the units of the data: others know no mean to add."""
     found = dict(tensors)
     unit = objective.unit_of(task) if isinstance(objective, SequenceObjective) else (0.0, 1.0)
-    if unit != (0.0, 1.0):
+    weight, bias = (f"heads.class.linear.{each}" for each in ("weight", "bias"))
+    if unit != (0.0, 1.0) and not found[weight].is_meta:  # a product there imports torch's compiler
         mean, scale = unit
-        weight, bias = (f"heads.class.linear.{each}" for each in ("weight", "bias"))
         found[weight], found[bias] = found[weight] * scale, found[bias] * scale + mean
     return found
 

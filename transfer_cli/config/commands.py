@@ -332,9 +332,9 @@ each gap, with their probabilities, and the text with the best of them.""",
         text="""\
 Writes the model of a run for use without this tool. `format=hf` writes what Hugging Face's
 `transformers` loads by `AutoModel...from_pretrained`, with the tokenizer, the names of the labels
-and a model card, where the model is one of a published family: GPT-2, BERT, DistilBERT, RoBERTa or
-ELECTRA. Low-rank updates are folded in; what has no place there is refused by name. `format=onnx`
-writes any model as an ONNX graph, checked against torch.""",
+and a model card: as a GPT-2, BERT, DistilBERT, RoBERTa or ELECTRA where it is one, else with the
+code to load it (`trust_remote_code=True`). Low-rank updates are folded in. `transfer plan` says
+beforehand which it will be. `format=onnx` writes an ONNX graph, checked against torch.""",
         function="transfer_cli.commands.export.export.export",
         places=(("run", "RUN"), ("to", "FOLDER")),
         keys=("run", "to", "format", "family", "head", "base"),

@@ -164,8 +164,11 @@ def count_lines(path: Path) -> int | None:
     """
     if not path.is_file() or format_of(path) in SHEET_FORMATS:
         return None
+    count, last = 0, b"\n"
     with open_file(path) as file:
-        return 1 + sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(2**20), b""))
+        while chunk := file.read(2**20):
+            count, last = count + chunk.count(b"\n"), chunk
+    return count + (not last.endswith(b"\n"))
 
 
 def _suffix(path: Path) -> str:

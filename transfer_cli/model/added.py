@@ -60,18 +60,19 @@ def unmergeable_edits(model: nn.Module) -> dict[str, str]:
     return {part.edit: part.describe() for part in stay}
 
 
+def lasting_parameters(model: nn.Module) -> dict[str, Added]:
+    """Return the added module of each added parameter that `merge` leaves; nothing is computed."""
+    folded = {part for layer in _merged_layers(model).values() for part in layer.modules()}
+    return {name: part for name, part in added_parameters(model).items() if part not in folded}
+
+
 def merge(model: nn.Module) -> dict[str, nn.Module]:
     """Fold every mergeable edit into the base weights, and replace its layers by plain ones.
 
     Returns:
         The replaced layers, by name, for `unmerge`.
     """
-    stay = unmergeable_edits(model).keys()
-    replaced = {
-        name: layer
-        for name, layer in _mergeable_layers(model).items()
-        if stay.isdisjoint(edits_in(layer))
-    }
+    replaced = _merged_layers(model)
     for name, layer in replaced.items():
         model.set_submodule(name, cast("Mergeable", layer).merged())
     return replaced
@@ -86,6 +87,12 @@ def unmerge(model: nn.Module, replaced: Mapping[str, nn.Module]) -> None:
 def edits_in(part: nn.Module) -> set[str]:
     """Return the names of the edits that have added modules to a part of a model."""
     return {added.edit for added in added_modules(part).values()}
+
+
+def _merged_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers that `merge` replaces, by name."""
+    stay, layers = unmergeable_edits(model).keys(), _mergeable_layers(model)
+    return {n: layer for n, layer in layers.items() if stay.isdisjoint(edits_in(layer))}
 
 
 def _mergeable_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -3,7 +3,7 @@
 ```
 RUN/
   config.yaml       fully resolved           overrides.txt     what was typed
-  plan.txt          stages, rates, tensors: what trains when
+  plan.txt          stages, rates, tensors: what trains when; what an export will be
   presets.json      the options chosen       environment.json  versions, device
   origins.json      digests of the data and weights that it is made from
   status.json       starting | running | stopped | finished | failed: why

@@ -2,6 +2,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 
 import pytest
 import zstandard
@@ -274,3 +275,21 @@ def test_what_was_written_as_lines_is_read_as_lines(lines, end):
     stream = io.BytesIO("".join(line + end for line in lines).encode())
 
     assert [line for _, line in readers.sound_lines(readers.all_lines(stream, "a"))] == lines
+
+
+@pytest.mark.parametrize(
+    ("content", "count"), [(b"a", 1), (b"a\n", 1), (b"a\n\nb", 3), (b"a\r\nb\n", 2)]
+)
+def test_lines_are_counted(tmp_path, content, count):
+    (tmp_path / "a.txt").write_bytes(content)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(content))
+
+    assert readers.count_lines(tmp_path / "a.txt") == count
+    assert readers.count_lines(tmp_path / "a.txt.gz") == count
+
+
+def test_a_pipe_is_not_read_to_count_its_lines(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    assert readers.count_lines(tmp_path / "pipe") is None
+    assert readers.count_lines(tmp_path / "no.parquet") is None

@@ -11,6 +11,7 @@ from transfer_cli.model.added import (
     Mergeable,
     added_modules,
     added_parameters,
+    lasting_parameters,
     merge,
     unmerge,
     unmergeable_edits,
@@ -93,6 +94,16 @@ def test_an_edit_that_could_be_merged_in_part_is_not_merged_at_all():
     assert isinstance(half["layer"], Mergeable)
     assert not merge(half)
     assert unmergeable_edits(half) == {"": "Extra (adaptation.edits.)"}
+
+
+def test_what_lasts_is_what_a_merge_leaves():
+    model = edited(**EVERY)
+
+    lasting = lasting_parameters(model)
+
+    merge(model)
+    assert lasting == added_parameters(model)
+    assert {part.edit for part in lasting.values()} == {"bottleneck", "rows", "mix"}
 
 
 def test_unmerging_puts_back_what_was_there():

@@ -17,6 +17,7 @@ from transfer_cli.commands.export.cards import card_of
 from transfer_cli.commands.typed_paths import check_new
 from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.interop.saving import write_folder
+from transfer_cli.model.added import merge
 from transfer_cli.model.weights import check_finite
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import new_folder, writing
@@ -46,6 +47,7 @@ def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, 
     """Write a folder as Hugging Face's libraries do; return what to say about it."""
     tensors = start.tensors()
     model, _ = start.filled(tensors)
+    merge(model)
     ours = ours_of(
         start.description,
         start.tokenizer,

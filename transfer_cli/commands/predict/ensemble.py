@@ -16,6 +16,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import predictions, row_by_row
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError
+from transfer_cli.progress import More
 from transfer_cli.tasks.base import Answer, Task, by_example
 
 
@@ -52,6 +53,11 @@ class Ensemble:
         """The columns that were typed for the table that the first run was trained on."""
         return self._runs[0][0].columns
 
+    @property
+    def num_runs(self) -> int:
+        """How many runs there are."""
+        return len(self._runs)
+
     def digest(self) -> str:
         """Return a fingerprint of all that gives the answers: weights and labels."""
         parts = [
@@ -60,10 +66,11 @@ class Ensemble:
         ]
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=4).hexdigest()
 
-    def together(self, examples: Sequence[Any]) -> list[Answer | None]:
+    def together(self, examples: Sequence[Any], more: More = lambda _: None) -> list[Answer | None]:
         """Return the answer to each example; None where the numbers in it are not finite.
 
-        Each process calls this with the same examples, and does a part of them.
+        Each process calls this with the same examples, and does a part of them. `more` is told how
+        many answers of a run have been found meanwhile.
         """
         # Every process has examples of all lengths, so none waits long for the others.
         by_length = np.argsort(
@@ -73,7 +80,7 @@ class Ensemble:
         parts = [shard(by_length, rank, world) for rank in range(world)]
         own = [examples[number] for number in parts[distributed.rank()]]
         tasks = [task for _, task in self._runs]
-        found, num_cut = zip(*(self._answers(own, *run) for run in self._runs), strict=True)
+        found, num_cut = zip(*(self._answers(own, *run, more) for run in self._runs), strict=True)
         combined = [
             None if None in each else self.task.combine(list(zip(tasks, each, strict=True)))
             for each in zip(*found, strict=True)
@@ -96,7 +103,7 @@ class Ensemble:
             warn_of_cuts(num_cut, self._num_texts, trained.length)
 
     def _answers(
-        self, examples: Sequence[Any], trained: Trained, task: Task
+        self, examples: Sequence[Any], trained: Trained, task: Task, more: More
     ) -> tuple[list[Answer | None], int]:
         """Return a run's answer to each example, and how many examples were cut."""
         if not examples:
@@ -116,6 +123,7 @@ class Ensemble:
         wrong: set[int] = set()
         for indices, found in batches:
             rows |= zip(map(int, indices), row_by_row(found, len(indices)), strict=True)
+            more(len(indices) * distributed.world_size())  # the others have as many
             for value in found.values():
                 # Not infinity: it can stand for what is ruled out.
                 is_nan_B = value.isnan().reshape(len(indices), -1).any(1).numpy()

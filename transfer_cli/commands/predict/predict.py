@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def predict(config: DictConfig) -> None:
             reading.opened(config.input, table_format, _layout(config), wanted) as given,
             output.opened(config.output, ensemble.digest, resume=config.resume) as (out, partial),
             stop.listening(),
-            _shown(config) as more,
+            _shown(config, ensemble.num_runs) as more,
         ):
             name = given.table.name
             chosen = given.table.columns(asked, own)
@@ -75,16 +74,15 @@ def predict(config: DictConfig) -> None:
             on_error = skipped if config.errors == "skip" else any_table.Refuse("errors")
             rows = _rows(given.table, answers, on_error)
             most = _most_rows(config.batch * distributed.world_size(), ensemble.task)
-            num_texts = at = 0
+            num_texts = 0
             for window in reading.windows(rows, most, given.is_there):
-                found = [] if earlier.has(window) else _together(ensemble, window)
+                found = [] if earlier.has(window) else _together(ensemble, window, more)
                 with stop.waiting():
                     if found:
                         _write(answers, window, found, name)
                     stop.place = f"after line {window[-1].line:,} of {name}"
                 num_texts += len(window)
-                more(window[-1].line - at)
-                at = window[-1].line
+                more(0 if found else len(window) * ensemble.num_runs)
             earlier.close()
             skipped.say(num_texts, name)
             distributed.broadcast_text("[]")
@@ -96,23 +94,28 @@ def _most_rows(batch: int, task: Task) -> int:
     return max(batch, min(batch * WINDOW_BATCHES, WINDOW_CELLS // len(task.cell_names)))
 
 
-def _shown(config: DictConfig) -> AbstractContextManager[More]:
-    """Return the display of how many lines of the input have been answered."""
+def _shown(config: DictConfig, runs: int) -> AbstractContextManager[More]:
+    """Return the display of how many answers there are: one for each line and run."""
+
+    def total() -> int | None:
+        lines = readers.count_lines(Path(config.input).expanduser())
+        return None if lines is None else lines * runs
+
     return progress(
         "predicting",
-        partial(readers.count_lines, Path(config.input).expanduser()),
-        "lines",
+        total,
+        "answers",
         # A terminal on which answers appear is no place for more.
         shown=config.output != "-" or not sys.stdout.isatty(),
     )
 
 
-def _together(ensemble: Ensemble, window: Sequence[Row]) -> list[Answer | None]:
+def _together(ensemble: Ensemble, window: Sequence[Row], more: More) -> list[Answer | None]:
     examples = [row.example for row in window]
     if distributed.world_size() > 1:
         # The first process alone reads: there is one standard input.
         distributed.broadcast_text(json.dumps(list(map(asdict, examples))))
-    return ensemble.together(examples)
+    return ensemble.together(examples, more)
 
 
 def _write(
