@@ -26,6 +26,7 @@ from transfer_cli.adaptation import plans
 from transfer_cli.adaptation.edits import Adapters, Edit, FreshTop, LoRA, MixLayers, NewRows
 from transfer_cli.adaptation.penalties import EWC, L2SP, Penalty, Start
 from transfer_cli.adaptation.plans import Plan
+from transfer_cli.batch import Batch
 from transfer_cli.cli import main
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
@@ -45,6 +46,7 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
+from transfer_cli.tasks.regression.objective import Regression
 
 WAITS = {
     # A step.
@@ -70,6 +72,7 @@ WAITS = {
     "engine.evaluation.row_by_row": "what was predicted of each example",
     "engine.evaluation.Sums.update": "sums over batches, in float64 on the host",
     "objectives.classification.Classification.samples": "predictions for people to look at",
+    "tasks.regression.objective.Regression.samples": "the same",
     "objectives.classification.Classification.metric_sums": "bincount asks for the largest "
     "number; the sums of the batch are read right after",
     "objectives.language_model.LanguageModel.example_results": "each text's number of targets, "
@@ -170,6 +173,15 @@ def _fisher(model: Any, sequences: int, kind: Any) -> dict[str, Tensor]:
 
 # --- objectives -----------------------------------------------------------------------------------
 
+
+class Numbers(tiny.Questions):
+    """The same texts with numbers for labels."""
+
+    def batch(self, indices: Any) -> Batch:
+        found = super().batch(indices)
+        return {**found, "value": found.pop("label").double()}
+
+
 OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict[str, object]]] = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),
     "clm of labelled texts": (CausalLM, tiny.Questions, {}),
@@ -190,6 +202,7 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
         BOTH_SIDES,
     ),
     "classification": (lambda: Classification(dropout=0), tiny.Questions, {}),
+    "regression": (lambda: Regression(dropout=0), Numbers, {}),
     "classification with a pooler": (
         lambda: Classification(dropout=0, pooler=True),
         lambda: tiny.Questions(causal=False),
@@ -224,6 +237,7 @@ for _name, (_make, _, _) in OBJECTIVES.items():
             "row_by_row",
             "Classification.samples",
         ),
+        Regression: ("EachExample.note", "row_by_row", "Regression.samples"),
         SourceDistillation: (),
     }.get(
         type(_make()),

@@ -471,7 +471,7 @@ def test_a_text_in_the_place_of_the_label_is_named(refusal, finetune, tmp_path):
 
     line = refusal(*finetune, "data.train=given/swapped.csv")
 
-    assert "30 rows have 30 different labels in 'label'. Is it the column of the label?" in line
+    assert "30 examples have 30 different labels. Is that the column of the label?" in line
 
 
 def test_a_sweep_is_no_run_to_go_on_with(refusal, tmp_path):

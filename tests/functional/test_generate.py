@@ -238,7 +238,7 @@ def test_a_published_model_says_what_its_own_implementation_says(transfer, gpt2)
         (["x", "stop=[1]"], "stop: must be a text, got 1"),
         (["x", "output=no/such/folder"], "output: there is no folder no/such"),
         (["x", "output=."], "output: . is a folder"),
-        (["x", "device=gpu"], "device: 'gpu' is not auto, cpu, cuda or cuda:N"),
+        (["x", "device=gpu"], "device: 'gpu' is not auto, cpu, cuda (a GPU) or cuda:N"),
         (["x " * 100], "with the model's 64 positions at most 63 leave room"),
         (["--greedy", "x"], "--greedy: no such flag"),
     ],

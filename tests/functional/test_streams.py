@@ -134,7 +134,7 @@ def test_annealed_sampling_ends_nearer_to_equal_parts(run, drawn):
     ended = run("multitask", "mixing.anneal=true", "loop.steps=null", "loop.epochs=2")
 
     assert {name for name, _ in drawn} == {"main", "second"}
-    assert re.search(rf"steps  {len(drawn)} of 8 sequences", ended.err)
+    assert re.search(rf"steps +{len(drawn)} of 8 sequences", ended.err)
 
 
 # --- two tasks ---------------------------------------------------------------------------------

@@ -129,6 +129,7 @@ TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
         hidden=(
             "transfer_cli.data.tasks.",
             "transfer_cli.objectives.classification.",
+            "transfer_cli.tasks.",
             "transfer_cli.objectives.source_distillation.",
             "sweep/few_label",
         ),

@@ -138,7 +138,7 @@ def _unfinished(task: TaskRuns) -> Iterator[Renderable]:
     for what, runs in found.items():
         own = f"{' '.join(runs[0].overrides)}  " if runs[0].overrides and len(runs) == 1 else ""
         names = listed((run.name for run in runs), _MOST_NAMED)
-        yield Entry([f"    {names}  "], [own, Piece(what, "bad")], 24)
+        yield Entry(["    "], [f"{names}  ", own, Piece(what, "bad")], 4)
 
 
 def _errors(task: TaskRuns) -> Iterator[Renderable]:

@@ -6,7 +6,15 @@ from transfer_cli.commands.export.cards import rendered
 
 
 def card(**changes):
-    empty = {"what": {}, "how": {}, "measures": {}, "labels": (), "command": "", "left_out": ()}
+    empty = {
+        "brings_code": False,
+        "what": {},
+        "how": {},
+        "measures": {},
+        "labels": (),
+        "command": "",
+        "left_out": (),
+    }
     return rendered(**{"title": "x", "task": "fill-mask", "architecture": "X", **empty, **changes})
 
 
