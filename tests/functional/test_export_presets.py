@@ -21,7 +21,8 @@ PRESETS = {
     "full": GPT2, "gradual_unfreezing": GPT2, "lora": CODE, "frozen": CODE, "adapters": CODE,
     "adapters_tutorial": CODE, "feature_extraction": CODE, "bias_only": CODE, "top_k": CODE,
 }  # fmt: skip
-OTHERS = sorted({path.stem for path in (conf_dir() / "adaptation").glob("*.yaml")} - {*PRESETS})
+QUICK = ("full", "lora", "adapters", "feature_extraction")
+OTHERS = sorted({path.stem for path in (conf_dir() / "adaptation").glob("*.yaml")} - {*QUICK})
 
 
 def exports_of(run):
@@ -32,7 +33,7 @@ def exports_of(run):
 
 
 @pytest.mark.parametrize(
-    "preset", [*PRESETS, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+    "preset", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_every_scheme_is_exported_as_its_plan_says(preset, transfer, request):
     run = request.getfixturevalue("adapted")(preset).run

@@ -170,7 +170,11 @@ STAGES = ("chain_thaw", "loop.evaluate_every=1 steps", "checkpoint.every=3 steps
 
 @pytest.mark.parametrize(
     "chosen",
-    [STAGES, ("lora", "adaptation.store=merged", "loop.evaluate_every=5 steps"), ("frozen",)],
+    [
+        STAGES,
+        ("lora", "adaptation.store=merged", "loop.evaluate_every=5 steps"),
+        pytest.param(("frozen",), marks=pytest.mark.slow),
+    ],
     ids=lambda chosen: chosen[0],
 )
 def test_fine_tuning_that_was_killed_ends_as_if_it_was_not(commands, adapting, tmp_path, chosen):

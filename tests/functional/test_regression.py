@@ -118,7 +118,7 @@ def graph_input(tokenizer, text):
             "attention_mask": np.array([encoded.attention_mask])}  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["hf", "onnx"])
+@pytest.mark.parametrize("form", ["hf", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_what_is_exported_gives_the_same_numbers(transfer, run, tmp_path, form):
     transformers = pytest.importorskip("transformers")
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -173,7 +173,7 @@ def test_a_running_sweep_says_where_it_stands(transfer, tmp_path):
     killed = transfer("report", "sweep").out
 
     assert out.startswith("sweep sweep: 1 done, 1 running, 1 left, 1 failed; about ")
-    assert "    3                   seed=3  failed: no memory" in out
+    assert "    3  seed=3  failed: no memory" in out
     assert "job 3" not in out
     assert "finetune on sample_questions: 3 runs in 1 group" in out
     assert "0 running, 2 left, 1 failed, and nobody is at work on it" in killed
