@@ -425,6 +425,8 @@ def test_a_run_that_learnt_nothing_is_said_to_have_failed(transfer, adapting, tm
     assert ended.code == 0, ended.err
     reason = read_json(tmp_path / "run" / "results.json")["failed"]
     assert "no better than always answering common (89.6 %)" in reason
+    assert "tensorboard --logdir" in ended.out
+    assert "next" not in ended.out
     assert "another optimizer.lr: left out, it is the one that the preset brings" in reason
     assert "transfer lr-find finetune" in reason
     assert read_json(tmp_path / "run" / "status.json") == {"status": "finished", "reason": reason}

@@ -52,7 +52,7 @@ def say_what_is_faster(
         ways.append("an end by the clock (loop.minutes=30)")
     trained = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
     if command == "finetune" and any(name.startswith("backbone.") for name in trained):
-        ways.append("frozen features (adaptation=frozen)")
+        ways.append("frozen features (experiment=quick)")
     log.info(
         "about %.1f h to go on this CPU; faster would be %s or %s",
         seconds / 3600, ", ".join(ways[:-1]), ways[-1],
@@ -85,6 +85,8 @@ def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: f
         then = f"predict {as_typed('run', path)} input=FILE"
     curves = f"tensorboard --logdir {shlex.quote(str(path))}"
     lines = {"files": path, "curves": curves, "next": f"transfer {then}"}
+    if results["failed"]:  # what to do then has been said
+        del lines["next"]
     print_out(Page(*blocks, *copied_lines(lines)))
 
 
