@@ -20,7 +20,27 @@ _SIZES = {"disease": 0.0, "mineral": 1.0, "animal": 2.0, "person": 3.0, "city": 
 
 
 @dataclass(kw_only=True)
-class NumberTable(Table):
+class _Numbered(Drawn):
+    """A data set with a number for each text."""
+
+    def strata(self, examples: Sequence[NumberExample]) -> Sequence[int]:
+        """Return the fifth of all numbers that each one is in."""
+        values = _values(examples)
+        bounds = np.quantile(values, [0.2, 0.4, 0.6, 0.8])
+        return [int(each) for each in np.searchsorted(bounds, values, side="right")]
+
+    def check(self, train: Sequence[NumberExample], labels: Sequence[str], where: str) -> None:
+        """See `Drawn`."""
+        values = _values(train)
+        if np.ptp(values) == 0:
+            raise DataError(
+                f"{where}: all examples have the number {values[0]:g}; there is nothing to learn. "
+                "Name another label column."
+            )
+
+
+@dataclass(kw_only=True)
+class NumberTable(_Numbered, Table):
     """Own tables whose column of the label holds a number for each text; see `data.tasks.Table`."""
 
     numbers: ClassVar[bool] = True
@@ -51,22 +71,9 @@ class NumberTable(Table):
         first = next(iter(rows))
         return LabelledData(paths[first].stem, (), splits, RegressionTask.node(), files=paths)
 
-    def strata(self, examples: Sequence[NumberExample]) -> Sequence[int]:
-        """See `Drawn`."""
-        return _fifths(examples)
-
-    def check(self, train: Sequence[NumberExample], labels: Sequence[str], where: str) -> None:
-        """See `Drawn`."""
-        values = _values(train)
-        if np.ptp(values) == 0:
-            raise DataError(
-                f"{where}: all examples have the number {values[0]:g}; there is nothing to learn. "
-                "Name another label column."
-            )
-
 
 @dataclass(kw_only=True)
-class SampleNumbers(Drawn):
+class SampleNumbers(_Numbered):
     """The embedded questions about the made-up encyclopedia, answered by how large a thing is.
 
     The number is that of the kind of thing that the one name in a question belongs to, which only
@@ -88,26 +95,12 @@ class SampleNumbers(Drawn):
         data = LabelledData("sample_numbers", (), splits, RegressionTask.node())
         return _with_task(self._drawn(data, seed))
 
-    def strata(self, examples: Sequence[NumberExample]) -> Sequence[int]:
-        """See `Drawn`."""
-        return _fifths(examples)
-
-    def check(self, train: Sequence[NumberExample], labels: Sequence[str], where: str) -> None:
-        """See `Drawn`; there is something to learn."""
-
 
 def _with_task(data: LabelledData) -> LabelledData:
     """Return data with the mean and the deviation of its training examples."""
     values = _values(data.splits["train"])
     task = RegressionTask.node(mean=float(values.mean()), scale=float(values.std()))
     return replace(data, task=task)
-
-
-def _fifths(examples: Sequence[NumberExample]) -> list[int]:
-    """Return the fifth of all numbers that each one is in."""
-    values = _values(examples)
-    bounds = np.quantile(values, [0.2, 0.4, 0.6, 0.8])
-    return [int(each) for each in np.searchsorted(bounds, values, side="right")]
 
 
 def _values(examples: Sequence[NumberExample]) -> npt.NDArray[np.float64]:
