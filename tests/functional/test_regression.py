@@ -143,6 +143,14 @@ def test_what_is_exported_gives_the_same_numbers(transfer, run, tmp_path, form):
     assert found[:, 0].tolist() == pytest.approx(expected, abs=2e-5)
 
 
+def test_what_an_export_leaves_out_is_said(transfer, words):
+    transfer(*words, "objective.clip=[1,2]", "loop.steps=2", "run.dir=run")
+
+    for form in ("hf", "onnx"):
+        ended = transfer("export", "run", f"to_{form}", f"format={form}")
+        assert "left out  objective.clip, so that answers are not bounded" in ended.out
+
+
 def test_a_published_regression_is_read(transfer, tmp_path):
     lib = reference()
     publish(tmp_path / "published", "bert", "SequenceClassification", num_labels=1,

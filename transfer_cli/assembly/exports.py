@@ -19,8 +19,10 @@ from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import ModelDescription
 from transfer_cli.objectives.base import Objective, TaskInfo
-from transfer_cli.objectives.sequence import SequenceObjective
+from transfer_cli.objectives.sequence import POOLER, SequenceObjective
 from transfer_cli.tasks.base import Task
+
+POOLER_HEAD = f"heads.{POOLER}."
 
 
 def exports_as(description: ModelDescription, tokenizer: Tokenizer, task: Task | None) -> str:
@@ -80,6 +82,9 @@ def ours_of(
     lasting = lasting_parameters(model)
     merged = added_parameters(model).keys() - lasting.keys()
     tensors = {n: each.detach() for n, each in model.state_dict().items() if n not in merged}
+    if classifier is not None and not classifier.pooler:  # which then nothing reads
+        heads = {n: each for n, each in (heads or {}).items() if not n.startswith(POOLER_HEAD)}
+        tensors = {n: each for n, each in tensors.items() if not n.startswith(POOLER_HEAD)}
     return Ours(
         shape=description.shape,
         tensors=in_units({**tensors, **(heads or {})}, classifier, task),

@@ -148,7 +148,9 @@ def _check_task(name: str, loss: Asked, task: Task | None) -> None:
     if needs is None or needs == there:
         return
     key, data = ("objective", "data") if name == "main" else (f"losses.{name}", loss.stream)
-    cure = "choose labelled data" if task is None else f"choose objective={task.objective}"
+    cure = f"choose data of the task {needs}"
+    if task is not None:
+        cure = f"choose objective={task.objective}, or {cure.removeprefix('choose ')}"
     raise ConfigError(
         f"{key}: {type(loss.objective).__name__} needs examples of the task {needs}, and "
         f"{data} has {'text without labels' if there is None else f'those of {there}'}; {cure}"

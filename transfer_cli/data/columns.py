@@ -1,5 +1,6 @@
 """Which columns of a table hold the text and the label: by their names, else by what is in them."""
 
+import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -175,7 +176,7 @@ class _Search:
         if LABEL in others:
             return LABEL
         ranks = {each: _rank(each, _LABELS) for each in others}
-        may_be = _are_numbers if self.asked.numbers else _may_be_label
+        may_be = _are_mostly_numbers if self.asked.numbers else _may_be_label
         ends = [each for each in others if ranks[each] and may_be(self._cells(each))]
         found = [each for each in ends if ranks[each] > 1] or ends
         if len(found) > 1:
@@ -205,7 +206,9 @@ class _Search:
             is_repeated = 2 <= len(values) <= min(_MOST_LABELS, len(cells) / 2)
             is_full = len(cells) >= (1 - _MOST_EMPTY) * len(self.sample)
             is_name = _is_text(values) or all(map(_WHOLE_NUMBER.fullmatch, values))
-            fits = _are_numbers(cells) if self.asked.numbers else is_repeated and is_name
+            fits = is_repeated and is_name
+            if self.asked.numbers:
+                fits = _are_mostly_numbers(cells) and not _are_counted(cells)
             if fits and is_full:
                 found.append(column)
         if len(found) != 1:
@@ -257,8 +260,16 @@ def _is_text(cells: Collection[str]) -> bool:
     return not cells or not all(map(_NO_TEXT.fullmatch, cells))
 
 
-def _are_numbers(cells: Sequence[str]) -> bool:
-    return bool(cells) and all(map(_NUMBER.fullmatch, cells))
+def _are_mostly_numbers(cells: Sequence[str]) -> bool:
+    """Return whether what is no number is a fault of single rows; a comma for the point is one."""
+    points = (cell.replace(",", ".", 1) for cell in cells)
+    return bool(cells) and 2 * sum(map(bool, map(_NUMBER.fullmatch, points))) > len(cells)
+
+
+def _are_counted(cells: Sequence[str]) -> bool:
+    """Return whether cells are numbers of rows: each is one more than the one before."""
+    whole = [int(cell) for cell in cells if _WHOLE_NUMBER.fullmatch(cell)]
+    return len(whole) == len(cells) and all(b - a == 1 for a, b in itertools.pairwise(whole))
 
 
 def _may_be_label(cells: Sequence[str]) -> bool:

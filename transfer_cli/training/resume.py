@@ -110,11 +110,12 @@ def take_up(
         total = run.blueprint.sizes.total_steps
         ended = progress.has_ended(total, run.step.stages, patience, minutes)
     if ended and directory.read_status() == "finished":
+        more = [] if progress.step < total else [f"loop.steps={2 * total}"]
+        more += [] if minutes is None else [f"loop.minutes={2 * minutes:g}"]
+        more += [] if patience is None else ["loop.patience=null"]
         raise FinishedError(
             f"resume: {directory.path} is finished after {progress.step} steps; "
-            f"to go on, give it more, for example loop.steps={2 * progress.step}"
-            + (f" loop.minutes={2 * minutes:g}" if minutes is not None else "")
-            + (" loop.patience=null" if patience is not None else "")
+            f"to go on, give it more, for example {' '.join(more)}"
         )
     _check_base(directory, run.base_hash)
     with checkpoint.fitting(newest):

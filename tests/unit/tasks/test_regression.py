@@ -52,14 +52,15 @@ def test_a_large_mean_costs_no_digits():
     assert correlation(values + 1e9, -values) == pytest.approx(-1, abs=1e-12)
 
 
-def test_a_score_falls_within_two_deviations():
+def test_a_score_falls_from_half_a_deviation_to_two():
     examples = [NumberExample("a", 2.0)]
     encoded = type("Encoded", (), {"examples": examples})()
 
     def score(value):
         return TASK.result(encoded, 0, {0: {"value": value}}).score
 
-    assert [score(2.0), score(2.5), score(1.0), score(9.0)] == [1, 0.5, 0, 0]
+    found = [score(value) for value in (2.0, 2.25, 2.5, 1.0, 9.0)]
+    assert found == pytest.approx([1, 1, 2 / 3, 0, 0])
 
 
 def test_several_runs_answer_with_the_mean_and_never_with_a_class():
@@ -135,6 +136,21 @@ def test_a_row_without_a_number_can_be_left_out(load, caplog):
 
     assert sum(map(len, data.splits.values())) == 201
     assert "'good' in 'score' is no number; data=table takes names of classes" in caplog.text
+
+
+@pytest.mark.parametrize("odd", ["n.a.", "4,5"])
+def test_a_cell_that_is_no_number_makes_no_other_column_the_label(load, odd):
+    rows = [f'{n},text no {n} of it,"{odd if n == 30 else n / 7}"' for n in range(50)]
+
+    with pytest.raises(DataError, match=f"line 32: '{odd}' in 'rating' is no number"):
+        load(*rows, header="id,review,rating")
+    with pytest.raises(DataError, match=f"line 32: '{odd}' in 'worth' is no number"):
+        load(*rows, header="id,review,worth")
+
+
+def test_numbers_of_rows_are_no_answers(load):
+    with pytest.raises(DataError, match="which column is the label"):
+        load(*(f"{n},text no {n} of it" for n in range(50)), header="id,review")
 
 
 def test_numbers_that_are_all_equal_teach_nothing(load):

@@ -19,8 +19,10 @@ from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.added import merge
 from transfer_cli.model.weights import check_finite
+from transfer_cli.objectives.base import Objective
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import new_folder, writing
+from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.terminal import Entry, Page, Piece, print_out
 
 log = logging.getLogger(__name__)
@@ -70,8 +72,9 @@ def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, 
     }
     if written.target.misfit:
         facts["because"] = f"it is {written.target.misfit}"
-    if written.left_out:
-        facts["left out"] = ", ".join(written.left_out)
+    left_out = [*written.left_out, *_left_out(ours.classifier)]
+    if left_out:
+        facts["left out"] = ", ".join(left_out)
     return facts
 
 
@@ -93,10 +96,19 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
     largest = write_onnx(
         model.eval(), objective, start.tokenizer, folder, length=_length(start), layout=layout
     )
-    return {
+    facts = {
         "written": config.to,
         "checked": f"against torch in onnxruntime: outputs differ by at most {largest:.1e}",
     }
+    if left_out := _left_out(objective):
+        facts["left out"] = ", ".join(left_out)
+    return facts
+
+
+def _left_out(objective: Objective | None) -> list[str]:
+    """Return the options of an objective that no exported model follows."""
+    is_bounded = isinstance(objective, Regression) and objective.clip is not None
+    return ["objective.clip, so that answers are not bounded"] if is_bounded else []
 
 
 def _length(start: Pretrained) -> int:

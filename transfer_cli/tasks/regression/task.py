@@ -110,10 +110,11 @@ class RegressionTask(Task):
         return {"value": float(found["value"])}
 
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
-        """See `Task`; the score falls from 1 to 0 within two standard deviations."""
+        """See `Task`; an answer within half a deviation is right, one two deviations off wrong."""
         (found,) = rows.values()
         expected, predicted = data.examples[example].value, float(found["value"])
-        score = max(0.0, 1 - abs(predicted - expected) / (2 * self.scale))
+        off = abs(predicted - expected) / self.scale
+        score = min(1.0, max(0.0, (2 - off) / 1.5))
         return Result(shown(expected), shown(predicted), score=score)
 
     def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
