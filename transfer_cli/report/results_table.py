@@ -33,6 +33,7 @@ _TESTS = {
     MCNEMAR: "McNemar's exact test of single runs, which says nothing of other seeds",
     BOOTSTRAP: "a bootstrap over items and seeds",
 }
+UNTOLD = "–"  # noqa: RUF001 - the page has this dash for what is not there, too
 _OTHER = {"test": "validation", "validation": "test"}
 
 
@@ -132,7 +133,7 @@ def explanations(task: TaskRuns, *, best: str = BEST, baseline: str | None = Non
     if any(each.deviation is not None for each in spreads):
         yield "± is the standard deviation over the finished runs of a group"
     if any(1 < len(each.values) < FEWEST_SEEDS for each in spreads):
-        yield "of two runs the mean is shown alone: an interval takes three seeds or more"
+        yield "of two runs the mean is shown alone: an interval, or a p, takes three seeds or more"
     yield from _of_tests(task, baseline or task.baseline)
     if any(group.learnt_nothing for group in task.groups):
         yield f"{LEARNT_NOTHING} counts runs that learnt next to nothing"
@@ -241,6 +242,8 @@ def _interval(group: Group, found: Comparison, times: float) -> str:
 def _probability(found: Comparison | None) -> Cell:
     if found is None:
         return Cell()
+    if found.test == BOOTSTRAP and found.low is None:
+        return Cell(UNTOLD, None, "two seeds say next to nothing about chance")
     if found.corrected is None:
         return Cell(formats.probability(found.p), found.p)
     note = f"p {formats.probability(found.p)} before the correction"

@@ -12,6 +12,7 @@ from transfer_cli.report import formats
 from transfer_cli.report.collect import collect
 from transfer_cli.report.compare import spread, tasks
 from transfer_cli.report.contents import Report
+from transfer_cli.report.results_table import UNTOLD
 from transfer_cli.report.statistics import mcnemar
 from transfer_cli.report.tables import as_page
 from transfer_cli.runs.items import write_items
@@ -267,6 +268,8 @@ def test_of_two_seeds_nothing_is_drawn_and_that_is_said_once(tmp_path):
     assert task.groups[1].against.p > 0
     assert not any(sign in shown for sign in ("±", "[", "95 %"))
     assert shown.count("takes three seeds or more") == 1
+    lora = next(line for line in shown.splitlines() if line.startswith("  adaptation=lora"))
+    assert UNTOLD in lora.split()
 
 
 def test_a_group_of_three_is_drawn_beside_one_of_two(tmp_path):

@@ -61,6 +61,8 @@ def _on_test(task: TaskRuns, group: Group, names: Sequence[str]) -> str:
     size, interval, p = results_table.compared(task, group, found)
     side = "above" if found.difference > 0 else "below"
     baseline = _name_of(task, names, found.baseline or task.baseline)
+    if p == results_table.UNTOLD:
+        return f"{said}, {size} {side} {baseline}"
     drawn = f"95 % interval {interval}, " if interval else ""
     return f"{said}, {size} {side} {baseline} ({drawn}p {p if p.startswith('<') else f'= {p}'})"
 
