@@ -28,7 +28,7 @@ def on_terminal(work):
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (30, 100))
     shown = bytearray()
-    with open(theirs, "w") as stream, contextlib.redirect_stderr(stream):  # noqa: PTH123
+    with open(theirs, "w") as stream, contextlib.redirect_stderr(stream):  # noqa: PTH123 - a file number
         work()
         stream.flush()
         while select.select([ours], [], [], 0.1)[0]:
@@ -131,7 +131,7 @@ def test_others_are_silent(reason, at_once, monkeypatch):
 
 def test_an_error_passes_and_the_line_goes(at_once):
     def fail():
-        with pytest.raises(ValueError, match="inside"), progress("encoding", 10, "texts"):  # noqa: PT012
+        with pytest.raises(ValueError, match="inside"), progress("encoding", 10, "texts"):  # noqa: PT012 - two contexts
             time.sleep(0.1)
             raise ValueError("inside")
 
