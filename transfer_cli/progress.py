@@ -86,7 +86,7 @@ def _show(
 
         def line(width: int | None = None) -> str:
             form = _TIME if not unit else _COUNT if not whole else None if is_terminal else _LINE
-            return tqdm.format_meter(
+            text: str = tqdm.format_meter(
                 done(),
                 max(done(), whole) if whole else 0,  # some are only about so many
                 time.perf_counter() - began,
@@ -97,6 +97,7 @@ def _show(
                 bar_format=form,  # None: that of tqdm
                 postfix=memory(),
             )
+            return text
 
         (_draw if is_terminal else _write_lines)(ended, line)
 

@@ -167,18 +167,22 @@ def draw(
     precision = device_and_precision(config.device, config.precision)
     loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
     asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
-    lr, schedule = base_lr(config.optimizer.get("lr")), build(config.schedule, "schedule", Schedule)
     sharded = config.parallel == "fsdp" and distributed.world_size() > 1
     if sharded:
         _check_shardable(asked, adaptation, measures_forgetting=config.forgetting.data is not None)
     start = open_start(config.init_from, config.get("base"), typed)
     inherits = _inherits(config, start)
     shape = with_direction(shape_of(config, start, command), asked)
+    # As a number: what is stored, and compared with other runs, is what was used.
+    config.optimizer.lr = base_lr(config.optimizer.get("lr"), shape.width)
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start, origins)
     sizes = sizes_of(data.counts, loop, build(mixing, "mixing", MixingConfig), config.seed)
     lr_scheduler = LRScheduler(
-        lr, schedule, sizes.total_steps, per_stage=adaptation.schedule_per == "stage"
+        config.optimizer.lr,
+        build(config.schedule, "schedule", Schedule),
+        sizes.total_steps,
+        per_stage=adaptation.schedule_per == "stage",
     )
 
     tensors = None

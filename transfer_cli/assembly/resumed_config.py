@@ -25,8 +25,8 @@ AUTO = "auto"
 _FOUND = {"data.text", "data.label", "data.header"}
 """Keys that are found in the data where they are null: a run has what it began with."""
 
-_FORMER = {"optimizer.lr": 6.5e-5}
-"""Defaults of `finetune` in earlier versions, where today's differs or is a preset's own."""
+RATE = "optimizer.lr"
+"""Where no number is typed it depends on the model: a run has what it began with."""
 
 
 def find_run(resume: str | None, run_dir: str | None) -> RunDirectory | None:
@@ -126,9 +126,7 @@ def _refuse_change(override: Override, chosen: str | None, own: Any) -> None:
 
 
 def _is_older(key: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
-    """Return whether a run has a former default, or lacks an option that its part has by now."""
-    if key in _FORMER:
-        return then.get(key) == _FORMER[key]
+    """Return whether a run lacks an option that its part has by now."""
     kind = f"{key.rpartition('.')[0]}._target_"
     return key not in then and now.get(kind) == then.get(kind) is not None
 
@@ -137,7 +135,9 @@ def _refuse_another(typed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a command that is not the one that began the run."""
     for key in sorted(typed.keys() | own.keys()):
         free = Role.OTHERS | Role.EXTENDS | Role.NAMES_RUN
-        is_found = key in _FOUND and typed.get(key) is None
+        is_found = (key in _FOUND and typed.get(key) is None) or (
+            key == RATE and isinstance(typed.get(key), str)
+        )
         if not (is_found or role_of(key) & free) and typed.get(key) != own.get(key):
             raise ConfigError(
                 f"resume: {key}={typed.get(key)} contradicts the run's {key}={own.get(key)}; "

@@ -28,13 +28,25 @@ def made(layer_scale=None, penalty=None):
 
 @pytest.mark.parametrize("rate", [1e-9, 1, 2.5])
 def test_a_rate_is_a_number_above_0(rate):
-    assert base_lr(rate) == rate
+    assert base_lr(rate, 128) == base_lr(rate, 768) == rate
 
 
-@pytest.mark.parametrize("rate", [0, -1, True, "fast", None, float("inf"), float("nan")])
+@pytest.mark.parametrize(("width", "rate"), [(384, 1e-4), (128, 3e-4), (768, 5e-5)])
+def test_a_rate_for_a_width_falls_with_the_width(width, rate):
+    assert base_lr("1e-4*384/width", width) == pytest.approx(rate, rel=1e-12)
+    assert base_lr("0.0001 * 384 / width", width) == pytest.approx(rate, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        0, -1, True, "fast", None, float("inf"), float("nan"), "1e-4/width", "0*384/width",
+        "1e-4*384", "1.2.3*384/width",
+    ],
+)  # fmt: skip
 def test_any_other_rate_is_refused(rate):
     with pytest.raises(ConfigError, match=r"^optimizer\.lr: must be a number above 0, got "):
-        base_lr(rate)
+        base_lr(rate, 128)
 
 
 def test_every_parameter_is_in_one_group_of_the_optimizer():
