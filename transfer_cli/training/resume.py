@@ -110,7 +110,7 @@ def take_up(
         total = run.blueprint.sizes.total_steps
         ended = progress.has_ended(total, run.step.stages, patience, minutes)
     if ended and directory.read_status() == "finished":
-        more = [] if progress.step < total else [f"loop.steps={2 * total}"]
+        more = [] if progress.step < total else [f"loop.steps={2 * progress.step}"]
         more += [] if minutes is None else [f"loop.minutes={2 * minutes:g}"]
         more += [] if patience is None else ["loop.patience=null"]
         raise FinishedError(
