@@ -20,10 +20,11 @@ from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
+from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TaskInfo
-from transfer_cli.tasks.base import Direction, Rows, Task, by_example, task_of
+from transfer_cli.tasks.base import Direction, Encoded, Rows, Task, by_example, task_of
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,14 @@ class Prepared:
     def info(self, tokenizer: Tokenizer) -> TaskInfo:
         """Return what an objective learns about it."""
         return TaskInfo(tokenizer, self.labels, task=self.task)
+
+    def of_task(self, task: Task) -> "Prepared":
+        """Return the same data, whose answers are scored by another record of their task."""
+        splits = {
+            name: replace(split, scorer=_scorer(task, encoded_of(split)))
+            for name, split in self.splits.items()
+        }
+        return replace(self, splits=splits, task=task)
 
 
 @dataclass(frozen=True)
@@ -347,7 +356,7 @@ def task(
             encoded,
             order=np.argsort(encoded.lengths, kind="stable"),  # from short to long: least padding
             example_of=encoded.example_of if len(encoded) > len(examples) else None,
-            scorer=partial(_scores, found, encoded) if found.scores_answers else None,
+            scorer=_scorer(found, encoded),
             unit="examples",
             part_of=data.part_of.get(name),
             num_cut=encoded.num_cut,
@@ -361,7 +370,18 @@ def _shown(found: Task, examples: Sequence[Any], number: int) -> str:
     return found.texts(examples[number])[0]
 
 
-def _scores(found: Task, encoded: Any, rows: Rows) -> dict[str, float]:
+def encoded_of(split: Split) -> Encoded:
+    """Return the examples of a split of labelled data, whose states may be cached."""
+    found: Any = split.data.data if isinstance(split.data, CachedFeatures) else split.data
+    encoded: Encoded = found
+    return encoded
+
+
+def _scorer(found: Task, encoded: Encoded) -> Callable[[Rows], dict[str, float]] | None:
+    return partial(_scores, found, encoded) if found.scores_answers else None
+
+
+def _scores(found: Task, encoded: Encoded, rows: Rows) -> dict[str, float]:
     return found.scores(encoded, by_example(encoded, rows))
 
 

@@ -70,7 +70,10 @@ class Origins:
         labels = self._labels.get(key)
         if self._model is not None and key == "data":
             labels = self._model.labels
-            data = replace(data, task=self._model.task or data.task)
+            # What a finished run has fitted is fitted anew at its new end.
+            stored = {**(self._model.task or {})}
+            stored.pop("fitted", None)
+            data = replace(data, task=stored or data.task)
         gone = [] if labels is None else [each for each in labels if each not in data.labels]
         data = data.numbered_as(data.labels if labels is None else labels)
         task = task_of(data.task, data.labels, key)

@@ -37,6 +37,7 @@ from transfer_cli.model.readout import TopLayer
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import backbone_hash
 from transfer_cli.seeds import derive
+from transfer_cli.tasks.base import Task
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,15 @@ class TrainingRun:
     def model(self) -> TransferModel:
         """The model that trains."""
         return self.blueprint.model
+
+    def of_task(self, task: Task) -> "TrainingRun":
+        """Return the run with another record of its task: it answers and is described by that."""
+        plan = self.blueprint
+        objective, info = plan.losses[0].objective, plan.data.info
+        objective.info = replace(objective.info, task=task)
+        data = replace(plan.data, info={**info, "main": replace(info["main"], task=task)})
+        prepared = {**self.prepared, "main": self.data.of_task(task)}
+        return replace(self, blueprint=replace(plan, data=data), prepared=prepared)
 
     @property
     def portion(self) -> int:

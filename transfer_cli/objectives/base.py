@@ -117,6 +117,8 @@ class Objective(ABC):
     """The direction of attention that the objective needs; None: either."""
     keeps_tokens: bool = True
     """Whether `prepare` leaves a batch's tokens as they are."""
+    fits_answers: bool = False
+    """Whether its task is to choose values on validation at the end of a run (`Task.fit`)."""
     info: TaskInfo
 
     @property

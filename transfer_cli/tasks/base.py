@@ -12,7 +12,7 @@ import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
@@ -74,9 +74,10 @@ class Task(ABC):
 
     Args:
         labels: Names of its classes or tags, in the order of their numbers; some tasks have none.
+        fitted: What `fit` has chosen at the end of a run, such as thresholds; empty before.
 
-    Other values that a trained model needs (a mean to add, a threshold) are further fields; the
-    data gives them by `node`, and they are stored with the model.
+    Other values that a trained model needs (a mean to add) are further fields; the data gives them
+    by `node`. All are stored with the model.
     """
 
     name: ClassVar[str]
@@ -103,6 +104,8 @@ class Task(ABC):
     """Whether `failure` can tell that a run learnt nothing."""
 
     labels: tuple[str, ...] = ()
+    # Tasks that differ in this alone share their heads.
+    fitted: Mapping[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
 
     @classmethod
     def node(cls, **options: Any) -> dict[str, Any]:
@@ -111,7 +114,8 @@ class Task(ABC):
 
     def as_node(self) -> dict[str, Any]:
         """Return the config node that this task is built from, with its labels beside it."""
-        names = [each.name for each in dataclasses.fields(self) if each.name != "labels"]
+        left_out = ("labels",) if self.fitted else ("labels", "fitted")
+        names = [each.name for each in dataclasses.fields(self) if each.name not in left_out]
         return self.node(**{name: getattr(self, name) for name in names})
 
     # --- examples ---------------------------------------------------------------------------
@@ -183,6 +187,17 @@ class Task(ABC):
         Args:
             data: The examples, encoded.
             rows: The rows of each scored example, by its number; see `result`.
+        """
+        return {}
+
+    def fit(self, data: Encoded, rows: Mapping[int, Rows]) -> Mapping[str, Any]:
+        """Return what to keep as `fitted`: JSON, chosen on validation by the weights that are kept.
+
+        It is asked once, at the end of a run whose objective says `fits_answers`.
+
+        Args:
+            data: The validation examples, encoded.
+            rows: The rows of each, by its number; see `result`.
         """
         return {}
 

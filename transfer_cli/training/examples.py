@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from transfer_cli.assembly.datasets import Prepared
+from transfer_cli.assembly.datasets import Prepared, encoded_of
 from transfer_cli.data.split import Split
 from transfer_cli.engine.evaluation import EachExample, Outcome
-from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.runs.items import MOST_ITEMS, MOST_TEXTS, Item, shortened
 from transfer_cli.tasks.base import Result, by_example
 
@@ -40,7 +39,7 @@ def items_of(split: Split, data: Prepared, each: EachExample | None) -> list[Ite
     outcomes = each.gathered() if each is not None else []
     if data.task is None:
         return [_item(split.name, found.index, [found], BLANK, "") for found in outcomes]
-    encoded = _encoded(split)
+    encoded = encoded_of(split)
     with_texts = len(encoded.examples) <= MOST_TEXTS
     if outcomes and not with_texts:
         log.info(
@@ -66,17 +65,13 @@ def by_words(data: Prepared, split: str) -> dict[str, Any] | None:
     """
     if data.task is None:
         return None
-    whole, others = (_encoded(data.splits[name]).examples for name in ("train", split))
+    whole, others = (encoded_of(data.splits[name]).examples for name in ("train", split))
     train, scored = _spread(whole), _spread(others)
     right = data.task.right_by_words(train, scored)
     if right is None:
         return None
     counts = {"right": right, "scored": len(scored), "trained_on": len(train), "of": len(whole)}
     return {"split": split, **counts}
-
-
-def _encoded(split: Split) -> Any:
-    return split.data.data if isinstance(split.data, CachedFeatures) else split.data
 
 
 def _spread(examples: Sequence[Any]) -> list[Any]:

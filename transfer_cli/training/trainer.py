@@ -5,11 +5,13 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig
 
+from transfer_cli.assembly.datasets import encoded_of
 from transfer_cli.assembly.plan_table import plan_page
 from transfer_cli.assembly.run import TrainingRun
 from transfer_cli.config.literal import as_typed
@@ -35,6 +37,7 @@ from transfer_cli.runs.environment import versions
 from transfer_cli.runs.items import Item, write_items
 from transfer_cli.runs.sweep import keys_in_sweep
 from transfer_cli.sweep.trial import trial_of
+from transfer_cli.tasks.base import by_example
 from transfer_cli.training.checkpoints import CheckpointWriter
 from transfer_cli.training.console import (
     one_line,
@@ -285,10 +288,11 @@ class Trainer:
 
     def _finish(self) -> None:
         """Score the best weights, once, and write `model/` and `results.json`."""
-        run, directory, progress = self._run, self._directory, self._progress
+        directory, progress = self._directory, self._progress
         distributed.barrier()  # until the best weights are written
         if progress.best is not None:
             self._checkpoints.take_best()
+        run = self._fit_answers()
         task = run.data.task
         failure = self._failure()
         scores, items = self._judged()
@@ -356,6 +360,23 @@ class Trainer:
         if failure is not None:
             log.warning("this run failed: %s", failure)
         say_results(self._command, directory.path, results, seconds)
+
+    def _fit_answers(self) -> TrainingRun:
+        """Let the task choose what it chooses on validation; return the run that answers so."""
+        loss, data = self._blueprint.losses[0], self._run.data
+        task = data.task
+        if task is None or not loss.objective.fits_answers:
+            return self._run
+        split, each = data.splits["validation"], EachExample()
+        self._score(loss, split, each)
+        encoded = encoded_of(split)
+        rows = {found.index: found.predicted for found in each.gathered()}
+        fitted = task.fit(encoded, by_example(encoded, rows))
+        self._run = self._run.of_task(replace(task, fitted=fitted))
+        self._blueprint = self._run.blueprint
+        keep = self._config.checkpoint.keep
+        self._checkpoints = CheckpointWriter(self._run, self._directory, keep)
+        return self._run
 
     def _judged(self) -> tuple[dict[str, Scores], list[Item]]:
         """Return the scores of validation and test, and what became of their examples."""
