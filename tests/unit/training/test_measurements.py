@@ -45,7 +45,7 @@ def test_nothing_that_moves_a_run_is_listed(command):
         "adaptation", "data", "init", "loop", "losses", "mixing", "model", "objective", "optimizer",
         "precision", "schedule", "seed", "streams", "tokenizer",
     }  # fmt: skip
-    assert found["optimizer.lr"] == config.optimizer.lr
+    assert found["loop.batch"] == config.loop.batch
     assert all(isinstance(value, str | int | float) for value in found.values())
 
 
