@@ -238,6 +238,7 @@ def test_each_preset_brings_its_own_rate():
         "gradual_unfreezing_tutorial": 3e-4,
         "lora": 2e-3,
         "sequential_unfreezing": 3e-4,
+        "siatl": 3e-4,
         "top_k": 3e-4,
         "ulmfit": 3e-3,
     }  # fmt: skip
