@@ -1,8 +1,11 @@
 """Batches: a documented dict of tensors.
 
-Legend: B examples, T positions, K kept layers, D width.
+Legend: B examples, T positions, L kept layers, D width, C sequences of an example, S sequences.
 
-A batch is a plain dict of tensors, batch first. Keys of ours:
+A batch is a plain dict of tensors, batch first. An example is one sequence of tokens, or several
+that are judged together (the choices of a question): then what is `[B, T]` below is `[B, C, T]`,
+and `pooled` is `[B, C, D]`. Sequences that an example lacks have a mask that is all False. Keys of
+ours:
 
 =============  ==============  =====================================================================
 key            shape, type     meaning
@@ -14,13 +17,15 @@ key            shape, type     meaning
 `segment`      [B, T] int64    pairs of texts only: 0 in the first text, 1 in the second
 `label`        [B] int64       labelled data only: the class that people gave
 `target`       [B, T] int64    made by an objective's `prepare`; `IGNORE` where there is no loss
-`states`       [B, T, K, D]    cached features only: float32 hidden states of the layers that the
+`states`       [B, T, L, D]    cached features only: float32 hidden states of the layers that the
                                readout reads; 0 at padding
 `pooled`       [B, D]          cached features only, in place of `states` where every loss reads
                                one vector a text: the readout's states, pooled
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared
 `target_rows`  [N] int64       made by `with_facts`: where there is a target, counted through the
                                batch row by row; likewise `compared_rows`
+`sequences`    [S] int64       made by `with_facts` where examples have several sequences: which
+                               of all B * C are there
 `padded`       [] bool         made by `with_facts`, and always on the host: whether anything is
                                padding
 =============  ==============  =====================================================================
@@ -46,11 +51,20 @@ def with_facts(batch: Batch) -> Batch:
     To read a tensor on a device, the host waits for all work queued there.
     """
     found = {"padded": ~batch["mask"].all(), **batch}
+    if batch["mask"].dim() > 2:
+        found["sequences"] = real_sequences(batch)
     if "target" in batch:
         found["target_rows"] = rows_with_target(batch)
     if "compared" in batch:
         found["compared_rows"] = rows_compared(batch)
     return found
+
+
+def real_sequences(batch: Batch) -> Tensor:
+    """Return which sequences of all examples, one example after the other, are there, `[S]`."""
+    if "sequences" in batch:
+        return batch["sequences"]
+    return batch["mask"].any(-1).flatten().nonzero().squeeze(1)
 
 
 def rows_with_target(batch: Batch) -> Tensor:

@@ -88,8 +88,10 @@ def _labelled(data: LabelledData, prepared: Prepared, tokenizer: Tokenizer, samp
                 f"{' | '.join(texts[name][number])}"
             )
             for row in rows:
-                pieces = tokenizer.pieces(dataset.batch(np.array([row]))["tokens"][0].tolist())
-                print_line(f"      {' '.join(pieces)}")
+                batch = dataset.batch(np.array([row]))
+                sequences = (batch[key].flatten(0, -2) for key in ("tokens", "mask"))
+                for tokens, mask in zip(*sequences, strict=True):
+                    print_line(f"      {' '.join(tokenizer.pieces(tokens[mask].tolist()))}")
     for first, second in itertools.combinations(texts, 2):
         both = len(set(texts[first]) & set(texts[second]))
         print_line(f"overlap: {both:,} texts stand in both {first} and {second}")

@@ -50,10 +50,11 @@ class EncodedRows:
             `fill`) a value for each of its tokens.
         fill: Key of `targets` -> its value at padding.
         example_of: The number of the example that each row is a window of; None: rows are examples.
-        num_cut: Number of examples that were too long and were cut.
+        is_cut: Whether each row was too long and was cut; rows are examples then. None: none was.
 
     Attributes:
         lengths: Every row's length in tokens.
+        num_cut: Number of rows that were cut.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class EncodedRows:
         targets: Mapping[str, Sequence[Any] | npt.NDArray[Any]] = MappingProxyType({}),
         fill: Mapping[str, int] = MappingProxyType({}),
         example_of: Sequence[int] | None = None,
-        num_cut: int = 0,
+        is_cut: Sequence[bool] | None = None,
     ) -> None:
         self.examples = examples
-        self.num_cut = num_cut
+        self.is_cut = np.zeros(len(rows), dtype=bool) if is_cut is None else np.array(is_cut)
+        self.num_cut = int(self.is_cut.sum())
         self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         self.example_of = np.arange(len(rows)) if example_of is None else np.asarray(example_of)
         self._pad = pad
@@ -116,6 +118,7 @@ def encode_texts(
     length: int,
     direction: Literal["causal", "bidirectional"],
     targets: Mapping[str, Any] | None = None,
+    truncate: Literal["longest_first", "first"] = "longest_first",
 ) -> EncodedRows:
     """Return one split of texts, or pairs of texts, encoded once.
 
@@ -128,6 +131,7 @@ def encode_texts(
         length: The longest input in tokens, special tokens included.
         direction: The model's, see the table above.
         targets: Further keys of a batch, see `EncodedRows`; None: the examples' labels.
+        truncate: Which of two texts loses tokens, see `kept`.
 
     Raises:
         ConfigError: `length` leaves no room for a text.
@@ -140,15 +144,15 @@ def encode_texts(
         )
     start, end = specials_around(tokenizer, direction)
     room = length - len(start) - len(end)
-    rows, firsts, num_cut = [], [], 0
+    rows, firsts, is_cut = [], [], []
     for example, text, other in _encoded(examples, tokenizer):
         if example.pair is None:
             cut, rest = min(len(text), room), []
-            num_cut += len(text) > room
+            is_cut.append(len(text) > room)
         else:
-            cut, second = kept(len(text), len(other), room - 1)
+            cut, second = kept(len(text), len(other), room - 1, truncate)
             rest = [tokenizer.sep, *other[:second]]
-            num_cut += len(text) + len(other) > room - 1
+            is_cut.append(len(text) + len(other) > room - 1)
         rows.append(array("i", start + text[:cut] + rest + end))
         firsts.append(len(start) + cut + 1)
     return EncodedRows(
@@ -157,18 +161,27 @@ def encode_texts(
         tokenizer.pad,
         firsts=None if all(example.pair is None for example in examples) else firsts,
         targets=_labels(examples) if targets is None else targets,
-        num_cut=num_cut,
+        is_cut=is_cut,
     )
 
 
-def kept(first: int, second: int, room: int) -> tuple[int, int]:
+def kept(
+    first: int,
+    second: int,
+    room: int,
+    truncate: Literal["longest_first", "first"] = "longest_first",
+) -> tuple[int, int]:
     """Return how many tokens of two texts stay, which together have `room`.
 
     The longer one is cut until both are as long, then both. This is the rule of the tokenizers
-    library, an odd token included, so that a model that is exported cuts as it did here.
+    library, an odd token included, so that a model that is exported cuts as it did here. With
+    `first` only the first is cut, and the second where it has no room alone.
     """
     if first + second <= room:
         return first, second
+    if truncate == "first":
+        second = min(second, room)
+        return room - second, second
     shorter = min(first, second, room // 2)
     return (room - shorter, shorter) if first > second else (shorter, room - shorter)
 

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,23 +17,29 @@ _SHOWN = 60
 """Characters of the text that is named."""
 
 
-def say_overlap(splits: Mapping[str, Sequence[Any]], where: str) -> None:
+def say_overlap(
+    splits: Mapping[str, Sequence[Any]], where: str, texts: Callable[[Any], Sequence[str]]
+) -> None:
     """Log how many texts (or pairs) of a split also stand in another, with one of them.
 
     It warns where these are most of the smaller split. It takes 8 bytes an example.
 
     Args:
-        splits: Their examples, with `text` and `pair`.
+        splits: Their examples.
         where: The data's name in messages.
+        texts: Returns the texts of an example, the one to show first.
     """
-    hashes = {name: _hashes(examples) for name, examples in splits.items()}
+    hashes = {
+        name: np.fromiter((hash(tuple(texts(each))) for each in examples), np.int64, len(examples))
+        for name, examples in splits.items()
+    }
     for names in itertools.combinations(splits, 2):
         small, large = sorted(names, key=lambda name: len(hashes[name]))
         shared = np.flatnonzero(_found(hashes[small], hashes[large]))
         if not len(shared):
             continue
         share = len(shared) / len(hashes[small])
-        text = splits[small][int(shared[0])].text
+        text = texts(splits[small][int(shared[0])])[0]
         log.log(
             logging.WARNING if share > _MOST else logging.INFO,
             "%s: %s of the %s texts of %s (%.1f %%) are in %s, too, such as %r%s",
@@ -53,9 +59,3 @@ def _found(wanted: npt.NDArray[np.int64], among: npt.NDArray[np.int64]) -> npt.N
     ordered = np.sort(among)
     places = np.searchsorted(ordered, wanted)
     return np.asarray(ordered[np.minimum(places, len(ordered) - 1)] == wanted)
-
-
-def _hashes(examples: Sequence[Any]) -> npt.NDArray[np.int64]:
-    # A pair's number is not that of its first text alone.
-    numbers = (hash(e.text) if e.pair is None else hash((e.text, e.pair)) for e in examples)
-    return np.fromiter(numbers, np.int64, len(examples))

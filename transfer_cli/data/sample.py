@@ -134,6 +134,12 @@ _WORDS = {
     },
 }
 
+_TOLD = {
+    "animal": "body", "city": "building", "disease": "symptom", "mineral": "shape",
+    "person": "opus", "river": "boat",
+}  # fmt: skip
+"""The slot whose words are a choice: what articles of that kind tell of."""
+
 # For every kind alike. They contain all words of the questions, but not the questions.
 _COMMON_SENTENCES = (
     "What we know about {it} is told here .",
@@ -208,6 +214,30 @@ def questions(seed: int = 0) -> tuple[tuple[str, ...], dict[str, list[tuple[str,
         splits[split] = _ask(asked, QUESTIONS_PER_NAME[split], _Draw(derive(seed, "asked", split)))
         start += count
     return tuple(_SENTENCES), splits
+
+
+def choices(seed: int = 0) -> dict[str, list[tuple[str, list[str], int]]]:
+    """Return each split's questions, with two to five choices and the number of the right one.
+
+    A choice names two things that articles of a kind tell of; that of the right one is the kind of
+    the one name in the question. Each choice is right as often as it is wrong among as many.
+    """
+    kinds, asked = questions(seed)
+    return {
+        split: list(_choices(kinds, rows, _Draw(derive(seed, "choices", split))))
+        for split, rows in asked.items()
+    }
+
+
+def _choices(
+    kinds: Sequence[str], rows: Sequence[tuple[str, int]], draw: _Draw
+) -> Iterator[tuple[str, list[str], int]]:
+    for text, label in rows:
+        others = [kind for kind in kinds if kind != kinds[label]]
+        wrong = draw.shuffled(others)[: 1 + draw.number(4)]
+        offered = draw.shuffled([kinds[label], *wrong])
+        told = (draw.shuffled(_WORDS[kind][_TOLD[kind]].split(", ")) for kind in offered)
+        yield text, [f"{one} and {other}" for one, other, *_ in told], offered.index(kinds[label])
 
 
 def _names(seed: int) -> list[list[str]]:

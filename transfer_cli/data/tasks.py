@@ -153,6 +153,10 @@ class Drawn(TaskData):
         if self.labelled is not None:
             at_least("labelled", self.labelled, 1)
 
+    def texts(self, example: Any) -> Sequence[str]:
+        """Return the texts of an example, the one to show first."""
+        return (example.text,) if example.pair is None else (example.text, example.pair)
+
     def strata(self, examples: Sequence[Any]) -> Sequence[int]:
         """Return the number of the stratum that each example is drawn from: that of its label."""
         return [each.label for each in examples]
@@ -166,7 +170,7 @@ class Drawn(TaskData):
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
         train, where = splits["train"], data.source("train")
         self.check(train, data.labels, where)
-        say_overlap(splits, where)
+        say_overlap(splits, where, self.texts)
         whole, part_of, left_out = len(train), {}, []
         if "validation" not in splits:
             parts = hold_out(train, share, seed, where, self.strata(train))

@@ -14,6 +14,7 @@ from torch import Tensor
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
+    MULTIPLE_CHOICE,
     SEQUENCE_CLASSIFICATION,
     Family,
     PublishedHead,
@@ -29,13 +30,14 @@ _SEGMENTS = "embeddings.token_type_embeddings"
 
 
 class EncoderFamily(Family):
-    """Their heads: a masked language model with a transform, a classifier with a pooler.
+    """Their heads: a masked language model with a transform, classifiers with a pooler.
 
     Attributes:
         lm_head: The layer, the norm and the output layer of the language model.
         decoder: The part of that output layer with the matrix and a second bias; "": it has none.
         is_gelu_head: Whether the language model has GELU whatever the activation of the blocks.
         classifier: The pooler and the last layer of the classifier.
+        choice: The same of the one that gives each choice a number.
     """
 
     fixed: ClassVar[Mapping[str, Any]] = {
@@ -47,17 +49,20 @@ class EncoderFamily(Family):
     decoder: ClassVar[str] = ""
     is_gelu_head: ClassVar[bool] = False
     classifier: ClassVar[tuple[str, str]]
+    choice: ClassVar[tuple[str, str]]
 
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads."""
         stem = self.base_model.removesuffix("Model")
-        pooler, linear = self.classifier
         found = {
             SEQUENCE_CLASSIFICATION: PublishedHead(
                 f"{stem}ForSequenceClassification",
                 "text-classification",
-                [*same("heads.pooler.linear", pooler), *same("heads.class.linear", linear)],
-            )
+                _classifier(*self.classifier),
+            ),
+            MULTIPLE_CHOICE: PublishedHead(
+                f"{stem}ForMultipleChoice", "multiple-choice", _classifier(*self.choice)
+            ),
         }
         if self.is_gelu_head or shape.activation == "gelu":  # that of our head
             rules = self._language_model(shape)
@@ -74,6 +79,10 @@ class EncoderFamily(Family):
         decoder = f"{last}.{self.decoder}"
         biases = Rule("heads.lm.bias", (f"{decoder}.bias", f"{last}.bias"))
         return [*rules, *same("heads.lm", decoder, "weight"), biases]
+
+
+def _classifier(pooler: str, linear: str) -> list[Rule]:
+    return [*same("heads.pooler.linear", pooler), *same("heads.class.linear", linear)]
 
 
 class Bert(EncoderFamily):
@@ -103,7 +112,7 @@ class Bert(EncoderFamily):
         "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions",
     )  # fmt: skip
     decoder = "decoder"
-    classifier = ("bert.pooler.dense", "classifier")
+    classifier = choice = ("bert.pooler.dense", "classifier")
     pooler_activation = "tanh"
     bare_pooler = "pooler.dense"
     first_position: ClassVar[int] = 0
@@ -162,6 +171,7 @@ class Roberta(Bert):
     lm_head = ("lm_head.dense", "lm_head.layer_norm", "lm_head")
     is_gelu_head = True
     classifier = ("classifier.dense", "classifier.out_proj")
+    choice = ("roberta.pooler.dense", "classifier")
     mask_lstrip = True
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
@@ -190,6 +200,7 @@ class Electra(Bert):
     decoder = ""
     is_gelu_head = True
     classifier = Roberta.classifier
+    choice = ("sequence_summary.summary", "classifier")
     pooler_activation = "gelu"
     bare_pooler = ""
 
@@ -231,7 +242,7 @@ class DistilBert(EncoderFamily):
         "tie_output": ("tie_word_embeddings", True),
     }
     lm_head = ("vocab_transform", "vocab_layer_norm", "vocab_projector")
-    classifier = ("pre_classifier", "classifier")
+    classifier = choice = ("pre_classifier", "classifier")
     pooler_activation = "relu"
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:

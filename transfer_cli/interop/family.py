@@ -26,6 +26,7 @@ COMMON = {"norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full
 
 LANGUAGE_MODEL = "language_model"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
+MULTIPLE_CHOICE = "multiple_choice"
 
 
 @dataclass(frozen=True)

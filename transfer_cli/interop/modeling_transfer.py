@@ -18,6 +18,7 @@ from transformers.modeling_outputs import (
     BaseModelOutput,
     CausalLMOutput,
     MaskedLMOutput,
+    MultipleChoiceModelOutput,
     SequenceClassifierOutput,
 )
 
@@ -319,8 +320,8 @@ def pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: str) -> Tensor:
     return hidden_BTD[torch.arange(len(hidden_BTD), device=hidden_BTD.device), place_B]
 
 
-class TransferForSequenceClassification(TransferPreTrainedModel):
-    """A classifier of texts."""
+class TransferClassifier(TransferPreTrainedModel):
+    """A backbone and a classifier."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -328,11 +329,40 @@ class TransferForSequenceClassification(TransferPreTrainedModel):
         self.classifier = Classifier(config)
         self.post_init()
 
-    def forward(
+    def logits(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **named: Any
-    ) -> SequenceClassifierOutput:
-        """See `TransferModel.forward`."""
+    ) -> dict[str, Any]:
+        """Return logits `[B, C]`, and hidden states where they are asked for."""
         mask_BT = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         found = self.backbone(input_ids, mask_BT, **named)
         logits_BC = self.classifier(found.last_hidden_state, mask_BT != 0)
-        return SequenceClassifierOutput(logits=logits_BC, hidden_states=found.hidden_states)
+        return {"logits": logits_BC, "hidden_states": found.hidden_states}
+
+
+class TransferForSequenceClassification(TransferClassifier):
+    """A classifier of texts."""
+
+    def forward(self, *given: Any, **named: Any) -> SequenceClassifierOutput:
+        """See `TransferModel.forward`."""
+        return SequenceClassifierOutput(**self.logits(*given, **named))
+
+
+class TransferForMultipleChoice(TransferClassifier):
+    """Gives each of several choices a number."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        **named: Any,
+    ) -> MultipleChoiceModelOutput:
+        """See `TransferModel.forward`; all are `[B, C, T]`, and the logits `[B, C]`."""
+        rows = (
+            None if each is None else each.flatten(0, 1)
+            for each in (input_ids, attention_mask, token_type_ids)
+        )
+        ids, mask, segment = rows
+        found = self.logits(ids, mask, token_type_ids=segment, **named)
+        found["logits"] = found["logits"].view(input_ids.shape[:2])
+        return MultipleChoiceModelOutput(**found)

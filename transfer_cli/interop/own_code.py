@@ -8,7 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transfer_cli.interop.family import COMMON, LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
+from transfer_cli.interop.family import (
+    COMMON,
+    LANGUAGE_MODEL,
+    MULTIPLE_CHOICE,
+    SEQUENCE_CLASSIFICATION,
+)
 from transfer_cli.interop.rules import Rule
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.added import Added
@@ -55,12 +60,17 @@ _BARE = Kind("TransferModel", "AutoModel", "feature-extraction", {})
 _LM = {"heads.lm.": "lm_head."}
 _CAUSAL = Kind("TransferForCausalLM", "AutoModelForCausalLM", "text-generation", _LM)
 _MASKED = Kind("TransferForMaskedLM", "AutoModelForMaskedLM", "fill-mask", _LM)
-_CLASSIFIER = Kind(
-    "TransferForSequenceClassification",
-    "AutoModelForSequenceClassification",
-    "text-classification",
-    {"heads.class.": "classifier.", "heads.pooler.linear.": "classifier.pooler."},
-)
+_OF_CLASSIFIER = {"heads.class.": "classifier.", "heads.pooler.linear.": "classifier.pooler."}
+_CLASSIFIERS = {
+    SEQUENCE_CLASSIFICATION: Kind(
+        "TransferForSequenceClassification", "AutoModelForSequenceClassification",
+        "text-classification", _OF_CLASSIFIER,
+    ),
+    MULTIPLE_CHOICE: Kind(
+        "TransferForMultipleChoice", "AutoModelForMultipleChoice", "multiple-choice",
+        _OF_CLASSIFIER,
+    ),
+}  # fmt: skip
 
 
 def misfits(shape: BackboneShape, added: Mapping[str, Added], head: str | None) -> list[str]:
@@ -72,15 +82,15 @@ def misfits(shape: BackboneShape, added: Mapping[str, Added], head: str | None) 
     ]
     known = (Adapter, ScalarMix)
     wrong += sorted({part.describe() for part in added.values() if type(part) not in known})
-    if head not in (None, LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION):
+    if head not in (None, LANGUAGE_MODEL, *_CLASSIFIERS):
         wrong.append(f"a head for {head.replace('_', ' ')} (head=false leaves it out)")
     return wrong
 
 
 def kind_of(head: str | None, shape: BackboneShape, names: Iterable[str]) -> Kind:
     """Return the class for a kind of head; a language model may have come without its own."""
-    if head == SEQUENCE_CLASSIFICATION:
-        return _CLASSIFIER
+    if head in _CLASSIFIERS:
+        return _CLASSIFIERS[head]
     is_bare = shape.tie_output and not shape.output_bias and not shape.output_transform
     if head is None or not (is_bare or any(name.startswith("heads.lm.") for name in names)):
         return _BARE

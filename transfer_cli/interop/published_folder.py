@@ -15,6 +15,7 @@ from transfer_cli.interop import files
 from transfer_cli.interop.families import families
 from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
+    MULTIPLE_CHOICE,
     SEQUENCE_CLASSIFICATION,
     Family,
     PublishedHead,
@@ -35,6 +36,8 @@ _CAUSAL = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
 _REGRESSION = {"_target_": "transfer_cli.tasks.regression.objective.Regression",
                "standardise": False}  # fmt: skip
 _NUMBERS = {"_target_": "transfer_cli.tasks.regression.task.RegressionTask"}
+_CHOICE = {"_target_": "transfer_cli.tasks.choice.objective.Choice"}
+_CHOICES = {"_target_": "transfer_cli.tasks.choice.task.ChoiceTask"}
 _MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
 _CLASSIFICATION = "transfer_cli.objectives.classification.Classification"
 _PADDED_TO = (8, 64, 128)
@@ -210,20 +213,15 @@ class _Folder:
         rules: list[Rule] = []
         if LANGUAGE_MODEL in heads and self._has(heads[LANGUAGE_MODEL].rules):
             rules += heads[LANGUAGE_MODEL].rules
-        classifier = heads.get(SEQUENCE_CLASSIFICATION)
-        own_pooler: list[Rule] = []
+        # A causal one reads the last token of a text, ours the classification token behind it.
+        classifier = None if family.is_causal else self._classifier(heads)
         if classifier is not None:
-            own_pooler = [r for r in classifier.rules if r.ours.startswith("heads.pooler.")]
-            # A causal one reads the last token of a text, ours the classification token behind it.
-            if not family.is_causal and self._is_classifier(classifier):
-                labels = self._labels(classifier)
-                has_pooler = family.pooler_activation != "none"
-                options = {"pooling": family.pooling, "pooler": has_pooler}
-                every = [*rules, *classifier.rules]
-                if len(labels) > 1:
-                    return every, {"_target_": _CLASSIFICATION, **options}, labels, None
-                if self.settings.values.get("problem_type") == "regression":
-                    return every, {**_REGRESSION, **options}, (), dict(_NUMBERS)
+            of_head, objective, labels, task = classifier
+            has_pooler = family.pooler_activation != "none"
+            options = {"pooling": family.pooling, "pooler": has_pooler}
+            return [*rules, *of_head], {**objective, **options}, labels, task
+        usual = heads.get(SEQUENCE_CLASSIFICATION)
+        own_pooler = [r for r in usual.rules if r.ours.startswith("heads.pooler.")] if usual else []
         poolers = (
             each
             for pooler in (family.pooler(), own_pooler)
@@ -231,6 +229,23 @@ class _Folder:
         )
         pooler = next(filter(self._has, poolers), [])
         return [*rules, *pooler], dict(_CAUSAL if family.is_causal else _MASKED), (), None
+
+    def _classifier(
+        self, heads: Mapping[str, PublishedHead]
+    ) -> tuple[Sequence[Rule], dict[str, Any], tuple[str, ...], dict[str, Any] | None] | None:
+        """Return the head there that judges texts, and the rest as `heads` does; None: none is."""
+        choice, head = heads.get(MULTIPLE_CHOICE), heads.get(SEQUENCE_CLASSIFICATION)
+        is_named = choice and self.settings.values.get("architectures") == [choice.architecture]
+        if choice and is_named and self._has(choice.rules):
+            return choice.rules, dict(_CHOICE), (), dict(_CHOICES)
+        if head is None or not self._is_classifier(head):
+            return None
+        labels = self._labels(head)
+        if len(labels) > 1:
+            return head.rules, {"_target_": _CLASSIFICATION}, labels, None
+        if self.settings.values.get("problem_type") == "regression":
+            return head.rules, dict(_REGRESSION), (), dict(_NUMBERS)
+        return None
 
     def _has(self, rules: Sequence[Rule]) -> bool:
         return bool(rules) and all(name in self.found for rule in rules for name in rule.theirs)

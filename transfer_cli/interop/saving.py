@@ -82,7 +82,8 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     if classifier:
         config["id2label"] = {str(number): label for number, label in enumerate(labels)}
         config["label2id"] = {label: number for number, label in enumerate(labels)}
-        config["problem_type"] = classifier.problem_type
+        if classifier.problem_type is not None:
+            config["problem_type"] = classifier.problem_type
     files.dump_json(folder / CONFIG, config)
     _write_tokenizer(ours, folder, pad, mask_lstrip=target.mask_lstrip)
     for name, tensor in _read_again(target, folder).items():

@@ -1,6 +1,6 @@
 """Base class of objectives.
 
-Legend: B batch, T positions, D width.
+Legend: B batch, T positions, D width, S sequences: B, or more where examples have several.
 
 An objective returns sums and counts, never means. The step divides once, by the count over the
 whole batch, so that results do not depend on micro-batches and processes.
@@ -86,26 +86,35 @@ class Encoding:
 
     @cached_property
     def states(self) -> Sequence[Tensor]:
-        """L + 1 hidden states, each `[B, T, D]`; or those of the batch."""
+        """L + 1 hidden states, each `[S, T, D]`; or those of the batch."""
         batch = self._batch
         if "states" in batch:
-            return list(batch["states"].unbind(2))
+            return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
+        segment = batch.get("segment")
         states: Sequence[Tensor] = self._model.backbone(
-            batch["tokens"], batch["mask"], batch.get("segment"), padded=is_padded(batch)
+            _sequences(batch["tokens"]),
+            _sequences(batch["mask"]),
+            None if segment is None else _sequences(segment),
+            padded=is_padded(batch),
         )
         return states
 
     @cached_property
     def top(self) -> Tensor:
-        """The input of the heads, `[B, T, D]`."""
+        """The input of the heads, `[S, T, D]`."""
         top: Tensor = self._model.readout(self.states)
         return top
 
     def pooled(self, pooling: Pooling) -> Tensor:
-        """Return one vector a text, see `model.heads.pool`; or that of the batch."""
+        """Return one vector a sequence, see `model.heads.pool`; or that of the batch."""
         if "pooled" in self._batch:
-            return self._batch["pooled"]
-        return pool(self.top, self._batch["mask"], pooling)
+            return _sequences(self._batch["pooled"])
+        return pool(self.top, _sequences(self._batch["mask"]), pooling)
+
+
+def _sequences(values: Tensor) -> Tensor:
+    """Return `[S, ...]` of what there is for each position, or dimension, of each sequence."""
+    return values.flatten(0, -2)
 
 
 class Objective(ABC):

@@ -32,7 +32,7 @@ class Classification(SequenceObjective):
     """Cross-entropy of the label, from one vector for each text; see `SequenceObjective`."""
 
     task = "classification"
-    problem_type: ClassVar[str] = "single_label_classification"
+    problem_type: ClassVar[str | None] = "single_label_classification"
 
     @property
     def num_outputs(self) -> int:

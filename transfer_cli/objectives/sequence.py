@@ -61,8 +61,8 @@ class SequenceObjective(Objective):
         self.batch_norm = batch_norm
         self.pooler = pooler
 
-    problem_type: ClassVar[str]
-    """What transformers calls what its head says."""
+    problem_type: ClassVar[str | None]
+    """What transformers calls what its head says of a text; None: it judges several texts."""
 
     @property
     @abstractmethod
@@ -157,7 +157,11 @@ class SequenceObjective(Objective):
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return what the head says, in float32, `[B, N]`."""
+        return self.read(model, encoded.pooled(self.pooling_of(model)))
+
+    def read(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:
+        """Return what the head says of vectors, in float32, `[B, N]`."""
         heads = model.heads
         pooler = heads[POOLER] if POOLER in heads and self.pooler is not False else None
-        outputs_BN: Tensor = heads[self.head](encoded.pooled(self.pooling_of(model)), pooler)
+        outputs_BN: Tensor = heads[self.head](pooled_BD, pooler)
         return outputs_BN.float()

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 
 from transfer_cli.config.build import TARGET, build
+from transfer_cli.data.columns import Chosen
 from transfer_cli.data.readers import Record
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tasks import Table
@@ -123,6 +124,18 @@ class Task(ABC):
     @classmethod
     def table(cls) -> type[Table] | None:
         """Return the data source of own tables with answers, or None."""
+        return None
+
+    def columns_of(self, names: Sequence[str], name: str) -> Chosen | None:
+        """Return which columns of `predict`'s input are read; None: those that are found in it.
+
+        Args:
+            names: All columns, in order.
+            name: The input's name in messages.
+
+        Raises:
+            DataError: They hold no examples.
+        """
         return None
 
     @abstractmethod

@@ -58,11 +58,11 @@ def make_case(objective: Objective, info: TaskInfo, batch: Batch) -> ObjectiveCa
     Raises:
         AssertionError: The batch cannot show whether the claims hold.
     """
-    lengths_B = batch["mask"].sum(1)
+    lengths_B = batch["mask"].flatten(1).sum(1)
     claim(len(lengths_B.unique()) > 1, "give a batch of examples of different lengths")
     shape = BackboneShape(
         width=16, heads=2, depth=2, feedforward=32, dropout=0.0,
-        positions=batch["tokens"].shape[1] + EXTRA_PADDING,
+        positions=batch["tokens"].shape[-1] + EXTRA_PADDING,
         direction=objective.direction or "causal",
     )  # fmt: skip
     objective.setup(info)
@@ -99,7 +99,7 @@ def counts_match_what_contributes(case: ObjectiveCase) -> None:
         same = found.keys() == names.keys()
         claim(same, f"{where} names {sorted(found)}, weights {sorted(names)}")
     (gradient_BTD,) = torch.autograd.grad(torch.stack([*sums.values()]).sum(), encoded.top)
-    contributes_BT = gradient_BTD.any(-1)
+    contributes_BT = gradient_BTD.any(-1).view_as(batch["mask"])
     for row in range(size(batch)):
         own = objective.counts(_rows(batch, [row]))
         claim(
@@ -200,11 +200,10 @@ def _rows(batch: Batch, rows: list[int] | range) -> Batch:
 
 def _padded(batch: Batch, pad: int) -> Batch:
     """Return the batch with more padding; other values of each position become IGNORE there."""
-    positions = batch["tokens"].shape[1]
     fillers = {"tokens": pad, "mask": False, "segment": 0}
     return {
         key: torch.nn.functional.pad(value, (0, EXTRA_PADDING), value=fillers.get(key, IGNORE))
-        if value.shape[1:] == (positions,)
+        if value.shape == batch["tokens"].shape
         else value
         for key, value in batch.items()
     }

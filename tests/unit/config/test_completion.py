@@ -196,7 +196,7 @@ def transfer(tmp_path):
         (
             "transfer finetune data=",
             "=",
-            "numbers sample_numbers sample_questions table trec50 trec6",
+            "choices numbers sample_choices sample_numbers sample_questions table trec50 trec6",
         ),
     ],
 )

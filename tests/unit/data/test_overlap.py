@@ -16,7 +16,7 @@ def examples(*texts, pair=None):
 def said(caplog, **splits):
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        say_overlap(splits, "here")
+        say_overlap(splits, "here", SampleQuestions().texts)
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 

@@ -10,6 +10,8 @@ from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks.base import Result
+from transfer_cli.tasks.choice.objective import Choice
+from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.tasks.regression.task import RegressionTask
@@ -28,6 +30,10 @@ def test_classification_keeps_the_contract(tokenizer):
 
 def test_regression_keeps_the_contract(tokenizer):
     check_task(RegressionTask, Regression(pooling="mean"), tokenizer)
+
+
+def test_choice_keeps_the_contract(tokenizer):
+    check_task(ChoiceTask, Choice(pooling="mean"), tokenizer)
 
 
 class LosesAnExample(ClassificationTask):

@@ -66,7 +66,8 @@ def predict(config: DictConfig) -> None:
             _shown(config, ensemble.num_runs) as more,
         ):
             name = given.table.name
-            chosen = given.table.columns(asked, own)
+            chosen = ensemble.task.columns_of(given.table.names, name)
+            chosen = chosen or given.table.columns(asked, own)
             columns = Columns(chosen.text, chosen.pair, config.keep, ensemble.task)
             answers = write(out, columns)
             earlier = Earlier(partial if config.resume else None, answers, name)

@@ -88,7 +88,7 @@ class JsonLines(Answers):
     def _record(self, row: Row, answer: Mapping[str, object]) -> dict[str, object]:
         text, *others = self.task.texts(row.example)
         found: dict[str, object] = {"text": text, **answer}
-        if others:
+        if others and self.columns.pair is not None:
             found["pair"] = others[0]
         found.update(row.kept)
         return found

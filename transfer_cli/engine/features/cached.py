@@ -7,7 +7,10 @@ read one pooled vector a text, that is all that is kept.
 Objectives that change tokens, such as masked language modelling, cannot use them. All runs that
 start from the same backbone can share them (`engine.features.shared_states`).
 
-Legend: N examples, B batch, T positions, R real tokens of all examples, K kept layers, D width.
+Where examples have several sequences, `[B, T]` below is `[B, C, T]`; see `batch`.
+
+Legend: N examples, B batch, T positions, R real tokens of all examples (or their sequences, where
+one vector of each is kept), K kept layers, D width.
 """
 
 import hashlib
@@ -74,7 +77,7 @@ class CachedFeatures:
     ) -> None:
         self.data = data
         self.pooling = pooling
-        lengths_N = _lengths(data)
+        lengths_N = _lengths(data, pooling)
         self._starts_N = np.cumsum(lengths_N) - lengths_N
         size = _size(lengths_N, model.backbone.shape, layers, pooling)
         model.eval()
@@ -105,48 +108,53 @@ class CachedFeatures:
     def batch(self, indices: npt.NDArray[np.int64]) -> Batch:
         """Return the data's own batch with `pooled`, or `states` that are zero at padding."""
         found = self.data.batch(indices)
-        mask_BT = found["mask"]
+        kept = _kept(found["mask"], self.pooling)
+        size = (kept.numel(), *self._states_RKD.shape[1:])
+        states = self._states_RKD.new_zeros(size)
+        places = {"from": self._rows(indices, found["mask"]), "to": _real(kept)}
+        places = to_device(places, states.device)
+        states[places["to"]] = self._states_RKD[places["from"]]
+        states = states.unflatten(0, kept.shape)
         if self.pooling is not None:
-            rows = to_device({"rows": self._rows(indices, mask_BT)}, self._states_RKD.device)
-            return {**found, "pooled": self._states_RKD[rows["rows"], 0]}
-        size = (*mask_BT.shape, *self._states_RKD.shape[1:])
-        states_BTKD = self._states_RKD.new_zeros(size)
-        places = {"from": self._rows(indices, mask_BT), "to": _real(mask_BT)}
-        places = to_device(places, states_BTKD.device)
-        states_BTKD.flatten(0, 1)[places["to"]] = self._states_RKD[places["from"]]
-        return {**found, "states": states_BTKD}
+            return {**found, "pooled": states.squeeze(-2)}
+        return {**found, "states": states}
 
     def _rows(self, indices: npt.NDArray[np.int64], mask_BT: Tensor) -> Tensor:
-        """Return the rows of the states of real tokens, one example after the other."""
-        if self.pooling is not None:
-            return torch.from_numpy(indices)
+        """Return the rows of the states that are kept, one example after the other."""
+        kept = _kept(mask_BT, self.pooling).reshape(len(indices), -1)
         starts_B = torch.from_numpy(self._starts_N[indices])
-        rows_BT = starts_B[:, None] + mask_BT.long().cumsum(1) - 1
-        return rows_BT[mask_BT]
+        rows = starts_B[:, None] + kept.long().cumsum(1) - 1
+        return rows[kept]
 
 
 def memory_needed(
     data: Dataset, shape: BackboneShape, layers: Layers, pooling: Pooling | None = None
 ) -> int:
     """Return the bytes that `CachedFeatures` of this data would hold."""
-    size = _size(_lengths(data), shape, layers, pooling)
+    size = _size(_lengths(data, pooling), shape, layers, pooling)
     return torch.Size(size).numel() * torch.float32.itemsize
 
 
 def _size(
     lengths_N: npt.NDArray[np.int64], shape: BackboneShape, layers: Layers, pooling: Pooling | None
 ) -> tuple[int, int, int]:
-    """Return R, K and D; of pooled states, R are the examples."""
+    """Return R, K and D."""
     if pooling is not None:
-        return len(lengths_N), 1, shape.width * (3 if pooling == "concat" else 1)
+        return int(lengths_N.sum()), 1, shape.width * (3 if pooling == "concat" else 1)
     kept = shape.depth + 1 if layers is None else len(layers)
     return int(lengths_N.sum()), kept, shape.width
 
 
-def _lengths(data: Dataset) -> npt.NDArray[np.int64]:
-    """Return every example's number of real tokens."""
+def _lengths(data: Dataset, pooling: Pooling | None) -> npt.NDArray[np.int64]:
+    """Return how many states of every example are kept: of its real tokens, or its sequences."""
     portions = micro_batches(np.arange(len(data)), _PORTION)
-    return np.concatenate([data.batch(indices)["mask"].sum(1).numpy() for indices in portions])
+    kept = (_kept(data.batch(indices)["mask"], pooling) for indices in portions)
+    return np.concatenate([each.reshape(len(each), -1).sum(1).numpy() for each in kept])
+
+
+def _kept(mask_BT: Tensor, pooling: Pooling | None) -> Tensor:
+    """Return where there is a state to keep: each real token's, or one a sequence."""
+    return mask_BT if pooling is None else mask_BT.any(-1)
 
 
 def _key(
@@ -212,16 +220,17 @@ def _states(
     pooling: Pooling | None,
 ) -> Tensor:
     """Return the chosen states of a batch's real tokens, or its pooled ones, in float32."""
-    view = to_device({**with_facts(batch), "real": _real(batch["mask"])}, precision.device)
+    real = _real(_kept(batch["mask"], pooling))
+    view = to_device({**with_facts(batch), "real": real}, precision.device)
     with torch.inference_mode(), precision.context():
         encoded = Encoding(model, view)
         if pooling is not None:
-            return encoded.pooled(pooling).float()[:, None]
+            return encoded.pooled(pooling).float()[view["real"], None]
         states = encoded.states
     chosen = states if layers is None else [states[layer] for layer in layers]
     return torch.stack([state.flatten(0, 1)[view["real"]].float() for state in chosen], dim=1)
 
 
-def _real(mask_BT: Tensor) -> Tensor:
-    """Return the places of real tokens, `[R]`, counted through a batch row by row."""
-    return mask_BT.flatten().nonzero().squeeze(1)
+def _real(mask: Tensor) -> Tensor:
+    """Return the places where a mask is True, `[R]`, counted through a batch row by row."""
+    return mask.flatten().nonzero().squeeze(1)

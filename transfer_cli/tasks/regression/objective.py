@@ -36,7 +36,7 @@ class Regression(SequenceObjective):
     """
 
     task = "regression"
-    problem_type: ClassVar[str] = "regression"
+    problem_type: ClassVar[str | None] = "regression"
     num_outputs = 1
 
     def __init__(

@@ -1,0 +1,257 @@
+"""Questions with choices: files of every format, what is cut, answers, a run that guesses."""
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from transfer_cli.data import sample
+from transfer_cli.data.readers import Record
+from transfer_cli.data.tokenizer import WordPiece
+from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.tasks.choice.data import Choices, SampleChoices
+from transfer_cli.tasks.choice.readers import read_examples
+from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask
+from transfer_cli.tasks.classification import ClassificationTask
+
+TASK = ChoiceTask()
+
+RACE = {
+    "article": "Tom ran home.",
+    "questions": ["Tom was _ .", "Who ran?"],
+    "options": [["late", "early"], ["Tom", "Ann", "Bob", "Eve"]],
+    "answers": ["B", "A"],
+    "id": "high1.txt",
+}
+
+
+def rows(path, *rows):
+    with path.open("w", newline="") as out:
+        csv.writer(out).writerows(rows)
+    return path
+
+
+def lines(path, *records):
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return path
+
+
+SWAG = ["video-id", "sent1", "sent2", "ending0", "ending1", "ending2", "ending3", "label"]
+STORY = ["InputStoryid", *(f"InputSentence{n}" for n in range(1, 5)),
+         "RandomFifthSentenceQuiz1", "RandomFifthSentenceQuiz2", "AnswerRightEnding"]  # fmt: skip
+
+FILES = {
+    "jsonl": (
+        lambda at: lines(at / "a.jsonl", {"context": "C", "choices": ["a", "b", "c"], "label": 2}),
+        [ChoiceExample("C", ["a", "b", "c"], "", 2)],
+    ),
+    "swag": (
+        lambda at: rows(at / "a.csv", SWAG, ["7", 'Says "hi", "ho"', "She", *"wxyz", "3"]),
+        [ChoiceExample('Says "hi", "ho"', ["w", "x", "y", "z"], "She", 3)],
+    ),
+    "copa": (
+        lambda at: lines(
+            at / "a.jsonl",
+            {"premise": "P", "choice1": "a", "choice2": "b", "question": "cause", "label": 0},
+            {"premise": "P", "choice1": "a", "choice2": "b", "question": "effect", "label": 1},
+            {"premise": "P", "choice1": "a", "choice2": "b", "question": "Why?", "label": 1},
+        ),
+        [ChoiceExample("P", ["a", "b"], word, n)
+         for word, n in (("because", 0), ("so", 1), ("Why?", 1))],
+    ),
+    "storycloze": (
+        lambda at: rows(at / "a.csv", STORY, ["i", "A.", "B.", "C.", "D.", "x", "y", "1"]),
+        [ChoiceExample("A. B. C. D.", ["x", "y"], "", 0)],
+    ),
+    "race": (
+        lambda at: lines(at / "1.txt", RACE),
+        [ChoiceExample("Tom ran home.", ["Tom was late .", "Tom was early ."], "", 1),
+         ChoiceExample("Tom ran home.", ["Tom", "Ann", "Bob", "Eve"], "Who ran?", 0)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_questions_of_each_format_are_read_and_the_format_is_recognised(kind, tmp_path):
+    make, expected = FILES[kind]
+    path = make(tmp_path)
+
+    assert read_examples(path, kind) == expected
+    assert read_examples(path, "auto") == expected
+
+
+def test_a_folder_of_race_is_read_in_the_order_of_its_names(tmp_path):
+    (tmp_path / "high").mkdir()
+    for name in ("2.txt", "10.txt"):
+        lines(tmp_path / "high" / name, {**RACE, "article": name})
+
+    found = read_examples(tmp_path, "auto")
+
+    assert [each.context for each in found] == ["10.txt", "10.txt", "2.txt", "2.txt"]
+
+
+def test_what_follows_the_context_is_the_question_and_a_choice():
+    assert list(ChoiceExample("C", ["a", "b"], "Q ?").endings()) == ["Q ? a", "Q ? b"]
+    assert list(ChoiceExample("C", ["a", "b"]).endings()) == ["a", "b"]
+
+
+GOOD = {"context": "C", "choices": ["a", "b"], "label": 1}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({**GOOD, "label": 2}, "line 2: 'label' is 2, expected a number from 0 to 1, since there"),
+        ({**GOOD, "label": -1}, "line 2: 'label' is -1, expected"),
+        ({**GOOD, "label": True}, "line 2: 'label' is True, expected"),
+        ({**GOOD, "label": "b"}, "line 2: 'label' is 'b', expected"),
+        ({"context": "C", "choices": ["a", "b"]}, "line 2: 'label' is missing, expected"),
+        ({**GOOD, "choices": ["a"]}, "line 2: 'choices' has 1, expected at least 2"),
+        ({**GOOD, "choices": "ab"}, "line 2: 'choices' is no list of texts"),
+        ({**GOOD, "choices": ["a", 7]}, "line 2: 'choices' is a number, expected text"),
+        ({"contxt": "C", "choices": ["a", "b"]}, "line 2: the columns 'contxt', 'choices' are"),
+        ({**RACE, "answers": ["B", "E"]}, "line 2: the answer to question 2 is 'E', expected one"),
+        ({**RACE, "answers": ["B"]}, "line 2: there are not as many options and answers"),
+    ],
+)
+def test_a_question_that_is_none_is_refused_with_file_and_line(bad, message, tmp_path):
+    path = lines(tmp_path / "a.jsonl", GOOD, bad)
+
+    with pytest.raises(DataError, match=f"a.jsonl, {message}"):
+        read_examples(path, "auto")
+
+
+def test_the_nearest_column_and_the_formats_are_named(tmp_path):
+    path = lines(tmp_path / "a.jsonl", {"contxt": "C", "choices": ["a", "b"]})
+
+    with pytest.raises(DataError, match=r"swag: sent1, sent2, ending0.* Did you mean 'context'"):
+        read_examples(path, "auto")
+
+
+def test_a_file_of_another_format_than_the_one_asked_for_lacks_its_columns(tmp_path):
+    with pytest.raises(DataError, match="line 1: no column 'sent1'; there are 'context'"):
+        read_examples(FILES["jsonl"][0](tmp_path), "swag")
+    with pytest.raises(ValueError, match="format: 'swg' is not one of .*swag"):
+        Choices(train="a.csv", format="swg")
+
+
+def test_stories_count_their_endings_from_one(tmp_path):
+    path = rows(tmp_path / "a.csv", STORY, ["i", "A.", "B.", "C.", "D.", "x", "y", "0"])
+
+    with pytest.raises(DataError, match="'AnswerRightEnding' is 0, expected a number from 1 to 2"):
+        read_examples(path, "auto")
+
+
+def test_few_labels_are_part_of_more_and_leave_validation_as_it_is(tmp_path):
+    many = [{**GOOD, "context": f"text {n}"} for n in range(40)]
+    path = str(lines(tmp_path / "a.jsonl", *many))
+    few, more = (Choices(train=path, labelled=n).load(tmp_path, 0).splits for n in (5, 20))
+
+    assert len(few["train"]) == 5
+    assert {each.context for each in few["train"]} < {each.context for each in more["train"]}
+    assert few["validation"] == more["validation"]
+    assert len(few["validation"]) == 4
+
+
+# --- rows of tokens ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = "the old bridge is red blue over a river and new"
+    return WordPiece(size=80).make(lambda: iter([words] * 3))
+
+
+LONG = ChoiceExample("the old bridge is over a river", ["red", "the new blue"], "and", 1)
+
+
+@pytest.mark.parametrize(
+    ("length", "contexts", "endings"),
+    [
+        (16, ["the old bridge is over a river"] * 2, ["and red", "and the new blue"]),
+        (10, ["the old bridge is over", "the old bridge"], ["and red", "and the new blue"]),
+        (6, ["the", ""], ["and red", "and the new"]),
+    ],
+)
+def test_the_context_is_cut_first(length, contexts, endings, tokenizer):
+    batch = TASK.encode([LONG], tokenizer, length, "bidirectional").batch(np.array([0]))
+
+    found = [tokenizer.decode(row[mask].tolist())
+             for row, mask in zip(batch["tokens"][0], batch["mask"][0], strict=True)]  # fmt: skip
+    layout = "[CLS] {} [SEP] {} [SEP]"
+    assert [text.split() for text in found] == [
+        layout.format(*pair).split() for pair in zip(contexts, endings, strict=True)
+    ]
+
+
+def test_examples_with_other_numbers_of_choices_share_a_batch(tokenizer):
+    more = ChoiceExample("a bridge", ["red", "blue", "new", "old"], label=3)
+    data = TASK.encode([LONG, more], tokenizer, 10, "causal")
+
+    batch = data.batch(np.array([1, 0]))
+
+    assert batch["tokens"].shape == batch["segment"].shape == (2, 4, 10)
+    assert batch["mask"].any(-1).tolist() == [[True] * 4, [True, True, False, False]]
+    assert batch["label"].tolist() == [3, 1]
+    assert batch["index"].tolist() == [1, 0]
+    assert (batch["tokens"][~batch["mask"]] == tokenizer.pad).all()
+    assert data.lengths.tolist() == [10, 5]
+    assert data.num_cut == 1
+
+
+# --- answers -----------------------------------------------------------------------------------
+
+
+def test_an_answer_is_a_choice_with_the_shares_of_all():
+    answer = {"choices": ["a", "b"], "probabilities": [0.25, 0.75]}
+
+    assert TASK.written(answer) == {"label": 1, "answer": "b", "probabilities": [0.25, 0.75]}
+    assert TASK.cells(answer) == [1, "b", "[0.25, 0.75]"]
+
+
+def test_several_runs_answer_with_their_mean_and_never_with_a_class():
+    one, two = ({"choices": ["a", "b"], "probabilities": p} for p in ([0.9, 0.1], [0.2, 0.8]))
+
+    found = TASK.combine([(TASK, one), (TASK, two)])
+
+    assert found["probabilities"] == pytest.approx([0.55, 0.45])
+    assert found["choices"] == ["a", "b"]
+    with pytest.raises(CheckpointError, match="two is a run of classification, and one one of cho"):
+        TASK.check_combines(ClassificationTask(("a", "b")), "one", "two")
+
+
+@pytest.mark.parametrize(("accuracy", "learnt"), [(0.25, False), (0.27, False), (0.4, True)])
+def test_a_run_no_better_than_a_guess_has_failed(accuracy, learnt):
+    assert (TASK.failure({"accuracy": accuracy, "chance": 0.25}, {}) is None) == learnt
+
+
+def test_questions_of_any_row_format_can_be_asked_without_an_answer():
+    record = Record(3, {"sent1": "He", "sent2": "She", **{f"ending{n}": str(n) for n in range(4)}})
+
+    assert TASK.columns_of(list(record.fields), "x").text == "sent1"
+    assert TASK.read(record, "sent1", None, "x") == ChoiceExample("He", ["0", "1", "2", "3"], "She")
+    with pytest.raises(DataError, match="x: the columns 'text' are those of no format"):
+        TASK.columns_of(["text"], "x")
+
+
+# --- the sample --------------------------------------------------------------------------------
+
+
+def test_the_sample_gives_nothing_away():
+    data = SampleChoices().load(None, 0)
+
+    assert {name: len(found) for name, found in data.splits.items()} == {
+        "train": 144, "validation": 96, "test": 288,
+    }  # fmt: skip
+    known = {each.context for each in data.splits["train"]}
+    for name, examples in data.splits.items():
+        counts = np.array([len(each.choices) for each in examples])
+        assert set(counts) == {2, 3, 4, 5}
+        first = np.mean([each.label == 0 for each in examples])
+        assert first == pytest.approx(np.mean(1 / counts), abs=0.12)
+        assert name == "train" or not known & {each.context for each in examples}
+    again = [replace(each, label=None) for each in SampleChoices().load(None, 1).splits["test"]]
+    assert again == [replace(each, label=None) for each in data.splits["test"]]
+    assert sample.choices(1) != sample.choices(0)

@@ -1,0 +1,86 @@
+"""Data sets with choices: own files, those of four public sets, and an embedded sample."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from transfer_cli.data import sample
+from transfer_cli.data.tasks import Drawn, LabelledData
+from transfer_cli.errors import one_of
+from transfer_cli.tasks.choice.readers import FORMATS, read_examples
+from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask
+
+
+@dataclass(kw_only=True)
+class _Judged(Drawn):
+    """A data set with choices, drawn from as one stratum."""
+
+    def texts(self, example: ChoiceExample) -> Sequence[str]:
+        """See `Drawn`."""
+        return ChoiceTask().texts(example)
+
+    def strata(self, examples: Sequence[ChoiceExample]) -> Sequence[int]:
+        """See `Drawn`."""
+        return [0] * len(examples)
+
+    def check(self, train: Sequence[ChoiceExample], labels: Sequence[str], where: str) -> None:
+        """See `Drawn`: the readers have checked each example."""
+
+
+@dataclass(kw_only=True)
+class Choices(_Judged):
+    """Own questions with choices, or those of a public data set; see `readers`.
+
+    Args:
+        train: A file, or a folder of RACE.
+        validation: The same. Without it a share of the training questions is held out.
+        test: The same; without it there is no test set.
+        format: What is in the files; auto: told by their columns.
+        validation_share: The share of the training questions held out, in (0, 1).
+    """
+
+    train: str
+    validation: str | None = None
+    test: str | None = None
+    format: Literal["auto", "jsonl", "swag", "race", "copa", "storycloze"] = "auto"
+    validation_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("format", self.format, FORMATS, ValueError)
+        if not 0 < self.validation_share < 1:
+            raise ValueError(
+                f"validation_share is {self.validation_share}, expected between 0 and 1."
+            )
+
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """See `TaskData`; `data_dir` changes nothing."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        paths = {name: Path(path).expanduser() for name, path in given.items() if path}
+        splits = {name: read_examples(path, self.format) for name, path in paths.items()}
+        data = LabelledData(paths["train"].stem, (), splits, ChoiceTask.node(), files=paths)
+        return self._drawn(data, seed, self.validation_share)
+
+
+@dataclass(kw_only=True)
+class SampleChoices(_Judged):
+    """The embedded choices about the made-up encyclopedia.
+
+    Which of the sentences is about the one name in the context only the encyclopedia tells; see
+    `data.sample`.
+
+    Args:
+        world: Which made-up world they ask about: the one of the encyclopedia read before.
+    """
+
+    world: int = 0
+
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """See `TaskData`; `data_dir` changes nothing."""
+        splits = {
+            name: [ChoiceExample(context, choices, label=right) for context, choices, right in rows]
+            for name, rows in sample.choices(self.world).items()
+        }
+        data = LabelledData("sample_choices", (), splits, ChoiceTask.node())
+        return self._drawn(data, seed)

@@ -1,0 +1,151 @@
+"""The record of the task: its examples, its answers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from transfer_cli.data.columns import Chosen
+from transfer_cli.data.encoded_groups import EncodedGroups
+from transfer_cli.data.encoded_task import encode_texts
+from transfer_cli.data.readers import Record
+from transfer_cli.data.tasks import Example
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import CheckpointError
+from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+
+DECIMALS = 6
+"""Decimals of a probability."""
+
+MARGIN = 0.02
+"""How far above chance an accuracy still counts as guessed."""
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class ChoiceExample:
+    """A context, what stands before each choice ("" for nothing), the choices, and the right one.
+
+    Choices and the number of the right one count from 0.
+    """
+
+    context: str
+    choices: Sequence[str]
+    question: str = ""
+    label: int | None = None
+
+    def endings(self) -> Iterator[str]:
+        """Yield what follows the context, choice by choice."""
+        for choice in self.choices:
+            yield f"{self.question} {choice}" if self.question else choice
+
+
+@dataclass(frozen=True)
+class ChoiceTask(Task):
+    """One of several texts for a context."""
+
+    name: ClassVar[str] = "choice"
+    objective: ClassVar[str] = "choice"
+    head: ClassVar[str] = "class"
+    example: ClassVar[type] = ChoiceExample
+    fields: ClassVar[tuple[str, ...]] = ("label", "answer", "probabilities")
+    expected: ClassVar[str] = "right choice"
+    export_head: ClassVar[str | None] = "multiple_choice"
+    can_fail: ClassVar[bool] = True
+
+    def columns_of(self, names: Sequence[str], name: str) -> Chosen:
+        """See `Task`."""
+        # Only here: it imports this module.
+        from transfer_cli.tasks.choice.readers import row_format
+
+        return Chosen(row_format(names, name).context, None, "label")
+
+    def read(self, record: Record, text: str, pair: str | None, name: str) -> ChoiceExample:
+        """See `Task`; the record is a row of any format that has one question a row."""
+        from transfer_cli.tasks.choice.readers import row_format
+
+        return row_format(tuple(record.fields), name, record.line).read(record, name)
+
+    def texts(self, example: ChoiceExample) -> tuple[str, ...]:
+        """See `Task`."""
+        question = (example.question,) if example.question else ()
+        return (example.context, *question, *example.choices)
+
+    def labels_of(self, example: ChoiceExample) -> Sequence[str]:
+        """See `Task`."""
+        return () if example.label is None else (example.choices[example.label],)
+
+    def encode(
+        self,
+        examples: Sequence[ChoiceExample],
+        tokenizer: Tokenizer,
+        length: int,
+        direction: Direction,
+    ) -> EncodedGroups:
+        """See `Task`; a context that is too long is cut, and a choice that is too long alone."""
+        pairs = [Example(each.context, pair=end) for each in examples for end in each.endings()]
+        labels = [each.label for each in examples]
+        return EncodedGroups(
+            examples,
+            encode_texts(pairs, tokenizer, length, direction, truncate="first"),
+            [len(each.choices) for each in examples],
+            tokenizer.pad,
+            {} if None in labels else {"label": labels},
+        )
+
+    @classmethod
+    def sample(cls) -> tuple["ChoiceTask", Sequence[ChoiceExample]]:
+        """See `Task`."""
+        return cls(), (
+            ChoiceExample("Where is it ?", ["Rivers", "How many ?"], "Do", 1),
+            ChoiceExample("How many rivers are there ?", ["Where ?", "Many", "There"], label=0),
+            ChoiceExample("Where do the rivers go ?", ["Many", "Where do they go ?"], label=0),
+            ChoiceExample("How many ?", ["Where ?", "It", "Go", "Do the rivers go ?"], label=3),
+        )
+
+    def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
+        """Return the choices, and the probability of each."""
+        (found,) = rows.values()
+        choices = list(data.examples[example].choices)
+        return {"choices": choices, "probabilities": found["probabilities"][: len(choices)]}
+
+    def result(self, data: Encoded, example: int, rows: Rows) -> Result:
+        """See `Task`; of m choices that are all the likeliest, the right one counts 1/m."""
+        (found,) = rows.values()
+        (expected,) = self.labels_of(data.examples[example]) or ("",)
+        said = data.examples[example].choices[found["label"]]
+        return Result(expected, said, found["probability"], found["right"])
+
+    def check_combines(self, other: Task, first: str, path: str) -> None:
+        """Refuse a run of another task."""
+        if not isinstance(other, ChoiceTask):
+            raise CheckpointError(
+                f"run: {path} is a run of {other.name}, and {first} one of {self.name}"
+            )
+
+    def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
+        """Return the mean of the probabilities."""
+        mean_C = np.mean([answer["probabilities"] for _, answer in answers], axis=0)
+        return {**answers[0][1], "probabilities": mean_C.tolist()}
+
+    def written(self, answer: Answer) -> dict[str, Any]:
+        """See `Task`."""
+        shares_C = np.asarray(answer["probabilities"])
+        label = int(shares_C.argmax())
+        return {
+            "label": label,
+            "answer": answer["choices"][label],
+            "probabilities": shares_C.round(DECIMALS).tolist(),
+        }
+
+    def failure(
+        self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
+    ) -> str | None:
+        """Return why nothing was learnt: a guess is right as often."""
+        accuracy, chance = measures.get("accuracy", 1.0), measures.get("chance", 0.0)
+        if accuracy > chance + MARGIN:
+            return None
+        return (
+            f"training accuracy {100 * accuracy:.1f} % is no better than a guess among the choices "
+            f"({100 * chance:.1f} %); try another seed, another optimizer.lr or a longer run"
+        )
