@@ -82,7 +82,7 @@ def misfits(shape: BackboneShape, added: Mapping[str, Added], head: str | None) 
     ]
     known = (Adapter, ScalarMix)
     wrong += sorted({part.describe() for part in added.values() if type(part) not in known})
-    if head not in (None, LANGUAGE_MODEL, *_CLASSIFIERS):
+    if head is not None and head not in (LANGUAGE_MODEL, *_CLASSIFIERS):
         wrong.append(f"a head for {head.replace('_', ' ')} (head=false leaves it out)")
     return wrong
 

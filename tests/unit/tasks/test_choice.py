@@ -133,7 +133,7 @@ def test_the_nearest_column_and_the_formats_are_named(tmp_path):
 def test_a_file_of_another_format_than_the_one_asked_for_lacks_its_columns(tmp_path):
     with pytest.raises(DataError, match="line 1: no column 'sent1'; there are 'context'"):
         read_examples(FILES["jsonl"][0](tmp_path), "swag")
-    with pytest.raises(ValueError, match="format: 'swg' is not one of .*swag"):
+    with pytest.raises(ValueError, match=r"format: 'swg' is not one of .*swag"):
         Choices(train="a.csv", format="swg")
 
 

@@ -189,6 +189,11 @@ def _recognised(names: Sequence[str], name: str, line: int | None, among: Sequen
         if set(columns[kind]) <= set(names):
             return kind
     where = name if line is None else f"{name}, line {line}"
+    if not names:
+        raise DataError(
+            f"{where}: no columns, of which a context and its choices are; give a table, or JSON "
+            'lines such as {"context": "It rains.", "choices": ["I get wet.", "I sing."]}.'
+        )
     expected = "; ".join(f"{kind}: {', '.join(columns[kind])}" for kind in among)
     close = next(filter(None, (nearest(each, sum(columns.values(), ())) for each in names)), "")
     raise DataError(
