@@ -16,6 +16,8 @@ key            shape, type     meaning
 `next_tokens`  [B, T] int64    running text only: the token after each position
 `segment`      [B, T] int64    pairs of texts only: 0 in the first text, 1 in the second
 `label`        [B] int64       labelled data only: the class that people gave
+`window`       [B, 5] int64    span extraction only: see `tasks.span.windows`
+`span`         [B, 2] int64    span extraction only: the first and last position of the answer
 `target`       [B, T] int64    made by an objective's `prepare`; `IGNORE` where there is no loss
 `states`       [B, T, L, D]    cached features only: float32 hidden states of the layers that the
                                readout reads; 0 at padding

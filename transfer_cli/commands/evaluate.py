@@ -204,7 +204,7 @@ def _encoded(
 
 def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
     """Return all rows of the file `input` as a split, read as it says or as in training."""
-    chosen, task = {name: config[name] for name in _OF_INPUT}, trained.start.task
+    task = trained.start.task
     if task is None:
         raise ConfigError(
             "input: this run is a language model, and labelled rows are for classifiers; for text "
@@ -213,6 +213,10 @@ def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
     table = task.table()
     if table is None:
         raise ConfigError(f"input: no table holds the answers of {task.name}; say data=")
+    chosen = {name: config[name] for name in _OF_INPUT if config[name] not in (None, "stop")}
+    other = [name for name in chosen if name not in table.__dataclass_fields__]
+    if other:
+        raise ConfigError(f"{other[0]}: is for tables, and files of {task.name} are none")
     try:
         source = table(train=config.input, **chosen)
     except ValueError as error:

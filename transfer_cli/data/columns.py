@@ -23,6 +23,7 @@ _LABELS = (
 _PAIRS = (
     ("sentence1", "sentence2"), ("question1", "question2"), ("text1", "text2"),
     ("text_a", "text_b"), ("premise", "hypothesis"), ("question", "passage"),
+    ("question", "context"),
 )  # fmt: skip
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _NO_TEXT = re.compile(r"[-+0-9.,:/%\s]*|https?://\S+|[0-9a-fA-F]{8}[0-9a-fA-F-]*")

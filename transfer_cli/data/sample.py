@@ -22,6 +22,9 @@ NAMES_ASKED = {"train": 8, "validation": 4, "test": 8}
 QUESTIONS_PER_NAME = {"train": 3, "validation": 4, "test": 6}
 """Wordings of the question about each of them."""
 
+TEXTS_ASKED = {"train": 600, "validation": 120, "test": 300}
+"""Texts of a split that are asked for the name of a kind of thing."""
+
 ROUNDS = {"train": 16, "validation": 1, "test": 1}
 """Articles of a split with each name as their first subject."""
 
@@ -164,6 +167,15 @@ _QUESTIONS = (
     "Can you tell me what {it} really is ?",
 )
 
+_WHICH = (
+    "Which of them is {article} {kind} ?",
+    "What is the {kind} called ?",
+    "Which {kind} do people write about ?",
+)
+_SENTENCES_ASKED = 2
+_ANSWERED = 4
+"""Of so many questions and one more, that one has no answer."""
+
 _TITLES = ("{}", "{} and {}", "{} , {} and {}")
 
 _SYLLABLES = (
@@ -238,6 +250,43 @@ def _choices(
         offered = draw.shuffled([kinds[label], *wrong])
         told = (draw.shuffled(_WORDS[kind][_TOLD[kind]].split(", ")) for kind in offered)
         yield text, [f"{one} and {other}" for one, other, *_ in told], offered.index(kinds[label])
+
+
+def spans(seed: int = 0) -> dict[str, list[tuple[str, str, str]]]:
+    """Return each split's (train, validation, test) questions, each with its text and its answer.
+
+    A text mentions names of different kinds in sentences that fit all of them; the question asks
+    for the name of one kind. The answer is "" where the text has none.
+    """
+    names = _names(seed)
+    splits, start = {}, 0
+    for split, count in NAMES_ASKED.items():
+        asked = {
+            kind: group[start : start + count]
+            for kind, group in zip(_SENTENCES, names, strict=True)
+        }
+        draw = _Draw(derive(seed, "spans", split))
+        splits[split] = [_ask_for(asked, number, draw) for number in range(TEXTS_ASKED[split])]
+        start += count
+    return splits
+
+
+def _ask_for(asked: dict[str, list[str]], number: int, draw: _Draw) -> tuple[str, str, str]:
+    """Return the question of a number, a text and the answer."""
+    pairs = [each for each in _COMMON_SENTENCES if "{it}" in each and "{other}" in each]
+    kinds = draw.shuffled(list(asked))
+    there = [asked[kind][draw.number(len(asked[kind]))] for kind in kinds[: 2 * _SENTENCES_ASKED]]
+    sentences = draw.shuffled(pairs)[:_SENTENCES_ASKED]
+    text = " ".join(
+        sentence.replace("{it}", there[2 * place]).replace("{other}", there[2 * place + 1])
+        for place, sentence in enumerate(sentences)
+    )
+    # The kinds are in random order, so the first one stands anywhere once names are dealt out.
+    place = 2 * _SENTENCES_ASKED if number % (_ANSWERED + 1) == _ANSWERED else number % _ANSWERED
+    kind = kinds[place]
+    question = _WHICH[draw.number(len(_WHICH))]
+    question = question.format(kind=kind, article="an" if kind[0] in "aeiou" else "a")
+    return question, text, "" if place >= len(there) else there[place]
 
 
 def _names(seed: int) -> list[list[str]]:

@@ -165,6 +165,12 @@ class Drawn(TaskData):
         """Raise `DataError` unless something can be learnt from the training examples."""
         _check_classes(train, labels, where)
 
+    def held_out(
+        self, train: Sequence[Any], share: float, seed: int, where: str
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the training examples without a share of them, and that share; see `hold_out`."""
+        return hold_out(train, share, seed, where, self.strata(train))
+
     def _drawn(self, data: LabelledData, seed: int, share: float = 0) -> LabelledData:
         """Return data with a validation split of `share`, unless it has one, and few labels."""
         splits = {name: tuple(examples) for name, examples in data.splits.items()}
@@ -173,8 +179,7 @@ class Drawn(TaskData):
         say_overlap(splits, where, self.texts)
         whole, part_of, left_out = len(train), {}, []
         if "validation" not in splits:
-            parts = hold_out(train, share, seed, where, self.strata(train))
-            train, splits["validation"] = parts
+            train, splits["validation"] = self.held_out(train, share, seed, where)
             part_of["validation"] = Whole(where, whole, (f"{len(train):,} are left to train on",))
             left_out.append(f"{len(splits['validation']):,} are held out for validation")
         if self.labelled is not None:
@@ -185,6 +190,44 @@ class Drawn(TaskData):
         if left_out:
             part_of["train"] = Whole(where, whole, tuple(left_out))
         return replace(data, splits=splits | {"train": train}, part_of=part_of)
+
+
+@dataclass(kw_only=True)
+class LabelledFiles(Drawn):
+    """Own labelled files, one for each split.
+
+    Args:
+        train: A file.
+        validation: A file. Without it a share of the training examples is held out.
+        test: A file; without it there is no test set.
+        validation_share: The share of the training examples held out, in (0, 1).
+    """
+
+    train: str
+    validation: str | None = None
+    test: str | None = None
+    validation_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_share("validation_share", self.validation_share)
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The file of each split that has one."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: Path(path).expanduser() for name, path in given.items() if path}
+
+    @abstractmethod
+    def whole(self, own: Wanted) -> LabelledData:
+        """Return all examples of the training file as one split, `input`, to score a run on.
+
+        Args:
+            own: The columns of the table that the run was trained on.
+
+        Raises:
+            DataError: It cannot be read.
+        """
 
 
 @dataclass(kw_only=True)
@@ -239,7 +282,7 @@ class TableRows:
 
 
 @dataclass(kw_only=True)
-class Table(Drawn):
+class Table(LabelledFiles):
     """Own labelled tables: CSV, TSV or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
     With the extra `tables`, Parquet files and the first sheets of spreadsheets as well. What is not
@@ -248,9 +291,6 @@ class Table(Drawn):
     The labels are those of the training file, sorted (as numbers when all are whole numbers).
 
     Args:
-        train: A file.
-        validation: A file. Without it a stratified share of the training rows is held out.
-        test: A file; without it there is no test set.
         text: The column of the text; None: by its name, else by what is in it. So are the others.
         pair: The column of a second text; None also where there is none.
         label: The column of the label.
@@ -260,12 +300,8 @@ class Table(Drawn):
         encoding: As Python names it.
         format: `csv`, `tsv`, `jsonl`, `parquet` or `xlsx`; None to go by the files' names.
         errors: Whether a row that cannot be read stops all, or is left out and counted.
-        validation_share: The share of the training rows held out, in (0, 1).
     """
 
-    train: str
-    validation: str | None = None
-    test: str | None = None
     text: str | int | None = None
     pair: str | int | None = None
     label: str | int | None = None
@@ -274,7 +310,6 @@ class Table(Drawn):
     encoding: str | None = None
     format: Literal["csv", "tsv", "jsonl", "parquet", "xlsx"] | None = None
     errors: Literal["stop", "skip"] = "stop"
-    validation_share: float = 0.1
 
     most_labels: ClassVar[float] = MAX_LABELS
     numbers: ClassVar[bool] = False
@@ -285,12 +320,10 @@ class Table(Drawn):
         self._layout = Layout(self.delimiter, self.encoding, self.header)
         if self.label is not None and self.label in (self.text, self.pair):
             raise ValueError(f"label is {self.label!r}, which is the column of a text.")
-        _check_share("validation_share", self.validation_share)
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
         """See `TaskData`; `data_dir` changes nothing."""
-        given = {"train": self.train, "validation": self.validation, "test": self.test}
-        paths = {name: Path(path).expanduser() for name, path in given.items() if path}
+        paths = self.paths
         train = self._rows(paths["train"])
         own = Wanted(train.columns.text, train.columns.pair, train.columns.label)
         rows = {
@@ -310,15 +343,8 @@ class Table(Drawn):
         return LabelledData(paths[first].stem, labels, splits, files=paths)
 
     def whole(self, own: Wanted) -> LabelledData:
-        """Return all rows of the training file as one split, `input`, to score a run on.
-
-        Args:
-            own: The columns of the table that the run was trained on.
-
-        Raises:
-            DataError: It cannot be read.
-        """
-        path = Path(self.train).expanduser()
+        """See `LabelledFiles`."""
+        path = self.paths["train"]
         found = self._rows(path, own, keys="")
         skipped = (f"{found.num_skipped:,} cannot be read",) if found.num_skipped else ()
         part_of = Whole(str(path), len(found.rows) + found.num_skipped, skipped)

@@ -21,7 +21,7 @@ from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.columns import Chosen
 from transfer_cli.data.readers import Record
 from transfer_cli.data.split import Dataset
-from transfer_cli.data.tasks import Table
+from transfer_cli.data.tasks import LabelledFiles
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 
@@ -122,8 +122,8 @@ class Task(ABC):
     # --- examples ---------------------------------------------------------------------------
 
     @classmethod
-    def table(cls) -> type[Table] | None:
-        """Return the data source of own tables with answers, or None."""
+    def table(cls) -> type[LabelledFiles] | None:
+        """Return the data source of own files with answers, or None."""
         return None
 
     def columns_of(self, names: Sequence[str], name: str) -> Chosen | None:

@@ -15,6 +15,8 @@ from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.tasks.regression.task import RegressionTask
+from transfer_cli.tasks.span.objective import SpanExtraction
+from transfer_cli.tasks.span.task import SpanTask
 from transfer_cli.testing.tasks import check_task
 
 
@@ -34,6 +36,11 @@ def test_regression_keeps_the_contract(tokenizer):
 
 def test_choice_keeps_the_contract(tokenizer):
     check_task(ChoiceTask, Choice(pooling="mean"), tokenizer)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_span_extraction_keeps_the_contract(tokenizer, masked):
+    check_task(SpanTask, SpanExtraction(mask_question=masked), tokenizer)
 
 
 class LosesAnExample(ClassificationTask):

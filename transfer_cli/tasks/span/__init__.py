@@ -1,0 +1,1 @@
+"""Span extraction: the answer to a question, cut from a text."""

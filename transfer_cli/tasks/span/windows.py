@@ -1,0 +1,269 @@
+"""Questions with their texts as rows of tokens: a long text becomes several windows.
+
+A row is a question and a window of the text, laid out as a pair of texts. Windows begin at 0, at
+the step, at twice the step, ... until one reaches the end. A piece of the text that is in several
+windows belongs to the one in which it has the most context (Devlin et al. 2019): else an answer
+would be counted once for each.
+
+Legend: P pieces of a text, W windows of it, R rows of all.
+"""
+
+import logging
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from transfer_cli.data.encoded_task import EncodedRows, specials_around
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.progress import progress
+from transfer_cli.tasks.span.scoring import best_of, exact
+
+if TYPE_CHECKING:
+    from transfer_cli.tasks.span.task import SpanExample
+
+log = logging.getLogger(__name__)
+
+Ints = npt.NDArray[np.int64]
+
+NULL, FIRST, PAST, OWN_FIRST, OWN_PAST = range(5)
+"""Columns of the batch key `window`: where "no answer" stands; the window of the text, from its
+first position to the one after its last; and of it the pieces that belong to this window."""
+
+_PORTION = 8192
+_LONGEST_STEP, _LONGEST_QUESTION = 128, 64
+
+
+class EncodedSpans(EncodedRows):
+    """Questions with their texts as tokens.
+
+    Attributes:
+        offsets: For each example, the characters of the text's pieces, `[P, 2]`.
+        shift: For each row, what is to be added to the number of a piece to have its position.
+    """
+
+    offsets: list[Ints]
+    shift: list[int]
+
+    def characters(self, row: int, start: int, end: int) -> tuple[int, int]:
+        """Return where the pieces at two positions of a row begin and end in the text."""
+        offsets, shift = self.offsets[self.example_of[row]], self.shift[row]
+        return int(offsets[start - shift, 0]), int(offsets[end - shift, 1])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The special tokens of a row, and how many other tokens are whose.
+
+    Args:
+        before: The special tokens before the question.
+        between: Those between it and the text.
+        after: Those behind the text.
+        question: Most tokens of a question.
+        step: How far apart windows begin.
+        room: What is left for a question and a window.
+    """
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    question: int
+    step: int
+    room: int
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        direction: str,
+        length: int,
+        question: int | None = None,
+        step: int | None = None,
+    ) -> "Layout":
+        """Return the layout of rows of `length`.
+
+        Args:
+            tokenizer: Has the special tokens.
+            direction: The model's.
+            length: The longest row in tokens.
+            question: See `Layout`; None: a sixth of the length, at most 64.
+            step: None: a third of the length, at most 128. With 384 tokens both are BERT's.
+
+        Raises:
+            ConfigError: A window would hold no more than a step, so that no two overlap.
+        """
+        before, after = specials_around(tokenizer, direction)
+        between = [tokenizer.sep]
+        question = question or max(1, min(_LONGEST_QUESTION, length // 6))
+        step = step or max(1, min(_LONGEST_STEP, length // 3))
+        room = length - len(before) - len(between) - len(after)
+        if room - question <= step:
+            raise ConfigError(
+                f"data.step is {step} and data.question_length is {question}: of data.length="
+                f"{length}, they leave {max(0, room - question)} tokens for a window of the text, "
+                "which must be more than a step; lower one of them, or leave both out"
+            )
+        return cls(before, between, after, question, step, room)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A window with its question; see `EncodedSpans`.
+
+    Args:
+        tokens: All of them.
+        shift: See `EncodedSpans`.
+        window: The batch key.
+        span: The batch key.
+    """
+
+    tokens: "array[int]"
+    shift: int
+    window: tuple[int, ...]
+    span: tuple[int, int]
+
+    @property
+    def holds_answer(self) -> bool:
+        return self.span[0] != self.window[NULL]
+
+
+def encode_spans(
+    examples: "Sequence[SpanExample]", tokenizer: Tokenizer, layout: Layout
+) -> EncodedSpans:
+    """Return questions with their texts as rows; of a question that is too long the end is cut.
+
+    The targets of a row, `span`, are the positions of the answer's first and last piece if its
+    window holds all of it, else twice that of the special token that begins a row (bidirectional)
+    or ends it (causal): no answer.
+
+    Raises:
+        DataError: Some examples have answers and some are without them.
+    """
+    known = [example.answers is not None for example in examples]
+    if any(known) and not all(known):
+        raise DataError(
+            f"Example {known.index(False) + 1} of {len(known)} has no answers, others have some."
+        )
+    rows, example_of, all_offsets = list[_Row](), list[int](), list[Ints]()
+    num_cut = num_answers = num_unreachable = 0
+    for example, question, text, offsets in _encoded(examples, tokenizer):
+        answer = answer_pieces(example, offsets)
+        own = _rows(question[: layout.question], text, answer, layout)
+        if example.answer_windows_only:
+            own = [row for row in own if row.holds_answer] or own
+        example_of += [len(all_offsets)] * len(own)
+        rows += own
+        all_offsets.append(offsets)
+        num_cut += len(question) > layout.question
+        num_answers += answer is not None
+        num_unreachable += answer is not None and not _is_reached(example, offsets, answer)
+    if num_unreachable:
+        log.info(
+            "%s of %s answers begin or end inside a token, so none of whole tokens is equal",
+            f"{num_unreachable:,}", f"{num_answers:,}",
+        )  # fmt: skip
+    targets = {"window": np.array([row.window for row in rows], dtype=np.int64)}
+    if any(known):
+        targets["span"] = np.array([row.span for row in rows], dtype=np.int64)
+    found = EncodedSpans(
+        examples,
+        [row.tokens for row in rows],
+        tokenizer.pad,
+        firsts=[row.window[FIRST] for row in rows],
+        targets=targets,
+        example_of=example_of,
+        num_cut=num_cut,
+    )
+    found.offsets, found.shift = all_offsets, [row.shift for row in rows]
+    return found
+
+
+def window_starts(pieces: int, size: int, step: int) -> range:
+    """Return where windows of `size` begin: every step, until one reaches the last piece."""
+    return range(0, max(1, pieces - size + step), step)
+
+
+def owned_pieces(pieces: int, size: int, starts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return which pieces belong to each window: from the first to the one after the last.
+
+    Each piece belongs to the window where the smaller of its left and right context, with a
+    hundredth of the window's length, is largest; of two such windows to the first.
+    """
+    place_P = np.arange(pieces)
+    most_P, owner_P = np.full(pieces, -np.inf), np.zeros(pieces, dtype=np.int64)
+    for window, start in enumerate(starts):
+        past = min(start + size, pieces)
+        context_P = np.minimum(place_P - start, past - 1 - place_P)
+        score_P = np.where(context_P >= 0, context_P + 0.01 * (past - start), -np.inf)
+        owner_P[score_P > most_P] = window
+        most_P = np.maximum(most_P, score_P)
+    # The contexts of two windows, which both grow and fall by one, cross once.
+    bounds = np.searchsorted(owner_P, np.arange(len(starts) + 1))
+    return list(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
+
+
+def answer_pieces(example: "SpanExample", offsets: Ints) -> tuple[int, int] | None:
+    """Return the pieces that hold the first and the last character of the first answer.
+
+    None where there is no answer, or no piece holds it.
+    """
+    if example.start is None or not example.answers:
+        return None
+    answer = example.answers[0]
+    first = example.start + len(answer) - len(answer.lstrip())
+    last = example.start + len(answer.rstrip()) - 1
+    start = int(np.searchsorted(offsets[:, 1], first, side="right"))
+    end = int(np.searchsorted(offsets[:, 0], last, side="right")) - 1
+    return (start, end) if start <= end else None
+
+
+def _is_reached(example: "SpanExample", offsets: Ints, answer: tuple[int, int]) -> bool:
+    """Return whether the answer that is cut from the text by whole pieces is right."""
+    said = example.context[offsets[answer[0], 0] : offsets[answer[1], 1]]
+    return best_of(exact, example.answers or (), said) == 1
+
+
+def _encoded(
+    examples: "Sequence[SpanExample]", tokenizer: Tokenizer
+) -> "Iterator[tuple[SpanExample, list[int], list[int], Ints]]":
+    """Yield examples with the tokens of both texts, and the characters of those of the second."""
+    with progress("encoding", len(examples), "questions") as more:
+        for first in range(0, len(examples), _PORTION):
+            portion = examples[first : first + _PORTION]
+            # A blank question is none, as RoBERTa's truncation in other libraries fails on it.
+            questions = tokenizer.encode_batch([each.question.lstrip() for each in portion])
+            contexts = list(dict.fromkeys(example.context for example in portion))
+            encoded = {
+                context: (tokens, np.array(places, dtype=np.int64).reshape(-1, 2))
+                for context, (tokens, places) in zip(
+                    contexts, tokenizer.encode_with_offsets(contexts), strict=True
+                )
+            }
+            for example, question in zip(portion, questions, strict=True):
+                yield example, question, *encoded[example.context]
+            more(len(portion))
+
+
+def _rows(
+    question: Sequence[int], text: Sequence[int], answer: tuple[int, int] | None, layout: Layout
+) -> list[_Row]:
+    """Return the windows of a text, each with the question before it."""
+    head = [*layout.before, *question, *layout.between]
+    size = layout.room - len(question)
+    starts = window_starts(len(text), size, layout.step)
+    found = []
+    for start, own in zip(starts, owned_pieces(len(text), size, starts), strict=True):
+        tokens = text[start : start + size]
+        row = array("i", [*head, *tokens, *layout.after])
+        shift, past = len(head) - start, start + len(tokens)
+        null = 0 if layout.before else len(row) - 1
+        span = (null, null)
+        if answer is not None and start <= answer[0] and answer[1] < past:
+            span = (answer[0] + shift, answer[1] + shift)
+        window = (null, *(place + shift for place in (start, past, *own)))
+        found.append(_Row(row, shift, window, span))
+    return found
