@@ -42,6 +42,7 @@ NEEDS = {
     ("data", "text"): ["data.train=a.txt"],
     ("data", "table"): ["data.train=a.csv"],
     ("data", "numbers"): ["data.train=a.csv"],
+    ("data", "choices"): ["data.train=a.jsonl"],
     ("data", "squad"): ["data.train=a.json"],
     ("data", "table_text"): ["data.task.train=a.csv"],
     ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],

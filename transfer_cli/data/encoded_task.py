@@ -50,11 +50,11 @@ class EncodedRows:
             `fill`) a value for each of its tokens.
         fill: Key of `targets` -> its value at padding.
         example_of: The number of the example that each row is a window of; None: rows are examples.
-        is_cut: Whether each row was too long and was cut; rows are examples then. None: none was.
+        is_cut: Whether each example was too long and was cut; None: none was.
 
     Attributes:
         lengths: Every row's length in tokens.
-        num_cut: Number of rows that were cut.
+        num_cut: Number of examples that were cut.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EncodedRows:
         is_cut: Sequence[bool] | None = None,
     ) -> None:
         self.examples = examples
-        self.is_cut = np.zeros(len(rows), dtype=bool) if is_cut is None else np.array(is_cut)
+        self.is_cut = np.zeros(len(examples), dtype=bool) if is_cut is None else np.array(is_cut)
         self.num_cut = int(self.is_cut.sum())
         self.lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         self.example_of = np.arange(len(rows)) if example_of is None else np.asarray(example_of)

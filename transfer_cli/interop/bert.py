@@ -15,9 +15,11 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
     MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
     Family,
     PublishedHead,
+    question_answering,
 )
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, from_row, packed_attention, same
@@ -63,6 +65,7 @@ class EncoderFamily(Family):
             MULTIPLE_CHOICE: PublishedHead(
                 f"{stem}ForMultipleChoice", "multiple-choice", _classifier(*self.choice)
             ),
+            QUESTION_ANSWERING: question_answering(stem),
         }
         if self.is_gelu_head or shape.activation == "gelu":  # that of our head
             rules = self._language_model(shape)

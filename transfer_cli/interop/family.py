@@ -27,6 +27,7 @@ COMMON = {"norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full
 LANGUAGE_MODEL = "language_model"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 MULTIPLE_CHOICE = "multiple_choice"
+QUESTION_ANSWERING = "question_answering"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,16 @@ class PublishedHead:
     architecture: str
     pipeline: str
     rules: Sequence[Rule]
+
+
+def question_answering(model: str) -> PublishedHead:
+    """Return the head of answers in a text, which all families call the same.
+
+    Args:
+        model: The beginning of the class that loads it.
+    """
+    rules = same("heads.span", "qa_outputs")
+    return PublishedHead(f"{model}ForQuestionAnswering", "question-answering", rules)
 
 
 class Family(ABC):

@@ -5,9 +5,11 @@ from typing import Any, ClassVar
 
 from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
+    QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
     Family,
     PublishedHead,
+    question_answering,
 )
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import TRANSPOSED, Rule, same
@@ -63,6 +65,7 @@ class Gpt2(Family):
             SEQUENCE_CLASSIFICATION: PublishedHead(
                 "GPT2ForSequenceClassification", "text-classification", score
             ),
+            QUESTION_ANSWERING: question_answering("GPT2"),
         }
 
     def outside_blocks(self, shape: BackboneShape) -> list[Rule]:

@@ -19,6 +19,7 @@ from transformers.modeling_outputs import (
     CausalLMOutput,
     MaskedLMOutput,
     MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
 )
 
@@ -366,3 +367,21 @@ class TransferForMultipleChoice(TransferClassifier):
         found = self.logits(ids, mask, token_type_ids=segment, **named)
         found["logits"] = found["logits"].view(input_ids.shape[:2])
         return MultipleChoiceModelOutput(**found)
+
+
+class TransferForQuestionAnswering(TransferPreTrainedModel):
+    """Scores of each token as the first and as the last one of an answer."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.backbone = TransferModel(config)
+        self.qa_outputs = nn.Linear(config.width, 2)
+        self.post_init()
+
+    def forward(self, *given: Any, **named: Any) -> QuestionAnsweringModelOutput:
+        """See `TransferModel.forward`."""
+        found = self.backbone(*given, **named)
+        start_BT, end_BT = self.qa_outputs(found.last_hidden_state).unbind(2)
+        return QuestionAnsweringModelOutput(
+            start_logits=start_BT, end_logits=end_BT, hidden_states=found.hidden_states
+        )

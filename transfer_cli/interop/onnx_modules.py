@@ -91,6 +91,21 @@ class _ClassifierGraph(Graph):
         return logits_BC
 
 
+class _TokenGraph(Graph):
+    """What a head says of each token, `[B, T, C]`."""
+
+    output = "logits"
+
+    def __init__(self, model: TransferModel, head: str) -> None:
+        super().__init__(model)
+        self.head = model.heads[head]
+
+    def read(self, top_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        """Return `[B, T, C]`."""
+        logits_BTC: Tensor = self.head(top_BTD)
+        return logits_BTC
+
+
 def _pool(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
     """Do what `model.heads.pool` does, without `len(batch)`."""
     if pooling == "concat":
@@ -117,8 +132,11 @@ def graph_of(model: TransferModel, objective: Objective | None) -> Graph:
         return Graph(model)
     if isinstance(objective, SequenceObjective):
         return _ClassifierGraph(model, objective)
+    if objective.token_head is not None:
+        return _TokenGraph(model, objective.token_head)
     if HEAD in model.heads:
         return _LanguageModelGraph(model)
     raise ConfigError(
-        f"format=onnx writes classifiers and language models; {type(objective).__name__} is neither"
+        "format=onnx writes classifiers, heads of tokens and language models; "
+        f"{type(objective).__name__} is none of them"
     )

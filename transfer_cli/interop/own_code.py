@@ -12,6 +12,7 @@ from transfer_cli.interop.family import (
     COMMON,
     LANGUAGE_MODEL,
     MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
 )
 from transfer_cli.interop.rules import Rule
@@ -61,7 +62,7 @@ _LM = {"heads.lm.": "lm_head."}
 _CAUSAL = Kind("TransferForCausalLM", "AutoModelForCausalLM", "text-generation", _LM)
 _MASKED = Kind("TransferForMaskedLM", "AutoModelForMaskedLM", "fill-mask", _LM)
 _OF_CLASSIFIER = {"heads.class.": "classifier.", "heads.pooler.linear.": "classifier.pooler."}
-_CLASSIFIERS = {
+_KINDS = {
     SEQUENCE_CLASSIFICATION: Kind(
         "TransferForSequenceClassification", "AutoModelForSequenceClassification",
         "text-classification", _OF_CLASSIFIER,
@@ -69,6 +70,10 @@ _CLASSIFIERS = {
     MULTIPLE_CHOICE: Kind(
         "TransferForMultipleChoice", "AutoModelForMultipleChoice", "multiple-choice",
         _OF_CLASSIFIER,
+    ),
+    QUESTION_ANSWERING: Kind(
+        "TransferForQuestionAnswering", "AutoModelForQuestionAnswering", "question-answering",
+        {"heads.span.": "qa_outputs."},
     ),
 }  # fmt: skip
 
@@ -82,15 +87,15 @@ def misfits(shape: BackboneShape, added: Mapping[str, Added], head: str | None) 
     ]
     known = (Adapter, ScalarMix)
     wrong += sorted({part.describe() for part in added.values() if type(part) not in known})
-    if head is not None and head not in (LANGUAGE_MODEL, *_CLASSIFIERS):
+    if head is not None and head not in (LANGUAGE_MODEL, *_KINDS):
         wrong.append(f"a head for {head.replace('_', ' ')} (head=false leaves it out)")
     return wrong
 
 
 def kind_of(head: str | None, shape: BackboneShape, names: Iterable[str]) -> Kind:
     """Return the class for a kind of head; a language model may have come without its own."""
-    if head in _CLASSIFIERS:
-        return _CLASSIFIERS[head]
+    if head in _KINDS:
+        return _KINDS[head]
     is_bare = shape.tie_output and not shape.output_bias and not shape.output_transform
     if head is None or not (is_bare or any(name.startswith("heads.lm.") for name in names)):
         return _BARE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from transfer_cli.data.tasks import MAX_LABELS
 from transfer_cli.data.tokenizer import Tokenizer
@@ -16,6 +16,7 @@ from transfer_cli.interop.families import families
 from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
     MULTIPLE_CHOICE,
+    QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
     Family,
     PublishedHead,
@@ -38,6 +39,8 @@ _REGRESSION = {"_target_": "transfer_cli.tasks.regression.objective.Regression",
 _NUMBERS = {"_target_": "transfer_cli.tasks.regression.task.RegressionTask"}
 _CHOICE = {"_target_": "transfer_cli.tasks.choice.objective.Choice"}
 _CHOICES = {"_target_": "transfer_cli.tasks.choice.task.ChoiceTask"}
+_ANSWERS = {"_target_": "transfer_cli.tasks.span.objective.SpanExtraction"}
+_SPANS = {"_target_": "transfer_cli.tasks.span.task.SpanTask"}
 _MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
 _CLASSIFICATION = "transfer_cli.objectives.classification.Classification"
 _PADDED_TO = (8, 64, 128)
@@ -174,6 +177,7 @@ class _Folder:
                 "lm": LanguageModelHead(shape, vocabulary),
                 "pooler": Pooler(shape.width, "tanh"),
                 "class": SequenceHead(shape.width, max(1, labels), "cls_first"),
+                "span": nn.Linear(shape.width, 2),
             }
             own = TransferModel(Backbone(shape, vocabulary), heads).state_dict()
             expected: dict[str, Tensor] = {}
@@ -220,6 +224,10 @@ class _Folder:
             has_pooler = family.pooler_activation != "none"
             options = {"pooling": family.pooling, "pooler": has_pooler}
             return [*rules, *of_head], {**objective, **options}, labels, task
+        answers = heads.get(QUESTION_ANSWERING)
+        # A causal one has learnt other inputs than ours, too.
+        if answers is not None and not family.is_causal and self._has(answers.rules):
+            return [*rules, *answers.rules], dict(_ANSWERS), (), dict(_SPANS)
         usual = heads.get(SEQUENCE_CLASSIFICATION)
         own_pooler = [r for r in usual.rules if r.ours.startswith("heads.pooler.")] if usual else []
         poolers = (

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop import files, vocabulary
+from transfer_cli.interop.family import LANGUAGE_MODEL
 from transfer_cli.interop.inputs import Inputs
 from transfer_cli.interop.published_config import CONFIG
 from transfer_cli.interop.published_folder import open_folder
@@ -157,7 +158,7 @@ def _write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -
     }
     if causal:
         options |= {"bos_token": names["cls"], "eos_token": names["sep"]}
-    if ours.classifier is not None:
+    if ours.head not in (None, LANGUAGE_MODEL):
         # Here a text is never taken for a special token; one that fills gaps holds masks.
         options["split_special_tokens"] = True
     files.dump_json(folder / vocabulary.OPTIONS, options)

@@ -131,6 +131,11 @@ class Objective(ABC):
     info: TaskInfo
 
     @property
+    def token_head(self) -> str | None:
+        """The head whose answers are all it needs, if it is applied to each token's state."""
+        return None
+
+    @property
     def weights(self) -> Mapping[str, float]:
         """The terms of this loss and their weights."""
         return {"loss": 1.0}

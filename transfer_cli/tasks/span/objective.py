@@ -63,6 +63,11 @@ class SpanExtraction(Objective):
         """The name of its head."""
         return "span" if self.info.name == "main" else f"span_{self.info.name}"
 
+    @property
+    def token_head(self) -> str:
+        """Its head: it scores each token."""
+        return self.head
+
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return a linear layer with two outputs: first and last."""
         linear = nn.Linear(backbone.shape.width, 2)

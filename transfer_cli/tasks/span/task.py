@@ -1,7 +1,7 @@
 """The record of the task: its questions, its answers, its scores."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -89,9 +89,10 @@ class SpanTask(Task):
     scores_answers: ClassVar[bool] = True
     can_fail: ClassVar[bool] = True
 
-    unanswerable: bool = False
-    question_length: int | None = None
-    step: int | None = None
+    # Tasks that differ in these alone share their heads.
+    unanswerable: bool = field(default=False, compare=False)
+    question_length: int | None = field(default=None, compare=False)
+    step: int | None = field(default=None, compare=False)
 
     @classmethod
     def table(cls) -> type[LabelledFiles]:

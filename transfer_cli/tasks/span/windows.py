@@ -149,7 +149,7 @@ def encode_spans(
             f"Example {known.index(False) + 1} of {len(known)} has no answers, others have some."
         )
     rows, example_of, all_offsets = list[_Row](), list[int](), list[Ints]()
-    num_cut = num_answers = num_unreachable = 0
+    is_cut, num_answers, num_unreachable = list[bool](), 0, 0
     for example, question, text, offsets in _encoded(examples, tokenizer):
         answer = answer_pieces(example, offsets)
         own = _rows(question[: layout.question], text, answer, layout)
@@ -158,7 +158,7 @@ def encode_spans(
         example_of += [len(all_offsets)] * len(own)
         rows += own
         all_offsets.append(offsets)
-        num_cut += len(question) > layout.question
+        is_cut.append(len(question) > layout.question)
         num_answers += answer is not None
         num_unreachable += answer is not None and not _is_reached(example, offsets, answer)
     if num_unreachable:
@@ -176,7 +176,7 @@ def encode_spans(
         firsts=[row.window[FIRST] for row in rows],
         targets=targets,
         example_of=example_of,
-        num_cut=num_cut,
+        is_cut=is_cut,
     )
     found.offsets, found.shift = all_offsets, [row.shift for row in rows]
     return found
