@@ -349,7 +349,7 @@ def task(
     for name in (each for each in only if each in data.splits):
         examples = data.splits[name]
         encoded = found.encode(examples, tokenizer, longest, direction_of(shape))
-        warn_of_cuts(encoded.num_cut, len(examples), longest)
+        warn_of_cuts(encoded.num_cut, len(examples), *found.kept(longest))
         warn_of_empty(sum(is_empty(found.texts(each)) for each in examples), len(examples))
         splits[name] = Split(
             name,

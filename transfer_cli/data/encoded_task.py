@@ -207,15 +207,16 @@ def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], li
     return [tokenizer.cls], [tokenizer.sep]
 
 
-def warn_of_cuts(num_cut: int, num_examples: int, length: int) -> None:
-    """Log how many examples were cut, if any were."""
+def warn_of_cuts(num_cut: int, num_examples: int, length: int, key: str = "data.length") -> None:
+    """Log how many examples were cut, if any were, and which key says where."""
     if num_cut:
         log.warning(
-            "Cut %d of %d examples to %d tokens; `data.length` sets how many are kept, up to "
-            "the model's positions",
+            "Cut %d of %d examples to %d tokens; `%s` sets how many are kept, up to the model's "
+            "positions",
             num_cut,
             num_examples,
             length,
+            key,
         )
 
 

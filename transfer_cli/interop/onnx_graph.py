@@ -55,9 +55,9 @@ def write_onnx(
     with several segments also `token_type_ids`; each is `[batch, length]` int64, padded on the
     right, any batch and any length up to the model's positions. It gives float32: of a classifier
     `logits` `[batch, labels]`, of a language model `logits` `[batch, length, vocabulary]`, of a
-    model of spans `logits` `[batch, length, 2]` (first and last token of the answer), of a model
-    without a head `hidden` `[batch, length, width]`. Edits that can be merged are merged into their
-    matrices. Weights of more than 1.5 GB are in a file of their own, `model.onnx.data`.
+    head of tokens `logits` `[batch, length, outputs]`, of a model without a head `hidden` `[batch,
+    length, width]`. Edits that can be merged are merged into their matrices. Weights of more than
+    1.5 GB are in a file of their own, `model.onnx.data`.
 
     `onnx.json` holds what else a program must know to use it:
 

@@ -173,6 +173,10 @@ class Task(ABC):
             direction: The model's.
         """
 
+    def kept(self, length: int) -> tuple[int, str]:
+        """Return how many tokens of an example `encode` keeps, and the key that says so."""
+        return length, "data.length"
+
     @classmethod
     @abstractmethod
     def sample(cls) -> tuple[Self, Sequence[Any]]:

@@ -99,8 +99,8 @@ class Ensemble:
     def say_cuts(self) -> None:
         """Say how many examples were too long for a run, and how many were empty."""
         warn_of_empty(self._num_empty, self._num_texts)
-        for (trained, _), num_cut in zip(self._runs, self._num_cut, strict=True):
-            warn_of_cuts(num_cut, self._num_texts, trained.length)
+        for (trained, task), num_cut in zip(self._runs, self._num_cut, strict=True):
+            warn_of_cuts(num_cut, self._num_texts, *task.kept(trained.length))
 
     def _answers(
         self, examples: Sequence[Any], trained: Trained, task: Task, more: More

@@ -12,7 +12,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.span import scoring
-from transfer_cli.tasks.span.windows import EncodedSpans, Layout, encode_spans
+from transfer_cli.tasks.span.windows import EncodedSpans, Layout, encode_spans, most_of_question
 
 DECIMALS = 6
 """Decimals of a probability."""
@@ -131,6 +131,10 @@ class SpanTask(Task):
         """See `Task` and `encode_spans`."""
         layout = Layout.of(tokenizer, direction, length, self.question_length, self.step)
         return encode_spans(examples, tokenizer, layout)
+
+    def kept(self, length: int) -> tuple[int, str]:
+        """Return how many tokens of a question are kept."""
+        return self.question_length or most_of_question(length), "data.question_length"
 
     @classmethod
     def sample(cls) -> tuple["SpanTask", Sequence[SpanExample]]:

@@ -98,7 +98,7 @@ class Layout:
         """
         before, after = specials_around(tokenizer, direction)
         between = [tokenizer.sep]
-        question = question or max(1, min(_LONGEST_QUESTION, length // 6))
+        question = question or most_of_question(length)
         step = step or max(1, min(_LONGEST_STEP, length // 3))
         room = length - len(before) - len(between) - len(after)
         if room - question <= step:
@@ -180,6 +180,11 @@ def encode_spans(
     )
     found.offsets, found.shift = all_offsets, [row.shift for row in rows]
     return found
+
+
+def most_of_question(length: int) -> int:
+    """Return how many tokens of a question are kept where nobody says it: a sixth of the length."""
+    return max(1, min(_LONGEST_QUESTION, length // 6))
 
 
 def window_starts(pieces: int, size: int, step: int) -> range:

@@ -1,0 +1,277 @@
+"""Answers cut from texts, from the file to the prediction."""
+
+import csv
+import io
+import json
+import re
+import shlex
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from tests.functional.conftest import CITIES, THINGS
+from tests.published import publish, reference
+from transfer_cli.config.locate import conf_dir
+
+pytestmark = pytest.mark.functional
+
+
+def question(n):
+    """Return a question about a city; every fourth text has none."""
+    city, thing = CITIES[n % 6], THINGS[n % 5]
+    context = f"The {thing} of {city} is {n} years older ." if n % 4 else f"The {thing} is {n} ."
+    answers = [{"text": city, "answer_start": context.index(city)}] if n % 4 else []
+    return {"id": n, "question": "Which city ?", "context": context, "answers": answers}
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory):
+    """Return a file of questions whose answers are cities."""
+    file = tmp_path_factory.mktemp("spans") / "questions.jsonl"
+    file.write_text("\n".join(json.dumps(question(n)) for n in range(160)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def words(pretrained, questions, loop):
+    """Return a command line that fine-tunes on it."""
+    return ("finetune", "data=squad", "objective=span", f"data.train={questions}", *loop,
+            "data.length=24", "data.question_length=6", "data.step=6",
+            f"init_from={pretrained}", "optimizer.lr=1e-2", "loop.steps=90", "loop.batch=16",
+            "objective.null_threshold=fit", "loop.evaluate_every=30 steps",
+            "checkpoint.every=30 steps")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(words, tmp_path_factory):
+    """Return a finished run."""
+    from tests.functional.conftest import finished
+
+    place = tmp_path_factory.mktemp("runs") / "spans"
+    finished(*words, f"run.dir={place}")
+    return place
+
+
+def test_answers_are_learnt_measured_and_noted(run, read_json):
+    results = read_json(run / "results.json")
+    items = [json.loads(line) for line in (run / "items.jsonl").read_text().splitlines()]
+
+    measures = results["measures"]["validation"]
+    assert measures["f1"] > 90
+    assert {"exact_match/HasAns", "f1/NoAns"} <= measures.keys()
+    assert [each["name"] for each in results["metrics"] if each["headline"]] == ["f1"]
+    assert "null_threshold" in read_json(run / "model" / "model.json")["task"]["fitted"]
+    assert {item["label"] for item in items} <= {*CITIES, "(no answer)"}
+    assert 100 * np.mean([item["score"] for item in items]) == pytest.approx(measures["f1"])
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    transfer, words, run, at_record, tmp_path, read_json
+):
+    at_record("after", "validation", 30, lambda: signal.raise_signal(signal.SIGTERM))
+    assert transfer(*words, "run.dir=again").code == 75
+    ended = transfer("finetune", "resume=again")
+
+    assert ended.code == 0, ended.err
+    ours, theirs = (read_json(place / "results.json") for place in (tmp_path / "again", run))
+    assert ours["measures"] == theirs["measures"]
+
+
+def test_answers_have_their_place_in_the_text(transfer, run, tmp_path):
+    rows = [{"question": "Which city ?", "context": f" The  tower of {city} is old .", "n": 1}
+            for city in CITIES]  # fmt: skip
+    (tmp_path / "new.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    ended = transfer("predict", str(run), "new.jsonl", "keep=true", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    for line, row in zip(ended.out.splitlines(), rows, strict=True):
+        found = json.loads(line)
+        assert (found["text"], found["pair"], found["n"]) == (row["question"], row["context"], 1)
+        assert row["context"][found["start"] : found["end"]] == found["answer"]
+        assert found["answer"] in CITIES
+        assert sum(each["probability"] for each in found["n_best"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_table_of_questions_gets_columns_of_answers(transfer, run, tmp_path):
+    (tmp_path / "new.csv").write_text(
+        "context,who,question\nThe tower of Riga is old .,me,Which city ?\nThe,you,Which ?\n"
+    )
+
+    ended = transfer("predict", str(run), "new.csv", "output_format=csv", "keep=true", "device=cpu")
+
+    one, other = csv.DictReader(io.StringIO(ended.out))
+    assert (one["answer"], one["start"], one["end"], one["who"]) == ("Riga", "13", "17", "me")
+    assert (other["answer"], other["start"]) == ("", "")
+
+
+def test_a_question_without_a_text_is_refused_or_left_out(transfer, run, tmp_path):
+    lines = [{"question": "Which ?"}, {"question": "Which ?", "context": "The tower of Riga ."}]
+    (tmp_path / "new.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+    ended = transfer("predict", str(run), "new.jsonl", "pair=context", "device=cpu")
+    skipped = transfer(
+        "predict", str(run), "new.jsonl", "pair=context", "errors=skip", "device=cpu"
+    )
+    text = transfer("predict", str(run), "new.jsonl", "format=text", "device=cpu")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert "new.jsonl, line 1: no column 'context'" in ended.err
+    assert len(skipped.out.splitlines()) == 1
+    assert "line 1: a question needs its text" in text.err
+
+
+def test_every_question_of_a_file_is_scored(transfer, run, questions, read_json, tmp_path):
+    found = [json.loads(line) for line in questions.read_text().splitlines()]
+    paragraphs = [{"context": each["context"], "qas": [each]} for each in found]
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+
+    for name in (str(questions), "squad.json"):
+        ended = transfer("evaluate", str(run), name, "output=out.json", "device=cpu")
+        assert ended.code == 0, ended.err
+        assert "input: scored 160 of 160 examples" in ended.out
+        assert read_json(tmp_path / "out.json")["measures"]["input"]["exact_match"] > 90
+    ended = transfer("evaluate", str(run), "squad.json", "header=true")
+    assert "header: is for tables, and files of span are none" in ended.err
+
+
+def test_scores_do_not_depend_on_the_batch(transfer, run, read_json, tmp_path):
+    for batch in (1, 7, 64):
+        transfer("evaluate", str(run), f"batch={batch}", f"output={batch}.json", "device=cpu")
+    found = [read_json(tmp_path / f"{batch}.json")["measures"] for batch in (1, 7, 64)]
+
+    assert found[0].keys() == found[1].keys() == found[2].keys()
+    for split, measures in found[0].items():
+        for other in found[1:]:
+            assert other[split] == pytest.approx(measures, abs=1e-4)
+
+
+def test_data_are_looked_at(transfer, pretrained, questions):
+    ended = transfer("inspect", "data=squad", f"data.train={questions}", f"init_from={pretrained}")
+
+    assert ended.code == 0, ended.err
+    assert "Oslo: Which city ? | The market of Oslo is 1 years older ." in ended.out
+    assert "(no answer): Which city ? | The bridge is 0 ." in ended.out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["data.step=30"], "data.step is 30 and data.question_length is 6: of data.length=24"),
+        (["objective=classification", "~objective.null_threshold"], "choose objective=span"),
+        (["data=sample_numbers", "~data"], "SpanExtraction needs examples of the task span"),
+        (["objective.n_best=0"], "objective: n_best must be at least 1"),
+        (["data.null_windows=some"], "data.null_windows: expected one of keep, drop"),
+    ],
+)
+def test_what_does_not_fit_is_refused(transfer, words, more, said, tmp_path):
+    left_out = tuple(word[1:] for word in more if word[0] == "~") or ("~",)
+    typed = [word for word in words if not word.startswith(left_out)]
+    ended = transfer(*typed, *(word for word in more if word[0] != "~"), "run.dir=run")
+
+    assert ended.code == 2
+    assert said in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def best_pair(start_T, end_T, first, past):
+    """Return the best span between two positions."""
+    pairs = [
+        (float(start_T[i] + end_T[j]), i, j) for i in range(first, past) for j in range(i, past)
+    ]
+    return max(pairs)[1:]
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "electra"])
+def test_a_published_model_answers_as_its_reference_does(transfer, tmp_path, family):
+    lib = reference()
+    publish(tmp_path / "published", family, "QuestionAnswering")
+    asked, text = "Who wrote", "The river there is the Seine, in Paris."
+    tokenizer = lib.AutoTokenizer.from_pretrained("published")
+    model = lib.AutoModelForQuestionAnswering.from_pretrained("published").eval()
+    given = tokenizer(asked, text, return_offsets_mapping=True, return_tensors="pt")
+    offsets = given.pop("offset_mapping")[0].tolist()
+    sequence = given.sequence_ids(0)
+    with torch.no_grad():
+        found = model(**given)
+    first, past = sequence.index(1), len(sequence) - 1
+    start, end = best_pair(found.start_logits[0], found.end_logits[0], first, past)
+
+    (tmp_path / "new.jsonl").write_text(json.dumps({"question": asked, "context": text}))
+    ended = transfer("predict", "published", "new.jsonl", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    said = json.loads(ended.out)
+    assert [said["start"], said["end"]] == [offsets[start][0], offsets[end][1]]
+    assert said["answer"] == text[said["start"] : said["end"]]
+
+
+@pytest.mark.parametrize("form", ["hf", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_what_is_exported_gives_the_same_scores(transfer, run, tmp_path, form):
+    from transfer_cli.assembly.finished_run import open_trained
+    from transfer_cli.engine.precision import Precision
+    from transfer_cli.objectives.base import Encoding
+    from transfer_cli.tasks.span.task import SpanExample
+
+    lib = pytest.importorskip("transformers")
+    runtime = pytest.importorskip("onnxruntime")
+    trained = open_trained(str(run), Precision("fp32", torch.device("cpu")))
+    example = SpanExample("Which city ?", "The tower of Riga is old .")
+    data = trained.start.task.encode([example], trained.start.tokenizer, 24, "causal")
+    batch = data.batch(np.array([0]))
+    with torch.no_grad():
+        top = Encoding(trained.model, batch).top
+        expected = trained.model.heads["span"](top)
+
+    ended = transfer("export", str(run), "to", f"format={form}")
+
+    assert ended.code == 0, ended.err
+    if form == "hf":
+        tokenizer = lib.AutoTokenizer.from_pretrained("to")
+        model = lib.AutoModelForQuestionAnswering.from_pretrained("to", trust_remote_code=True)
+        given = tokenizer(example.question, example.context, return_tensors="pt")
+        assert given["input_ids"].tolist() == batch["tokens"].tolist()
+        with torch.no_grad():
+            said = model.eval()(**given)
+        found = torch.stack([said.start_logits, said.end_logits], 2)
+    else:
+        session = runtime.InferenceSession("to/model.onnx")
+        given = {
+            "input_ids": batch["tokens"].numpy(),
+            "attention_mask": batch["mask"].long().numpy(),
+        }
+        found = torch.from_numpy(session.run(None, given)[0])
+    assert torch.allclose(found, expected, atol=2e-5)
+
+
+def test_a_published_model_is_adapted_and_exported_as_one(transfer, words, tmp_path):
+    lib = reference()
+    before = publish(tmp_path / "published", "bert", "QuestionAnswering")
+    typed = [word for word in words if not word.startswith("init_from")]
+
+    ended = transfer(*typed, "init_from=published", "adaptation=lora", "loop.steps=2",
+                     "run.dir=run")  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    assert "heads.span.weight" not in ended.err
+    assert transfer("export", "run", "to").code == 0
+    model = lib.AutoModelForQuestionAnswering.from_pretrained("to")
+    assert type(model) is type(before)
+    assert torch.allclose(model.qa_outputs.weight, before.qa_outputs.weight, atol=0.1)
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(transfer, tmp_path):
+    page = (conf_dir().parent / "docs" / "tasks" / "spans.md").read_text(encoding="utf-8")
+    typed = [shlex.split(line) for line in re.findall(r"^\$ transfer (.+)$", page, re.MULTILINE)]
+    asked = re.search(r"^\$ echo '(.+)' > questions.jsonl$", page, re.MULTILINE)
+    (tmp_path / "questions.jsonl").write_text(asked[1])
+
+    for words in typed[1:]:  # the first is about a file of one's own
+        ended = transfer(*words, *([] if words[0] == "export" else ["device=cpu"]))
+        assert ended.code == 0, (words, ended.err)
+
+    measures = json.loads((tmp_path / "runs" / "names" / "results.json").read_text())["measures"]
+    assert measures["test"]["f1"] > 90
