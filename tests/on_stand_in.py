@@ -46,6 +46,7 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
+from transfer_cli.tasks.choice.objective import Choice
 from transfer_cli.tasks.regression.objective import Regression
 
 WAITS = {
@@ -73,6 +74,7 @@ WAITS = {
     "engine.evaluation.Sums.update": "sums over batches, in float64 on the host",
     "objectives.classification.Classification.samples": "predictions for people to look at",
     "tasks.regression.objective.Regression.samples": "the same",
+    "tasks.choice.objective.Choice.samples": "the same",
     "objectives.classification.Classification.metric_sums": "bincount asks for the largest "
     "number; the sums of the batch are read right after",
     "objectives.language_model.LanguageModel.example_results": "each text's number of targets, "
@@ -203,6 +205,7 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
     ),
     "classification": (lambda: Classification(dropout=0), tiny.Questions, {}),
     "regression": (lambda: Regression(dropout=0), Numbers, {}),
+    "choice": (lambda: Choice(dropout=0), tiny.groups, {}),
     "classification with a pooler": (
         lambda: Classification(dropout=0, pooler=True),
         lambda: tiny.Questions(causal=False),
@@ -238,6 +241,7 @@ for _name, (_make, _, _) in OBJECTIVES.items():
             "Classification.samples",
         ),
         Regression: ("EachExample.note", "row_by_row", "Regression.samples"),
+        Choice: ("EachExample.note", "row_by_row", "Choice.samples"),
         SourceDistillation: (),
     }.get(
         type(_make()),

@@ -17,6 +17,8 @@ from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.batch import Batch
 from transfer_cli.data.corpus import EncodedText, TextBlocks
+from transfer_cli.data.encoded_groups import EncodedGroups
+from transfer_cli.data.encoded_task import EncodedRows
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.data.split import Dataset, Split, TextStats
@@ -92,6 +94,15 @@ class Questions:
     def batch(self, indices: np.ndarray) -> Batch:
         batch = rows_to_batch([self.rows[i] for i in indices], np.asarray(indices))
         return {**batch, "label": torch.tensor([self.labels[i] for i in indices])}
+
+
+def groups(examples: int = 24, *, causal: bool = True) -> EncodedGroups:
+    """Return examples of two to four texts each, and the number of one of them for a label."""
+    counts = [2 + number % 3 for number in range(examples)]
+    rows = Questions(causal, sum(counts)).rows
+    labels = [number % count for number, count in enumerate(counts)]
+    sequences = EncodedRows(range(len(rows)), rows, VOCABULARY.pad)
+    return EncodedGroups(range(examples), sequences, counts, VOCABULARY.pad, {"label": labels})
 
 
 def rows_to_batch(rows: Sequence[Sequence[int]], indices: np.ndarray | None = None) -> Batch:

@@ -178,6 +178,23 @@ def test_a_published_model_answers_as_there_and_is_written_as_it_was(transfer, t
 
 
 @pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_do_what_one_does(shell, transfer, words, tmp_path, read_json):
+    fixed = (*words, "objective.dropout=0", "optimizer=sgd", "loop.steps=5", "loop.micro_batch=3",
+             "seed=1")  # fmt: skip
+    assert transfer(*fixed, "run.dir=one").code == 0
+    ended = shell(*fixed, "run.dir=two", "devices=2")
+    assert ended.wait(240) == 0, ended.stderr.read()
+    ended.communicate()
+
+    one, two = (
+        read_json(tmp_path / run / "results.json")["measures"]["validation"]
+        for run in ("one", "two")
+    )
+    assert one == pytest.approx(two, rel=1e-4)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["frozen", "lora", "adapters", "gradual_unfreezing", "ulmfit"])
 def test_every_kind_of_scheme_learns_choices(transfer, words, scheme, read_json, tmp_path):
     ended = transfer(*words, f"adaptation={scheme}", "run.dir=run")

@@ -10,6 +10,7 @@ from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.tasks.choice.objective import Choice
 
 POOLINGS = ("cls_first", "cls_last", "mean", "max", "concat")
 ORDER = np.random.default_rng(0).permutation(60)
@@ -199,3 +200,26 @@ def test_features_of_a_gpu_can_stay_there():
     expected = Encoding(model, view).states[-1]
     assert states.device.type == "cuda"
     assert torch.allclose(states[view["mask"]][:, 0], expected[view["mask"]], atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [None, "cls_last", "concat"])
+def test_examples_of_several_texts_have_features_as_well(kept):
+    pooling = kept or "mean"
+    objective, data = Choice(pooling), tiny.groups(20)
+    model = tiny.model(objective).eval()
+    tiny.lively(model)
+    features = cached(data, model, pooling=kept)
+    calls = calls_of(model)
+
+    for indices in micro_batches(np.random.default_rng(0).permutation(20), 6):
+        found, expected = (
+            objective.logits(model, view, Encoding(model, view))
+            for view in (features.batch(indices), data.batch(indices))
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+    assert len(calls) == 4  # of what is expected alone
+    mask = data.batch(np.arange(20))["mask"]
+    rows = int((mask.any(-1) if kept else mask).sum())
+    width = 16 * (3 if kept == "concat" else 1)
+    assert memory_needed(data, model.backbone.shape, (-1,), kept) == rows * width * 4
