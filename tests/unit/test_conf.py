@@ -44,6 +44,7 @@ NEEDS = {
     ("data", "numbers"): ["data.train=a.csv"],
     ("data", "choices"): ["data.train=a.jsonl"],
     ("data", "squad"): ["data.train=a.json"],
+    ("data", "labels"): ["data.train=a.csv"],
     ("data", "table_text"): ["data.task.train=a.csv"],
     ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],

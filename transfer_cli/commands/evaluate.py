@@ -217,6 +217,8 @@ def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
     other = [name for name in chosen if name not in table.__dataclass_fields__]
     if other:
         raise ConfigError(f"{other[0]}: is for tables, and files of {task.name} are none")
+    own = trained.config.data
+    chosen |= {name: own[name] for name in table.read_as_trained if name in own}
     try:
         source = table(train=config.input, **chosen)
     except ValueError as error:

@@ -20,6 +20,7 @@ _LABELS = (
     "stars", "star", "rating", "polarity", "emotion", "score", "grade", "tag", "genre", "type",
     "kind", "spam", "toxic", "y",
 )  # fmt: skip
+_SEVERAL_LABELS = ("tags", "categories", "topics", "genres", "emotions", "intents", "keywords")
 _PAIRS = (
     ("sentence1", "sentence2"), ("question1", "question2"), ("text1", "text2"),
     ("text_a", "text_b"), ("premise", "hypothesis"), ("question", "passage"),
@@ -69,6 +70,7 @@ class Wanted:
         label: Of the label.
         labelled: Whether a label is needed.
         numbers: Whether labels are numbers, of which no two need be equal.
+        separator: What parts several labels of a cell; None: a cell is one label.
         keys: What stands before the names of keys in messages.
     """
 
@@ -77,6 +79,7 @@ class Wanted:
     label: str | None = None
     labelled: bool = True
     numbers: bool = False
+    separator: str | None = None
     keys: str = "data."
 
     @property
@@ -176,9 +179,10 @@ class _Search:
         others = self._others(taken)
         if LABEL in others:
             return LABEL
-        ranks = {each: _rank(each, _LABELS) for each in others}
+        known = _LABELS if self.asked.separator is None else (*_LABELS, *_SEVERAL_LABELS)
+        ranks = {each: _rank(each, known) for each in others}
         may_be = _are_mostly_numbers if self.asked.numbers else _may_be_label
-        ends = [each for each in others if ranks[each] and may_be(self._cells(each))]
+        ends = [each for each in others if ranks[each] and may_be(self._labels(each))]
         found = [each for each in ends if ranks[each] > 1] or ends
         if len(found) > 1:
             raise self._doubt(LABEL, found)
@@ -202,10 +206,11 @@ class _Search:
         """Return the column with few values, each of which is there several times."""
         found = []
         for column in self._others(taken):
-            cells = self._cells(column)
+            cells = self._labels(column)
             values = set(cells)
             is_repeated = 2 <= len(values) <= min(_MOST_LABELS, len(cells) / 2)
-            is_full = len(cells) >= (1 - _MOST_EMPTY) * len(self.sample)
+            may_be_empty = self.asked.separator is not None
+            is_full = may_be_empty or len(cells) >= (1 - _MOST_EMPTY) * len(self.sample)
             is_name = _is_text(values) or all(map(_WHOLE_NUMBER.fullmatch, values))
             fits = is_repeated and is_name
             if self.asked.numbers:
@@ -225,6 +230,17 @@ class _Search:
         cells = (each if isinstance(each, str) else json.dumps(each) for each in values)
         return [cell for cell in cells if cell.strip() and cell != "null"]
 
+    def _labels(self, column: str) -> list[str]:
+        """Return the labels in a column, of which a cell may hold several."""
+        if self.asked.separator is None:
+            return self._cells(column)
+        return [
+            part
+            for row in self.sample
+            for part in parts_of(row.get(column), self.asked.separator)
+            if isinstance(part, str)
+        ]
+
     def _doubt(self, what: str, may_be: Sequence[str]) -> DataError:
         which = " or ".join(repr(each[:_LONGEST_SHOWN]) for each in may_be[:4])
         keys = [TEXT, LABEL] if self.asked.labelled else [TEXT]
@@ -232,6 +248,15 @@ class _Search:
         every = listed((repr(each[:_LONGEST_SHOWN]) for each in self.columns), _MOST_LISTED)
         asks = f"the {what} may be in {which}" if may_be else f"which column is the {what}?"
         return DataError(f"{self.name}: {asks} (say {typed}). The columns are {every}.")
+
+
+def parts_of(value: object, separator: str) -> list[object]:
+    """Return the parts of a cell that holds several labels: a list, or texts that are joined."""
+    if value is None:
+        return []
+    parts = value.split(separator) if isinstance(value, str) else value
+    every = parts if isinstance(parts, list) else [parts]
+    return [each for each in every if not isinstance(each, str) or each.strip()]
 
 
 def _at(typed: str | None, columns: Sequence[str]) -> str | None:

@@ -399,7 +399,7 @@ def json_records(
 
 def text_of(record: Record, column: str, name: str) -> str:
     """Return the text in a column."""
-    value = _value(record, column, name)
+    value = value_of(record, column, name)
     where = f"{name}, line {record.line}: {column!r}"
     if not isinstance(value, str):
         raise DataError(f"{where} is {_json_kind(value)}, expected text.")
@@ -416,7 +416,7 @@ def text_of(record: Record, column: str, name: str) -> str:
 
 def label_of(record: Record, column: str, name: str) -> str:
     """Return the label in a column; JSON numbers and truth values as JSON writes them."""
-    value = _value(record, column, name)
+    value = value_of(record, column, name)
     where = f"{name}, line {record.line}: the label in {column!r}"
     if isinstance(value, float) and not math.isfinite(value):
         raise DataError(f"{where} is {value}. Leave rows without a label out.")
@@ -432,7 +432,8 @@ def label_of(record: Record, column: str, name: str) -> str:
     return label
 
 
-def _value(record: Record, column: str, name: str) -> object:
+def value_of(record: Record, column: str, name: str) -> object:
+    """Return what is in a column."""
     if column in record.fields:
         return record.fields[column]
     columns = list(record.fields)

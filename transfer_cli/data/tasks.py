@@ -6,11 +6,12 @@ depend on nothing but the examples and the run's seed.
 """
 
 import heapq
+import logging
 import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,15 @@ from typing import Any, ClassVar, Literal, TypeVar
 from transfer_cli.data import any_table, catalog, readers, sample
 from transfer_cli.data.any_table import Refuse, Skipped
 from transfer_cli.data.columns import ANY, FEW_ROWS, Chosen, Wanted, typed
-from transfer_cli.data.layout import Layout
+from transfer_cli.data.layout import Layout, delimiter_name
 from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.readers import Record
 from transfer_cli.data.split import Whole
 from transfer_cli.errors import DataError, at_least, listed, nearest
 from transfer_cli.progress import progress
 from transfer_cli.seeds import derive
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -203,6 +206,9 @@ class LabelledFiles(Drawn):
         validation_share: The share of the training examples held out, in (0, 1).
     """
 
+    read_as_trained: ClassVar[tuple[str, ...]] = ()
+    """Options with which a run's own data were read, and with which other tables are."""
+
     train: str
     validation: str | None = None
     test: str | None = None
@@ -264,12 +270,17 @@ class Trec(Drawn):
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """What is read of a row of a table."""
+    """What is read of a row of a table; several labels are a tuple."""
 
     line: int
     text: str
-    label: str
+    label: Any
     pair: str | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels of the row."""
+        return (self.label,) if isinstance(self.label, str) else tuple(self.label)
 
 
 @dataclass(frozen=True)
@@ -336,9 +347,15 @@ class Table(LabelledFiles):
     def of_rows(self, rows: Mapping[str, "TableRows"], paths: Mapping[str, Path]) -> LabelledData:
         """Return what the rows of splits are, by name; labels are those of the first."""
         first = next(iter(rows))
-        labels = _sorted_labels(rows[first].rows)
+        labels = sorted_labels(row.label for row in rows[first].rows)
         splits = {
-            name: _numbered(found.rows, labels, paths[name], name) for name, found in rows.items()
+            name: [
+                Example(row.text, number, row.pair)
+                for row, (number,) in zip(
+                    found.rows, numbers_of(found.rows, labels, paths[name], name), strict=True
+                )
+            ]
+            for name, found in rows.items()
         }
         return LabelledData(paths[first].stem, labels, splits, files=paths)
 
@@ -359,6 +376,17 @@ class Table(LabelledFiles):
         pair = None if columns.pair is None else readers.text_of(record, columns.pair, name)
         label = readers.label_of(record, columns.label, name)
         return TableRow(record.line, text, labels.setdefault(label, label), pair)
+
+    def check(self, train: Sequence[Any], labels: Sequence[str], where: str) -> None:
+        """See `Drawn`; labels that are surely several, joined, are told of."""
+        mark = joined_by(labels)
+        if mark is not None:
+            log.warning(
+                "%s: labels such as %r look like several in a row; to learn them one by one: "
+                "data=labels objective=multilabel data.separator=%s",
+                where, next(label for label in labels if mark in label)[:80], delimiter_name(mark),
+            )  # fmt: skip
+        super().check(train, labels, where)
 
     @property
     def columns(self) -> Wanted:
@@ -419,13 +447,24 @@ class SampleQuestions(Drawn):
 # ---------------------------------------------------------------------------------- reading
 
 
-def _sorted_labels(rows: Sequence[TableRow]) -> tuple[str, ...]:
+def sorted_labels(found: Iterable[str]) -> tuple[str, ...]:
     """Return all labels, sorted: as numbers when all are whole numbers."""
-    labels = sorted({row.label for row in rows})
+    labels = sorted(set(found))
     # 18 digits always fit; a longer "number" is an identifier.
     if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels):
         labels.sort(key=int)
     return tuple(labels)
+
+
+def joined_by(labels: Sequence[str]) -> str | None:
+    """Return the mark that surely joins several names in labels: most names are in several."""
+    for mark in "|;,":
+        parts = [{part.strip() for part in label.split(mark)} for label in labels]
+        in_labels = Counter(part for names in parts for part in names)
+        repeated = sum(count > 1 for count in in_labels.values())
+        if sum(len(names) > 1 for names in parts) > 1 and 4 * repeated >= 3 * len(in_labels):
+            return mark
+    return None
 
 
 def _read_trec(path: Path) -> Iterator[tuple[str, str]]:
@@ -440,26 +479,30 @@ def _read_trec(path: Path) -> Iterator[tuple[str, str]]:
         yield text.strip(" "), label
 
 
-def _numbered(
+def numbers_of(
     rows: Sequence[TableRow], labels: Sequence[str], path: Path, split: str
-) -> list[Example]:
-    """Return examples with numbers for labels, all of which must occur in training."""
+) -> list[tuple[int, ...]]:
+    """Return the numbers of each row's labels, all of which must occur in training."""
     numbers = {label: number for number, label in enumerate(labels)}
-    unknown = [row for row in rows if row.label not in numbers]
+    unknown = {each: row.line for row in reversed(rows) for each in row.labels
+               if each not in numbers}  # fmt: skip
     if unknown:
-        first, others = unknown[0], len({row.label for row in unknown}) - 1
+        first, others = min(unknown, key=unknown.__getitem__), len(unknown) - 1
         more = f" (and {others} other label{'s' * (others > 1)})" if others else ""
         raise DataError(
-            f"{path}, line {first.line}: the label {first.label!r}{more} of {split} is not among "
-            f"the {len(labels)} labels of train.{nearest(first.label, labels)}"
+            f"{path}, line {unknown[first]}: the label {first!r}{more} of {split} is not among "
+            f"the {len(labels)} labels of train.{nearest(first, labels)}"
         )
-    return [Example(row.text, numbers[row.label], row.pair) for row in rows]
+    return [tuple(numbers[each] for each in row.labels) for row in rows]
 
 
 def _renumbered(example: Any, numbers: Sequence[int]) -> Any:
-    if not isinstance(example, Example):
+    label = getattr(example, "label", None)
+    if label is None:
         raise DataError("data: its labels are not those of the run, in another order or number")
-    return replace(example, label=None if example.label is None else numbers[example.label])
+    several = isinstance(label, tuple)
+    new = tuple(numbers[each] for each in label) if several else numbers[label]
+    return replace(example, label=new)
 
 
 # ---------------------------------------------------------------------------------- drawing

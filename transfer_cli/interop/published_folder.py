@@ -41,6 +41,9 @@ _CHOICE = {"_target_": "transfer_cli.tasks.choice.objective.Choice"}
 _CHOICES = {"_target_": "transfer_cli.tasks.choice.task.ChoiceTask"}
 _ANSWERS = {"_target_": "transfer_cli.tasks.span.objective.SpanExtraction"}
 _SPANS = {"_target_": "transfer_cli.tasks.span.task.SpanTask"}
+_MULTILABEL = {"_target_": "transfer_cli.tasks.multilabel.objective.Multilabel"}
+_SEVERAL = {"_target_": "transfer_cli.tasks.multilabel.task.MultilabelTask"}
+_PROBLEMS = (None, "single_label_classification", "multi_label_classification", "regression")
 _MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
 _CLASSIFICATION = "transfer_cli.objectives.classification.Classification"
 _PADDED_TO = (8, 64, 128)
@@ -248,10 +251,12 @@ class _Folder:
             return choice.rules, dict(_CHOICE), (), dict(_CHOICES)
         if head is None or not self._is_classifier(head):
             return None
-        labels = self._labels(head)
+        labels, problem = self._labels(head), self.settings.values.get("problem_type")
+        if problem == "multi_label_classification":
+            return head.rules, dict(_MULTILABEL), labels, dict(_SEVERAL)
         if len(labels) > 1:
             return head.rules, {"_target_": _CLASSIFICATION}, labels, None
-        if self.settings.values.get("problem_type") == "regression":
+        if problem == "regression":
             return head.rules, dict(_REGRESSION), (), dict(_NUMBERS)
         return None
 
@@ -259,13 +264,13 @@ class _Folder:
         return bool(rules) and all(name in self.found for rule in rules for name in rule.theirs)
 
     def _is_classifier(self, head: PublishedHead) -> bool:
-        """Return whether a head is there that gives each text one label, or a number."""
+        """Return whether a head is there that gives each text labels, or a number."""
         values = self.settings.values
         return (
             self._has(head.rules)
-            # not each token, nor each text several
+            # not each token
             and values.get("architectures") in (None, [head.architecture])
-            and values.get("problem_type") in (None, "single_label_classification", "regression")
+            and values.get("problem_type") in _PROBLEMS
         )
 
     def _contradiction(self, name: str, expected: Tensor) -> CheckpointError:

@@ -146,6 +146,10 @@ class SequenceObjective(Objective):
         """Return the mean and the deviation of answers that the outputs are relative to."""
         return 0.0, 1.0
 
+    def left_out_of_exports(self, task: Any) -> tuple[str, ...]:
+        """Return in words what of its answers no exported model does."""
+        return ()
+
     def pooling_of(self, model: TransferModel) -> Pooling:
         """Return the pooling of its head."""
         pooling: Pooling = model.heads[self.head].pooling  # type: ignore[assignment]

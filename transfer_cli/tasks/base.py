@@ -19,7 +19,7 @@ import numpy as np
 
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.columns import Chosen
-from transfer_cli.data.readers import Record
+from transfer_cli.data.readers import Record, text_of
 from transfer_cli.data.split import Dataset
 from transfer_cli.data.tasks import LabelledFiles
 from transfer_cli.data.tokenizer import Tokenizer
@@ -138,9 +138,8 @@ class Task(ABC):
         """
         return None
 
-    @abstractmethod
     def read(self, record: Record, text: str, pair: str | None, name: str) -> Any:
-        """Return the example in a record of `predict`'s input, without a label.
+        """Return the example in a record of `predict`'s input, without a label: by default a text.
 
         Args:
             record: A row of a table; a line of plain text has the column `text` alone.
@@ -151,10 +150,12 @@ class Task(ABC):
         Raises:
             DataError: The record holds no example.
         """
+        first = text_of(record, text, name)
+        return self.example(first, pair=None if pair is None else text_of(record, pair, name))
 
-    @abstractmethod
     def texts(self, example: Any) -> tuple[str, ...]:
-        """Return the texts of an example, the one to show first."""
+        """Return the texts of an example, the one to show first: by default one, or a pair."""
+        return (example.text,) if example.pair is None else (example.text, example.pair)
 
     def labels_of(self, example: Any) -> Sequence[str]:
         """Return what people answered: its labels, for statistics."""

@@ -7,15 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from transfer_cli.data.encoded_task import EncodedRows, encode_texts
-from transfer_cli.data.readers import Record, text_of
 from transfer_cli.data.tasks import Example, Table
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, listed
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.probabilities import DECIMALS, check_same_labels, mean_by_label
 from transfer_cli.tasks.words import MOST_LABELS, right_by_words
-
-DECIMALS = 6
-"""Decimals of a probability."""
 
 MARGIN = 0.02
 """How far above the majority's share an accuracy still counts as the majority's."""
@@ -37,15 +33,6 @@ class ClassificationTask(Task):
     def table(cls) -> type[Table]:
         """See `Task`."""
         return Table
-
-    def read(self, record: Record, text: str, pair: str | None, name: str) -> Example:
-        """See `Task`."""
-        first = text_of(record, text, name)
-        return Example(first, pair=None if pair is None else text_of(record, pair, name))
-
-    def texts(self, example: Example) -> tuple[str, ...]:
-        """See `Task`."""
-        return (example.text,) if example.pair is None else (example.text, example.pair)
 
     def labels_of(self, example: Example) -> Sequence[str]:
         """See `Task`."""
@@ -79,30 +66,13 @@ class ClassificationTask(Task):
         return Result(expected, self.labels[found["label"]], found["probability"])
 
     def check_combines(self, other: Task, first: str, path: str) -> None:
-        """Refuse a run with other labels; their order may differ."""
-        if not isinstance(other, ClassificationTask):
-            super().check_combines(other, first, path)
-        lacks = [label for label in self.labels if label not in other.labels]
-        beyond = [label for label in other.labels if label not in self.labels]
-        if lacks or beyond:
-            parts = [
-                f"{listed((repr(label[:80]) for label in labels), 5)} only in {where}"
-                for labels, where in ((lacks, first), (beyond, path))
-                if labels
-            ]
-            raise CheckpointError(
-                f"run: the labels differ, {' and '.join(parts)}; give runs with the same labels"
-            )
+        """Refuse a run of another task, or with other labels; their order may differ."""
+        check_same_labels(self, other, first, path)
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the probabilities, in the order of our labels."""
-        mean_C = np.zeros(len(self.labels))
-        for task, answer in answers:
-            shares_C = np.asarray(answer["probabilities"], dtype=float)
-            if task.labels != self.labels:
-                shares_C = shares_C[[task.labels.index(label) for label in self.labels]]
-            mean_C += shares_C / len(answers)
-        return {"probabilities": mean_C.tolist()}
+        parts = [(task.labels, answer["probabilities"]) for task, answer in answers]
+        return {"probabilities": mean_by_label(self.labels, parts)}
 
     def written(self, answer: Answer) -> dict[str, Any]:
         """See `Task`."""

@@ -13,6 +13,8 @@ from transfer_cli.tasks.base import Result
 from transfer_cli.tasks.choice.objective import Choice
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.multilabel.task import MultilabelTask
 from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.tasks.regression.task import RegressionTask
 from transfer_cli.tasks.span.objective import SpanExtraction
@@ -41,6 +43,11 @@ def test_choice_keeps_the_contract(tokenizer):
 @pytest.mark.parametrize("masked", [True, False])
 def test_span_extraction_keeps_the_contract(tokenizer, masked):
     check_task(SpanTask, SpanExtraction(mask_question=masked), tokenizer)
+
+
+@pytest.mark.parametrize("options", [{}, {"pos_weight": "balanced"}])
+def test_multilabel_keeps_the_contract(tokenizer, options):
+    check_task(MultilabelTask, Multilabel(pooling="mean", **options), tokenizer)
 
 
 class LosesAnExample(ClassificationTask):

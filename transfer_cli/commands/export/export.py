@@ -19,10 +19,9 @@ from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.interop.saving import write_folder
 from transfer_cli.model.added import merge
 from transfer_cli.model.weights import check_finite
-from transfer_cli.objectives.base import Objective
+from transfer_cli.objectives.sequence import SequenceObjective
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import new_folder, writing
-from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.terminal import Entry, Page, Piece, print_out
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,9 @@ def _write_hf(config: DictConfig, start: Pretrained, folder: Path) -> dict[str, 
     }
     if written.target.misfit:
         facts["because"] = f"it is {written.target.misfit}"
-    left_out = [*written.left_out, *_left_out(ours.classifier)]
+    left_out = list(written.left_out)
+    if ours.classifier is not None:
+        left_out += ours.classifier.left_out_of_exports(start.task)
     if left_out:
         facts["left out"] = ", ".join(left_out)
     return facts
@@ -100,15 +101,12 @@ def _write_onnx(config: DictConfig, start: Pretrained, folder: Path) -> dict[str
         "written": config.to,
         "checked": f"against torch in onnxruntime: outputs differ by at most {largest:.1e}",
     }
-    if left_out := _left_out(objective):
+    left_out: tuple[str, ...] = ()
+    if isinstance(objective, SequenceObjective):
+        left_out = objective.left_out_of_exports(start.task)
+    if left_out:
         facts["left out"] = ", ".join(left_out)
     return facts
-
-
-def _left_out(objective: Objective | None) -> list[str]:
-    """Return the options of an objective that no exported model follows."""
-    is_bounded = isinstance(objective, Regression) and objective.clip is not None
-    return ["objective.clip, so that answers are not bounded"] if is_bounded else []
 
 
 def _length(start: Pretrained) -> int:

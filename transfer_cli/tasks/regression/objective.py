@@ -65,6 +65,11 @@ class Regression(SequenceObjective):
             return 0.0, 1.0
         return task.mean, task.scale
 
+    def left_out_of_exports(self, task: Task | None) -> tuple[str, ...]:
+        """See `SequenceObjective`."""
+        bounded = self.clip is not None
+        return ("objective.clip, so that answers are not bounded",) if bounded else ()
+
     def values(self, outputs_B1: Tensor) -> Tensor:
         """Return the head's output in the unit of the numbers, `[B]`."""
         mean, scale = self.unit_of(self.info.task)

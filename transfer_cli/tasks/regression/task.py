@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.data.encoded_task import EncodedRows, encode_texts
-from transfer_cli.data.readers import Record, text_of
 from transfer_cli.data.tasks import Table
 from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.probabilities import check_same_labels
 
 DIGITS = 7
 """Digits of a number that is written, as many as float32 has."""
@@ -59,15 +59,6 @@ class RegressionTask(Task):
         from transfer_cli.tasks.regression.data import NumberTable
 
         return NumberTable
-
-    def read(self, record: Record, text: str, pair: str | None, name: str) -> NumberExample:
-        """See `Task`."""
-        first = text_of(record, text, name)
-        return NumberExample(first, pair=None if pair is None else text_of(record, pair, name))
-
-    def texts(self, example: NumberExample) -> tuple[str, ...]:
-        """See `Task`."""
-        return (example.text,) if example.pair is None else (example.text, example.pair)
 
     def labels_of(self, example: NumberExample) -> Sequence[str]:
         """See `Task`."""
@@ -127,10 +118,7 @@ class RegressionTask(Task):
 
     def check_combines(self, other: Task, first: str, path: str) -> None:
         """Refuse a run of another task."""
-        if not isinstance(other, RegressionTask):
-            raise CheckpointError(
-                f"run: {path} is a run of {other.name}, and {first} one of {self.name}"
-            )
+        check_same_labels(self, other, first, path)
 
     def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
         """Return the mean of the numbers."""

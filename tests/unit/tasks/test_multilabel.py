@@ -1,0 +1,245 @@
+"""Several labels for texts: tables of them, answers, thresholds."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from transfer_cli.data.tasks import Table, joined_by
+from transfer_cli.errors import CheckpointError, DataError
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.multilabel.data import LabelsTable, SampleLabels
+from transfer_cli.tasks.multilabel.task import LabelsExample, MultilabelTask, best_threshold
+
+TASK = MultilabelTask(("a", "b", "c"))
+FITTED = MultilabelTask(("a", "b", "c"), fitted={"thresholds": [0.9, 0.5, 0.1]})
+
+
+def result(task, given, shares):
+    encoded = type("Encoded", (), {"examples": [LabelsExample("text", given)]})()
+    return task.result(encoded, 0, {0: {"probabilities": shares}})
+
+
+@pytest.mark.parametrize(
+    ("given", "shares", "predicted", "score"),
+    [
+        ((0, 1), [0.8, 0.2, 0.1], "a", 2 / 3),
+        ((1,), [0.1, 0.8, 0.7], "b|c", 2 / 3),
+        ((), [0.1, 0.2, 0.7], "c", 0),
+        ((), [0.1, 0.2, 0.5], "", 1),
+    ],
+)
+def test_the_score_of_an_example_is_the_f1_of_its_labels(given, shares, predicted, score):
+    found = result(TASK, given, shares)
+
+    assert (found.predicted, found.score) == (predicted, pytest.approx(score))
+
+
+def test_the_probability_of_an_answer_is_that_of_all_its_decisions():
+    assert result(TASK, (0,), [0.8, 0.2, 0.1]).probability == pytest.approx(0.8 * 0.8 * 0.9)
+
+
+def test_fitted_thresholds_decide():
+    assert result(FITTED, (), [0.8, 0.6, 0.2]).predicted == "b|c"
+    assert FITTED.written({"probabilities": [0.8, 0.6, 0.2]})["labels"] == ["b", "c"]
+
+
+def test_runs_answer_with_the_means_of_their_probabilities_and_thresholds():
+    turned = MultilabelTask(("c", "b", "a"))
+    answers = [(FITTED, {"probabilities": [0.8, 0.9, 0.1]}),
+               (turned, {"probabilities": [0.7, 0.0, 0.9]})]  # fmt: skip
+
+    found = FITTED.combine(answers)
+
+    assert found["probabilities"] == pytest.approx([0.85, 0.45, 0.4])
+    assert found["thresholds"] == pytest.approx([0.7, 0.5, 0.3])
+    assert FITTED.written(found)["labels"] == ["a", "c"]
+    FITTED.check_combines(turned, "one", "two")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (ClassificationTask(("a", "b", "c")), "two is a run of classification, and one one of mu"),
+        (MultilabelTask(("a", "b")), "the labels differ, 'c' only in one"),
+    ],
+)
+def test_answers_of_other_labels_are_not_combined(other, said):
+    with pytest.raises(CheckpointError, match=said):
+        TASK.check_combines(other, "one", "two")
+
+
+@pytest.mark.parametrize(
+    ("shares", "given", "threshold"),
+    [
+        ([0.9, 0.7, 0.3, 0.1], [1, 1, 0, 0], 0.5),
+        ([0.9, 0.2, 0.18, 0.1], [0, 1, 1, 0], 0.14),
+        ([0.9, 0.5, 0.5, 0.1], [1, 1, 0, 0], 0.3),
+        ([0.2, 0.1], [1, 1], 0.05),
+        ([0.9, 0.8], [0, 0], 0.5),
+        ([0.8, 0.6, 0.4, 0.2], [1, 0, 0, 1], 0.7),  # the lowest one has the same F1
+    ],
+)
+def test_a_threshold_has_the_highest_f1(shares, given, threshold):
+    found = best_threshold(np.array(shares), np.array(given, dtype=bool))
+
+    assert found == pytest.approx(threshold)
+
+
+def test_no_threshold_is_better_than_the_one_that_is_fitted():
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        shares = generator.integers(0, 8, 12) / 8
+        given = generator.random(12) < 0.4
+        given[0] = True
+
+        def f1(threshold, shares=shares, given=given):
+            said = shares > threshold
+            return 2 * (said & given).sum() / (said.sum() + given.sum())
+
+        best = f1(best_threshold(shares, given))
+        assert best >= max(f1(each / 8 - 1 / 16) for each in range(1, 9))
+
+
+def test_thresholds_are_fitted_to_each_label_of_the_validation_examples():
+    examples = [LabelsExample("x", (0,)), LabelsExample("y", ()), LabelsExample("z", (0, 1))]
+    encoded = type("Encoded", (), {"examples": examples})()
+    shares = [[0.3, 0.4, 0.9], [0.1, 0.6, 0.9], [0.4, 0.8, 0.9]]
+    rows = {at: {at: {"probabilities": each}} for at, each in enumerate(shares)}
+
+    assert TASK.fit(encoded, rows)["thresholds"] == pytest.approx([0.2, 0.7, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("micro_f1", "learnt"), [(0.4, False), (0.5, False), (0.51, False), (0.6, True)]
+)
+def test_a_run_no_better_than_a_constant_answer_has_failed(micro_f1, learnt):
+    # Of 6 texts two have each label: to say all of them has the best F1, 1/2.
+    decisions = [[0, 0, 0], [0, 0, 0], [2, 2, 2], [4, 4, 4]]
+
+    assert (TASK.failure({"micro_f1": micro_f1}, {"decisions": decisions}) is None) == learnt
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Return how to load a table of given lines."""
+
+    def call(*lines, header="text,labels", name="a.csv", kind=LabelsTable, **options):
+        (tmp_path / name).write_text("\n".join([*([header] if header else []), *lines]) + "\n")
+        return kind(train=str(tmp_path / name), **options).load(tmp_path, 0)
+
+    return call
+
+
+SETS = ("a", "a|b", "", "b | c|b", "c|d")
+ROWS = [f"this is text number {n},{SETS[n % 5]}" for n in range(200)]
+
+
+def test_labels_are_parted_and_counted_once(load):
+    data = load(*ROWS)
+
+    assert data.labels == ("a", "b", "c", "d")
+    found = {each.label for split in data.splits.values() for each in split}
+    assert found == {(0,), (0, 1), (), (1, 2), (2, 3)}
+    train = data.splits["train"]
+    shares = [sum(at in each.label for each in train) / len(train) for at in range(4)]
+    assert data.task["shares"] == shares
+
+
+def test_lists_and_other_separators_are_read_the_same(load):
+    lists = [json.dumps({"text": f"this is text number {n}", "labels": SETS[n % 5].split("|")})
+             for n in range(200)]  # fmt: skip
+    plain = load(*ROWS)
+
+    from_lists = load(*lists, header=None, name="a.jsonl")
+    from_semicolons = load(*(row.replace("|", ";") for row in ROWS), separator="semicolon")
+
+    for other in (from_lists, from_semicolons):
+        assert (other.labels, other.splits) == (plain.labels, plain.splits)
+
+
+def test_a_split_has_its_share_of_the_rarest_labels(load):
+    held_out = load(*ROWS, labelled=10).splits
+
+    strata = [min(each.label, default=-1) for each in held_out["validation"]]
+    assert sorted(strata) == [-1] * 4 + [0] * 8 + [1] * 4 + [2] * 4
+    assert {label for each in held_out["train"] for label in each.label} == {0, 1, 2, 3}
+
+
+def test_few_labels_are_part_of_more(load):
+    few, more = load(*ROWS, labelled=8), load(*ROWS, labelled=40)
+
+    assert set(few.splits["train"]) < set(more.splits["train"])
+    assert few.splits["validation"] == more.splits["validation"]
+
+
+@pytest.mark.parametrize("header", ["id,review,tags", "id,review,what"])
+def test_the_column_of_labels_is_found(load, header):
+    rows = (f"{n},a longer text no {n} of it,{SETS[n % 5]}" for n in range(100))
+
+    data = load(*rows, header=header)
+
+    assert data.labels == ("a", "b", "c", "d")
+    assert data.splits["train"][0].text.startswith("a longer text")
+
+
+def test_a_label_that_is_not_in_training_is_refused_with_its_line(load, tmp_path):
+    (tmp_path / "v.csv").write_text("text,labels\none,a\ntwo,b|e\nthree,f\n")
+
+    with pytest.raises(DataError, match=r"v\.csv, line 3: the label 'e' \(and 1 other label\)"):
+        load(*ROWS, validation=str(tmp_path / "v.csv"))
+
+
+def test_one_label_a_row_is_for_another_task(load):
+    with pytest.raises(DataError, match="each of its 100 rows has one label; data=table"):
+        load(*(f"this is text number {n},{'ab'[n % 2]}" for n in range(100)))
+    with pytest.raises(DataError, match=r"has one label; data\.separator=semicolon parts them"):
+        load(*(row.replace("|", ";") for row in ROWS if not row.endswith(",")))
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"), [(("a", "a"), "have the same labels, a;"), (("", ""), "labels, none;")]
+)
+def test_labels_that_are_all_equal_teach_nothing(load, labels, said):
+    with pytest.raises(DataError, match=said):
+        load(*map("text,{}".format, labels * 20))
+
+
+def test_very_many_labels_are_refused(load):
+    rows = (f"text {n},{n}x|{n}y|{n}z" for n in range(4000))
+
+    with pytest.raises(DataError, match=r"line 3335: more than 10,000 different labels"):
+        load(*rows, label="labels")
+
+
+def test_the_sample_has_each_label_and_texts_without_any():
+    for examples in SampleLabels().load(None, 0).splits.values():
+        count = [sum(at in each.label for each in examples) for at in range(4)]
+        assert count == [len(examples) // 3] * 4
+        assert sum(each.label == () for each in examples) == len(examples) // 6
+
+
+@pytest.mark.parametrize(
+    ("labels", "mark"),
+    [
+        (["a", "b", "a|b", "b|c", "c"], "|"),
+        (["a, b", "b, c", "a, c"], ","),
+        ([";".join(pair) for pair in itertools.combinations("abcd", 2)], ";"),
+        (["New York, NY", "Boston, MA", "Buffalo, NY"], None),
+        (["ABBR:exp", "NUM:date"], None),
+        (["a", "b", "a|b"], None),
+        (["shop|shoes", "shop|hats", "home|beds", "home|lamps"], None),
+    ],
+)
+def test_joined_labels_are_told_from_names_with_commas(labels, mark):
+    assert joined_by(labels) == mark
+
+
+def test_a_table_of_joined_labels_is_told_of_the_task_for_them(load, caplog):
+    load(*ROWS[:2], *(row for row in ROWS if not row.endswith(",")), kind=Table)
+
+    assert "data=labels objective=multilabel data.separator=pipe" in caplog.text

@@ -1,0 +1,1 @@
+"""Several labels for a text, or none."""

@@ -1,0 +1,186 @@
+"""The loss of any number of labels for each text.
+
+Legend: B batch, C labels, K labels of a text at most.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transfer_cli.batch import Batch, size
+from transfer_cli.data.split import TextStats
+from transfer_cli.errors import one_of
+from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
+from transfer_cli.objectives.sequence import SequenceObjective
+from transfer_cli.tasks.multilabel.task import HALF, SEPARATOR, MultilabelTask
+
+MOST_WEIGHT = 100.0
+"""The largest weight of a label's examples: of rarer labels a single text would decide all."""
+
+METRICS = (
+    Metric("micro_f1", higher_is_better=True, unit="fraction", headline=True),
+    Metric("macro_f1", higher_is_better=True, unit="fraction"),
+    Metric("exact_match", higher_is_better=True, unit="fraction"),
+    Metric("hamming_loss", higher_is_better=False, unit="fraction"),
+    LOSS,
+)
+
+
+class Multilabel(SequenceObjective):
+    """Binary cross-entropy of each label, from one vector for each text; see `SequenceObjective`.
+
+    It is the mean over texts and labels.
+
+    Args:
+        pos_weight: balanced: the examples of a label count as much as those without it, at most
+            `MOST_WEIGHT` each; None: each counts once.
+        thresholds: fit: a label is said where its probability is above the threshold with the
+            highest F1 on validation, which the end of a run finds; None: above 0.5.
+        options: Those of `SequenceObjective`.
+    """
+
+    task = "multilabel"
+    problem_type: ClassVar[str] = "multi_label_classification"
+
+    def __init__(
+        self,
+        *,
+        pos_weight: Literal["balanced"] | None = None,
+        thresholds: Literal["fit"] | None = None,
+        pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
+        dropout: float = 0.1,
+        hidden: tuple[int, ...] = (),
+        batch_norm: bool = False,
+        pooler: bool | None = None,
+    ) -> None:
+        super().__init__(pooling, dropout, hidden, batch_norm=batch_norm, pooler=pooler)
+        one_of("pos_weight", pos_weight or "balanced", ("balanced",), ValueError)
+        one_of("thresholds", thresholds or "fit", ("fit",), ValueError)
+        self.pos_weight = pos_weight
+        self.fits_answers = thresholds == "fit"
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of labels."""
+        return len(self.info.labels)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of decisions: texts x labels."""
+        return {"loss": size(batch) * self.num_outputs}
+
+    def given(self, batch: Batch) -> Tensor:
+        """Return whether each text has each label, `[B, C]`."""
+        labels_BK, classes = batch["labels"], self.num_outputs
+        # What pads a list of labels goes into a column of its own.
+        column_BK = torch.where(labels_BK < 0, classes, labels_BK)
+        found_BC = torch.zeros(len(labels_BK), classes + 1, dtype=torch.bool).to(labels_BK.device)
+        return found_BC.scatter(1, column_BK, value=True)[:, :classes]
+
+    def said(self, logits_BC: Tensor) -> Tensor:
+        """Return whether each label is said of each text, `[B, C]`."""
+        task = self.info.task
+        thresholds = task.thresholds if isinstance(task, MultilabelTask) else HALF
+        # Doubles, as in the task's own decision.
+        shares_BC = logits_BC.sigmoid().double()
+        return shares_BC > shares_BC.new_tensor(thresholds)
+
+    def losses(self, logits_BC: Tensor, batch: Batch) -> Tensor:
+        """Return the loss of each decision, `[B, C]`."""
+        given_BC = self.given(batch).to(logits_BC.dtype)
+        weight_C = None
+        if self.pos_weight == "balanced":
+            share_C = torch.tensor(self.info.task.shares, device=logits_BC.device)
+            weight_C = ((1 - share_C) / share_C).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
+        return F.binary_cross_entropy_with_logits(
+            logits_BC, given_BC, reduction="none", pos_weight=weight_C
+        )
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the summed loss."""
+        return {"loss": self.losses(self.outputs(model, batch, encoded), batch).sum()}
+
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return the summed loss, the texts answered exactly, and counts of decisions `[4, C]`.
+
+        The rows of these: rightly said, wrongly said, wrongly not said, rightly not said.
+        """
+        logits_BC = self.outputs(model, batch, encoded)
+        given_BC, said_BC = self.given(batch), self.said(logits_BC)
+        cells = (given_BC & said_BC, ~given_BC & said_BC, given_BC & ~said_BC, ~given_BC & ~said_BC)
+        return {
+            "loss": self.losses(logits_BC, batch).sum(),
+            "exact": (given_BC == said_BC).all(1).sum(),
+            "decisions": torch.stack([cell_BC.sum(0) for cell_BC in cells]),
+        }
+
+    def predictions(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return the probability of each label, `probabilities` `[B, C]`."""
+        return {"probabilities": self.outputs(model, batch, encoded).sigmoid()}
+
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults:
+        """Return each text's loss, summed over the labels, and their probabilities."""
+        logits_BC = self.outputs(model, batch, encoded)
+        targets_B = torch.full_like(batch["index"], self.num_outputs)
+        predicted = {"probabilities": logits_BC.sigmoid()}
+        return ExampleResults(self.losses(logits_BC, batch).sum(1), targets_B, predicted)
+
+    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
+        """Return the counts of decisions, see `metric_sums`."""
+        return {"decisions": totals["decisions"].long().tolist()}
+
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return each text with its labels and those that are said."""
+        said = self.said(self.outputs(model, batch, encoded)).tolist()
+        return [
+            Sample(tokens[mask].tolist(), self._names(wanted_C), self._names(said_C))
+            for tokens, mask, wanted_C, said_C in zip(
+                batch["tokens"], batch["mask"], self.given(batch).tolist(), said, strict=True
+            )
+        ]
+
+    def _names(self, chosen_C: list[bool]) -> str:
+        names = zip(self.info.labels, chosen_C, strict=True)
+        return SEPARATOR.join(name for name, is_chosen in names if is_chosen)
+
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
+    ) -> dict[str, float]:
+        """Return loss, F1 of all decisions, of each label and on average, exact match."""
+        right_C, surplus_C, missing_C, _ = totals["decisions"].double()
+        wrong_C = surplus_C + missing_C
+        # As in sklearn's macro average, a label that is neither given nor said has no F1.
+        f1 = {
+            f"macro_f1/{name}": float(2 * right / (2 * right + wrong))
+            for name, right, wrong in zip(self.info.labels, right_C, wrong_C, strict=True)
+            if right + wrong
+        }
+        right, wrong = float(right_C.sum()), float(wrong_C.sum())
+        texts = counts["loss"] / self.num_outputs
+        return {
+            "loss": float(totals["loss"]) / counts["loss"],
+            # Where nothing is given, to say nothing is all right.
+            "micro_f1": 2 * right / (2 * right + wrong) if right + wrong else 1.0,
+            "macro_f1": sum(f1.values()) / len(f1) if f1 else 1.0,
+            "exact_match": float(totals["exact"]) / texts,
+            "hamming_loss": wrong / counts["loss"],
+            **f1,
+        }
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the micro-averaged F1 first, then the other metrics."""
+        return METRICS
+
+    def left_out_of_exports(self, task: Any) -> tuple[str, ...]:
+        """See `SequenceObjective`."""
+        return ("the fitted thresholds, so that 0.5 decides",) if task.fitted else ()
