@@ -1,0 +1,1 @@
+"""A tag for each word: entities, parts of speech, chunks."""
