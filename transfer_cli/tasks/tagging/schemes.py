@@ -83,13 +83,17 @@ def sorted_tags(found: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
 
     Of entities O comes first, then each type with B- before I-; who has I- has B-, too.
     """
+    tags = sorted(set(found))
     if scheme == "none":
-        return tuple(sorted(set(found)))
-    types = {split_tag(tag)[1]: set[str]() for tag in sorted(set(found)) if tag != OUTSIDE}
-    for tag in set(found) - {OUTSIDE}:
-        mark, kind = split_tag(tag)
-        types[kind] |= {"B", mark}
-    return (OUTSIDE, *(f"{mark}-{kind}" for kind, marks in types.items() for mark in sorted(marks)))
+        return tuple(tags)
+    marks_of: dict[str, set[str]] = {}
+    for mark, kind in map(split_tag, tags):
+        if mark != OUTSIDE:
+            marks_of.setdefault(kind, {"B"}).add(mark)
+    return (
+        OUTSIDE,
+        *(f"{mark}-{kind}" for kind in sorted(marks_of) for mark in sorted(marks_of[kind])),
+    )
 
 
 def has_entities(labels: Sequence[str]) -> bool:
