@@ -19,6 +19,8 @@ from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.tasks.regression.task import RegressionTask
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.span.task import SpanTask
+from transfer_cli.tasks.tagging.objective import Tagging
+from transfer_cli.tasks.tagging.task import TaggingTask
 from transfer_cli.testing.tasks import check_task
 
 
@@ -48,6 +50,10 @@ def test_span_extraction_keeps_the_contract(tokenizer, masked):
 @pytest.mark.parametrize("options", [{}, {"pos_weight": "balanced"}])
 def test_multilabel_keeps_the_contract(tokenizer, options):
     check_task(MultilabelTask, Multilabel(pooling="mean", **options), tokenizer)
+
+
+def test_tagging_keeps_the_contract(tokenizer):
+    check_task(TaggingTask, Tagging(), tokenizer)
 
 
 class LosesAnExample(ClassificationTask):

@@ -159,7 +159,7 @@ class Conll(_TagFiles):
         tag: The column of its tag.
         comments: Whether lines that begin with `#` are left out.
         format: `columns` or `jsonl`; auto: by the file's name.
-        names: Of JSON lines whose tags are numbers, what they are called.
+        tag_names: Of JSON lines whose tags are numbers, what they are called.
         scheme: How tags mark entities, see `schemes`; auto: as the training file does.
     """
 
@@ -167,9 +167,9 @@ class Conll(_TagFiles):
     tag: int = -1
     comments: bool = False
     format: Literal["auto", "columns", "jsonl"] = "auto"
-    names: tuple[str, ...] | None = None
+    tag_names: tuple[str, ...] | None = None
 
-    read_as_trained: ClassVar[tuple[str, ...]] = ("word", "tag", "comments", "names", "scheme")
+    read_as_trained: ClassVar[tuple[str, ...]] = ("word", "tag", "comments", "tag_names", "scheme")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,7 +181,7 @@ class Conll(_TagFiles):
             self.format == "jsonl"
         )  # fmt: skip
         if is_json:
-            return read_json(path, self.names)
+            return read_json(path, self.tag_names)
         return read_conll(path, self.word, self.tag, comments=self.comments)
 
 

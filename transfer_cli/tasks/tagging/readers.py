@@ -155,9 +155,11 @@ def _of_tokens(
         raise DataError(f"{where}: a token is blank")
     if _is_list_of(tags, int) and tags:
         if names is None:
-            raise DataError(f"{where}: the tags are numbers; name them: data.names=[O,B-PER,...]")
+            raise DataError(
+                f"{where}: the tags are numbers; name them: data.tag_names=[O,B-PER,...]"
+            )
         if wrong := [each for each in tags if not 0 <= each < len(names)]:
-            raise DataError(f"{where}: tag {wrong[0]}, but data.names has {len(names)} names")
+            raise DataError(f"{where}: tag {wrong[0]}, but data.tag_names has {len(names)} names")
         tags = [names[each] for each in tags]
     return Sentence(words, tags, line)
 
