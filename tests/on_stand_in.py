@@ -48,6 +48,7 @@ from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.tasks.choice.objective import Choice
 from transfer_cli.tasks.regression.objective import Regression
+from transfer_cli.tasks.span.objective import SpanExtraction
 
 WAITS = {
     # A step.
@@ -75,6 +76,7 @@ WAITS = {
     "objectives.classification.Classification.samples": "predictions for people to look at",
     "tasks.regression.objective.Regression.samples": "the same",
     "tasks.choice.objective.Choice.samples": "the same",
+    "tasks.span.objective.SpanExtraction.samples": "the same",
     "objectives.classification.Classification.metric_sums": "bincount asks for the largest "
     "number; the sums of the batch are read right after",
     "objectives.language_model.LanguageModel.example_results": "each text's number of targets, "
@@ -184,6 +186,19 @@ class Numbers(tiny.Questions):
         return {**found, "value": found.pop("label").double()}
 
 
+class Spans(tiny.Questions):
+    """The same texts, each a window of which the second half is asked for."""
+
+    def batch(self, indices: Any) -> Batch:
+        found = super().batch(indices)
+        del found["label"]
+        last_B = found["mask"].sum(1) - 1
+        first_B = torch.zeros_like(last_B)
+        span_B2 = torch.stack([last_B // 2, last_B - 1], 1)
+        window_B5 = torch.stack([last_B, first_B, last_B, first_B, last_B], 1)
+        return {**found, "span": span_B2, "window": window_B5}
+
+
 OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict[str, object]]] = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),
     "clm of labelled texts": (CausalLM, tiny.Questions, {}),
@@ -206,6 +221,7 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
     "classification": (lambda: Classification(dropout=0), tiny.Questions, {}),
     "regression": (lambda: Regression(dropout=0), Numbers, {}),
     "choice": (lambda: Choice(dropout=0), tiny.groups, {}),
+    "spans": (SpanExtraction, Spans, {}),
     "classification with a pooler": (
         lambda: Classification(dropout=0, pooler=True),
         lambda: tiny.Questions(causal=False),
@@ -242,6 +258,7 @@ for _name, (_make, _, _) in OBJECTIVES.items():
         ),
         Regression: ("EachExample.note", "row_by_row", "Regression.samples"),
         Choice: ("EachExample.note", "row_by_row", "Choice.samples"),
+        SpanExtraction: ("EachExample.note", "row_by_row", "SpanExtraction.samples"),
         SourceDistillation: (),
     }.get(
         type(_make()),

@@ -17,6 +17,8 @@ from transfer_cli.config.locate import conf_dir
 
 pytestmark = pytest.mark.functional
 
+PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
+
 
 def question(n):
     """Return a question about a city; every fourth text has none."""
@@ -260,6 +262,33 @@ def test_a_published_model_is_adapted_and_exported_as_one(transfer, words, tmp_p
     model = lib.AutoModelForQuestionAnswering.from_pretrained("to")
     assert type(model) is type(before)
     assert torch.allclose(model.qa_outputs.weight, before.qa_outputs.weight, atol=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_adapts_it_beside_an_auxiliary_loss(
+    transfer, words, adapting, preset, read_json
+):
+    asked = [word for word in adapting(preset) if word.startswith(("adapt", "streams", "data@"))]
+    asked += ["adaptation.plan.count=1"] if preset == "top_k" else []
+    asked += [] if preset in ("frozen", "feature_extraction") else ["+objective@losses.lm2=clm"]
+
+    ended = transfer(*words, *asked, "loop.steps=12", "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    assert 0 <= read_json("run/results.json")["measures"]["validation"]["f1"] <= 100
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+def test_two_processes_end_as_one(shell, words, run, read_json, tmp_path):
+    process = shell(*words, "run.dir=two", "devices=2")
+    _, err = process.communicate(timeout=240)
+
+    assert process.returncode == 0, err
+    ours, theirs = (read_json(place / "results.json") for place in (tmp_path / "two", run))
+    for split, measures in theirs["measures"].items():
+        assert ours["measures"][split] == pytest.approx(measures, abs=0.02)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ NAMES_ASKED = {"train": 8, "validation": 4, "test": 8}
 QUESTIONS_PER_NAME = {"train": 3, "validation": 4, "test": 6}
 """Wordings of the question about each of them."""
 
-TEXTS_ASKED = {"train": 600, "validation": 120, "test": 300}
+TEXTS_ASKED = {"train": 1200, "validation": 120, "test": 300}
 """Texts of a split that are asked for the name of a kind of thing."""
 
 SENTENCES_TAGGED = {"train": 600, "validation": 120, "test": 300}

@@ -197,7 +197,8 @@ def evaluate(
     measures = objective.compute_metrics(totals, counts, split.text)
     if split.scorer is not None and each is not None:
         predicted = {found.index: found.predicted for found in each.gathered()}
-        measures |= split.scorer(predicted) if all(predicted.values()) else {}
+        # A loss that answers nothing has no predictions, or no rows.
+        measures |= split.scorer(predicted) if predicted and all(predicted.values()) else {}
     return Scores(measures, objective.tables(totals))
 
 

@@ -455,7 +455,7 @@ def test_the_sample_asks_for_one_of_several_names(tmp_path):
         name: {a for each in examples for a in each.answers}
         for name, examples in found.splits.items()
     }
-    assert sizes == {"train": 600, "validation": 120, "test": 300}
+    assert sizes == {"train": 1200, "validation": 120, "test": 300}
     assert not names["train"] & names["test"]
     for each in found.splits["test"]:
         assert not each.answers or each.context[each.start :].startswith(each.answers[0])
