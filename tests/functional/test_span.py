@@ -292,6 +292,21 @@ def test_two_processes_end_as_one(shell, words, run, read_json, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("start", "least"), [("pretrain", 90), ("pretrain_mlm", 80)])
+def test_only_a_pretrained_model_answers_the_sample(transfer, read_json, tmp_path, start, least):
+    found = {}
+    transfer("pretrain", f"experiment=sample/{start}", "run.dir=start", "device=cpu")
+    for init in ("pretrained", "scratch"):
+        ended = transfer("finetune", "experiment=sample/spans", "init_from=start", f"init={init}",
+                         f"run.dir={init}", "device=cpu")  # fmt: skip
+        assert ended.code == 0, ended.err
+        found[init] = read_json(tmp_path / init / "results.json")["measures"]["test"]
+
+    assert found["pretrained"]["exact_match"] >= least  # measured: 97 to 100, 88 to 94
+    assert found["scratch"]["exact_match"] <= 35  # measured: 19 to 26
+
+
+@pytest.mark.slow
 def test_every_command_of_the_page_runs(transfer, tmp_path):
     page = (conf_dir().parent / "docs" / "tasks" / "spans.md").read_text(encoding="utf-8")
     typed = [shlex.split(line) for line in re.findall(r"^\$ transfer (.+)$", page, re.MULTILINE)]

@@ -21,7 +21,7 @@ from transfer_cli.tasks.span.windows import (
     OWN_FIRST,
     OWN_PAST,
     PAST,
-    Layout,
+    RowLayout,
     owned_pieces,
     window_starts,
 )
@@ -167,14 +167,14 @@ def test_a_piece_belongs_to_the_window_with_most_context():
     ("length", "question", "step"), [(384, 64, 128), (512, 64, 128), (60, 10, 20)]
 )
 def test_rows_of_384_tokens_are_cut_as_berts(tokenizer, length, question, step):
-    layout = Layout.of(tokenizer, "bidirectional", length)
+    layout = RowLayout.of(tokenizer, "bidirectional", length)
 
     assert (layout.question, layout.step, layout.room) == (question, step, length - 3)
 
 
 def test_a_window_that_is_no_longer_than_a_step_is_refused(tokenizer):
     with pytest.raises(ConfigError, match=r"data\.step is 20 and data\.question_length is 15"):
-        Layout.of(tokenizer, "bidirectional", 38, 15, 20)
+        RowLayout.of(tokenizer, "bidirectional", 38, 15, 20)
 
 
 def encoded(tokenizer, examples, length=26, direction="bidirectional", **options):

@@ -28,12 +28,12 @@ _KINDS = {list: "a list", dict: "an object", str: "text", int: "a whole number"}
 
 
 @dataclass(kw_only=True)
-class _Asked(Drawn):
+class _AskedOfTexts(Drawn):
     """Questions with texts and answers.
 
     Args:
         question_length: Most tokens of a question, and
-        step: how far apart windows of a long text begin: see `windows.Layout`.
+        step: how far apart windows of a long text begin: see `windows.RowLayout`.
     """
 
     question_length: int | None = None
@@ -76,7 +76,7 @@ class _Asked(Drawn):
 
 
 @dataclass(kw_only=True)
-class Squad(_Asked, LabelledFiles):
+class Squad(_AskedOfTexts, LabelledFiles):
     """Questions in SQuAD's files, of version 1.1 or 2.0, or in JSON lines (or Parquet).
 
     A line is an object with `question`, `context` and `answers`: a list of
@@ -125,7 +125,7 @@ class Squad(_Asked, LabelledFiles):
 
 
 @dataclass(kw_only=True)
-class SampleSpans(_Asked):
+class SampleSpans(_AskedOfTexts):
     """The embedded questions about the made-up encyclopedia, answered by a name in a text.
 
     Which of the names in the text it is, only the encyclopedia tells; see `data.sample`.

@@ -178,7 +178,7 @@ class SpanExtraction(Objective):
     def answer_metrics(self) -> tuple[Metric, ...]:
         """Return the measures of `SpanTask.scores`."""
         return (
-            Metric("f1", higher_is_better=True, unit="percent", headline=True),
+            Metric("f1", higher_is_better=True, unit="percent", headline=True, per_example=True),
             Metric("exact_match", higher_is_better=True, unit="percent"),
         )
 

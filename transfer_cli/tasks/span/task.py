@@ -12,7 +12,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
 from transfer_cli.tasks.span import scoring
-from transfer_cli.tasks.span.windows import EncodedSpans, Layout, encode_spans, most_of_question
+from transfer_cli.tasks.span.windows import EncodedSpans, RowLayout, encode_spans, most_of_question
 
 DECIMALS = 6
 """Decimals of a probability."""
@@ -57,7 +57,7 @@ class SpanExample:
         return self.context
 
 
-class Candidate(NamedTuple):
+class ScoredSpan(NamedTuple):
     """A part of a text, from a character to the one after its last, and its score.
 
     No answer is a candidate without characters.
@@ -75,7 +75,7 @@ class SpanTask(Task):
     Args:
         unanswerable: Whether some training questions have no answer, so that none may be given.
         question_length: Most tokens of a question, and
-        step: how far apart windows of a long text begin: see `windows.Layout`.
+        step: how far apart windows of a long text begin: see `windows.RowLayout`.
     """
 
     name: ClassVar[str] = "span"
@@ -129,7 +129,7 @@ class SpanTask(Task):
         direction: Direction,
     ) -> EncodedSpans:
         """See `Task` and `encode_spans`."""
-        layout = Layout.of(tokenizer, direction, length, self.question_length, self.step)
+        layout = RowLayout.of(tokenizer, direction, length, self.question_length, self.step)
         return encode_spans(examples, tokenizer, layout)
 
     def kept(self, length: int) -> tuple[int, str]:
@@ -146,20 +146,20 @@ class SpanTask(Task):
             SpanExample("Where do they go ?", "Where is it ?", ()),
         )
 
-    def candidates(self, data: Any, rows: Rows) -> list[Candidate]:
+    def candidates(self, data: Any, rows: Rows) -> list[ScoredSpan]:
         """Return the answers that the windows of a text offer, from the best on.
 
         No answer, if that may be given, is among them with the lowest score that it has in any.
         """
         found = [
-            Candidate(score, *data.characters(row, start, end))
+            ScoredSpan(score, *data.characters(row, start, end))
             for row, own in rows.items()
             for score, start, end in zip(own["score"], own["start"], own["end"], strict=True)
             if score > -np.inf
         ]
         null = min(own["null"] for own in rows.values())
         if null > -np.inf or not found:
-            found.append(Candidate(null, None, None))
+            found.append(ScoredSpan(null, None, None))
         # Of equal scores the first one in the text is better than a later one, or none.
         found.sort(key=lambda each: (-each.score, each.start is None, each.start, each.end))
         return found

@@ -56,7 +56,7 @@ class EncodedSpans(EncodedRows):
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """The special tokens of a row, and how many other tokens are whose.
 
     Args:
@@ -83,14 +83,14 @@ class Layout:
         length: int,
         question: int | None = None,
         step: int | None = None,
-    ) -> "Layout":
+    ) -> "RowLayout":
         """Return the layout of rows of `length`.
 
         Args:
             tokenizer: Has the special tokens.
             direction: The model's.
             length: The longest row in tokens.
-            question: See `Layout`; None: a sixth of the length, at most 64.
+            question: See `RowLayout`; None: a sixth of the length, at most 64.
             step: None: a third of the length, at most 128. With 384 tokens both are BERT's.
 
         Raises:
@@ -132,7 +132,7 @@ class _Row:
 
 
 def encode_spans(
-    examples: "Sequence[SpanExample]", tokenizer: Tokenizer, layout: Layout
+    examples: "Sequence[SpanExample]", tokenizer: Tokenizer, layout: RowLayout
 ) -> EncodedSpans:
     """Return questions with their texts as rows; of a question that is too long the end is cut.
 
@@ -254,7 +254,7 @@ def _encoded(
 
 
 def _rows(
-    question: Sequence[int], text: Sequence[int], answer: tuple[int, int] | None, layout: Layout
+    question: Sequence[int], text: Sequence[int], answer: tuple[int, int] | None, layout: RowLayout
 ) -> list[_Row]:
     """Return the windows of a text, each with the question before it."""
     head = [*layout.before, *question, *layout.between]
