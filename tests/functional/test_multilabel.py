@@ -91,6 +91,7 @@ def test_a_run_that_goes_on_begins_without_them(transfer, words, read_json, tmp_
         [line for line in map(json.loads, each.splitlines()) if "micro_f1" in str(line)]
         for each in records
     ]
+    assert len(validations[0]) > 2
     assert validations[0] == validations[1]
 
 

@@ -15,9 +15,9 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.errors import one_of
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
+from transfer_cli.objectives.base import Encoding, ExampleResults, Sample, TaskInfo
 from transfer_cli.objectives.sequence import SequenceObjective
-from transfer_cli.tasks.multilabel.task import HALF, SEPARATOR, MultilabelTask
+from transfer_cli.tasks.multilabel.task import HALF, SEPARATOR
 
 MOST_WEIGHT = 100.0
 """The largest weight of a label's examples: of rarer labels a single text would decide all."""
@@ -64,6 +64,12 @@ class Multilabel(SequenceObjective):
         self.pos_weight = pos_weight
         self.fits_answers = thresholds == "fit"
 
+    def setup(self, info: TaskInfo) -> None:
+        """See `Objective`."""
+        super().setup(info)
+        share_C = torch.tensor(getattr(info.task, "shares", ()))
+        self._weight_C = ((1 - share_C) / share_C).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
+
     @property
     def num_outputs(self) -> int:
         """The number of labels."""
@@ -78,24 +84,24 @@ class Multilabel(SequenceObjective):
         labels_BK, classes = batch["labels"], self.num_outputs
         # What pads a list of labels goes into a column of its own.
         column_BK = torch.where(labels_BK < 0, classes, labels_BK)
-        found_BC = torch.zeros(len(labels_BK), classes + 1, dtype=torch.bool).to(labels_BK.device)
-        return found_BC.scatter(1, column_BK, value=True)[:, :classes]
+        nothing = labels_BK.new_zeros((len(labels_BK), classes + 1), dtype=torch.bool)
+        return nothing.scatter(1, column_BK, value=True)[:, :classes]
 
     def said(self, logits_BC: Tensor) -> Tensor:
         """Return whether each label is said of each text, `[B, C]`."""
-        task = self.info.task
-        thresholds = task.thresholds if isinstance(task, MultilabelTask) else HALF
+        shares_BC, task = logits_BC.sigmoid(), self.info.task
+        if not task.fitted:
+            return shares_BC > HALF
         # Doubles, as in the task's own decision.
-        shares_BC = logits_BC.sigmoid().double()
-        return shares_BC > shares_BC.new_tensor(thresholds)
+        return shares_BC.double() > shares_BC.new_tensor(task.thresholds, dtype=torch.float64)
 
     def losses(self, logits_BC: Tensor, batch: Batch) -> Tensor:
         """Return the loss of each decision, `[B, C]`."""
         given_BC = self.given(batch).to(logits_BC.dtype)
         weight_C = None
         if self.pos_weight == "balanced":
-            share_C = torch.tensor(self.info.task.shares, device=logits_BC.device)
-            weight_C = ((1 - share_C) / share_C).clamp(1 / MOST_WEIGHT, MOST_WEIGHT)
+            # It stays on the device: a step does not wait for copies.
+            weight_C = self._weight_C = self._weight_C.to(logits_BC.device)
         return F.binary_cross_entropy_with_logits(
             logits_BC, given_BC, reduction="none", pos_weight=weight_C
         )
