@@ -47,6 +47,7 @@ NEEDS = {
     ("data", "conll"): ["data.train=a.conll"],
     ("data", "conllu"): ["data.train=a.conllu"],
     ("data", "labels"): ["data.train=a.csv"],
+    ("data", "hub"): ["data.name=owner/name"],
     ("data", "table_text"): ["data.task.train=a.csv"],
     ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],

@@ -13,7 +13,7 @@ from typing import TypeVar
 from transfer_cli.data import layout, readers, sheets
 from transfer_cli.data.columns import ANY, TEXT, Chosen, Wanted, choose
 from transfer_cli.data.layout import Layout
-from transfer_cli.data.readers import BrokenLine, LineStream, OnError, Record
+from transfer_cli.data.readers import BrokenLine, LineStream, OnError, Record, nested_names
 from transfer_cli.errors import DataError
 from transfer_cli.safe_files import printable
 
@@ -256,7 +256,7 @@ def sound_rows(
             found = made(record)
         except DataError as error:
             # JSON lines may each have other names.
-            if not table.is_uneven and not record.fields.keys() >= set(columns):
+            if not table.is_uneven and not {*nested_names(record.fields)} >= set(columns):
                 raise
             on_error(error)
         else:

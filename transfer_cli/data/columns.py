@@ -96,9 +96,11 @@ class Wanted:
             names: The columns that there are.
         """
         found = {
-            what: getattr(own, what)
+            what: name
             for what in (TEXT, "pair", LABEL)
-            if getattr(self, what) is None and getattr(own, what) in names
+            if getattr(self, what) is None
+            and (name := getattr(own, what)) is not None
+            and {name, name.partition(".")[0]} & {*names}
         }
         return replace(self, **found)
 

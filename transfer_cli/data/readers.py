@@ -51,6 +51,8 @@ _MOST_LISTED = 20
 _REREAD = 8
 """How often lines may be read again on average, in search of a row after a broken one."""
 
+_MISSING = object()
+
 OnError = Callable[[DataError], None]
 """Receives the fault of a row; returns to have the rest read, or raises."""
 
@@ -112,7 +114,12 @@ def read_text(path: Path, field: str) -> Iterator[str]:
         yield from read_lines(path)
         return
     for record in json_records(numbered_lines(path), str(path)):
-        yield from text_of(record, field, str(path)).replace("\r\n", "\n").split("\n")
+        yield from paragraphs(text_of(record, field, str(path)))
+
+
+def paragraphs(text: str) -> list[str]:
+    """Return the lines of a text that is a value of a table."""
+    return text.replace("\r\n", "\n").split("\n")
 
 
 def read_table(path: Path, table_format: str, *, header: bool = True) -> Iterator[Record]:
@@ -121,7 +128,9 @@ def read_table(path: Path, table_format: str, *, header: bool = True) -> Iterato
 
 
 def format_of(path: Path) -> str | None:
-    """Return the table format of a file's name, or None."""
+    """Return the table format of a file's name, or None; a folder of Parquet files is one table."""
+    if path.is_dir() and any(path.glob("*.parquet")):
+        return "parquet"
     suffix = _suffix(path)
     if suffix in _JSON_SUFFIXES:
         return "jsonl"
@@ -130,7 +139,7 @@ def format_of(path: Path) -> str | None:
 
 def is_packed(path: Path) -> bool:
     """Return whether a file has the name of a packed one."""
-    return path.suffix in PACKINGS
+    return path.suffix in (*PACKINGS, ".parquet")
 
 
 def check_readable(path: Path) -> None:
@@ -402,7 +411,9 @@ def text_of(record: Record, column: str, name: str) -> str:
     value = value_of(record, column, name)
     where = f"{name}, line {record.line}: {column!r}"
     if not isinstance(value, str):
-        raise DataError(f"{where} is {_json_kind(value)}, expected text.")
+        within = nested_names({column: value})
+        cure = "" if within == [column] else f" Within it there are {listed(within, _MOST_LISTED)}."
+        raise DataError(f"{where} is {_json_kind(value)}, expected text.{cure}")
     if "\0" in value:
         raise DataError(f"{where} holds a NUL character. Is this text?")
     try:
@@ -433,15 +444,31 @@ def label_of(record: Record, column: str, name: str) -> str:
 
 
 def value_of(record: Record, column: str, name: str) -> object:
-    """Return what is in a column."""
+    """Return what is in a column; `a.b` is `b` in the object that is `a`."""
     if column in record.fields:
         return record.fields[column]
-    columns = list(record.fields)
+    found: object = record.fields
+    for part in column.split("."):
+        found = found.get(part, _MISSING) if isinstance(found, Mapping) else _MISSING
+    if found is not _MISSING:
+        return found
+    columns = nested_names(record.fields)
     shown = listed((repr(each[:80]) for each in columns), _MOST_LISTED)
     raise DataError(
         f"{name}, line {record.line}: no column {column!r}; there are "
         f"{shown or 'none'}.{nearest(column, columns)}"
     )
+
+
+def nested_names(fields: Mapping[str, object], depth: int = 4) -> list[str]:
+    """Return the names of all values, those in objects as `value_of` takes them."""
+    found = []
+    for name, value in fields.items():
+        within = []
+        if isinstance(value, Mapping) and depth > 1:
+            within = nested_names(value, depth - 1)
+        found += [f"{name}.{each}" for each in within] or [name]
+    return found
 
 
 def _json_object(line: str, where: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ import json
 import logging
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime
 from itertools import count
@@ -24,18 +24,54 @@ SHEET_FORMATS = (PARQUET, SPREADSHEET)
 _ROWS_AT_ONCE = 1000
 
 
-def parquet_records(path: Path) -> Iterator[Record]:
+def parquet_records(path: Path, only: str | None = None) -> Iterator[Record]:
     """Yield the rows of a Parquet file, counted from 1; what JSON cannot hold becomes text.
+
+    Numbers of classes become their names, where the `datasets` library has written them along; -1
+    is no class.
+
+    Args:
+        path: The file, or a folder of such files, which are read in the order of their names.
+        only: The column that is needed, see `readers.value_of`; None: all.
 
     Raises:
         DataError: It cannot be read, or pyarrow is not installed.
     """
-    with _faults_of(path, "pyarrow.parquet") as library, library.ParquetFile(path) as file:
-        check_columns(file.schema_arrow.names, str(path))
-        numbers = count(1)
-        for batch in file.iter_batches(_ROWS_AT_ONCE):
-            for row in batch.to_pylist():
-                yield Record(next(numbers), {name: _plain(value) for name, value in row.items()})
+    numbers = count(1)
+    for part in sorted(path.glob("*.parquet")) or [path]:
+        with _faults_of(part, "pyarrow.parquet") as library, library.ParquetFile(part) as file:
+            names = file.schema_arrow.names
+            check_columns(names, str(part))
+            classes = _class_names(file.schema_arrow.metadata or {})
+            needed = {only, str(only).partition(".")[0]}.intersection(names)
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(needed) or None):
+                for row in batch.to_pylist():
+                    fields = {name: _plain(value) for name, value in row.items()}
+                    for name in classes.keys() & fields.keys():
+                        fields[name] = _named(fields[name], classes[name])
+                    yield Record(next(numbers), fields)
+
+
+def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """Return the names of the classes of each column that has some."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):  # it was not written by that library
+        return {}
+    found = {}
+    for column, feature in features.items():
+        inner = feature.get("feature", feature) if isinstance(feature, dict) else None
+        if isinstance(inner, dict) and inner.get("_type") == "ClassLabel":
+            found[column] = [str(name) for name in inner.get("names") or ()]
+    return found
+
+
+def _named(value: object, names: list[str]) -> object:
+    if isinstance(value, list):
+        return [_named(each, names) for each in value]
+    if not isinstance(value, int):
+        return value
+    return names[value] if 0 <= value < len(names) else None
 
 
 def sheet_rows(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from transfer_cli.data import any_table, catalog, readers, sample
 from transfer_cli.data.any_table import Refuse, Skipped
 from transfer_cli.data.columns import ANY, FEW_ROWS, Chosen, Wanted, typed
+from transfer_cli.data.hub import located
 from transfer_cli.data.layout import Layout, delimiter_name
 from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.readers import Record
@@ -296,7 +297,8 @@ class TableRows:
 class Table(LabelledFiles):
     """Own labelled tables: CSV, TSV or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
-    With the extra `tables`, Parquet files and the first sheets of spreadsheets as well. What is not
+    With the extra `tables`, Parquet files and the first sheets of spreadsheets as well, with `hf` too
+    splits of the hub's data sets (`hub.located`). What is not
     said of a table is recognised in each file by itself: see `layout` and `columns`.
 
     The labels are those of the training file, sorted (as numbers when all are whole numbers).
@@ -331,6 +333,12 @@ class Table(LabelledFiles):
         self._layout = Layout(self.delimiter, self.encoding, self.header)
         if self.label is not None and self.label in (self.text, self.pair):
             raise ValueError(f"label is {self.label!r}, which is the column of a text.")
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """See `LabelledFiles`; that of a split of the hub is a folder, fetched at need."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: located(path) for name, path in given.items() if path}
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
         """See `TaskData`; `data_dir` changes nothing."""

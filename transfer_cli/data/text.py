@@ -14,12 +14,14 @@ from math import ceil, floor
 from pathlib import Path
 from typing import Any, Literal
 
-from transfer_cli.data import catalog, readers, sample
+from transfer_cli.data import catalog, readers, sample, sheets
+from transfer_cli.data.hub import located
 from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.split import Whole
 from transfer_cli.data.tasks import TaskData
 from transfer_cli.errors import DataError, at_least, listed
 from transfer_cli.progress import progress
+from transfer_cli.runs.directory import HUB
 
 _HOLD_OUT_LINES = 64
 """Maximum number of lines of a held-out block."""
@@ -121,14 +123,15 @@ class WikiText(TextData):
 
 @dataclass(kw_only=True)
 class TextFiles(TextData):
-    """Own files: `.txt` or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
+    """Own files: `.txt` or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`, or Parquet.
 
     Args:
-        train: Paths or globs; the matches of a glob are sorted by name.
+        train: Paths or globs, whose matches are sorted by name, or splits of data sets of the hub,
+            see `hub.located`.
         validation: The same. Without it, blocks of consecutive lines all over the training text
             are held out, the same ones for every seed.
         test: The same; without it there is no test set.
-        field: The key of the text in JSON lines.
+        field: The column of the text in JSON lines and Parquet; `a.b` is `b` in the object `a`.
         validation_share: The held-out share of the training text, in (0, 0.5].
     """
 
@@ -303,7 +306,11 @@ def _wikitext_lines(path: Path) -> Iterator[str]:
 
 def _file_lines(paths: list[Path], field: str) -> Iterator[str]:
     for path in paths:
-        yield from readers.read_text(path, field)
+        if readers.format_of(path) == sheets.PARQUET:
+            for record in sheets.parquet_records(path, field):
+                yield from readers.paragraphs(readers.text_of(record, field, str(path)))
+        else:
+            yield from readers.read_text(path, field)
 
 
 def _task_lines(examples: Sequence[Any]) -> list[str]:
@@ -320,8 +327,8 @@ def _expand(patterns: str | list[str]) -> list[Path]:
     """Return the files of paths and globs, each once."""
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        path = Path(pattern).expanduser()
-        found = [path]
+        path = located(pattern)
+        found = sorted(path.glob("*.parquet")) if pattern.startswith(HUB) else [path]
         if glob.has_magic(pattern) and not path.exists():
             # `Path.glob` takes no absolute pattern.
             names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207 - as said above

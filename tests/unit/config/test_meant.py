@@ -30,7 +30,7 @@ def test_what_other_libraries_call_a_key_is_a_key(key, known):
         ("lora", "finetune", " Did you mean 'adaptation=lora'?"),
         ("bs", "finetune", " Did you mean 'loop.batch'?"),
         ("size", "finetune", ""),
-        ("name", "finetune", ""),
+        ("name", "finetune", " Did you mean 'data.name'?"),
         ("xyz.abc", "finetune", ""),
         ("", "finetune", ""),
     ],

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import logging
 
 import pytest
@@ -307,7 +308,8 @@ def parquet(tmp_path):
     library = pytest.importorskip("pyarrow.parquet")
 
     def write(columns):
-        library.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+        made = pyarrow.table(columns) if isinstance(columns, dict) else columns
+        library.write_table(made, tmp_path / "a.parquet")
         return tmp_path / "a.parquet"
 
     return write
@@ -321,6 +323,50 @@ def test_a_parquet_file_is_a_table(parquet):
 
     assert data.labels == ("3", "4")
     assert [each.text for each in data.splits["train"]] == [text for text, _ in ROWS]
+
+
+def test_parquet_files_of_a_folder_are_one_table(parquet, tmp_path):
+    (tmp_path / "parts").mkdir()
+    for name, half in (("1.parquet", ROWS[30:]), ("0.parquet", ROWS[:30])):
+        text, label = zip(*half, strict=True)
+        parquet({"text": text, "label": label}).rename(tmp_path / "parts" / name)
+
+    data = Table(train=str(tmp_path / "parts"), labelled=54).load(tmp_path, 0)
+
+    assert {each.text for each in data.splits["train"]} < {text for text, _ in ROWS}
+    assert sum(map(len, data.splits.values())) == 60
+
+
+def test_values_within_objects_are_named_by_dots(load, parquet, tmp_path):
+    rows = [{"review": {"body": text, "of": {"stars": label}}} for text, label in ROWS]
+    names = {"text": "review.body", "label": "review.of.stars"}
+    plain, _ = load("\n".join(map(json.dumps, rows)), "a.jsonl", **names)
+    path = parquet({"review": [row["review"] for row in rows]})
+
+    packed = Table(train=str(path), validation=str(path), **names).load(tmp_path, 0)
+
+    assert texts_of(plain) == [[text, label] for text, label in ROWS]
+    assert packed.splits == plain.splits
+    with pytest.raises(DataError, match=r"no column 'review\.bodi'.*Did you mean 'review\.body'"):
+        load("\n".join(map(json.dumps, rows)), "a.jsonl", text="review.bodi", label="review.of")
+    with pytest.raises(DataError, match=r"'review' is an object.* Within it there are review\.bo"):
+        load("\n".join(map(json.dumps, rows)), "a.jsonl", text="review", label="review.of.stars")
+
+
+def test_numbers_of_classes_get_the_names_that_were_written_along(parquet, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    features = {"label": {"names": ["bad", "good"], "_type": "ClassLabel"}}
+    text = [text for text, _ in ROWS]
+    numbers = [*([0, 1] * 29), -1, 7]
+    made = pyarrow.table({"text": text, "label": numbers}).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    path = parquet(made)
+
+    data = Table(train=str(path), errors="skip").load(tmp_path, 0)
+
+    assert data.labels == ("bad", "good")
+    assert sum(map(len, data.splits.values())) == 58
 
 
 def test_nothing_in_a_parquet_file_is_a_bad_row(parquet):

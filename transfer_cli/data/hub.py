@@ -1,0 +1,176 @@
+"""What the Hugging Face hub has, fetched by its client into its own cache, and used from there.
+
+Of a data set the hub itself makes Parquet files, whatever it was uploaded as, on a branch of their
+own: `CONFIG/SPLIT/0000.parquet` and so on.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transfer_cli.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    TransferError,
+    listed,
+    nearest,
+    pip_install,
+)
+from transfer_cli.runs.directory import HUB
+
+_WHERE = {"repo_type": "dataset", "revision": "refs/convert/parquet"}
+_USUAL = "default"
+_MOST_LISTED = 20
+_NOTHING = ["-"]
+"""A pattern of files that there are not."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Something that the hub has.
+
+    Args:
+        noun: What people call it.
+        called: How its name is typed.
+        otherwise: What to do without a network.
+        error: What is raised if it cannot be had.
+    """
+
+    noun: str
+    called: str
+    otherwise: str
+    error: type[TransferError]
+
+
+MODEL = Kind(
+    "model", "hf:owner/name", "fetch the folder elsewhere and give its path", CheckpointError
+)
+DATA_SET = Kind(
+    "data set", "owner/name", "fetch its files elsewhere and give their paths", DataError
+)
+
+
+@contextmanager
+def client(kind: Kind, repository: str, key: str, no_revision: str) -> Iterator[Any]:
+    """Yield the hub's client, whose errors become one line.
+
+    Args:
+        kind: What is asked for.
+        repository: Its name.
+        key: The config key that names it.
+        no_revision: What is wrong where a repository lacks the revision.
+
+    Raises:
+        ConfigError: The client is not installed.
+        TransferError: That of `kind`: there is no such thing, or no network to ask.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise ConfigError(
+            f"{key}: {repository} needs the package huggingface_hub; install it with "
+            f"{pip_install('hf')}, or {kind.otherwise}"
+        ) from error
+    try:
+        yield huggingface_hub
+    except TransferError:
+        raise
+    except Exception as error:
+        problems = {
+            errors.HFValidationError: f"{repository!r} is no name of a {kind.noun}; expected "
+            f"{kind.called}",
+            errors.RevisionNotFoundError: f"{repository} {no_revision}",
+            errors.GatedRepoError: f"{repository} is for those who have agreed to its terms; agree "
+            "on its page and log in with `hf auth login`",
+            errors.RepositoryNotFoundError: f"there is no {kind.noun} {repository!r}, or it is "
+            "private (`hf auth login`)",
+            errors.LocalEntryNotFoundError: f"{repository} is not in the cache, and its server "
+            f"cannot be reached; check the network, or {kind.otherwise}",
+            # The libraries below the client raise errors of many kinds.
+            Exception: f"{repository} cannot be fetched: {error}",
+        }
+        problem = next(said for kind, said in problems.items() if isinstance(error, kind))
+        raise kind.error(f"{key}: {problem}") from error
+
+
+def located(given: str) -> Path:
+    """Return the path of a file; that of a split of a data set of the hub, which is a folder.
+
+    Such a split is `hf:owner/name/split`, of a data set of several tables
+    `hf:owner/name/config/split`. It is fetched at need.
+
+    Raises:
+        ConfigError: The client is not installed.
+        DataError: There is no such data set, config or split, or no network to ask.
+    """
+    if not given.startswith(HUB):
+        return Path(given).expanduser()
+    parts = given.removeprefix(HUB).split("/")
+    if len(parts) not in (3, 4) or not all(parts):
+        raise DataError(f"{given}: expected {HUB}owner/name/split or {HUB}owner/name/config/split")
+    owner, name, *config, split = parts
+    none_made = (
+        "has no Parquet files, which the hub makes of public data sets alone; fetch its files and "
+        "say data=table data.train=FILE"
+    )
+    with client(DATA_SET, f"{owner}/{name}", given, none_made) as library:
+        files, is_online = _files(library, f"{owner}/{name}")
+        splits = _splits(files)
+        found = _config(given, config[0] if config else None, splits)
+        if split not in splits[found]:
+            raise DataError(
+                f"{given}: there is no split {split!r}, but {listed(splits[found], _MOST_LISTED)}."
+                f"{nearest(split, splits[found])}"
+            )
+        folder = library.snapshot_download(
+            f"{owner}/{name}",
+            allow_patterns=[f"{found}/{split}/*.parquet"],
+            local_files_only=not is_online,
+            **_WHERE,
+        )
+    return Path(str(folder)) / found / split
+
+
+def _config(given: str, named: str | None, splits: Mapping[str, Sequence[str]]) -> str:
+    """Return the config that is meant: the one that is named, the only one, or the default."""
+    found = named or (next(iter(splits)) if len(splits) == 1 else _USUAL)
+    if found in splits:
+        return found
+    there = listed(splits, _MOST_LISTED) or "none"
+    if named is None:
+        raise DataError(f"{given}: it has the configs {there}; name one (data=hub: data.config=)")
+    raise DataError(f"{given}: there is no config {named!r}, but {there}.{nearest(named, splits)}")
+
+
+def _splits(files: list[str]) -> dict[str, list[str]]:
+    """Return the splits of each config, in order."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(files):
+        config, _, rest = file.partition("/")
+        split, _, name = rest.partition("/")
+        if name.endswith(".parquet") and split not in found.setdefault(config, []):
+            found[config].append(split)
+    return found
+
+
+def _files(library: Any, name: str) -> tuple[list[str], bool]:
+    """Return the files of a data set on the hub, or without a network in the cache; and which."""
+    from huggingface_hub import errors
+
+    try:
+        return list(library.HfApi().list_repo_files(name, **_WHERE)), True
+    except (
+        errors.HFValidationError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError
+    ):  # fmt: skip
+        raise
+    except Exception:  # of the many kinds that the libraries below raise without a network
+        folder = Path(
+            library.snapshot_download(
+                name, local_files_only=True, allow_patterns=_NOTHING, **_WHERE
+            )
+        )
+        return [path.relative_to(folder).as_posix() for path in folder.rglob("*.parquet")], False
