@@ -48,6 +48,7 @@ NEEDS = {
     ("data", "conllu"): ["data.train=a.conllu"],
     ("data", "labels"): ["data.train=a.csv"],
     ("data", "hub"): ["data.name=owner/name"],
+    ("data", "dialog"): ["data.train=a.json"],
     ("data", "table_text"): ["data.task.train=a.csv"],
     ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],

@@ -146,6 +146,13 @@ _TOLD = {
 }  # fmt: skip
 """The slot whose words are a choice: what articles of that kind tell of."""
 
+_PERSONAS = (
+    "I read many books .",
+    "I like to write .",
+    "I know most people .",
+    "I am still here .",
+)
+
 # For every kind alike. They contain all words of the questions, but not the questions.
 _COMMON_SENTENCES = (
     "What we know about {it} is told here .",
@@ -242,6 +249,31 @@ def choices(seed: int = 0) -> dict[str, list[tuple[str, list[str], int]]]:
         split: list(_choices(kinds, rows, _Draw(derive(seed, "choices", split))))
         for split, rows in asked.items()
     }
+
+
+def dialogs(seed: int = 0) -> dict[str, list[tuple[list[str], list[str], list[str]]]]:
+    """Return each split's turns: a persona, what was said, and six replies, the right one last.
+
+    A reply names two things that articles of a kind tell of. The turn asks about a name, whose kind
+    is that of the right one; what the speaker is like, and what else was said, tells nothing.
+    """
+    kinds, asked = questions(seed)
+    return {
+        split: list(_turns(kinds, rows, _Draw(derive(seed, "dialogs", split))))
+        for split, rows in asked.items()
+    }
+
+
+def _turns(
+    kinds: Sequence[str], rows: Sequence[tuple[str, int]], draw: _Draw
+) -> Iterator[tuple[list[str], list[str], list[str]]]:
+    for text, label in rows:
+        told = [draw.shuffled(_WORDS[kind][_TOLD[kind]].split(", "))[:2] for kind in kinds]
+        replies = [f"It has {one} and {other} ." for one, other in told]
+        right = replies.pop(label)
+        persona = draw.shuffled(_PERSONAS)[: 1 + draw.number(2)]
+        before = ["Do you read many books ?", "I do ."] if draw.number(2) else []
+        yield persona, [*before, text], [*draw.shuffled(replies), right]
 
 
 def _choices(

@@ -185,6 +185,11 @@ class Tokenizer:
         text = self._backend.decode(list(tokens), skip_special_tokens=False)
         return text.removeprefix(" ") if self._marks_spaces else text
 
+    def token(self, piece: str) -> int | None:
+        """Return the number of an entry of the vocabulary, or None."""
+        found: int | None = self._backend.token_to_id(piece)
+        return found
+
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return each token's entry in the vocabulary."""
         return [self._pieces[token] for token in tokens]

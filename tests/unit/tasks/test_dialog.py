@@ -1,0 +1,232 @@
+"""Turns of dialogs: their tokens and speakers, files, what is cut, what is drawn."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tokenizers
+
+from transfer_cli.batch import IGNORE
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.tasks.dialog.data import Dialogs, SampleDialog, read_turns, turn_of
+from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
+
+WORDS = "i like football am from NYC how are you ? pretty fine great ! a b c d e"
+SLIDE = DialogExample(
+    ["i like football", "i am from NYC"], ["how are you ?", "pretty fine"], ["a b c", "great !"], 1
+)
+"""The example of the tutorial."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Return a tokenizer of whole words that has tokens for two speakers."""
+    names = ["[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]", "<speaker1>", "<speaker2>"]
+    vocabulary = {word: number for number, word in enumerate([*names, *WORDS.split()])}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, names[1]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return Tokenizer(backend)
+
+
+def encoded(example, tokenizer, length=64, **options):
+    """Return the pieces of each candidate, their speakers, and the targets, without padding."""
+    data = DialogTask(**options).encode([example], tokenizer, length, "causal")
+    batch = data.batch(np.array([0]))
+    rows = zip(
+        *(batch[key][0] for key in ("tokens", "mask", "segment", "next_tokens")), strict=True
+    )
+    return [
+        (
+            " ".join(tokenizer.pieces(tokens[mask].tolist())),
+            "".join(map(str, speakers[mask].tolist())),
+            ["." if t == IGNORE else tokenizer.pieces([t])[0] for t in targets[mask].tolist()],
+        )
+        for tokens, mask, speakers, targets in rows
+    ]
+
+
+CONTEXT = (
+    "[SEP] i like football i am from NYC <speaker1> how are you ? <speaker2> pretty fine <speaker1>"
+)
+
+
+def test_the_example_of_the_tutorial_token_by_token(tokenizer):
+    wrong, right = encoded(SLIDE, tokenizer)
+
+    assert right[0] == f"{CONTEXT} great ! [CLS]"
+    # The persona is the model's; each utterance has the speaker of its own mark.
+    assert right[1] == "0" * 8 + "0" * 5 + "1" * 3 + "0" * 4
+    assert right[2] == [*["."] * 16, "great", "!", "[CLS]", "."]
+    assert wrong[0] == f"{CONTEXT} a b c [CLS]"
+    assert set(wrong[2]) == {"."}
+
+
+@pytest.mark.parametrize("utterances", range(1, 6))
+def test_the_last_utterance_is_always_the_other_speakers(utterances, tokenizer):
+    example = replace(SLIDE, history=["a"] * utterances)
+
+    text, speakers, _ = encoded(example, tokenizer)[1]
+
+    marks = [word for word in text.split() if word.startswith("<")]
+    assert marks[-2:] == ["<speaker2>", "<speaker1>"]
+    assert all(one != other for one, other in itertools.pairwise(marks))
+    for word, speaker in zip(text.split(), speakers, strict=True):
+        if word.startswith("<"):
+            assert speaker == {"<speaker1>": "0", "<speaker2>": "1"}[word]
+
+
+def test_as_much_of_the_history_is_read_as_is_asked_for(tokenizer):
+    example = replace(SLIDE, history=list("abcde"))
+
+    text = encoded(example, tokenizer, max_history=1)[1][0]
+
+    assert "NYC <speaker2> c <speaker1> d <speaker2> e <speaker1> great" in text
+
+
+@pytest.mark.parametrize(
+    ("length", "kept"),
+    [
+        (20, "i like football i am from NYC <speaker2> pretty fine"),
+        (14, "i like football i am <speaker2> pretty fine"),
+        (8, "<speaker2> pretty"),
+        (6, ""),
+    ],
+)
+def test_the_oldest_utterances_go_first_then_the_end_of_the_persona(length, kept, tokenizer):
+    found = encoded(SLIDE, tokenizer, length)
+
+    texts = [text for text, *_ in found]
+    between = f" {kept} " if kept else " "
+    assert texts[1] == f"[SEP]{between}<speaker1> great ! [CLS]"
+    assert texts[0] == f"[SEP]{between}<speaker1> a b c [CLS]"
+    assert max(len(text.split()) for text in texts) <= length
+
+
+def test_counts_of_words_are_those_of_the_replies_whatever_the_candidates(tokenizer):
+    few, more = (
+        replace(SLIDE, choices=[*["a b"] * number, "great !"], label=number) for number in (1, 5)
+    )
+    for example in (few, more):
+        batch = DialogTask().encode([example], tokenizer, 64, "causal").batch(np.array([0]))
+        assert int((batch["next_tokens"] != IGNORE).sum()) == 3
+
+
+def test_marks_may_be_any_texts_but_not_the_same(tokenizer):
+    found = encoded(SLIDE, tokenizer, speakers=("i am", "you"))[1][0]
+
+    assert "NYC i am how are you ? you pretty fine i am great ! [CLS]" in found
+    with pytest.raises(ConfigError, match="does not tell 'x' from 'y'"):
+        encoded(SLIDE, tokenizer, speakers=("x", "y"))
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+def dialog(name, turns=2):
+    return {
+        "personality": [f"i am {name} ."],
+        "utterances": [
+            {"history": [f"hi {name}"] * (2 * turn + 1), "candidates": ["no", "yes", f"{turn}"]}
+            for turn in range(turns)
+        ],
+    }
+
+
+@pytest.fixture
+def persona_chat(tmp_path):
+    path = tmp_path / "personachat.json"
+    path.write_text(json.dumps({"train": [dialog("a"), dialog("b")], "valid": [dialog("c", 1)]}))
+    return path
+
+
+def test_the_released_file_has_both_splits_and_the_last_candidate_is_right(persona_chat, tmp_path):
+    data = Dialogs(train=str(persona_chat)).load(tmp_path, 0)
+
+    train, held_out = data.splits["train"], data.splits["validation"]
+    assert [each.history for each in train] == [["hi a"], ["hi a"] * 3, ["hi b"], ["hi b"] * 3]
+    assert [each.choices[each.label] for each in train] == ["0", "1", "0", "1"]
+    assert held_out == (DialogExample(["i am c ."], ["hi c"], ["no", "yes", "0"], 2),)
+
+
+def test_training_turns_have_as_many_candidates_as_asked_and_never_the_right_one_twice(tmp_path):
+    turn = {"history": ["a"], "candidates": ["yes", "no", "yes", "why", "yes"]}
+    path = tmp_path / "turns.jsonl"
+    path.write_text("".join(f"{json.dumps({**turn, 'persona': [str(n)]})}\n" for n in range(40)))
+
+    def load(seed, count=2):
+        splits = Dialogs(train=str(path), candidates=count).load(tmp_path, seed).splits
+        return splits["train"], splits["validation"]
+
+    train, held_out = load(0)
+
+    assert {(len(each.choices), each.choices[each.label]) for each in train} == {(2, "yes")}
+    assert {each.choices[0] for each in train} == {"no", "why"}
+    assert all(each.choices == turn["candidates"] for each in held_out)
+    assert train == load(0)[0] != load(1)[0]
+    assert {len(each.choices) for each in load(0, None)[0]} == {5}
+
+
+def test_a_dialog_is_held_out_with_all_its_turns(tmp_path):
+    path = tmp_path / "turns.jsonl"
+    turns = [
+        {"persona": [str(n)], "history": ["a"] * (2 * turn + 1), "candidates": ["x", "y"]}
+        for n in range(20)
+        for turn in range(3)
+    ]
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in turns))
+
+    splits = Dialogs(train=str(path)).load(tmp_path, 0).splits
+
+    train, held_out = ({each.persona[0] for each in splits[n]} for n in ("train", "validation"))
+    assert (len(train), len(held_out)) == (18, 2)
+    assert not train & held_out
+
+
+GOOD = {"history": ["a"], "candidates": ["x", "y"]}
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({**GOOD, "candidates": ["x"]}, "line 2: 'candidates' has 1, expected at least 2"),
+        ({**GOOD, "candidates": []}, "line 2: 'candidates' has 0, expected at least 1"),
+        ({"candidates": ["x", "y"]}, "line 2: 'history' is no list of texts"),
+        ({**GOOD, "history": ["a", 7]}, "line 2: 'history' holds 7, expected texts"),
+        ({**GOOD, "persona": "me"}, "line 2: 'persona' is no list of texts"),
+    ],
+)
+def test_a_turn_that_is_none_is_refused_with_file_and_line(bad, message, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n{json.dumps(bad)}\n")
+
+    with pytest.raises(DataError, match=f"a.jsonl, {message}"):
+        read_turns(path)
+
+
+def test_a_turn_of_the_released_file_is_named_by_its_place(tmp_path):
+    path = tmp_path / "a.json"
+    bad = dialog("b")
+    bad["utterances"][1]["candidates"] = ["x"]
+    path.write_text(json.dumps({"train": [dialog("a"), bad]}))
+
+    with pytest.raises(DataError, match=r"a\.json, train, dialog 2, turn 2: 'candidates' has 1"):
+        read_turns(path)
+
+
+def test_one_candidate_can_be_asked_about():
+    assert turn_of({"history": ["a"], "candidates": ["x"]}, "x").choices == ["x"]
+
+
+def test_the_sample_gives_nothing_away():
+    data = SampleDialog(candidates=None).load(None, 0)
+
+    assert {name: len(found) for name, found in data.splits.items()} == {
+        "train": 144, "validation": 96, "test": 288,
+    }  # fmt: skip
+    for examples in data.splits.values():
+        assert {len(each.choices) for each in examples} == {6}
+    known = {each.history[-1] for each in data.splits["train"]}
+    assert not known & {each.history[-1] for each in data.splits["test"]}

@@ -1,0 +1,196 @@
+"""The losses of a dialog: which candidate follows, and the words of the right one.
+
+Legend: B turns, C candidates, T positions, D width, V vocabulary, R replies.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from transfer_cli.batch import IGNORE, Batch
+from transfer_cli.data.split import TextStats
+from transfer_cli.errors import at_least
+from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.language_model import HEAD, exponential
+from transfer_cli.tasks.choice.objective import Choice
+from transfer_cli.tasks.span.scoring import f1
+
+Pick = Callable[[Tensor], Tensor]
+"""Returns the next token of each text, `[R]`, from logits `[R, V]`."""
+
+
+class NextUtterance(Choice):
+    """Cross-entropy of the right candidate, and of its words (Wolf et al. 2019).
+
+    The words have their own term, which counts by `language_model`; a further loss on them,
+    `+objective@losses.lm=clm`, does the same. Both see the right candidate alone: its words and
+    the token that ends it.
+
+    Args:
+        language_model: How much the words count beside the choice.
+        reply_tokens: How many tokens the model says at most where what it says is compared with
+            what was said (`f1`), the likeliest first; 0: it is not asked.
+        options: Those of `SequenceObjective`.
+    """
+
+    task = "dialog"
+    direction = "causal"
+
+    def __init__(
+        self,
+        *,
+        language_model: float = 0.0,
+        reply_tokens: int = 20,
+        pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
+        dropout: float = 0.1,
+        hidden: tuple[int, ...] = (),
+        batch_norm: bool = False,
+        pooler: bool | None = None,
+    ) -> None:
+        super().__init__(pooling, dropout, hidden, batch_norm=batch_norm, pooler=pooler)
+        at_least("reply_tokens", reply_tokens, 0)
+        if language_model < 0:
+            raise ValueError(f"language_model is {language_model}, expected 0 or more")
+        self.language_model = language_model
+        self.reply_tokens = reply_tokens
+        self._words = CausalLM()
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The choice, and the words."""
+        return {"loss": 1.0, "words": self.language_model}
+
+    def setup(self, info: TaskInfo) -> None:
+        """See `Objective`."""
+        super().setup(info)
+        self._words.setup(info)
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return both heads."""
+        return {**super().modules(backbone), **self._words.modules(backbone)}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of turns, and of words of right replies."""
+        return {**super().counts(batch), "words": int((batch["next_tokens"] != IGNORE).sum())}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return both summed losses."""
+        found = super().loss_sums(model, batch, encoded)
+        return {**found, "words": self._nats(model, batch, encoded)}
+
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return the sums of a choice, the nats of the words, and the F1 of what is generated."""
+        found = super().metric_sums(model, batch, encoded)
+        found["words"] = self._nats(model, batch, encoded)
+        if self.reply_tokens:
+            found["f1"] = torch.tensor(self._f1(model, batch))
+        return found
+
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
+    ) -> dict[str, float]:
+        """Return hits at 1, those of a guess, the mean rank, perplexity, F1 and the loss."""
+        found = super().compute_metrics(totals, counts, text)
+        found = {"hits_at_1": found.pop("accuracy"), **found}
+        found["perplexity"] = exponential(float(totals["words"]) / counts["words"])
+        if "f1" in totals:
+            found["f1"] = float(totals["f1"]) / counts["loss"]
+        return found
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the metrics; runs are judged by the hits."""
+        fraction: Literal["fraction"] = "fraction"
+        hits = Metric("hits_at_1", True, fraction, headline=True, per_example=True)  # noqa: FBT003
+        words = Metric("f1", higher_is_better=True, unit=fraction)
+        return (
+            hits,
+            Metric("perplexity", higher_is_better=False, unit="perplexity"),
+            *([words] if self.reply_tokens else []),
+            Metric("chance", higher_is_better=True, unit=fraction),
+            Metric("mean_rank", higher_is_better=False),
+            LOSS,
+        )
+
+    def _nats(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        words = {**batch, "target": batch["next_tokens"]}
+        return self._words.loss_sums(model, words, encoded)["loss"]
+
+    def _f1(self, model: TransferModel, batch: Batch) -> float:
+        """Return the summed F1 of the words of what the model says to each turn of a batch."""
+        target_BT = _of_right(batch, batch["next_tokens"])
+        has_target_BT = target_BT != IGNORE
+        begin_B = 1 + has_target_BT.int().argmax(1)  # after the mark of the turn
+        said = replies(
+            model,
+            _of_right(batch, batch["tokens"]),
+            _of_right(batch, batch["segment"]),
+            begin_B,
+            most=self.reply_tokens,
+            pick=lambda logits: self._allowed(logits).argmax(1),
+        )
+        decode, end = self.info.vocabulary.decode, self.info.vocabulary.cls
+        total = 0.0
+        for row, target, has in zip(said.tolist(), target_BT, has_target_BT, strict=True):
+            own = row[: row.index(end)] if end in row else row
+            total += f1(decode(target[has].tolist()[:-1]), decode(own))
+        return total
+
+    def _allowed(self, logits_RV: Tensor) -> Tensor:
+        """Return logits with -inf at special tokens but the one that ends a reply."""
+        vocabulary = self.info.vocabulary
+        never = sorted(vocabulary.special - {vocabulary.cls})
+        return logits_RV.index_fill(1, torch.tensor(never, device=logits_RV.device), -torch.inf)
+
+
+def _of_right(batch: Batch, values_BCT: Tensor) -> Tensor:
+    """Return `[B, T]` of the right candidates."""
+    label_B = batch["label"]
+    return values_BCT[torch.arange(len(label_B), device=label_B.device), label_B]
+
+
+@torch.no_grad()
+def replies(
+    model: TransferModel,
+    tokens_RT: Tensor,
+    segment_RT: Tensor,
+    begin_R: Tensor,
+    *,
+    most: int,
+    pick: Pick,
+) -> Tensor:
+    """Return what a model says, `[R, most]`; what follows the end of a reply means nothing.
+
+    Args:
+        model: With the head of a language model.
+        tokens_RT: Contexts; what stands from `begin_R` on is not read.
+        segment_RT: Their speakers.
+        begin_R: The length of each.
+        most: Tokens of a reply.
+        pick: Chooses tokens.
+    """
+    room = model.backbone.shape.positions - tokens_RT.shape[1]
+    pad = (0, min(most, max(0, room)))
+    tokens_RT, segment_RT = (nn.functional.pad(each, pad) for each in (tokens_RT, segment_RT))
+    place_T = torch.arange(tokens_RT.shape[1], device=tokens_RT.device)
+    segment_RT = segment_RT * (place_T < begin_R[:, None])  # what follows is the model's
+    said = []
+    for number in range(most):
+        end_R = (begin_R + number).clamp(max=len(place_T))
+        mask_RT = place_T < end_R[:, None]
+        states = model.backbone(tokens_RT, mask_RT, segment_RT)
+        last = end_R[:, None, None] - 1
+        top_RD = model.readout(
+            [each.gather(1, last.expand(-1, 1, each.shape[2])) for each in states]
+        )[:, 0]
+        logits_RV = model.heads[HEAD](top_RD, model.backbone.token_embedding.weight)
+        said.append(pick(logits_RV.float()))
+        tokens_RT = torch.where(place_T == end_R[:, None], said[-1][:, None], tokens_RT)
+    return torch.stack(said, dim=1)

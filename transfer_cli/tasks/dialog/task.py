@@ -1,0 +1,192 @@
+"""The record of the task: its examples, the tokens of a turn, its answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from transfer_cli.batch import IGNORE
+from transfer_cli.data.columns import Chosen
+from transfer_cli.data.encoded_groups import EncodedGroups
+from transfer_cli.data.encoded_task import EncodedRows
+from transfer_cli.data.readers import Record
+from transfer_cli.data.tasks import LabelledFiles
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import ConfigError
+from transfer_cli.tasks.base import Answer, Direction
+from transfer_cli.tasks.choice.task import ChoiceTask
+
+SPEAKERS = ("<speaker1>", "<speaker2>")
+"""Stand before what the model says, and before what the other one says."""
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class DialogExample:
+    """A turn: what the speaker is like, what was said so far, what may follow, and what did.
+
+    The last utterance of the history is the other speaker's; the number of the right candidate
+    counts from 0.
+    """
+
+    persona: Sequence[str]
+    history: Sequence[str]
+    choices: Sequence[str]
+    label: int | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What stands before a reply, as tokens, and who says each: 0 for the model, 1 for the other.
+
+    It ends with the mark of the model's turn.
+    """
+
+    tokens: list[int]
+    speakers: list[int]
+
+
+@dataclass(frozen=True)
+class DialogTask(ChoiceTask):
+    """The next utterance of a dialog, among candidates.
+
+    Args:
+        max_history: Exchanges before the last utterance that are read.
+        speakers: What stands before each utterance of the model, and of the other speaker: tokens
+            of the vocabulary, or else any text.
+    """
+
+    name: ClassVar[str] = "dialog"
+    objective: ClassVar[str] = "next_utterance"
+    example: ClassVar[type] = DialogExample
+    fields: ClassVar[tuple[str, ...]] = ("reply", "ranking", "probabilities")
+    expected: ClassVar[str] = "right reply"
+    export_head: ClassVar[str | None] = None
+
+    max_history: int = 2
+    speakers: tuple[str, ...] = SPEAKERS
+
+    @classmethod
+    def table(cls) -> type[LabelledFiles]:
+        """See `Task`."""
+        # Only here: it imports this module.
+        from transfer_cli.tasks.dialog.data import Dialogs
+
+        return Dialogs
+
+    def columns_of(self, names: Sequence[str], name: str) -> Chosen:
+        """See `Task`."""
+        return Chosen("history", None, "label")
+
+    def read(  # type: ignore[override]  # examples are of its own class
+        self, record: Record, text: str, pair: str | None, name: str
+    ) -> DialogExample:
+        """See `Task`."""
+        from transfer_cli.tasks.dialog.data import turn_of
+
+        return turn_of(record.fields, f"{name}, line {record.line}")
+
+    def texts(self, example: DialogExample) -> tuple[str, ...]:  # type: ignore[override]
+        """See `Task`; the last utterance is shown first."""
+        *earlier, last = example.history or ("",)
+        return (last, *example.persona, *earlier, *example.choices)
+
+    def encode(  # type: ignore[override]  # examples are of its own class
+        self,
+        examples: Sequence[DialogExample],
+        tokenizer: Tokenizer,
+        length: int,
+        direction: Direction,
+    ) -> EncodedGroups:
+        """See `Task`; every candidate of a turn is read after the same context.
+
+        Of what is too long, the oldest utterances are left out, then the persona is cut at its
+        end, then the last utterance, and a reply where it is too long alone.
+        """
+        rows, speakers, targets, is_cut = [], [], [], []
+        for example in examples:
+            replies = tokenizer.encode_batch(list(example.choices))
+            room = length - max(map(len, replies)) - 1
+            context, whole = self.context(example, tokenizer, max(room, 0))
+            most = length - len(context.tokens) - 1
+            for number, reply in enumerate(replies):
+                said = [*reply[:most], tokenizer.cls]
+                begin, is_right = len(context.tokens), number == example.label
+                rows.append([*context.tokens, *said])
+                speakers.append([*context.speakers, *[0] * len(said)])
+                # From the mark of the turn on, each token predicts the next one.
+                following = said if is_right else [IGNORE] * len(said)
+                targets.append([*[IGNORE] * (begin - 1), *following, IGNORE])
+                is_cut.append(not whole or len(reply) > most)
+        labels = [each.label for each in examples]
+        known = None not in labels
+        per_token = {"segment": speakers, **({"next_tokens": targets} if known else {})}
+        sequences = EncodedRows(
+            rows, rows, tokenizer.pad, targets=per_token,
+            fill={"segment": 0, "next_tokens": IGNORE}, is_cut=is_cut,
+        )  # fmt: skip
+        counts = [len(each.choices) for each in examples]
+        return EncodedGroups(
+            examples, sequences, counts, tokenizer.pad, {"label": labels} if known else {}
+        )
+
+    def context(
+        self, example: DialogExample, tokenizer: Tokenizer, room: int
+    ) -> tuple[Context, bool]:
+        """Return what stands before a reply in at most `room` tokens, and whether that is all."""
+        marks = self.marks(tokenizer)
+        history = list(example.history)[-(2 * self.max_history + 1) :]
+        said = tokenizer.encode_batch([*example.persona, *history])
+        persona = [token for each in said[: len(example.persona)] for token in each]
+        # Backwards from the reply, which is the model's, the speakers alternate.
+        turns = [
+            (marks[(len(history) - at) % 2] + tokens, (len(history) - at) % 2)
+            for at, tokens in enumerate(said[len(example.persona) :])
+        ]
+        left = room - 1 - len(marks[0])
+        size = len(persona) + sum(len(tokens) for tokens, _ in turns)
+        is_whole = size <= left
+        while size > left and len(turns) > 1:
+            size -= len(turns.pop(0)[0])
+        persona = persona[: max(0, len(persona) - max(0, size - left))]
+        if turns and len(persona) + len(turns[0][0]) > left:
+            turns = [(turns[0][0][: max(0, left)], turns[0][1])]
+        tokens, speakers = [tokenizer.sep, *persona], [0] * (1 + len(persona))
+        for own, speaker in turns:
+            tokens += own
+            speakers += [speaker] * len(own)
+        return Context([*tokens, *marks[0]], [*speakers, *[0] * len(marks[0])]), is_whole
+
+    def marks(self, tokenizer: Tokenizer) -> list[list[int]]:
+        """Return the tokens that stand before what the model says, and what the other one says.
+
+        Raises:
+            ConfigError: They are the same.
+        """
+        if len(self.speakers) != 2:
+            raise ConfigError(f"data.speakers: expected two, got {list(self.speakers)}")
+        known = (tokenizer.token(each) for each in self.speakers)
+        found = [
+            tokenizer.encode(name) if token is None else [token]
+            for name, token in zip(self.speakers, known, strict=True)
+        ]
+        if found[0] == found[1] or not all(found):
+            raise ConfigError(
+                f"data.speakers: this tokenizer does not tell {self.speakers[0]!r} from "
+                f"{self.speakers[1]!r}; give other marks, such as data.speakers=[me,you]"
+            )
+        return found
+
+    @classmethod
+    def sample(cls) -> tuple["DialogTask", Sequence[DialogExample]]:  # type: ignore[override]
+        """See `Task`."""
+        return cls(speakers=("there", "where")), (
+            DialogExample(["Where is it ?"], ["How many ?"], ["Rivers", "How many ?"], 1),
+            DialogExample([], ["Where ?", "There", "How ?"], ["Where ?", "Many", "There"], 0),
+            DialogExample(["Rivers go"], ["Do they ?"], ["Many", "Where do they go ?"], 0),
+        )
+
+    def written(self, answer: Answer) -> dict[str, Any]:
+        """See `Task`."""
+        found = super().written(answer)
+        shares = found["probabilities"]
+        ranking = sorted(range(len(shares)), key=lambda number: -shares[number])
+        return {"reply": found["answer"], "ranking": ranking, "probabilities": shares}
