@@ -63,6 +63,7 @@ GIVEN = {
     "predict": ["run=RUN"],
     "export": ["run=RUN", "to=FOLDER"],
     "generate": ["run=RUN", "prompt=PROMPT"],
+    "chat": ["run=RUN"],
     "fill": ["run=RUN", "text=TEXT"],
 }
 

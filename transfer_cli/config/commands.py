@@ -313,6 +313,22 @@ likeliest; the same `seed` makes the same text.""",
         typed="prompt",
         lists=("stop",),
     ),
+    "chat": Command(
+        summary="talk to a dialog model in the terminal",
+        text="""\
+Answers each line that is typed, by a run of `objective=next_utterance` whose words were trained,
+too (`+objective@losses.lm=clm`). It knows who it is by `persona`, and as much of what was said as
+in training. It ends with the input (Ctrl-D); lines from a pipe are answered as well.""",
+        function="transfer_cli.commands.chat.chat",
+        places=(("run", "RUN"),),
+        keys=("run", "persona", "max_tokens", "temperature", "top_k", "top_p", "seed"),
+        examples=(
+            ("transfer chat runs/finetune/RUN", "talk to it"),
+            ("transfer chat run=RUN persona='I have two cats .'", "it knows who it is"),
+            ("transfer chat run=RUN temperature=0 < lines.txt", "a reply to each line"),
+        ),
+        lists=("persona",),
+    ),
     "fill": Command(
         summary="fill the gaps of a text by a masked language model",
         text="""\

@@ -331,6 +331,29 @@ class GenerateConfig:
 
 
 @dataclass
+class ChatConfig:
+    """What `chat` takes."""
+
+    run: str = MISSING
+    """The run directory of a dialog model (`objective=next_utterance`)."""
+    base: str | None = None
+    persona: Any = None
+    """A sentence on who the model is, or a list of them; none: nothing is said of it."""
+    max_tokens: int = 20
+    """Tokens of a reply at most."""
+    temperature: float = 0.7
+    """Above 1 for more surprising text, below for less; 0: always the likeliest token (greedy)."""
+    top_k: int | None = None
+    """Draw from so many of the likeliest tokens alone; none: from all."""
+    top_p: float = 0.9
+    """Draw from the likeliest tokens that together have this probability (the nucleus); 1: all."""
+    seed: int = 0
+    """Everything random follows from it."""
+    device: str = "auto"
+    precision: str = "auto"
+
+
+@dataclass
 class FillConfig:
     """What `fill` takes."""
 
@@ -389,6 +412,7 @@ COMMANDS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "predict": PredictConfig,
     "generate": GenerateConfig,
+    "chat": ChatConfig,
     "fill": FillConfig,
     "export": ExportConfig,
     "prepare": PrepareConfig,

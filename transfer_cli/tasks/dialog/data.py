@@ -121,6 +121,7 @@ class SampleDialog(_Spoken):
         world: Which made-up world they are about: the one of the encyclopedia read before.
     """
 
+    candidates: int | None = None
     speakers: tuple[str, ...] = ("What", "Why")
     world: int = 0
 

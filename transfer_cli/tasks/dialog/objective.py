@@ -134,16 +134,19 @@ class NextUtterance(Choice):
             _of_right(batch, batch["segment"]),
             begin_B,
             most=self.reply_tokens,
-            pick=lambda logits: self._allowed(logits).argmax(1),
+            pick=lambda logits: self.allowed(logits).argmax(1),
         )
-        decode, end = self.info.vocabulary.decode, self.info.vocabulary.cls
         total = 0.0
         for row, target, has in zip(said.tolist(), target_BT, has_target_BT, strict=True):
-            own = row[: row.index(end)] if end in row else row
-            total += f1(decode(target[has].tolist()[:-1]), decode(own))
+            total += f1(self.text_of(target[has].tolist()), self.text_of(row))
         return total
 
-    def _allowed(self, logits_RV: Tensor) -> Tensor:
+    def text_of(self, reply: list[int]) -> str:
+        """Return the text of a reply up to its end."""
+        end = self.info.vocabulary.cls
+        return self.info.vocabulary.decode(reply[: reply.index(end)] if end in reply else reply)
+
+    def allowed(self, logits_RV: Tensor) -> Tensor:
         """Return logits with -inf at special tokens but the one that ends a reply."""
         vocabulary = self.info.vocabulary
         never = sorted(vocabulary.special - {vocabulary.cls})
