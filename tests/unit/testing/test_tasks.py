@@ -13,10 +13,10 @@ from transfer_cli.tasks.base import Result
 from transfer_cli.tasks.choice.objective import Choice
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.multilabel.objective import Multilabel
-from transfer_cli.tasks.multilabel.task import MultilabelTask
 from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.dialog.task import DialogTask
+from transfer_cli.tasks.multilabel.objective import Multilabel
+from transfer_cli.tasks.multilabel.task import MultilabelTask
 from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.tasks.regression.task import RegressionTask
 from transfer_cli.tasks.span.objective import SpanExtraction
@@ -52,6 +52,8 @@ def test_span_extraction_keeps_the_contract(tokenizer, masked):
 @pytest.mark.parametrize("options", [{}, {"pos_weight": "balanced"}])
 def test_multilabel_keeps_the_contract(tokenizer, options):
     check_task(MultilabelTask, Multilabel(pooling="mean", **options), tokenizer)
+
+
 def test_dialog_keeps_the_contract(tokenizer):
     check_task(DialogTask, NextUtterance(pooling="mean", reply_tokens=3), tokenizer)
 
