@@ -297,9 +297,9 @@ class TableRows:
 class Table(LabelledFiles):
     """Own labelled tables: CSV, TSV or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
-    With the extra `tables`, Parquet files and the first sheets of spreadsheets as well, with `hf` too
-    splits of the hub's data sets (`hub.located`). What is not
-    said of a table is recognised in each file by itself: see `layout` and `columns`.
+    With the extra `tables`, Parquet files and the first sheets of spreadsheets as well, with `hf`
+    splits of the hub's data sets, too (`hub.located`). What is not said of a table is recognised in
+    each file by itself: see `layout` and `columns`.
 
     The labels are those of the training file, sorted (as numbers when all are whole numbers).
 
