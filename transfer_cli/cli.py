@@ -175,6 +175,11 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
 
     request = flags.parse(words, name)
     check_variables(os.environ)
+    if command.lists:
+        from transfer_cli.config.literal import with_quoted_lists
+
+        typed = with_quoted_lists(request.overrides, command.lists)
+        request = replace(request, overrides=typed)
     if command.places:
         from transfer_cli.config.literal import as_overrides
 

@@ -18,7 +18,7 @@ from transfer_cli.adaptation.edits import Edit
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.exports import exports_as
-from transfer_cli.assembly.init_from import Pretrained, open_start
+from transfer_cli.assembly.init_from import INHERITED, Pretrained, open_start, with_rows
 from transfer_cli.assembly.losses import (
     Asked,
     bind_losses,
@@ -29,7 +29,7 @@ from transfer_cli.assembly.losses import (
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
 from transfer_cli.assembly.optimizer import base_lr, is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
-from transfer_cli.config.build import build
+from transfer_cli.config.build import TARGET, build
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.data.mixture import Mixture, mixed_epoch
 from transfer_cli.engine import distributed
@@ -328,7 +328,7 @@ def shape_of(config: DictConfig, start: Pretrained | None, command: str) -> Back
             "to train a fresh model instead, give init=scratch, model= and tokenizer="
         )
     for key, example in (("model", "tiny"), ("tokenizer", "wordpiece")):
-        if config[key] is None:
+        if config[key] is None or config[key].get(TARGET) == INHERITED:
             raise ConfigError(
                 f"{key}: a fresh model (init=scratch) needs one, for example {key}={example}; "
                 "or give init_from=RUN"
@@ -459,7 +459,11 @@ def _fill_and_edit(
         before = dict(start.description.edits)
         make_edits(model, before, data.tokenizer)
         fitting = _of_these_labels(tensors, start, data.info)
+        fitting, grown = with_rows(fitting, start.tokenizer, data.tokenizer, seed)
         report = load_pretrained(model, fitting, start.weights)
+        # A table with new rows is no longer that of the model that this one starts from.
+        loaded = tuple(name for name in report.loaded if name not in grown)
+        report = replace(report, loaded=loaded, new=tuple(sorted({*report.new, *grown})))
         unread = start.published.dropped if start.published else ()
         dropped = {*report.dropped, *(set(tensors) - set(fitting)), *unread}
         report = replace(report, dropped=tuple(sorted(dropped)))

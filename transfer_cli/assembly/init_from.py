@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
-from transfer_cli.data.tokenizer import FromFile, Tokenizer, TokenizerRecipe
+from transfer_cli.data.tokenizer import FromFile, Inherited, Tokenizer, TokenizerRecipe
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.hub import fetch
 from transfer_cli.interop.published_folder import Published, is_published, open_folder
+from transfer_cli.model.backbone import INITIAL_STD
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import (
@@ -34,7 +36,14 @@ from transfer_cli.model.weights import (
 from transfer_cli.objectives.base import Objective
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import CHECKPOINTS, HUB, TOKENIZER, find_model
+from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task, task_of
+
+TABLES = ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias")
+"""Tensors with a row for each token."""
+
+INHERITED = f"{Inherited.__module__}.{Inherited.__qualname__}"
+"""What `tokenizer=inherited` is built of."""
 
 MAX_BASES = 20
 """How many models may each refer to the next one. A circle of them is refused by that, too."""
@@ -219,8 +228,9 @@ def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) ->
         part = key.partition(".")[0]
         # A tokenizer from a file is compared with the model's own.
         from_file = word == "tokenizer=file" or key == "tokenizer.path"
+        grows = word == "tokenizer=inherited" or key == "tokenizer.add"
         takes_none = word.startswith("~") or word.endswith("=null")
-        if part in ("model", "tokenizer") and not from_file and not takes_none:
+        if part in ("model", "tokenizer") and not (from_file or grows or takes_none):
             raise ConfigError(f"{word}: init_from brings its own {part}; leave {key}= out")
     return open_pretrained(init_from, base=base)
 
@@ -228,7 +238,9 @@ def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) ->
 def choose_tokenizer(
     node: DictConfig | None, start: Pretrained | None
 ) -> Tokenizer | TokenizerRecipe:
-    """Return the pretrained model's tokenizer; without such a model, the recipe of a new one.
+    """Return the pretrained model's tokenizer, perhaps with further tokens.
+
+    Without such a model, it is the recipe of a new one.
 
     Raises:
         CheckpointError: The config asks for the tokenizer of a file, and it is another one.
@@ -241,4 +253,35 @@ def choose_tokenizer(
             "init_from: that model was trained with another tokenizer than tokenizer.path; "
             "leave tokenizer= out to use the model's own"
         )
+    if isinstance(recipe, Inherited) and recipe.add:
+        return start.tokenizer.with_added(recipe.add)
     return start.tokenizer
+
+
+def with_rows(
+    tensors: Mapping[str, Tensor], own: Tokenizer, grown: Tokenizer, seed: int
+) -> tuple[dict[str, Tensor], frozenset[str]]:
+    """Return a model's weights with rows for the tokens that its tokenizer has got.
+
+    A row is drawn from N(m, 0.02^2) with the mean m of the others, so that no new token is far
+    likelier than they are (Hewitt 2021); a bias is m.
+
+    Args:
+        tensors: Its weights.
+        own: Its tokenizer.
+        grown: The same with further tokens.
+        seed: The run's.
+
+    Returns:
+        Them, and the names of those that have new rows.
+    """
+    count, found = grown.size - own.size, dict(tensors)
+    names = [name for name in TABLES if name in tensors] if count else []
+    generator = torch.Generator().manual_seed(derive(seed, "new tokens"))
+    for name in names:
+        table = tensors[name]
+        rows = table.mean(0, keepdim=True).expand(count, *table.shape[1:])
+        if table.dim() > 1 and not table.is_meta:
+            rows = rows + INITIAL_STD * torch.randn(rows.shape, generator=generator)
+        found[name] = torch.cat([table, rows.to(table.dtype)])
+    return found, frozenset(names)

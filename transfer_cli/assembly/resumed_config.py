@@ -10,6 +10,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from transfer_cli.assembly.init_from import INHERITED
 from transfer_cli.config.flat import flat
 from transfer_cli.config.literal import as_typed
 from transfer_cli.config.roles import Role, role_of
@@ -90,6 +91,10 @@ def config_to_resume(
         )
         given = {override.key_or_group for override in overrides}
         older = {key: then.get(key) for key in now.keys() - given if _is_older(key, now, then)}
+        if now.get("tokenizer._target_") == INHERITED and then.get("tokenizer", "") is None:
+            # An earlier version said nothing of a tokenizer that is inherited.
+            then |= {key: now[key] for key in now if key.startswith("tokenizer.")}
+            now["tokenizer"] = None
         _refuse_another(now | older, then)
     return stored
 

@@ -20,6 +20,28 @@ _PLAIN = re.compile(r"[\w./-]+")
 """Paths that neither a shell nor Hydra reads otherwise."""
 
 
+_NOT_PLAIN = re.compile(r"""["'\[\]{}$\\]""")
+"""What may mean something to Hydra within a list."""
+
+
+def with_quoted_lists(words: Sequence[str], lists: Sequence[str]) -> tuple[str, ...]:
+    """Return overrides in which each text of a plain list is in quotes, as `<a>` has to be.
+
+    Args:
+        words: What was typed.
+        lists: Keys of several texts; `[a,b]` is such a list.
+    """
+    found = []
+    for word in words:
+        key, _, value = word.partition("=")
+        inner = value[1:-1]
+        is_list = value.startswith("[") and value.endswith("]") and inner.strip()
+        if key.lstrip("+") in lists and is_list and not _NOT_PLAIN.search(inner):
+            word = f"{key}=[{','.join(quoted(each.strip()) for each in inner.split(','))}]"
+        found.append(word)
+    return tuple(found)
+
+
 def as_overrides(
     words: Sequence[str], places: Sequence[str], text: str = "", lists: Sequence[str] = ()
 ) -> tuple[str, ...]:

@@ -190,6 +190,26 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(piece)
         return found
 
+    def with_added(self, names: Sequence[str]) -> "Tokenizer":
+        """Return a tokenizer with further tokens behind its own, which no text is read as.
+
+        Raises:
+            DataError: One of them is there already, or is no name.
+        """
+        data: dict[str, Any] = json.loads(self._backend.to_str())
+        known = set(self._pieces)
+        for number, name in enumerate(names, self.size):
+            if not name or name in known:
+                raise DataError(f"{self._source} cannot get the token {name!r}: it is there.")
+            known.add(name)
+            data["added_tokens"].append(
+                {
+                    "id": number, "content": name, "single_word": False, "lstrip": False,
+                    "rstrip": False, "normalized": False, "special": True,
+                }
+            )  # fmt: skip
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(data)), self._source)
+
     def pieces(self, tokens: Sequence[int]) -> list[str]:
         """Return each token's entry in the vocabulary."""
         return [self._pieces[token] for token in tokens]
@@ -332,6 +352,30 @@ class FromFile(TokenizerRecipe):
 
     def _load(self) -> Tokenizer:
         return Tokenizer.load(Path(self.path).expanduser())
+
+
+@dataclass(frozen=True)
+class Inherited(TokenizerRecipe):
+    """The tokenizer of the model that a run starts from.
+
+    Args:
+        add: Tokens to add to it; no text is read as one.
+    """
+
+    add: tuple[str, ...] = ()
+
+    def key(self) -> str:
+        """See `TokenizerRecipe`; without a model there is none."""
+        raise DataError(_ORPHAN)
+
+    def make(self, lines: Lines) -> Tokenizer:
+        """See `TokenizerRecipe`; without a model there is none."""
+        raise DataError(_ORPHAN)
+
+
+_ORPHAN = (
+    "tokenizer=inherited is that of init_from=RUN, and there is none; take tokenizer=wordpiece."
+)
 
 
 def _check_size(size: int, smallest: int, holds: str) -> None:
