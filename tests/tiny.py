@@ -16,6 +16,7 @@ from transfer_cli.adaptation.penalties import Penalty
 from transfer_cli.adaptation.plans import AllAtOnce, Plan, Stage
 from transfer_cli.assembly.optimizer import parameter_groups
 from transfer_cli.batch import Batch
+from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import EncodedRows
@@ -33,6 +34,7 @@ from transfer_cli.engine.step import Loss, StepReport, TrainStep
 from transfer_cli.lengths import Length
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import Backbone, BackboneShape
+from transfer_cli.model.positions import Rotary
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
@@ -40,6 +42,12 @@ from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Constant, Schedule
 
 CONF = Path(__file__).parents[1] / "conf"
+MODERN = {
+    "position_kind": "rotary", "rotary": Rotary(share=0.5), "norm": "rms", "activation": "silu",
+    "feedforward_kind": "gated", "biases": "none", "key_value_heads": 1, "head_width": 12,
+    "query_key_norm": True, "embedding_scale": 4.0,
+}  # fmt: skip
+"""Changes of a shape: everything that today's models have, at once."""
 FP32 = Precision("fp32", torch.device("cpu"))
 LABELS = ("animal", "number", "place")
 
@@ -152,8 +160,7 @@ def shape(**changes: object) -> BackboneShape:
 def preset(name: str, **changes: object) -> BackboneShape:
     """Return a shape of conf/model."""
     found = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text())
-    del found["_target_"]
-    return BackboneShape(**{**found, **changes})
+    return build({**found, **changes}, "model", BackboneShape)
 
 
 def bound(objective: Objective) -> Objective:

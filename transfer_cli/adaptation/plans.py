@@ -100,7 +100,17 @@ class Biases:
     """All biases and the new groups train (BitFit; Ben Zaken et al. 2021)."""
 
     def __call__(self, groups: Sequence[LayerGroup]) -> list[Stage]:
-        """Return one stage."""
+        """Return one stage.
+
+        Raises:
+            ConfigError: The model has no biases to train.
+        """
+        old = (n for g in groups if not g.name.startswith(NEW) for n in g.parameters)
+        if not any(name.endswith(".bias") for name in old):
+            raise ConfigError(
+                "adaptation.plan: it trains biases, and this model has none; adaptation=lora adds "
+                "few parameters to any model, adaptation=frozen trains the head alone"
+            )
         return [Stage((*_names(new_groups(groups)), "*/*.bias"), REMAINDER)]
 
 

@@ -20,6 +20,7 @@ from transfer_cli.assembly.plan_table import fact, plan_page
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.sweep.processes import as_time
 from transfer_cli.terminal import print_out
 
@@ -93,7 +94,7 @@ def _memory_parts(blueprint: Blueprint, moments: int, length: int | None) -> lis
     shape = blueprint.model.backbone.shape
     rows = min(loop.micro_batch or loop.batch, loop.batch)
     length = length or shape.positions
-    # Kept for the backward pass, a position: about 8 widths of attention and norms, 2 inner layers.
+    # Kept for the backward pass, a position: about 8 widths of attention and norms, inner layers.
     blocks = [
         int(group.name.rpartition(".")[2]) if group.name[-1].isdigit() else 0
         for group in blueprint.groups
@@ -101,7 +102,8 @@ def _memory_parts(blueprint: Blueprint, moments: int, length: int | None) -> lis
     ]
     # Gradients pass through the lowest block that trains and all above it.
     lowest = min(blocks, default=shape.depth)
-    block = 8 * shape.width + 2 * shape.feedforward
+    inner = FEED_FORWARDS[shape.feedforward_kind].kept_states * shape.feedforward
+    block = 8 * shape.width + inner
     held = rows * length * (shape.depth - lowest) * block
     parts = {
         "weights": sum(sizes.values()),

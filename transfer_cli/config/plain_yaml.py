@@ -24,7 +24,12 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 _SHAPE = "transfer_cli.model.backbone.BackboneShape"
-_LATER_OPTIONS = {"norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full"}
+_LATER_OPTIONS = {
+    "norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full",
+    "rotary": {"base": 10_000.0, "share": 1.0, "scaling": None},
+    "biases": "all", "key_value_heads": None, "head_width": None, "query_key_norm": False,
+    "embedding_scale": 1.0,
+}  # fmt: skip
 """Options of a model that older configs leave out, with their values then."""
 
 

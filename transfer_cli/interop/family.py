@@ -18,10 +18,14 @@ from transfer_cli.model.backbone import BackboneShape
 
 ACTIVATIONS = {
     "gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu", "swish": "silu",
 }  # fmt: skip
 """What the activations are called there and here."""
 
-COMMON = {"norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full"}
+COMMON = {
+    "norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full", "biases": "all",
+    "key_value_heads": None, "head_width": None, "query_key_norm": False, "embedding_scale": 1.0,
+}  # fmt: skip
 """What `fixed` holds in every family that does not say otherwise."""
 
 LANGUAGE_MODEL = "language_model"

@@ -25,7 +25,7 @@ from transformers.modeling_outputs import (
 
 ACTIVATIONS = {
     "relu": F.relu, "gelu": F.gelu, "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
-    "tanh": torch.tanh,
+    "silu": F.silu, "tanh": torch.tanh,
 }  # fmt: skip
 
 

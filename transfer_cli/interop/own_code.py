@@ -34,7 +34,7 @@ _OPTIONS = (
 """Fields of a `BackboneShape` that the code reads."""
 
 _BUILT = {
-    **COMMON,
+    **{name: (value,) for name, value in COMMON.items()},
     "position_kind": ("learned", "sinusoidal"),
     "residual": ("pre", "post", "tutorial"),
 }
@@ -83,7 +83,7 @@ def misfits(shape: BackboneShape, added: Mapping[str, Added], head: str | None) 
     wrong = [
         f"{name}={getattr(shape, name)}"
         for name, known in _BUILT.items()
-        if getattr(shape, name) not in ((known,) if isinstance(known, str) else known)
+        if getattr(shape, name) not in known
     ]
     known = (Adapter, ScalarMix)
     wrong += sorted({part.describe() for part in added.values() if type(part) not in known})

@@ -1,6 +1,7 @@
 """Self-attention (Vaswani et al. 2017, section 3.2).
 
-Legend: B batch, H heads, T queries, S keys, D width, W width of a head.
+Legend: B batch, H heads of queries, G heads of keys and values, T queries, S keys, D width, W width
+of a head.
 """
 
 import math
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.model.kv_cache import LayerKVCache
+from transfer_cli.model.norms import build_norm
 
 if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
@@ -28,7 +30,7 @@ class AttentionInputs:
         causal: Position t sees only positions up to t. Not together with `attn_mask`.
         kv_cache: Keys and values of earlier positions, which queries also see; the pass appends
             its own.
-        rotate: The position kind's rotation of queries and keys, `[B, H, T, W]` each.
+        rotate: The position kind's rotation of queries, `[B, H, T, W]`, and keys, `[B, G, T, W]`.
     """
 
     attn_mask: Tensor | None = None
@@ -38,29 +40,43 @@ class AttentionInputs:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sequence on itself, with biases in all four projections.
+    """Multi-head attention of a sequence on itself.
 
-    The input projection packs queries, keys and values. Attention uses torch's fused kernels.
-    Dropout, in training, applies to the attention probabilities. The fused CPU kernels do not
-    support it, so a value above 0 costs time and memory there.
+    The input projection packs queries, keys and values. Consecutive heads of queries may share a
+    head of keys and values (Ainslie et al. 2023); the cache holds the shared ones. Attention uses
+    torch's fused kernels. Dropout, in training, applies to the attention probabilities. The fused
+    CPU kernels do not support it, so a value above 0 costs time and memory there.
     """
+
+    rows: tuple[int, int, int]
+    """How many rows of the input projection make queries, keys and values."""
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.head_width = shape.head_size
+        self.sharing = shape.heads // shape.shared_heads
         self.dropout = shape.attention_dropout
-        self.packed = nn.Linear(shape.width, 3 * shape.width)
-        self.output = nn.Linear(shape.width, shape.width)
+        wide, narrow = shape.heads * shape.head_size, shape.shared_heads * shape.head_size
+        self.rows = wide, narrow, narrow
+        self.packed = nn.Linear(shape.width, sum(self.rows), bias=shape.biases != "none")
+        self.output = nn.Linear(wide, shape.width, bias=shape.biases == "all")
+        if shape.query_key_norm:
+            self.query_norm = build_norm(shape, shape.head_size)
+            self.key_norm = build_norm(shape, shape.head_size)
         self.on_probabilities: Callable[[Tensor], None] | None = None
         """Called with the attention probabilities `[B, H, T, S]` of a pass; see `captures`."""
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
         query, key, value = self._split(hidden_BTD)
+        if hasattr(self, "query_norm"):
+            query, key = self.query_norm(query), self.key_norm(key)
         if inputs.rotate is not None:
             query, key = inputs.rotate(query, key)
         if inputs.kv_cache is not None:
             key, value = inputs.kv_cache.extend(key, value)
+        if self.sharing > 1:
+            key, value = (each.repeat_interleave(self.sharing, dim=1) for each in (key, value))
         dropout = self.dropout if self.training else 0.0
         if self.on_probabilities is None:
             mixed_BHTW = F.scaled_dot_product_attention(
@@ -77,8 +93,8 @@ class SelfAttention(nn.Module):
     def _split(self, hidden_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Split before the heads: the backward pass then joins three gradients by one copy, not two.
         query, key, value = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in self.packed(hidden_BTD).chunk(3, dim=2)
+            part.unflatten(2, (-1, self.head_width)).transpose(1, 2)
+            for part in self.packed(hidden_BTD).split(self.rows, dim=2)
         )
         return query, key, value
 

@@ -163,6 +163,8 @@ class Backbone(nn.Module):
         token_BTD = self.token_embedding(tokens_BT)
         if self.new_rows is not None:
             token_BTD = token_BTD + self.new_rows(tokens_BT)
+        if self.shape.embedding_scale != 1:
+            token_BTD = token_BTD * self.shape.embedding_scale
         summed = self.position_embedding.embed(token_BTD, position_BT)
         if self.shape.segments:
             segment_BT = torch.zeros_like(tokens_BT) if segment_BT is None else segment_BT

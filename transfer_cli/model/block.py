@@ -29,12 +29,13 @@ from transfer_cli.model.norms import build_norm
 if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
 
-Activation = Literal["relu", "gelu", "gelu_tanh"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "silu": F.silu,
 }
 
 
@@ -45,6 +46,8 @@ class FeedForward(nn.Module):
     """The up projection: reads the residual stream."""
     output: nn.Linear
     """The down projection: writes to the residual stream."""
+    kept_states: ClassVar[int] = 2
+    """How many states of the inner size the backward pass needs, roughly."""
 
 
 class MLP(FeedForward):
@@ -52,8 +55,9 @@ class MLP(FeedForward):
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
-        self.inner = nn.Linear(shape.width, shape.feedforward)
-        self.output = nn.Linear(shape.feedforward, shape.width)
+        has_bias = shape.biases == "all"
+        self.inner = nn.Linear(shape.width, shape.feedforward, bias=has_bias)
+        self.output = nn.Linear(shape.feedforward, shape.width, bias=has_bias)
         self.activation = ACTIVATIONS[shape.activation]
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
@@ -62,7 +66,29 @@ class MLP(FeedForward):
         return out
 
 
-FEED_FORWARDS: dict[str, Callable[["BackboneShape"], FeedForward]] = {"mlp": MLP}
+class GatedMLP(FeedForward):
+    """W_o (act(W_g x) * W_u x); `inner` is W_g above W_u (Shazeer 2020).
+
+    With `silu` it is called SwiGLU, with `gelu` GeGLU.
+    """
+
+    kept_states = 4
+
+    def __init__(self, shape: "BackboneShape") -> None:
+        super().__init__()
+        has_bias = shape.biases == "all"
+        self.inner = nn.Linear(shape.width, 2 * shape.feedforward, bias=has_bias)
+        self.output = nn.Linear(shape.feedforward, shape.width, bias=has_bias)
+        self.activation = ACTIVATIONS[shape.activation]
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return `[B, T, D]`."""
+        gate, up = self.inner(hidden_BTD).chunk(2, dim=-1)
+        out: Tensor = self.output(self.activation(gate) * up)
+        return out
+
+
+FEED_FORWARDS: dict[str, type[FeedForward]] = {"mlp": MLP, "gated": GatedMLP}
 
 
 class Block(nn.Module, ABC):

@@ -4,6 +4,7 @@ A layer with updates remains a linear layer: it keeps its weight and bias under 
 adds the updates under `lora`.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, cast
@@ -114,10 +115,10 @@ def add_lora(
         return LowRankLinear(linear, {"all": update(linear, slice(0, linear.out_features))})
 
     attention, feed_forward = block.attention, block.feed_forward
-    in_proj, width = attention.packed, attention.packed.in_features
+    in_proj, ends = attention.packed, list(itertools.accumulate(attention.rows, initial=0))
     parts: dict[str, LowRank] = {
-        name: update(in_proj, slice(number * width, (number + 1) * width))
-        for number, name in enumerate(IN_PROJ_TARGETS)
+        name: update(in_proj, slice(first, end))
+        for name, (first, end) in zip(IN_PROJ_TARGETS, itertools.pairwise(ends), strict=True)
         if name in targets
     }
     if parts:

@@ -1,19 +1,71 @@
-"""Position kinds, by name: learned and sinusoidal embeddings.
+"""Position kinds, by name: learned and sinusoidal embeddings, rotated queries and keys.
 
-Legend: B batch, T positions, E size of an embedding.
+Legend: B batch, H heads, T positions, E size of an embedding, W width of a head, F frequencies.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from transfer_cli.errors import above_zero, one_of
 from transfer_cli.model.attention import AttentionInputs
 
 if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """A change of rotary frequencies for texts longer than those of pretraining.
+
+    Args:
+        kind: linear: all are divided by `factor` (Chen et al. 2023); llama3: only low ones, see
+            `rotary_frequencies` (Llama 3.1).
+        factor: At least 1.
+        original_positions: Longest text of pretraining (llama3).
+        low_factor: Waves longer than `original_positions / low_factor` are slowed down (llama3).
+        high_factor: Those shorter than `original_positions / high_factor` are not (llama3).
+    """
+
+    kind: str
+    factor: float
+    original_positions: int = 8192
+    low_factor: float = 1.0
+    high_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        one_of("rotary.scaling.kind", self.kind, SCALINGS, ValueError)
+        if self.factor < 1:
+            raise ValueError(f"rotary.scaling.factor must be at least 1, got {self.factor}")
+        if not 0 < self.low_factor < self.high_factor or self.original_positions < 1:
+            raise ValueError(
+                "rotary.scaling needs 0 < low_factor < high_factor and original_positions of at "
+                f"least 1; got {self.low_factor}, {self.high_factor}, {self.original_positions}"
+            )
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The angles of rotary positions.
+
+    Args:
+        base: Pair m of r rotated numbers is turned by base^(-2m/r) a position.
+        share: Share of a head's width that is turned, its first numbers.
+        scaling: For longer texts; None: none.
+    """
+
+    base: float = 10_000.0
+    share: float = 1.0
+    scaling: RotaryScaling | None = None
+
+    def __post_init__(self) -> None:
+        above_zero("rotary.base", self.base)
+        if not 0 < self.share <= 1:
+            raise ValueError(f"rotary.share must be above 0 and at most 1, got {self.share}")
 
 
 class Positions(nn.Module):
@@ -63,8 +115,43 @@ class SinusoidalPositions(Positions):
         return token_BTE * self.scale + self.table[position_BT]
 
 
+class RotaryPositions(Positions):
+    """Queries and keys turned by angles that grow with the position (Su et al. 2021).
+
+    So a score depends on the distance alone. Pairs of a head's numbers are turned: number m of the
+    first half of the rotated ones with number m of the second half.
+    """
+
+    frequency: Tensor
+
+    def __init__(self, shape: "BackboneShape") -> None:
+        super().__init__()
+        frequency_F = rotary_frequencies(shape.rotary, shape.head_size)
+        self.register_buffer("frequency", frequency_F, persistent=False)
+
+    def attend(
+        self, inputs: Sequence[AttentionInputs], position_BT: Tensor
+    ) -> Sequence[AttentionInputs]:
+        """Return the attention inputs of each block with a rotation."""
+        # In float32: half precision would round large positions.
+        angle_B1TF = position_BT[:, None, :, None].float() * self.frequency.float()
+        cos, sin = angle_B1TF.cos(), angle_B1TF.sin()
+
+        def rotate(query_BHTW: Tensor, key_BHTW: Tensor) -> tuple[Tensor, Tensor]:
+            return _turned(query_BHTW, cos, sin), _turned(key_BHTW, cos, sin)
+
+        return [replace(each, rotate=rotate) for each in inputs]
+
+
+def _turned(states_BHTW: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:
+    pairs = cos_B1TF.shape[-1]
+    first, second, rest = states_BHTW.tensor_split((pairs, 2 * pairs), dim=-1)
+    turned = (first * cos_B1TF - second * sin_B1TF, second * cos_B1TF + first * sin_B1TF)
+    return torch.cat([*(each.to(rest.dtype) for each in turned), rest], dim=-1)
+
+
 POSITIONS: dict[str, type[Positions]] = {
-    "learned": LearnedPositions, "sinusoidal": SinusoidalPositions,
+    "learned": LearnedPositions, "sinusoidal": SinusoidalPositions, "rotary": RotaryPositions,
 }  # fmt: skip
 
 
@@ -72,6 +159,41 @@ def count_positions(mask_BT: Tensor, cached: int = 0) -> Tensor:
     """Return the position of each token, `[B, T]`, after `cached` earlier ones."""
     # Counting real tokens gives 0, 1, 2, ... for left and right padding alike.
     return (mask_BT.long().cumsum(1) + (cached - 1)).clamp(min=0)
+
+
+def rotary_frequencies(rotary: Rotary, head_width: int) -> Tensor:
+    """Return the angle a position of each pair of a head's numbers, `[F]`.
+
+    Raises:
+        ValueError: The rotated numbers are no pairs.
+    """
+    rotated = int(rotary.share * head_width)
+    if rotated < 2 or rotated % 2:
+        raise ValueError(
+            f"rotary positions turn pairs of a head's numbers, and rotary.share={rotary.share} of "
+            f"{head_width} are {rotated}"
+        )
+    frequency_F = rotary.base ** (-torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
+    if rotary.scaling is not None:
+        frequency_F = SCALINGS[rotary.scaling.kind](frequency_F, rotary.scaling)
+    return frequency_F.float()
+
+
+def _linear(frequency_F: Tensor, scaling: RotaryScaling) -> Tensor:
+    return frequency_F / scaling.factor
+
+
+def _llama3(frequency_F: Tensor, scaling: RotaryScaling) -> Tensor:
+    """Divide the lowest frequencies, leave the highest, blend between them (Llama 3.1)."""
+    waves = scaling.original_positions * frequency_F / (2 * math.pi)
+    kept = (waves - scaling.low_factor) / (scaling.high_factor - scaling.low_factor)
+    kept = kept.clamp(0, 1)
+    return frequency_F * (kept + (1 - kept) / scaling.factor)
+
+
+SCALINGS: dict[str, Callable[[Tensor, RotaryScaling], Tensor]] = {
+    "linear": _linear, "llama3": _llama3,
+}  # fmt: skip
 
 
 def sinusoids(positions: int, width: int) -> Tensor:

@@ -1,17 +1,18 @@
 """The shape of a backbone: sizes, dropout rates, and the classes of its modules."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from transfer_cli.errors import at_least, one_of
+from transfer_cli.errors import above_zero, at_least, one_of
 from transfer_cli.model.block import FEED_FORWARDS, RESIDUALS, Activation
 from transfer_cli.model.norms import NORMS
 from transfer_cli.model.patterns import PATTERNS
-from transfer_cli.model.positions import POSITIONS
+from transfer_cli.model.positions import POSITIONS, Rotary, rotary_frequencies
 
 Direction = Literal["auto", "causal", "bidirectional"]
 PoolerActivation = Literal["none", "tanh", "gelu", "relu"]
+Biases = Literal["all", "none", "qkv"]
 
 MAX_SIZE = 2**24
 """Maximum of all sizes: a hundred times the largest model trained so far."""
@@ -21,7 +22,8 @@ MAX_DEPTH = 10_000
 
 _CHOICES: dict[str, Collection[str]] = {
     "activation": get_args(Activation), "direction": get_args(Direction),
-    "pooler": get_args(PoolerActivation), "residual": RESIDUALS, "norm": NORMS,
+    "pooler": get_args(PoolerActivation), "biases": get_args(Biases), "residual": RESIDUALS,
+    "norm": NORMS,
     "feedforward_kind": FEED_FORWARDS, "position_kind": POSITIONS, "attention_pattern": PATTERNS,
 }  # fmt: skip
 """Values of a field. A dict holds classes; add new ones there."""
@@ -33,17 +35,17 @@ class BackboneShape:
 
     Args:
         width: D, the size of a hidden state.
-        heads: Attention heads; divide `width`.
+        heads: Attention heads; divide `width`, unless they have a `head_width`.
         depth: L, the number of blocks.
         feedforward: Inner size of a block's feed-forward layer.
         positions: Maximum length of a sequence.
         dropout: After the embeddings and on every sub-layer's output.
         attention_dropout: On attention probabilities.
-        activation: relu, gelu (exact) or gelu_tanh.
+        activation: relu, gelu (exact), gelu_tanh or silu.
         residual: pre, post or tutorial (see `model.block`).
-        norm: layer (see `model.norms`).
-        feedforward_kind: mlp (see `model.block`).
-        position_kind: learned, or sinusoidal (see `model.positions`).
+        norm: layer, layer_no_bias, rms or rms_unit (see `model.norms`).
+        feedforward_kind: mlp or gated (see `model.block`).
+        position_kind: learned, sinusoidal or rotary (see `model.positions`).
         attention_pattern: full (see `model.patterns`).
         direction: causal, bidirectional, or auto: the objective's.
         embedding_norm: Whether the embeddings have a norm; None: only with `post`.
@@ -54,10 +56,17 @@ class BackboneShape:
             (BERT).
         embedding_width: Size of the embeddings if it is not `width`; a linear layer then projects
             them to it (ELECTRA, Clark et al. 2020).
-        epsilon: Added to the variance in every LayerNorm. BERT's 1e-12 rounds to 0 in half
-            precision.
+        epsilon: Added to the variance in every norm. BERT's 1e-12 rounds to 0 in half precision.
         pooler: Activation of the linear layer between the hidden state of the classification token
             and a classifier (BERT: tanh); none: no such layer.
+        rotary: The angles of rotary positions.
+        biases: Which linear layers of a block have one: all, none, or qkv (queries, keys and
+            values).
+        key_value_heads: Heads of keys and values; divide `heads`. None: as many (Ainslie et al.
+            2023).
+        head_width: W, the width of a head; None: width / heads.
+        query_key_norm: Whether each head's queries and keys have a norm (Qwen 3).
+        embedding_scale: Factor of the token embeddings (Gemma: the square root of `width`).
     """
 
     width: int
@@ -82,16 +91,21 @@ class BackboneShape:
     norm: str = "layer"
     feedforward_kind: str = "mlp"
     attention_pattern: str = "full"
+    rotary: Rotary = field(default_factory=Rotary)
+    biases: Biases = "all"
+    key_value_heads: int | None = None
+    head_width: int | None = None
+    query_key_norm: bool = False
+    embedding_scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "depth", "feedforward", "positions"):
             most = MAX_DEPTH if name == "depth" else MAX_SIZE
             _check_size(name, getattr(self, name), 1, most)
-        if self.width % self.heads:
-            raise ValueError(
-                f"heads ({self.heads}) must divide width ({self.width}); "
-                f"the nearest that does is {_nearest_divisor(self.width, self.heads)}"
-            )
+        if self.head_width is None:
+            _check_divides("heads", self.heads, "width", self.width)
+        _check_divides("key_value_heads", self.shared_heads, "heads", self.heads)
+        _check_size("head_width", self.head_size, 1, MAX_SIZE)
         _check_size("segments", self.segments, 0, MAX_SIZE)
         _check_size("embedding_width", self.embedding_size, 1, MAX_SIZE)
         if self.embedding_size != self.width and self.tie_output and not self.output_transform:
@@ -99,6 +113,7 @@ class BackboneShape:
                 f"embedding_width ({self.embedding_size}) is not width ({self.width}), so tied "
                 "logits need output_transform, which projects hidden states to it"
             )
+        above_zero("embedding_scale", self.embedding_scale)
         if not 0 < self.epsilon < 1:
             raise ValueError(f"epsilon must be in (0, 1), got {self.epsilon}")
         for name in ("dropout", "attention_dropout"):
@@ -106,12 +121,25 @@ class BackboneShape:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         for name, known in _CHOICES.items():
             one_of(name, getattr(self, name), known, ValueError)
+        if self.position_kind == "rotary":
+            rotary_frequencies(self.rotary, self.head_size)
 
     def least_bytes(self, vocabulary: int) -> int:
         """Return the bytes of the largest matrices in float32."""
         embeddings = self.embedding_size * (vocabulary + self.positions)
-        blocks = self.depth * self.width * (4 * self.width + 2 * self.feedforward)
+        heads = 2 * (self.heads + self.shared_heads) * self.head_size
+        blocks = self.depth * self.width * (heads + 2 * self.feedforward)
         return 4 * (embeddings + blocks)
+
+    @property
+    def head_size(self) -> int:
+        """The width of a head."""
+        return self.width // self.heads if self.head_width is None else self.head_width
+
+    @property
+    def shared_heads(self) -> int:
+        """The number of heads of keys and values."""
+        return self.heads if self.key_value_heads is None else self.key_value_heads
 
     @property
     def embedding_size(self) -> int:
@@ -134,6 +162,15 @@ def _check_size(name: str, value: int, least: int, most: int) -> None:
     at_least(name, value, least)
     if value > most:
         raise ValueError(f"{name} must be at most {most:,}, got {value}")
+
+
+def _check_divides(name: str, value: int, of: str, number: int) -> None:
+    at_least(name, value, 1)
+    if number % value:
+        raise ValueError(
+            f"{name} ({value}) must divide {of} ({number}); "
+            f"the nearest that does is {_nearest_divisor(number, value)}"
+        )
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

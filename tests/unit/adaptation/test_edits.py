@@ -1,5 +1,7 @@
 """Legend: B batch, T positions, D width."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import yaml
@@ -26,6 +28,7 @@ from transfer_cli.model.transfer_model import TransferModel, layer_groups
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.testing import edits as contract
 from transfer_cli.testing.edits import check_edit
 
 BERT_CASED = 28_996
@@ -63,8 +66,12 @@ def states(model):
     return [state.detach() for state in model.backbone(TOKENS, MASK)]
 
 
+@pytest.mark.parametrize("modern", [False, True])
 @pytest.mark.parametrize("edit", EDITS, ids=repr)
-def test_an_edit_keeps_the_contract(edit):
+def test_an_edit_keeps_the_contract(edit, modern, monkeypatch):
+    if modern:
+        monkeypatch.setattr(contract, "SHAPE", replace(contract.SHAPE, **tiny.MODERN))
+
     check_edit(edit)
 
 

@@ -117,6 +117,15 @@ def test_norms_train_beside_new_weights_where_they_are_asked_to():
     assert chosen == {n for n in names if "norm" in n or ".sites." in n or n.startswith("heads.")}
 
 
+def test_a_model_without_biases_is_told_what_else_trains_little():
+    model = tiny.model(Classification(), biases="none", norm="rms")
+
+    with pytest.raises(
+        ConfigError, match=r"^adaptation.plan: .* this model has none; adaptation=lora"
+    ):
+        Biases()(layer_groups(model, set()))
+
+
 def test_biases_train_and_so_does_all_that_is_new():
     (patterns,) = trains(Biases(), EDITED_GROUPS)
 

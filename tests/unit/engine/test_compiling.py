@@ -36,7 +36,7 @@ def losses_and_weights(objective, data, sizes, *, compiled, **changes):
 
 
 CASES = {
-    "clm": (CausalLM, lambda: tiny.blocks(tokens=300), {"residual": "tutorial"}),
+    "clm": (CausalLM, lambda: tiny.blocks(tokens=300), {**tiny.MODERN, "residual": "tutorial"}),
     "mlm": (MaskedLM, lambda: tiny.blocks(tokens=300), {"direction": "bidirectional"}),
     "padded": (Classification, lambda: tiny.Questions(examples=16), {}),
 }

@@ -29,7 +29,12 @@ CASES = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}, {}),
     "mlm": (MaskedLM, lambda: tiny.blocks(tokens=1100), {"direction": "bidirectional"}, {}),
     "classification": (Classification, lambda: tiny.Questions(examples=65), {}, {}),
-    "unfreezing": (Classification, lambda: tiny.Questions(examples=65), {}, {"plan": UNFREEZING}),
+    "unfreezing": (
+        Classification,
+        lambda: tiny.Questions(examples=65),
+        tiny.MODERN,
+        {"plan": UNFREEZING},
+    ),
     "mix": (Classification, lambda: tiny.Questions(examples=65), {}, {}),
 }
 COPIED = ("clm", "mlm", "classification", "unfreezing")

@@ -26,12 +26,16 @@ def size_of(module):
 
 def by_formula(shape, vocabulary):
     """Return the parameters of a backbone by methods' size formula."""
-    d, f = shape.width, shape.feedforward
+    d, f, w = shape.width, shape.feedforward, shape.head_size
     positions = shape.positions if shape.position_kind == "learned" else 0
     norms = (shape.residual == "pre") + shape.has_embedding_norm
-    block = 4 * d * d + 4 * d + 2 * d * f + f + d + 4 * d
+    norm = 2 * d if shape.norm == "layer" else d
+    inner = 2 * f if shape.feedforward_kind == "gated" else f
+    biases = {"all": 4 * d + inner + d, "none": 0}[shape.biases]
+    heads = 2 * (shape.heads + shape.shared_heads) * w * d + 2 * w * shape.query_key_norm
+    block = heads + inner * d + f * d + biases + 2 * norm
     rows = vocabulary + positions + shape.segments
-    return shape.depth * block + rows * d + norms * 2 * d
+    return shape.depth * block + rows * d + norms * norm
 
 
 def on_meta(name):
@@ -331,7 +335,7 @@ def test_top_blocks_drawn_anew_are_as_at_birth(residual):
         ({"attention_dropout": -0.1}, "attention_dropout must be in"),
         ({"activation": "swish"}, "activation: 'swish' is not one of relu, gelu, gelu_tanh"),
         ({"residual": "both"}, "residual: 'both' is not one of pre, post, tutorial"),
-        ({"position_kind": "rotary"}, "position_kind: 'rotary' is not one of"),
+        ({"position_kind": "rotated"}, "position_kind: 'rotated' is not one of"),
         ({"direction": "left"}, "direction: 'left' is not one of"),
     ],
 )
