@@ -13,6 +13,8 @@ import torch
 _MODULES = tempfile.TemporaryDirectory(prefix="transformers_modules")
 
 FAMILIES = ("bert", "distilbert", "roberta", "electra", "gpt2")
+LLAMAS = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that share a module, and so most tests."""
 
 TEXT = [
     "The capital of France is Paris, and the river there is the Seine.",
@@ -71,6 +73,54 @@ def byte_pairs(folder: Path, specials: list[str], tokenizer_class: str) -> int:
     return backend.get_vocab_size()
 
 
+def _one_file(folder: Path) -> None:
+    """Put the tokenizer into one file, as families do that have no files of their own."""
+    backend = tokenizers.ByteLevelBPETokenizer(
+        str(folder / "vocab.json"), str(folder / "merges.txt")
+    )
+    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>"])
+    backend.save(str(folder / "tokenizer.json"))
+    for name in ("vocab.json", "merges.txt"):
+        (folder / name).unlink()
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+
+
+def sentence_pieces(folder: Path) -> int:
+    """Write Llama 2's kind of tokenizer, without a padding token; return its size."""
+    pieces = [chr(0x2581), *"abcdefghijklmnopqrstuvwxyzTW.,?", chr(0x2581) + "t", "he",
+              chr(0x2581) + "the"]  # fmt: skip
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    merges = [(chr(0x2581), "t"), ("h", "e"), (chr(0x2581) + "t", "he")]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {name: number for number, name in enumerate(names)}, merges,
+            unk_token="<unk>", fuse_unk=True, byte_fallback=True,  # noqa: S106 - no password
+        )
+    )  # fmt: skip
+    backend.normalizer = tokenizers.normalizers.Sequence(
+        [
+            tokenizers.normalizers.Prepend(chr(0x2581)),
+            tokenizers.normalizers.Replace(" ", chr(0x2581)),
+        ]
+    )
+    backend.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace(chr(0x2581), " "), tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(), tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )  # fmt: skip
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.save(str(folder / "tokenizer.json"))
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>",
+               "eos_token": "</s>", "unk_token": "<unk>"}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    return len(names)
+
+
 def config_of(family: str, vocabulary: int, **options):
     """Return the config of a small model."""
     lib = reference()
@@ -78,6 +128,12 @@ def config_of(family: str, vocabulary: int, **options):
         "vocab_size": vocabulary, "hidden_size": 16, "num_hidden_layers": 3,
         "num_attention_heads": 4, "intermediate_size": 24, "max_position_embeddings": 42,
     }  # fmt: skip
+    if family in LLAMAS:
+        named = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+        shared = {"num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0, "bos_token_id": 0}
+        window = {"sliding_window": None} if family == "mistral" else {}
+        given = {**common, **shared, **window, "eos_token_id": 0, **options}
+        return getattr(lib, f"{named[family]}Config")(**given)
     made = {
         "bert": lambda: lib.BertConfig(**{**common, **options}),
         "roberta": lambda: lib.RobertaConfig(
@@ -116,14 +172,17 @@ def publish(folder: Path, family: str, kind: str = "", **options):
 
     Args:
         folder: Where to; made if it is not there.
-        family: One of `FAMILIES`.
-        kind: "" for the backbone alone, else "MaskedLM", "LMHeadModel", "SequenceClassification"
-            or "PreTraining".
+        family: One of `FAMILIES` or `LLAMAS`.
+        kind: "" for the backbone alone, else "MaskedLM", "LMHeadModel", "CausalLM",
+            "SequenceClassification" or "PreTraining".
         options: Of its config.
     """
     lib = reference()
     folder.mkdir(parents=True, exist_ok=True)
-    if family == "gpt2":
+    if family in LLAMAS:
+        vocabulary = byte_pairs(folder, ["<|endoftext|>", "<|im_start|>"], "GPT2Tokenizer")
+        _one_file(folder)
+    elif family == "gpt2":
         vocabulary = byte_pairs(folder, ["<|endoftext|>"], "GPT2Tokenizer")
     elif family == "roberta":
         names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

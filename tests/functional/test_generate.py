@@ -212,6 +212,26 @@ def test_a_published_model_says_what_its_own_implementation_says(transfer, gpt2)
     assert ended.out == tokenizer.decode(expected.tolist()) + "\n"
 
 
+@pytest.mark.parametrize("family", published.LLAMAS)
+def test_models_of_today_say_what_their_own_implementation_says(transfer, tmp_path, family):
+    model = published.publish(tmp_path / "given", family, "CausalLM")
+    tokenizer = open_pretrained(str(tmp_path / "given")).tokenizer
+    tokens = torch.tensor([tokenizer.encode(PROMPT)])
+    with torch.no_grad():
+        expected = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, do_sample=False,
+            suppress_tokens=[tokenizer.sep], pad_token_id=tokenizer.pad,
+        )[0]  # fmt: skip
+
+    ended = transfer(
+        "generate", f"run={tmp_path / 'given'}", PROMPT, "temperature=0", "max_tokens=8",
+        "device=cpu",
+    )  # fmt: skip
+
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == tokenizer.decode(expected.tolist()) + "\n"
+
+
 # --- bad input ---------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from tests.unit.test_imports import FLOORS
 from transfer_cli.config.commands import ALL
 from transfer_cli.config.flags import Request
 from transfer_cli.config.launch import compose
+from transfer_cli.interop.families import families
 
 ROOT = Path(transfer_cli.__file__).parent
 PROJECT = Path(__file__).parents[2]
@@ -318,6 +319,15 @@ def test_the_reference_of_keys_is_what_the_configs_say():
     made = runpy.run_path(str(PROJECT / "scripts" / "keys_page.py"))["page"]()
 
     assert page("keys.md") == made, "run python scripts/keys_page.py"
+
+
+def test_the_table_of_published_models_lists_the_families_that_there_are():
+    page = (DOCS / "published.md").read_text()
+    table = page.partition("## What is read")[2].partition("\n\n")[2].partition("\n\n")[0]
+
+    kinds = [re.search(r"\| `(\w+)` \|", row)[1] for row in table.splitlines()[2:]]
+
+    assert sorted(kinds) == sorted(families())
 
 
 def test_the_container_copies_what_the_package_is_built_of():

@@ -9,6 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from transfer_cli.assembly.finished_run import open_language_model
+from transfer_cli.assembly.init_from import Pretrained
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
 from transfer_cli.engine.precision import device_and_precision
@@ -44,9 +45,7 @@ def generate(config: DictConfig) -> None:
     prompt = _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
-    published = trained.start.published
-    has_lines = published is None or published.reads_lines
-    layout = PromptLayout(trained.start.tokenizer, has_lines=has_lines)
+    layout = _layout(trained.start)
     tokens, positions = layout.encode(prompt), trained.start.description.shape.positions
     most = _room(len(tokens), config.max_tokens, positions)
     texts = [GeneratedText(layout, prompt, stops) for _ in range(config.samples)]
@@ -92,6 +91,13 @@ def generate(config: DictConfig) -> None:
             for each in texts
         ]
         write_json_lines(config.output, rows)
+
+
+def _layout(start: Pretrained) -> PromptLayout:
+    published = start.published
+    if published is None or published.reads_lines:
+        return PromptLayout(start.tokenizer)
+    return PromptLayout(start.tokenizer, has_lines=False, before_text=published.before_text)
 
 
 def _fit(text: str) -> str:

@@ -35,14 +35,15 @@ from transfer_cli.safe_files import UnreadableError, parse_json, read_text
 UNKNOWN = "<unk>"
 SPECIALS = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
 
-# What files from elsewhere call them.
-_END_OF_TEXT = "<|endoftext|>"
+# What files from elsewhere call them. Those of causal models lack some, and the token that ends a
+# text stands for them.
+_ENDS_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
 _NAMES = {
-    "pad": ("[PAD]", "<pad>", _END_OF_TEXT),
-    "unk": (UNKNOWN, "[UNK]", _END_OF_TEXT),
-    "cls": ("[CLS]", "<cls>", "<s>", _END_OF_TEXT),
-    "sep": ("[SEP]", "<sep>", "</s>", _END_OF_TEXT),
-    "mask": ("[MASK]", "<mask>", _END_OF_TEXT),
+    "pad": ("[PAD]", "<pad>", *_ENDS_OF_TEXT),
+    "unk": (UNKNOWN, "[UNK]", *_ENDS_OF_TEXT),
+    "cls": ("[CLS]", "<cls>", "<s>", "<|begin_of_text|>", "<bos>", *_ENDS_OF_TEXT),
+    "sep": ("[SEP]", "<sep>", *_ENDS_OF_TEXT),
+    "mask": ("[MASK]", "<mask>", *_ENDS_OF_TEXT),
 }
 
 # Marks that open a word: byte-level BPE and SentencePiece.
@@ -96,7 +97,7 @@ class Tokenizer:
         # Not part of the file format, so it has to be set each time.
         self._backend.encode_special_tokens = True
         # A tokenizer without an unknown token of its own knows all text.
-        self._unknown = names["unk"] if names["unk"] != _END_OF_TEXT else UNKNOWN
+        self._unknown = names["unk"] if names["unk"] not in _ENDS_OF_TEXT else UNKNOWN
         self.hash = _digest(data)
         self._growth = TextGrowth.of(data)
 
@@ -498,7 +499,7 @@ def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dic
     is a token that serves as all five.
     """
     data: dict[str, Any] = json.loads(backend.to_str())
-    unknown = names["unk"] if names["unk"] != _END_OF_TEXT else None
+    unknown = names["unk"] if names["unk"] not in _ENDS_OF_TEXT else None
     added = [each for each in data["added_tokens"] if each["content"] not in names.values()]
     added += [
         {

@@ -23,10 +23,12 @@ class PromptLayout:
         tokenizer: The run's tokenizer.
         has_lines: Whether the model was trained on lines as in `data.corpus`; published models were
             not.
+        before_text: The token before a text that is no lines; None: none.
     """
 
     tokenizer: Tokenizer
     has_lines: bool = True
+    before_text: int | None = None
 
     @property
     def text_end(self) -> int | None:
@@ -45,7 +47,8 @@ class PromptLayout:
         They are empty if the tokenizer finds no token in the text.
         """
         if self.line_end is None:
-            return self.tokenizer.encode(text)
+            tokens = self.tokenizer.encode(text)
+            return tokens if self.before_text is None or not tokens else [self.before_text, *tokens]
         rows = self.tokenizer.encode_batch(text.split("\n"))
         return [token for row in rows for token in (self.line_end, *row)] if any(rows) else []
 

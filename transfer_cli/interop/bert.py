@@ -149,7 +149,7 @@ class Bert(EncoderFamily):
             rules += same("backbone.segment_embedding", _SEGMENTS, "weight")
         return rules
 
-    def block(self) -> list[Rule]:
+    def block(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of a block."""
         attention = "attention.self"
         return [
@@ -260,7 +260,7 @@ class DistilBert(EncoderFamily):
             *same("backbone.embedding_norm", "embeddings.LayerNorm"),
         ]
 
-    def block(self) -> list[Rule]:
+    def block(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of a block."""
         return [
             *packed_attention("attention.q_lin", "attention.k_lin", "attention.v_lin"),

@@ -6,9 +6,11 @@ from transfer_cli.errors import ConfigError
 from transfer_cli.interop.bert import Bert, DistilBert, Electra, Roberta
 from transfer_cli.interop.family import Family
 from transfer_cli.interop.gpt2 import Gpt2
+from transfer_cli.interop.llama import Llama, Mistral, Qwen2, Qwen3
 
 _families: dict[str, Family] = {
-    family.model_type: family for family in (Roberta(), Bert(), DistilBert(), Electra(), Gpt2())
+    kind.model_type: kind()
+    for kind in (Roberta, Bert, DistilBert, Electra, Gpt2, Llama, Mistral, Qwen2, Qwen3)
 }
 """An export takes the first that fits, so the family that asks for most comes first."""
 

@@ -73,6 +73,7 @@ class Family(ABC):
         fixed: Fields that have one value in all models of the family, such as `direction`,
             `position_kind` and `residual`.
         options: What the config calls the other fields, and their defaults.
+        varies: Fields that are equal in most families, and not in this one.
         output: Fields of its language-model head.
         only: Keys of the config, each with the one value that we can build.
         pooling: Which hidden state its classifier reads.
@@ -89,6 +90,7 @@ class Family(ABC):
     blocks: ClassVar[str]
     keys: ClassVar[Mapping[str, str]]
     fixed: ClassVar[Mapping[str, Any]]
+    varies: ClassVar[Sequence[str]] = ()
     options: ClassVar[Mapping[str, tuple[str, Any]]]
     output: ClassVar[Mapping[str, bool]] = {}
     only: ClassVar[Mapping[str, Any]] = {}
@@ -140,7 +142,7 @@ class Family(ABC):
         """Return the rules of the backbone's embeddings and norms; theirs lack the prefix."""
 
     @abstractmethod
-    def block(self) -> list[Rule]:
+    def block(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of a block; names here and there lack the block's own."""
 
     def pooler(self) -> list[Rule]:
@@ -154,7 +156,7 @@ class Family(ABC):
 
     def backbone(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of the backbone; their names there lack the prefix."""
-        rules, block = self.outside_blocks(shape), self.block()
+        rules, block = self.outside_blocks(shape), self.block(shape)
         for number in range(shape.depth):
             rules += with_prefix(block, f"{self.blocks}.{number}.", f"backbone.blocks.{number}.")
         return rules
@@ -172,7 +174,7 @@ class Family(ABC):
         wrong = [
             f"{name}={value}, not {fixed[name]}"
             for name, value in found.items()
-            if name in fixed and value != fixed[name]
+            if name in fixed and name not in self.varies and value != fixed[name]
         ]
         if shape.pooler not in ("none", self.pooler_activation):
             wrong.append(f"pooler={shape.pooler}, not {self.pooler_activation}")

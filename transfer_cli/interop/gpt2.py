@@ -76,7 +76,7 @@ class Gpt2(Family):
             *same("backbone.final_norm", "ln_f"),
         ]
 
-    def block(self) -> list[Rule]:
+    def block(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of a block."""
         rules = [*same("attention_norm", "ln_1"), *same("feed_forward_norm", "ln_2")]
         products = {

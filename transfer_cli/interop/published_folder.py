@@ -48,6 +48,8 @@ _MASKED = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM"}
 _CLASSIFICATION = "transfer_cli.objectives.classification.Classification"
 _PADDED_TO = (8, 64, 128)
 """For speed, tables of tokens are often padded to a multiple of one of these sizes."""
+_SPARE = 400
+"""Some have more rows than that to spare, up to one of so many (Qwen 2.5: 271 of 151,936)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Published:
         rules: How our tensors are made of those in the folder, by their full names.
         dropped: The tensors in the folder that none of ours is made of.
         length: How many tokens of a text it reads, as its tokenizer says; None: it does not say.
-        reads_lines: Whether a separator is before a text, as in our pretraining on lines.
+        before_text: The token that its tokenizer puts before a text; None: none.
     """
 
     folder: Path
@@ -72,7 +74,12 @@ class Published:
     rules: tuple[Rule, ...]
     dropped: tuple[str, ...]
     length: int | None
-    reads_lines: bool
+    before_text: int | None
+
+    @property
+    def reads_lines(self) -> bool:
+        """Whether a separator is before a text, as in our pretraining on lines."""
+        return self.before_text == self.tokenizer.sep
 
     def tensors(self, *, values: bool = True) -> dict[str, Tensor]:
         """Return its weights under our names, in float32; without values, on the meta device."""
@@ -125,8 +132,14 @@ def open_folder(folder: Path, key: str) -> Published:
     dropped = found.keys() - {name for rule in rules for name in rule.theirs}
     return Published(
         folder, family, description, tokenizer, rules, tuple(sorted(dropped)),
-        longest_input(folder), begins_with(folder) == tokenizer.pieces([tokenizer.sep])[0],
+        longest_input(folder), _before_text(folder, tokenizer),
     )  # fmt: skip
+
+
+def _before_text(folder: Path, tokenizer: Tokenizer) -> int | None:
+    name = begins_with(folder)
+    special = sorted(tokenizer.special)
+    return dict(zip(tokenizer.pieces(special), special, strict=True)).get(name or "")
 
 
 def _family(settings: PublishedConfig, key: str) -> Family:
@@ -203,6 +216,7 @@ class _Folder:
         rows = self.found[table].shape[0]
         unused = rows - tokenizer.size
         is_padding = any(rows % size == 0 and 0 < unused < size for size in _PADDED_TO)
+        is_padding = is_padding or (rows % _PADDED_TO[-1] == 0 and 0 < unused < rows / _SPARE)
         if unused and not is_padding:
             raise CheckpointError(
                 f"{self.settings.path.parent}: the tokenizer has {tokenizer.size:,} tokens and the "

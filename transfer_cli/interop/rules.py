@@ -42,6 +42,13 @@ CONCATENATED = Conversion(
 """Several tensors of one size there, concatenated here."""
 
 
+def stacked(rows: Sequence[int]) -> Conversion:
+    """Return the conversion of tensors with so many rows each there, one above the other here."""
+    return Conversion(
+        CONCATENATED.take, lambda ours, _: [part.contiguous() for part in ours.split(list(rows))]
+    )
+
+
 def from_row(row: int) -> Conversion:
     """Return the conversion of a table whose rows before `row` no token uses (RoBERTa's positions).
 
@@ -67,15 +74,30 @@ def same(ours: str, theirs: str, *kinds: str) -> list[Rule]:
     return [Rule(f"{ours}.{kind}", (f"{theirs}.{kind}",)) for kind in kinds or ("weight", "bias")]
 
 
-def packed_attention(query: str, key: str, value: str) -> list[Rule]:
-    """Return the rules of a block's queries, keys and values: three layers there, one here."""
+def packed_attention(
+    query: str,
+    key: str,
+    value: str,
+    *,
+    kinds: Sequence[str] = ("weight", "bias"),
+    rows: Sequence[int] | None = None,
+) -> list[Rule]:
+    """Return the rules of a block's queries, keys and values: three layers there, one here.
+
+    Args:
+        query: The layer of the queries there; `key` and `value` alike.
+        key: See `query`.
+        value: See `query`.
+        kinds: The parameters of each.
+        rows: How many outputs each has; None: equally many.
+    """
     return [
         Rule(
             f"attention.packed.{kind}",
             tuple(f"{part}.{kind}" for part in (query, key, value)),
-            CONCATENATED,
+            CONCATENATED if rows is None else stacked(rows),
         )
-        for kind in ("weight", "bias")
+        for kind in kinds
     ]
 
 

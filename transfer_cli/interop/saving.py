@@ -16,7 +16,7 @@ from transfer_cli.interop.family import LANGUAGE_MODEL
 from transfer_cli.interop.inputs import Inputs
 from transfer_cli.interop.published_config import CONFIG
 from transfer_cli.interop.published_folder import open_folder
-from transfer_cli.interop.targets import CLASS_BIAS, Ours, Target, target_of
+from transfer_cli.interop.targets import CLASS_BIAS, NORM_BIAS, Ours, Target, target_of
 from transfer_cli.model.weights import readable_like
 
 TOKENS = "backbone.token_embedding.weight"
@@ -107,14 +107,14 @@ def _fold_bias(tensors: dict[str, Tensor], family: str) -> None:
     Of the shifts c of the norm with W c = b, this takes the shortest; the logits are the same.
     """
     weight, bias = tensors["heads.class.linear.weight"].double(), tensors.pop(CLASS_BIAS).double()
-    norm = tensors.get("backbone.final_norm.bias")
+    norm = tensors.get(NORM_BIAS)
     shift = torch.linalg.lstsq(weight, bias[:, None], driver="gelsd").solution[:, 0]
     if norm is None or not torch.allclose(weight @ shift, bias, atol=1e-7):
         raise CheckpointError(
             f"run: the classifier's bias has no place in {family}, whose classifier has none; "
             "family=transfer writes a folder with its own code, which has one"
         )
-    tensors["backbone.final_norm.bias"] = (norm.double() + shift).to(norm.dtype)
+    tensors[NORM_BIAS] = (norm.double() + shift).to(norm.dtype)
 
 
 def _write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -> None:

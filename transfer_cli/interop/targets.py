@@ -21,6 +21,8 @@ from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.sequence import SequenceObjective
 
 CLASS_BIAS = "heads.class.linear.bias"
+NORM_BIAS = "backbone.final_norm.bias"
+"""Where the bias of a causal family's classifier is put, which has none there."""
 
 
 @dataclass(frozen=True)
@@ -192,8 +194,10 @@ def _classifier_misfits(family: Family, ours: Ours, classifier: SequenceObjectiv
         wrong.append("a classifier without a pooler (objective.pooler=true trains one)")
     if classifier.pooler and activation == "none":
         wrong.append("a classifier with a pooler (objective.pooler=false)")
-    if family.fixed["direction"] == "causal" and len(ours.labels) > ours.shape.width:
+    if family.is_causal and len(ours.labels) > ours.shape.width:
         wrong.append("a classifier with a bias, which is folded in for at most `width` labels")
+    if family.is_causal and CLASS_BIAS in ours.tensors and NORM_BIAS not in ours.tensors:
+        wrong.append("a classifier with a bias, which has no place there")
     if classifier.pooler and ours.shape.pooler == "none" and activation != "tanh":
         wrong.append(f"a pooler with tanh, not {activation}")
     return wrong

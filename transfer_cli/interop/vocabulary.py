@@ -86,7 +86,9 @@ def begins_with(folder: Path) -> str | None:
     if not path.is_file():
         return None
     processor = read_json(path, MAX_FILE_BYTES).get("post_processor")
-    pieces = processor.get("single") if isinstance(processor, dict) else None
+    chain = processor.get("processors") if isinstance(processor, dict) else None
+    parts = chain if isinstance(chain, list) else [processor]
+    pieces = next((p["single"] for p in parts if isinstance(p, dict) and "single" in p), None)
     first = pieces[0] if isinstance(pieces, list) and pieces else None
     special = first.get("SpecialToken") if isinstance(first, dict) else None
     name = special.get("id") if isinstance(special, dict) else None

@@ -59,7 +59,7 @@ class MylabLM(Family):
             *same("backbone.final_norm", "decoder.final_layer_norm"),
         ]
 
-    def block(self) -> list[Rule]:
+    def block(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of a block."""
         return [
             *packed_attention("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
