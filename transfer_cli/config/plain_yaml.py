@@ -26,9 +26,9 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _SHAPE = "transfer_cli.model.backbone.BackboneShape"
 _LATER_OPTIONS = {
     "norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full",
-    "rotary": {"base": 10_000.0, "share": 1.0, "scaling": None},
+    "rotary": {"base": 10_000.0, "share": 1.0, "scaling": None, "local_base": None},
     "biases": "all", "key_value_heads": None, "head_width": None, "query_key_norm": False,
-    "embedding_scale": 1.0,
+    "embedding_scale": 1.0, "window": 128, "global_every": 0, "global_from": 0,
 }  # fmt: skip
 """Options of a model that older configs leave out, with their values then."""
 

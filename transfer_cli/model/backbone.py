@@ -62,6 +62,8 @@ class Backbone(nn.Module):
         self.attention_pattern = PATTERNS[shape.attention_pattern](shape)
         block = RESIDUALS[shape.residual]
         self.blocks = nn.ModuleList(block(shape) for _ in range(shape.depth))
+        if block.plain_start:
+            self.blocks[0].attention_norm = nn.Identity()
         if shape.has_final_norm:
             self.final_norm = build_norm(shape, shape.width)
         self.initialise()

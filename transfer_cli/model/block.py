@@ -1,4 +1,4 @@
-"""A Transformer block, in three residual forms.
+"""A Transformer block, in several residual forms.
 
 Legend: B batch, T positions, D width.
 
@@ -7,6 +7,10 @@ Legend: B batch, T positions, D width.
 | `pre` | `z + Drop(F(LN(z)))` | GPT-2; the default |
 | `post` | `LN(z + Drop(F(z)))` | BERT, the original Transformer |
 | `tutorial` | `z = LN(z); z + Drop(F(z))` | the model of the NAACL 2019 tutorial |
+| `pre_first_plain` | `pre`; the first attention has no norm, the embeddings have | ModernBERT |
+| `sandwich` | `z + Drop(LN(F(LN(z))))` | Gemma 2 and 3 |
+| `reordered` | `z + Drop(LN(F(z)))` | OLMo 2 |
+| `parallel` | `z + Drop(A(LN(z))) + Drop(F(LN(z)))`, two norms | GPT-NeoX |
 
 `tutorial` is `post` with its norms shifted by one place: its first norm acts as the embedding norm
 of `post`, and its last sub-layer has no norm after it.
@@ -107,6 +111,8 @@ class Block(nn.Module, ABC):
 
     If so, the output projections start smaller.
     """
+    plain_start: ClassVar[bool] = False
+    """Whether the first block's attention has no norm, since the embeddings have one."""
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
@@ -180,6 +186,63 @@ class TutorialBlock(Block):
         return z + self.feed(z)
 
 
+class PlainStartBlock(PreNormBlock):
+    """Norms before each sub-layer but the first."""
+
+    embedding_norm = True
+    plain_start = True
+
+
+class ReorderedBlock(Block):
+    """Norms on each sub-layer's output."""
+
+    final_norm = True
+
+    def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`."""
+        z = z + self.attend(z, inputs)
+        return z + self.feed(z)
+
+    def attend(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return the attention's update of the residual stream."""
+        normed = self.attention_norm(self.attention(z, inputs))
+        attended: Tensor = self.sites["after_attention"](self.drop(normed))
+        return attended
+
+    def feed(self, z: Tensor) -> Tensor:
+        """Return the feed-forward layer's update of the residual stream."""
+        normed = self.feed_forward_norm(self.feed_forward(z))
+        fed: Tensor = self.sites["after_feed_forward"](self.drop(normed))
+        return fed
+
+
+class SandwichBlock(ReorderedBlock):
+    """Norms before each sub-layer and on its output."""
+
+    def __init__(self, shape: "BackboneShape") -> None:
+        super().__init__(shape)
+        self.attention_first_norm = build_norm(shape, shape.width)
+        self.feed_forward_first_norm = build_norm(shape, shape.width)
+
+    def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`."""
+        z = z + self.attend(self.attention_first_norm(z), inputs)
+        return z + self.feed(self.feed_forward_first_norm(z))
+
+
+class ParallelBlock(Block):
+    """Both sub-layers read the same state, each through its norm."""
+
+    final_norm = True
+
+    def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`."""
+        attended = self.attend(self.attention_norm(z), inputs)
+        return z + attended + self.feed(self.feed_forward_norm(z))
+
+
 RESIDUALS: dict[str, type[Block]] = {
     "pre": PreNormBlock, "post": PostNormBlock, "tutorial": TutorialBlock,
+    "pre_first_plain": PlainStartBlock, "sandwich": SandwichBlock, "reordered": ReorderedBlock,
+    "parallel": ParallelBlock,
 }  # fmt: skip

@@ -34,7 +34,7 @@ class LanguageModelHead(nn.Module):
         super().__init__()
         size = shape.embedding_size if shape.tie_output else shape.width
         if shape.output_transform:
-            self.transform = nn.Linear(shape.width, size)
+            self.transform = nn.Linear(shape.width, size, bias=shape.biases == "all")
             self.norm = build_norm(shape, size)
             initialise_plain(self.transform)
         if not shape.tie_output:

@@ -49,7 +49,33 @@ class FullAttention(AttentionPattern):
         return [inputs] * self.depth
 
 
-PATTERNS: dict[str, type[AttentionPattern]] = {"full": FullAttention}
+class WindowAttention(FullAttention):
+    """In some blocks a query sees only near keys (Beltagy et al. 2020); see `window_mask`.
+
+    The shape says how wide the window is and which blocks see everything.
+    """
+
+    def __init__(self, shape: "BackboneShape") -> None:
+        super().__init__(shape)
+        self.window = shape.window
+        self.has_window = shape.has_window
+
+    def forward(self, mask_BT: Tensor, *, padded: bool, cached: int) -> Sequence[AttentionInputs]:
+        """Return two kinds of inputs."""
+        inputs = super().forward(mask_BT, padded=padded, cached=cached)
+        new = mask_BT.shape[1]
+        if cached + new <= (self.window if self.causal else self.window // 2 + 1):
+            return inputs
+        near = window_mask(new, cached, self.window, causal=self.causal, device=mask_BT.device)
+        seen = inputs[0].attn_mask
+        local = AttentionInputs(near if seen is None else seen & near)
+        return [
+            local if is_local else each
+            for each, is_local in zip(inputs, self.has_window, strict=True)
+        ]
+
+
+PATTERNS: dict[str, type[AttentionPattern]] = {"full": FullAttention, "window": WindowAttention}
 
 
 def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
@@ -65,6 +91,20 @@ def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
         attn_mask = attn_mask & below
     itself = torch.eye(positions, dtype=torch.bool, device=mask_BT.device)
     return attn_mask | itself
+
+
+def window_mask(
+    new: int, cached: int, window: int, *, causal: bool, device: torch.device
+) -> Tensor:
+    """Return which keys the last `new` positions see, `[T, S]`.
+
+    In a causal model the last `window` ones, itself included; else those at a distance of up to
+    half a window on either side.
+    """
+    seen = torch.ones(new, cached + new, dtype=torch.bool, device=device)
+    if causal:
+        return seen.tril(cached).triu(cached + 1 - window)
+    return seen.tril(cached + window // 2).triu(cached - window // 2)
 
 
 def cached_causal_mask(new: int, cached: int, device: torch.device) -> Tensor | None:

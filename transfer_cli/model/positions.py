@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
 
 
+Rotation = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
 @dataclass(frozen=True)
 class RotaryScaling:
     """A change of rotary frequencies for texts longer than those of pretraining.
@@ -56,14 +59,18 @@ class Rotary:
         base: Pair m of r rotated numbers is turned by base^(-2m/r) a position.
         share: Share of a head's width that is turned, its first numbers.
         scaling: For longer texts; None: none.
+        local_base: The base in blocks with a window, which are not scaled; None: as elsewhere.
     """
 
     base: float = 10_000.0
     share: float = 1.0
     scaling: RotaryScaling | None = None
+    local_base: float | None = None
 
     def __post_init__(self) -> None:
         above_zero("rotary.base", self.base)
+        if self.local_base is not None:
+            above_zero("rotary.local_base", self.local_base)
         if not 0 < self.share <= 1:
             raise ValueError(f"rotary.share must be above 0 and at most 1, got {self.share}")
 
@@ -123,24 +130,38 @@ class RotaryPositions(Positions):
     """
 
     frequency: Tensor
+    local_frequency: Tensor
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
-        frequency_F = rotary_frequencies(shape.rotary, shape.head_size)
-        self.register_buffer("frequency", frequency_F, persistent=False)
+        rotary, self.has_window = shape.rotary, shape.has_window
+        local = rotary
+        if rotary.local_base is not None:
+            local = replace(rotary, base=rotary.local_base, scaling=None)
+        for name, angles in (("frequency", rotary), ("local_frequency", local)):
+            frequency_F = rotary_frequencies(angles, shape.head_size)
+            self.register_buffer(name, frequency_F, persistent=False)
 
     def attend(
         self, inputs: Sequence[AttentionInputs], position_BT: Tensor
     ) -> Sequence[AttentionInputs]:
         """Return the attention inputs of each block with a rotation."""
-        # In float32: half precision would round large positions.
-        angle_B1TF = position_BT[:, None, :, None].float() * self.frequency.float()
-        cos, sin = angle_B1TF.cos(), angle_B1TF.sin()
+        whole, local = (
+            _rotation(position_BT, each) for each in (self.frequency, self.local_frequency)
+        )
+        return [
+            replace(each, rotate=local if is_local else whole)
+            for each, is_local in zip(inputs, self.has_window, strict=True)
+        ]
 
-        def rotate(query_BHTW: Tensor, key_BHTW: Tensor) -> tuple[Tensor, Tensor]:
-            return _turned(query_BHTW, cos, sin), _turned(key_BHTW, cos, sin)
 
-        return [replace(each, rotate=rotate) for each in inputs]
+def _rotation(position_BT: Tensor, frequency_F: Tensor) -> Rotation:
+    # In float32: half precision would round large positions.
+    angle_B1TF = position_BT[:, None, :, None].float() * frequency_F.float()
+    cos, sin = angle_B1TF.cos(), angle_B1TF.sin()
+    return lambda query_BHTW, key_BHTW: (
+        _turned(query_BHTW, cos, sin), _turned(key_BHTW, cos, sin)
+    )  # fmt: skip
 
 
 def _turned(states_BHTW: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:

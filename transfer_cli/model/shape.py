@@ -42,11 +42,12 @@ class BackboneShape:
         dropout: After the embeddings and on every sub-layer's output.
         attention_dropout: On attention probabilities.
         activation: relu, gelu (exact), gelu_tanh or silu.
-        residual: pre, post or tutorial (see `model.block`).
+        residual: pre, post, tutorial, pre_first_plain, sandwich, reordered or parallel (see
+            `model.block`).
         norm: layer, layer_no_bias, rms or rms_unit (see `model.norms`).
         feedforward_kind: mlp or gated (see `model.block`).
         position_kind: learned, sinusoidal or rotary (see `model.positions`).
-        attention_pattern: full (see `model.patterns`).
+        attention_pattern: full or window (see `model.patterns`).
         direction: causal, bidirectional, or auto: the objective's.
         embedding_norm: Whether the embeddings have a norm; None: only with `post`.
         output_bias: Whether the language-model head has a bias.
@@ -67,6 +68,10 @@ class BackboneShape:
         head_width: W, the width of a head; None: width / heads.
         query_key_norm: Whether each head's queries and keys have a norm (Qwen 3).
         embedding_scale: Factor of the token embeddings (Gemma: the square root of `width`).
+        window: How many positions a query sees in blocks with a window, see
+            `model.patterns.window_mask`.
+        global_every: With windows, each block of so many sees everything; 0: none does.
+        global_from: The first block that does.
     """
 
     width: int
@@ -97,6 +102,9 @@ class BackboneShape:
     head_width: int | None = None
     query_key_norm: bool = False
     embedding_scale: float = 1.0
+    window: int = 128
+    global_every: int = 0
+    global_from: int = 0
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "depth", "feedforward", "positions"):
@@ -106,7 +114,9 @@ class BackboneShape:
             _check_divides("heads", self.heads, "width", self.width)
         _check_divides("key_value_heads", self.shared_heads, "heads", self.heads)
         _check_size("head_width", self.head_size, 1, MAX_SIZE)
-        _check_size("segments", self.segments, 0, MAX_SIZE)
+        for name in ("segments", "global_every", "global_from"):
+            _check_size(name, getattr(self, name), 0, MAX_SIZE)
+        _check_size("window", self.window, 1, MAX_SIZE)
         _check_size("embedding_width", self.embedding_size, 1, MAX_SIZE)
         if self.embedding_size != self.width and self.tie_output and not self.output_transform:
             raise ValueError(
@@ -140,6 +150,14 @@ class BackboneShape:
     def shared_heads(self) -> int:
         """The number of heads of keys and values."""
         return self.heads if self.key_value_heads is None else self.key_value_heads
+
+    @property
+    def has_window(self) -> list[bool]:
+        """Whether a query sees only near keys, for each block."""
+        if self.attention_pattern != "window":
+            return [False] * self.depth
+        every, first = self.global_every, self.global_from
+        return [not every or (block - first) % every != 0 for block in range(self.depth)]
 
     @property
     def embedding_size(self) -> int:

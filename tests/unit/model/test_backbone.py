@@ -11,11 +11,12 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests import tiny
+from transfer_cli.model import block
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.positions import count_positions, sinusoids
 from transfer_cli.objectives.causal_lm import CausalLM
 
-RESIDUALS = ("pre", "post", "tutorial")
+RESIDUALS = tuple(block.RESIDUALS)
 BERT_CASED = 28_996
 PRESETS = sorted(path.stem for path in (tiny.CONF / "model").glob("*.yaml"))
 
@@ -28,14 +29,15 @@ def by_formula(shape, vocabulary):
     """Return the parameters of a backbone by methods' size formula."""
     d, f, w = shape.width, shape.feedforward, shape.head_size
     positions = shape.positions if shape.position_kind == "learned" else 0
-    norms = (shape.residual == "pre") + shape.has_embedding_norm
+    norms = shape.has_final_norm + shape.has_embedding_norm
+    norms += {"sandwich": 2 * shape.depth, "pre_first_plain": -1}.get(shape.residual, 0)
     norm = 2 * d if shape.norm == "layer" else d
     inner = 2 * f if shape.feedforward_kind == "gated" else f
     biases = {"all": 4 * d + inner + d, "none": 0}[shape.biases]
     heads = 2 * (shape.heads + shape.shared_heads) * w * d + 2 * w * shape.query_key_norm
-    block = heads + inner * d + f * d + biases + 2 * norm
+    one = heads + inner * d + f * d + biases + 2 * norm
     rows = vocabulary + positions + shape.segments
-    return shape.depth * block + rows * d + norms * norm
+    return shape.depth * one + rows * d + norms * norm
 
 
 def on_meta(name):
@@ -289,7 +291,7 @@ def test_fresh_weights_have_their_documented_spread(residual):
         elif name.endswith("bias"):
             assert not parameter.any(), name
         else:
-            into_stream = residual == "pre" and ".output." in name
+            into_stream = backbone.shape.has_final_norm and ".output." in name
             expected = 0.02 / math.sqrt(4) if into_stream else 0.02
             assert float(parameter.std()) == pytest.approx(expected, rel=0.1), name
             assert abs(float(parameter.mean())) < 1e-3, name

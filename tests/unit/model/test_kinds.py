@@ -82,13 +82,14 @@ class Window(AttentionPattern):
 
 OWN = {
     "position_kind": {"slanted": Slanted}, "norm": {"plain": PlainNorm},
-    "feedforward_kind": {"doubled": Doubled}, "residual": {"parallel": Parallel},
-    "attention_pattern": {"window": Window},
+    "feedforward_kind": {"doubled": Doubled}, "residual": {"both": Parallel},
+    "attention_pattern": {"near": Window},
 }  # fmt: skip
 MODERN = {**tiny.MODERN, "residual": "parallel"}
 BUILT = [
     {"norm": "layer_no_bias"}, {"norm": "rms_unit"}, {"biases": "qkv"},
-    {"feedforward_kind": "gated", "biases": "all"}, tiny.MODERN,
+    {"feedforward_kind": "gated", "biases": "all"}, {"residual": "sandwich", "embedding_scale": 50.0},
+    {"residual": "reordered", "embedding_scale": 50.0}, {"residual": "pre_first_plain"}, tiny.MODERN,
 ]  # fmt: skip
 
 
@@ -149,9 +150,8 @@ def test_own_kinds_work_with_cache_recomputation_and_fresh_top_blocks():
     assert not (backbone.blocks[1].attention_norm.weight == 1).any()
 
 
-@pytest.mark.usefixtures("own_kinds")
 def test_a_window_hides_what_lies_before_it():
-    backbone = tiny.backbone(attention_pattern="window", depth=2).eval()
+    backbone = tiny.backbone(attention_pattern="window", window=3, global_every=2, depth=2).eval()
     tiny.lively(backbone)
     backbone.blocks[0] = RESIDUALS["pre"](tiny.shape())
     torch.nn.init.zeros_(backbone.blocks[0].attention.output.weight)

@@ -4,6 +4,7 @@ Legend: B batch, H heads, T positions, D width, W width of a head.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.lora import add_lora
 from transfer_cli.model.norms import NORMS
+from transfer_cli.model.patterns import window_mask
 from transfer_cli.model.positions import Rotary, RotaryPositions, RotaryScaling, rotary_frequencies
 
 LLAMA3 = RotaryScaling("llama3", 8.0, original_positions=64)
@@ -29,7 +31,7 @@ def drawn(*size):
 
 
 def turned(states_BHTW, first=0, **changes):
-    positions = RotaryPositions(tiny.shape(width=16, heads=2, **changes))
+    positions = RotaryPositions(tiny.shape(depth=1, **changes))
     position_BT = torch.arange(first, first + states_BHTW.shape[2])[None]
     [inputs] = positions.attend([AttentionInputs()], position_BT)
     return inputs.rotate(states_BHTW, states_BHTW)[0]
@@ -147,6 +149,63 @@ def test_the_cache_holds_shared_heads():
 
     new = torch.zeros(2, 1, 0, 12)
     assert [layer.extend(new, new)[0].shape for layer in kv_cache.layers] == [(2, 1, 12, 12)] * 3
+
+
+@pytest.mark.parametrize("cached", [0, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_is_as_wide_as_it_says(causal, cached):
+    seen = window_mask(6, cached, 4, causal=causal, device=torch.device("cpu"))
+
+    for query in range(6):
+        for key in range(cached + 6):
+            distance = query + cached - key
+            assert seen[query, key] == (0 <= distance < 4 if causal else abs(distance) <= 2)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_only_blocks_with_a_window_have_a_mask_and_angles_of_their_own(direction):
+    backbone = tiny.backbone(**tiny.MODERN, direction=direction)
+    inputs = backbone.attention_pattern(ALL, padded=False, cached=0)
+
+    assert [each.attn_mask is not None for each in inputs] == [False, True, False]
+    rotated = backbone.position_embedding.attend(inputs, torch.arange(12)[None])
+    states = drawn(1, 2, 12, 12)
+    whole, local, again = (each.rotate(states, states)[0] for each in rotated)
+    assert torch.equal(whole, again)
+    assert not torch.isclose(whole, local).all()
+
+
+def test_a_text_within_the_window_needs_no_mask():
+    pattern = tiny.backbone(**{**tiny.MODERN, "window": 12}).attention_pattern
+
+    assert all(each.attn_mask is None for each in pattern(ALL, padded=False, cached=0))
+
+
+def by_hand(residual, z, block):
+    """Return what a residual form makes of a state, with A and F and norms 1 to 4 of a block."""
+    attend = partial(block.attention, inputs=AttentionInputs(causal=True))
+    one, two = block.attention_norm, block.feed_forward_norm
+    if residual == "sandwich":
+        z = z + one(attend(block.attention_first_norm(z)))
+        return z + two(block.feed_forward(block.feed_forward_first_norm(z)))
+    if residual == "reordered":
+        z = z + one(attend(z))
+        return z + two(block.feed_forward(z))
+    if residual == "parallel":
+        return z + attend(one(z)) + block.feed_forward(two(z))
+    z = z + attend(z)
+    return z + block.feed_forward(two(z))
+
+
+@pytest.mark.parametrize("residual", ["sandwich", "reordered", "parallel", "pre_first_plain"])
+def test_a_residual_form_is_its_formula(residual):
+    backbone = tiny.backbone(residual=residual)
+    tiny.lively(backbone)
+    z, block = drawn(2, 5, 16), backbone.blocks[0]
+
+    found = block(z, AttentionInputs(causal=True))
+
+    assert_close(found, by_hand(residual, z, block))
 
 
 @pytest.mark.parametrize("biases", ["all", "qkv", "none"])
