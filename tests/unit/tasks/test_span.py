@@ -371,6 +371,18 @@ def test_all_forms_of_a_file_hold_the_same_questions(tmp_path):
         assert found.task["unanswerable"] is True
 
 
+def test_parquet_is_read_as_the_hub_has_it(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    row = {**QUESTION, "answers": {"text": ["Rhine"], "answer_start": [4]}}
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+
+    (found,) = Squad(train=str(path), validation=str(path)).load(tmp_path, 0).splits["train"]
+
+    assert found == SpanExample("Which river ?", TEXT, ("Rhine",), 4)
+
+
 def test_one_line_of_json_is_json_lines(tmp_path):
     assert len(load(tmp_path / "a.json", [QUESTION]).splits["train"]) == 1
 
