@@ -155,6 +155,9 @@ def test_what_is_exported_answers_as_here(transfer, run, tmp_path):
     ended = transfer("export", str(run), "to")
 
     assert ended.code == 0, ended.err
+    # A context that is too long is cut there as here, and no choice is.
+    cut = json.loads((tmp_path / "to" / "tokenizer.json").read_text())["truncation"]
+    assert (cut["strategy"], cut["max_length"]) == ("OnlyFirst", 64)
     shares = their_shares("to", asked, trust_remote_code=True)
     assert shares == pytest.approx(own["probabilities"], abs=1e-5)
 

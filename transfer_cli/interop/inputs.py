@@ -24,8 +24,12 @@ from transfer_cli.interop.files import dump_json
 from transfer_cli.interop.vocabulary import SPECIAL_TOKENS
 from transfer_cli.seeds import derive
 
-CUT = {"direction": "Right", "strategy": "LongestFirst", "stride": 0}
-"""What `data.encoded_task.kept` does, in the words of the library."""
+CUT = {"direction": "Right", "stride": 0}
+STRATEGIES = {"longest_first": "LongestFirst", "first": "OnlyFirst"}
+"""What `data.encoded_task.kept` does, in the words of the library.
+
+Where only the first text may be cut, it refuses a second one that is too long alone.
+"""
 
 Direction = Literal["causal", "bidirectional"]
 
@@ -42,12 +46,14 @@ class Inputs:
         layout: A text A among its special tokens, such as "cls A sep".
         pair_layout: The same for two texts A and B; None: there is one text.
         segments: Whether B and what follows it are segment 1.
+        truncate: Which of two texts is cut, see `data.encoded_task.kept`.
     """
 
     length: int | None
     layout: str
     pair_layout: str | None
     segments: bool
+    truncate: Literal["longest_first", "first"] = "longest_first"
 
     def settings(self, names: Mapping[str, str], numbers: Mapping[str, int]) -> dict[str, Any]:
         """Return what a `tokenizer.json` says about inputs.
@@ -56,8 +62,9 @@ class Inputs:
             names: Of the special tokens, by kind (`cls`, `sep`, ...).
             numbers: Their tokens.
         """
+        cut = {**CUT, "strategy": STRATEGIES[self.truncate]}
         return {
-            "truncation": None if self.length is None else {"max_length": self.length, **CUT},
+            "truncation": None if self.length is None else {"max_length": self.length, **cut},
             "post_processor": {
                 "type": "TemplateProcessing",
                 "single": self._template(self.layout, names),
@@ -106,10 +113,11 @@ class Inputs:
         sizes = [0, 1, room // 2 - 1, room // 2, room - 1, room, room + 1, room + min(room, 512)]
         texts = [" ".join(words) for words in _words(tokenizer, sizes)]
         some = [*texts[1:4], texts[-1]]
-        pairs = [Example(text, pair=other) for text in some for other in some]
+        seconds = some[:1] if self.truncate == "first" else some
+        pairs = [Example(text, pair=other) for text in some for other in seconds]
         # Apart, since a batch has segments if one of its rows has a second text.
         for examples in ([Example(text) for text in texts], pairs):
-            rows = encode_texts(examples, tokenizer, self.length, direction)
+            rows = encode_texts(examples, tokenizer, self.length, direction, truncate=self.truncate)
             batch = rows.batch(np.arange(len(examples)))
             segment_BT = batch.get("segment", torch.zeros_like(batch["tokens"])) * self.segments
             for number, example in enumerate(examples):

@@ -68,7 +68,7 @@ def write_onnx(
     `positions`    longest input that the graph takes, in tokens, special ones included
     `length`       longest input of the run, which cuts longer texts to it
     `cut`          how: a text at its end (`side` right), the longer one of two first (`strategy`
-                   longest_first)
+                   longest_first), or the first one alone (only_first)
     `pad`          padding token
     `special`      numbers of the tokens pad, unk, cls, sep, mask
     `layout`       a text A among its special tokens, for example "cls A sep"
@@ -111,8 +111,9 @@ def write_onnx(
     usual, pair = layouts_of("labelled" if graph.with_pairs else "lines", direction, tokenizer)
     shape = model.backbone.shape
     length = length or shape.positions
+    cut = objective.truncate if isinstance(objective, SequenceObjective) else "longest_first"
     if graph.with_pairs and length >= SHORTEST:
-        inputs = Inputs(length, usual, pair, segments=shape.segments > 1)
+        inputs = Inputs(length, usual, pair, segments=shape.segments > 1, truncate=cut)
         inputs.write(folder / FILE, tokenizer)
         inputs.check(folder / FILE, tokenizer, direction, "format=onnx")
     else:
@@ -123,7 +124,7 @@ def write_onnx(
         "labels": list(objective.info.labels if objective else ()),
         "positions": shape.positions,
         "length": length,
-        "cut": {"side": "right", "strategy": "longest_first"},
+        "cut": {"side": "right", "strategy": "only_first" if cut == "first" else cut},
         "pad": tokenizer.pad,
         "special": {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS},
         "layout": usual if layout is None else layout,

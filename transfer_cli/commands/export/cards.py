@@ -33,7 +33,7 @@ def card_of(start: Pretrained, written: Written, to: str, length: int) -> str:
         f"{shape.positions} positions",
         "numbers": "float32",
         "longest input": f"{length:,} tokens, special ones included; a longer text loses its end, "
-        "of two texts the longer one first",
+        + ("never a choice" if target.pipeline == "multiple-choice" else "of two the longer first"),
     }
     run = RunDirectory(start.folder.parent)
     results = _json(run.results) if start.published is None else {}
