@@ -88,6 +88,7 @@ def command_lines(place):
                      f"pair={quoted(PAIR)}", "errors=skip", f"output={quoted(place / 'a.csv')}"]],
         "generate": [[start.replace("init_from", "run"), f"The {HOSTILE}", "max_tokens=3",
                       f"output={quoted(place / 'generated.jsonl')}"], [at, "x"]],
+        "chat": [[at, f"persona={quoted(HOSTILE)}"]],
         "fill": [[at, f"{HOSTILE} [MASK]"], [start.replace("init_from", "run"), HOSTILE]],
         "export": [[at, f"to={quoted(place / f'exported{HOSTILE}')}", "head=false"],
                    [at, f"to={quoted(place / 'refused')}", f"family={quoted(HOSTILE)}"]],
@@ -140,7 +141,7 @@ def test_control_characters_are_shown_escaped(place, command, transfer, monkeypa
         if command == "completion":  # a script, not a message
             continue
         assert "Traceback" not in ended.err
-    assert 0 in codes or command == "fill", codes
+    assert 0 in codes or command in ("fill", "chat"), codes
 
 
 @pytest.mark.parametrize("command", ["evaluate", "inspect", "report", "plan", "generate"])
