@@ -152,7 +152,11 @@ class SequenceObjective(Objective):
         """Return in words what of its answers no exported model does."""
         return ()
 
-    def pooling_of(self, model: TransferModel) -> Pooling:
+    def pooling_of(self, model: TransferModel) -> Pooling | None:
+        """Return the pooling of its head, which is all that reads states."""
+        return self.head_pooling(model)
+
+    def head_pooling(self, model: TransferModel) -> Pooling:
         """Return the pooling of its head."""
         pooling: Pooling = model.heads[self.head].pooling  # type: ignore[assignment]
         return pooling
@@ -163,7 +167,7 @@ class SequenceObjective(Objective):
 
     def outputs(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
         """Return what the head says, in float32, `[B, N]`."""
-        return self.read(model, encoded.pooled(self.pooling_of(model)))
+        return self.read(model, encoded.pooled(self.head_pooling(model)))
 
     def read(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:
         """Return what the head says of vectors, in float32, `[B, N]`."""

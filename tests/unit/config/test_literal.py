@@ -12,7 +12,13 @@ from omegaconf import OmegaConf
 from transfer_cli.config import launch
 from transfer_cli.config.check import check
 from transfer_cli.config.flags import Request
-from transfer_cli.config.literal import as_overrides, as_typed, text_of, texts_of
+from transfer_cli.config.literal import (
+    as_overrides,
+    as_typed,
+    text_of,
+    texts_of,
+    with_quoted_lists,
+)
 from transfer_cli.errors import ConfigError
 
 TEXTS = (
@@ -132,3 +138,26 @@ def test_a_path_that_is_typed_in_a_shell_is_that_path(name):
 
     assert OverridesParser.create().parse_override(word).value() == name
     assert as_typed("resume", Path("runs/a-1")) == "resume=runs/a-1"
+
+
+@pytest.mark.parametrize(
+    ("typed", "texts"),
+    [
+        ("[<a>, <b c>]", ["<a>", "<b c>"]),
+        ("[it's,b]", None),
+        ("['<a>',b]", None),
+        ("[]", None),
+        ("a", None),
+        ("[a]", ["a"]),
+    ],
+)
+def test_texts_of_a_plain_list_need_no_quotes(typed, texts):
+    (word,) = with_quoted_lists([f"add={typed}"], ["add"])
+    other = with_quoted_lists([f"other={typed}"], ["add"])
+
+    if texts is None:
+        assert word == f"add={typed}"
+    else:
+        (found,) = OverridesParser.create().parse_overrides([word])
+        assert found.value() == texts
+    assert other == (f"other={typed}",)

@@ -279,3 +279,21 @@ def test_a_recipe_from_a_file_is_keyed_by_what_the_file_does(tmp_path: Path):
 def test_a_size_without_room_for_letters_is_refused(recipe):
     with pytest.raises(ValueError, match="size is 6"):
         recipe(size=6)
+
+
+@both
+def test_added_tokens_stand_behind_the_others_and_are_in_no_text(tokenizer):
+    grown = tokenizer.with_added(["<speaker1>", "<speaker2>"])
+
+    assert grown.size == tokenizer.size + 2
+    assert [grown.token(f"<speaker{n}>") for n in (1, 2)] == [tokenizer.size, tokenizer.size + 1]
+    text = "the <speaker1> the<speaker2>"
+    assert grown.encode(text) == tokenizer.encode(text)
+    assert grown.hash != tokenizer.hash
+    assert (grown.pad, grown.cls, grown.special) == (
+        tokenizer.pad,
+        tokenizer.cls,
+        tokenizer.special,
+    )
+    with pytest.raises(DataError, match="cannot get the token '<speaker1>': it is there"):
+        grown.with_added(["<speaker1>"])

@@ -63,6 +63,12 @@ def test_a_language_model_beside_it_has_the_same_loss(asked):
     )
 
 
+def test_its_features_are_those_of_every_token(asked):
+    objective, model, *_ = asked
+
+    assert objective.pooling_of(model) is None
+
+
 def test_equal_candidates_are_hit_by_chance_exactly(asked):
     objective, model, batch, encoded = asked
     torch.nn.init.zeros_(model.heads["class"].linear.weight)

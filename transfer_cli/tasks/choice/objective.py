@@ -34,7 +34,7 @@ class Choice(SequenceObjective):
         """Return the number of each choice, `[B, C]` in float32; -inf where there is none."""
         # What stands in for a missing choice must not even reach the statistics of a batch norm.
         real_S = real_sequences(batch)
-        vectors = encoded.pooled(self.pooling_of(model))
+        vectors = encoded.pooled(self.head_pooling(model))
         said_S = self.read(model, vectors.index_select(0, real_S)).squeeze(1)
         shape = batch["mask"].shape[:-1]
         return (

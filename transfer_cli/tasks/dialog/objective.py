@@ -75,6 +75,9 @@ class NextUtterance(Choice):
         """Return both heads."""
         return {**super().modules(backbone), **self._words.modules(backbone)}
 
+    def pooling_of(self, model: TransferModel) -> None:
+        """Return None: the words need the state of every token."""
+
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of turns, and of words of right replies."""
         return {**super().counts(batch), "words": int((batch["next_tokens"] != IGNORE).sum())}
