@@ -1,6 +1,7 @@
 """The loss and the measures of several labels a text."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,6 +58,24 @@ def test_measures_of_random_answers_are_those_of_their_definition():
         assert found["macro_f1"] == pytest.approx(sum(f1) / len(f1) if f1 else 1.0)
         assert found["exact_match"] == pytest.approx((given == said).all(1).double().mean().item())
         assert found["hamming_loss"] == pytest.approx((given ^ said).double().mean().item())
+
+
+def test_what_is_said_of_each_text_has_the_probability_of_all_its_decisions():
+    objective = bound(thresholds="fit")
+    logits = torch.tensor([[2.0, -1.0, 3.0], [-1.0, -2.0, -3.0], [0.5, 1.0, -1.0]])
+    objective.outputs = lambda *_: logits
+    batch = {**BATCH, "index": torch.arange(3)}
+
+    before = objective.example_results(None, batch, None).predicted
+    objective.info = replace(objective.info, task=replace(TASK, fitted={"thresholds": [0.5] * 3}))
+    after = objective.example_results(None, batch, None).predicted
+
+    assert after["said"].tolist() == [[2, 0], [-1, -1], [1, 0]]
+    share = logits.sigmoid()
+    expected = torch.where(share > 0.5, share, 1 - share).prod(1)
+    assert torch.allclose(after["probability"], expected)
+    assert torch.equal(before["probabilities"], share)
+    assert "probabilities" not in after
 
 
 def test_the_loss_is_the_cross_entropy_of_each_decision():

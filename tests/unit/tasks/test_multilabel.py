@@ -16,33 +16,26 @@ TASK = MultilabelTask(("a", "b", "c"))
 FITTED = MultilabelTask(("a", "b", "c"), fitted={"thresholds": [0.9, 0.5, 0.1]})
 
 
-def result(task, given, shares):
-    encoded = type("Encoded", (), {"examples": [LabelsExample("text", given)]})()
-    return task.result(encoded, 0, {0: {"probabilities": shares}})
-
-
 @pytest.mark.parametrize(
-    ("given", "shares", "predicted", "score"),
+    ("given", "said", "predicted", "score"),
     [
-        ((0, 1), [0.8, 0.2, 0.1], "a", 2 / 3),
-        ((1,), [0.1, 0.8, 0.7], "b|c", 2 / 3),
-        ((), [0.1, 0.2, 0.7], "c", 0),
-        ((), [0.1, 0.2, 0.5], "", 1),
+        ((0, 1), [0, -1], "a", 2 / 3),
+        ((1,), [2, 1], "b|c", 2 / 3),
+        ((), [2, -1], "c", 0),
+        ((), [-1, -1], "", 1),
     ],
 )
-def test_the_score_of_an_example_is_the_f1_of_its_labels(given, shares, predicted, score):
-    found = result(TASK, given, shares)
+def test_the_score_of_an_example_is_the_f1_of_its_labels(given, said, predicted, score):
+    encoded = type("Encoded", (), {"examples": [LabelsExample("text", given)]})()
+
+    found = TASK.result(encoded, 0, {0: {"said": said, "probability": 0.5}})
 
     assert (found.predicted, found.score) == (predicted, pytest.approx(score))
 
 
-def test_the_probability_of_an_answer_is_that_of_all_its_decisions():
-    assert result(TASK, (0,), [0.8, 0.2, 0.1]).probability == pytest.approx(0.8 * 0.8 * 0.9)
-
-
 def test_fitted_thresholds_decide():
-    assert result(FITTED, (), [0.8, 0.6, 0.2]).predicted == "b|c"
     assert FITTED.written({"probabilities": [0.8, 0.6, 0.2]})["labels"] == ["b", "c"]
+    assert TASK.written({"probabilities": [0.8, 0.6, 0.2]})["labels"] == ["a", "b"]
 
 
 def test_runs_answer_with_the_means_of_their_probabilities_and_thresholds():

@@ -135,10 +135,23 @@ class Multilabel(SequenceObjective):
     def example_results(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> ExampleResults:
-        """Return each text's loss, summed over the labels, and their probabilities."""
+        """Return each text's loss, summed over the labels, and what is said of it.
+
+        That is the numbers of labels, `said` `[B, K]`, then -1, and the probability of all these
+        decisions. The probabilities of all labels are there for `Task.fit` alone: of thousands of
+        labels, those of a whole split would fill the memory.
+        """
         logits_BC = self.outputs(model, batch, encoded)
+        said_BC, shares_BC = self.said(logits_BC), logits_BC.sigmoid()
+        numbers_C = torch.arange(self.num_outputs, device=logits_BC.device)
+        most = int(said_BC.sum(1).max())
+        predicted = {
+            "said": torch.where(said_BC, numbers_C, -1).topk(most, dim=1).values,
+            "probability": torch.where(said_BC, shares_BC, 1 - shares_BC).prod(1),
+        }
+        if self.fits_answers and not self.info.task.fitted:
+            predicted["probabilities"] = shares_BC
         targets_B = torch.full_like(batch["index"], self.num_outputs)
-        predicted = {"probabilities": logits_BC.sigmoid()}
         return ExampleResults(self.losses(logits_BC, batch).sum(1), targets_B, predicted)
 
     def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:

@@ -118,16 +118,11 @@ class MultilabelTask(Task):
     def result(self, data: Encoded, example: int, rows: Rows) -> Result:
         """See `Task`; the score is the F1 of the labels of this example."""
         (found,) = rows.values()
-        shares_C, thresholds_C = np.array(found["probabilities"]), np.array(self.thresholds)
-        said, given = self._above(shares_C - thresholds_C), self.labels_of(data.examples[example])
-        right_C = np.isin(self.labels, said)
+        said = [self.labels[number] for number in sorted(found["said"]) if number >= 0]
+        given = self.labels_of(data.examples[example])
         both = 2 * len({*said} & {*given})
-        return Result(
-            SEPARATOR.join(given),
-            SEPARATOR.join(said),
-            float(np.where(right_C, shares_C, 1 - shares_C).prod()),
-            both / (len(said) + len(given)) if said or given else 1.0,
-        )
+        score = both / (len(said) + len(given)) if said or given else 1.0
+        return Result(SEPARATOR.join(given), SEPARATOR.join(said), found["probability"], score)
 
     def fit(self, data: Encoded, rows: Mapping[int, Rows]) -> Mapping[str, Any]:
         """Return the thresholds with the highest F1 of each label on the validation examples."""
@@ -158,7 +153,8 @@ class MultilabelTask(Task):
     def written(self, answer: Answer) -> dict[str, Any]:
         """See `Task`."""
         shares_C = np.asarray(answer["probabilities"])
-        said = self._above(shares_C - np.asarray(answer.get("thresholds", self.thresholds)))
+        above_C = shares_C > np.asarray(answer.get("thresholds", self.thresholds))
+        said = [self.labels[number] for number in np.flatnonzero(above_C)]
         shares = shares_C.round(DECIMALS).tolist()
         return {"labels": said, "probabilities": dict(zip(self.labels, shares, strict=True))}
 
@@ -171,9 +167,6 @@ class MultilabelTask(Task):
         """See `Task`; labels as a table has them."""
         found = self.written(answer)
         return [SEPARATOR.join(found["labels"]), *found["probabilities"].values()]
-
-    def _above(self, margins_C: npt.NDArray[np.float64]) -> list[str]:
-        return [self.labels[number] for number in np.flatnonzero(margins_C > 0)]
 
     def failure(
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
