@@ -47,6 +47,7 @@ from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.tasks.choice.objective import Choice
+from transfer_cli.tasks.multilabel.objective import Multilabel
 from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.tasks.span.objective import SpanExtraction
 
@@ -76,6 +77,9 @@ WAITS = {
     "objectives.classification.Classification.samples": "predictions for people to look at",
     "tasks.regression.objective.Regression.samples": "the same",
     "tasks.choice.objective.Choice.samples": "the same",
+    "tasks.multilabel.objective.Multilabel.samples": "the same",
+    "tasks.multilabel.objective.Multilabel.example_results": "how many labels are said at most, so "
+    "that no text's are kept as long as all labels",
     "tasks.span.objective.SpanExtraction.samples": "the same",
     "objectives.classification.Classification.metric_sums": "bincount asks for the largest "
     "number; the sums of the batch are read right after",
@@ -186,6 +190,15 @@ class Numbers(tiny.Questions):
         return {**found, "value": found.pop("label").double()}
 
 
+class Several(tiny.Questions):
+    """The same texts with one label and a place for another."""
+
+    def batch(self, indices: Any) -> Batch:
+        found = super().batch(indices)
+        label_B = found.pop("label")
+        return {**found, "labels": torch.stack([label_B, torch.full_like(label_B, -1)], 1)}
+
+
 class Spans(tiny.Questions):
     """The same texts, each a window of which the second half is asked for."""
 
@@ -220,6 +233,7 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
     ),
     "classification": (lambda: Classification(dropout=0), tiny.Questions, {}),
     "regression": (lambda: Regression(dropout=0), Numbers, {}),
+    "multilabel": (lambda: Multilabel(dropout=0), Several, {}),
     "choice": (lambda: Choice(dropout=0), tiny.groups, {}),
     "spans": (SpanExtraction, Spans, {}),
     "classification with a pooler": (
@@ -257,6 +271,12 @@ for _name, (_make, _, _) in OBJECTIVES.items():
             "Classification.samples",
         ),
         Regression: ("EachExample.note", "row_by_row", "Regression.samples"),
+        Multilabel: (
+            "EachExample.note",
+            "row_by_row",
+            "Multilabel.example_results",
+            "Multilabel.samples",
+        ),
         Choice: ("EachExample.note", "row_by_row", "Choice.samples"),
         SpanExtraction: ("EachExample.note", "row_by_row", "SpanExtraction.samples"),
         SourceDistillation: (),

@@ -90,7 +90,7 @@ class Multilabel(SequenceObjective):
     def said(self, logits_BC: Tensor) -> Tensor:
         """Return whether each label is said of each text, `[B, C]`."""
         shares_BC, task = logits_BC.sigmoid(), self.info.task
-        if not task.fitted:
+        if not (task and task.fitted):
             return shares_BC > HALF
         # Doubles, as in the task's own decision.
         return shares_BC.double() > shares_BC.new_tensor(task.thresholds, dtype=torch.float64)
