@@ -249,7 +249,21 @@ class _Search:
         typed = " ".join(f"{self.asked.keys}{key}=COLUMN" for key in keys)
         every = listed((repr(each[:_LONGEST_SHOWN]) for each in self.columns), _MOST_LISTED)
         asks = f"the {what} may be in {which}" if may_be else f"which column is the {what}?"
-        return DataError(f"{self.name}: {asks} (say {typed}). The columns are {every}.")
+        numbers = self._numbers() if what == LABEL and not self.asked.numbers else None
+        cure = (
+            f" For the numbers in {numbers!r}: data=numbers objective=regression."
+            if numbers
+            else ""
+        )
+        return DataError(f"{self.name}: {asks} (say {typed}). The columns are {every}.{cure}")
+
+    def _numbers(self) -> str | None:
+        """Return a column of decimal numbers, which are never names of classes."""
+        for column in self.columns:
+            cells = self._cells(column)
+            if _are_mostly_numbers(cells) and any("." in cell for cell in cells):
+                return column
+        return None
 
 
 def parts_of(value: object, separator: str) -> list[object]:

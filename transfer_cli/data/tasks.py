@@ -575,7 +575,8 @@ def _check_classes(train: Sequence[Example], labels: Sequence[str], where: str) 
     if 2 * len(labels) > len(train) >= FEW_ROWS:
         raise DataError(
             f"{where}: {len(train):,} examples have {len(labels):,} different labels. Is that the "
-            "column of the label? Say data.text=COLUMN data.label=COLUMN."
+            "column of the label? Say data.text=COLUMN data.label=COLUMN; numbers are for "
+            "data=numbers objective=regression."
         )
     if len(labels) < 2:
         raise DataError(

@@ -1,17 +1,23 @@
 """Which losses a config asks for, what they read and how much they count."""
 
+import importlib
+import pkgutil
+
 import pytest
 from omegaconf import OmegaConf
 
 from tests import configs, tiny
+from transfer_cli import tasks
 from transfer_cli.assembly.losses import (
     bind_losses,
     build_objectives,
     objective_options,
     with_direction,
 )
+from transfer_cli.config.locate import conf_dir
 from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import TaskInfo
+from transfer_cli.tasks.base import Task
 from transfer_cli.tasks.classification import ClassificationTask
 
 TEXT = {"data": {"_target_": "transfer_cli.data.text.SampleText"}}
@@ -23,6 +29,30 @@ FALLING = {
 def asked(main=configs.CLASSIFICATION, *, streams=(), **losses):
     nodes = {"objective": main, "losses": losses, "streams": dict.fromkeys(streams, TEXT)}
     return build_objectives(OmegaConf.create(nodes))
+
+
+def of_tasks(base):
+    """Return the classes of the package that are a task."""
+    for module in pkgutil.walk_packages(tasks.__path__, f"{tasks.__name__}."):
+        importlib.import_module(module.name)
+    return [each for each in base.__subclasses__() if each.__module__.startswith(tasks.__name__)]
+
+
+@pytest.mark.parametrize("task", of_tasks(Task), ids=lambda task: task.name)
+def test_an_objective_that_does_not_fit_the_data_names_the_one_that_does(task):
+    record, _ = task.sample()
+    info = {"main": TaskInfo(tiny.VOCABULARY, record.labels, task=record)}
+    fitting = []
+    for file in sorted((conf_dir() / "objective").glob("*.yaml")):
+        found = asked(OmegaConf.to_container(OmegaConf.load(file)))
+        needs = found["main"].objective.task
+        if needs == task.name:
+            fitting.append(file.stem)
+        elif needs is not None:
+            with pytest.raises(ConfigError, match=f"; choose objective={task.objective}, or data"):
+                bind_losses(found, info, total_steps=1, steps_per_epoch=1)
+
+    assert task.objective in fitting
 
 
 def test_the_main_loss_comes_first_and_all_read_the_main_stream_unless_told():

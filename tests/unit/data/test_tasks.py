@@ -19,6 +19,8 @@ from transfer_cli.data.tasks import (
     keep_few,
 )
 from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.tasks.multilabel.data import LabelsTable
+from transfer_cli.tasks.regression.data import NumberTable
 
 REAL = os.environ.get("TRANSFER_DATA")  # read before functional tests get folders of their own
 
@@ -274,6 +276,25 @@ def test_a_format_that_the_name_does_not_tell_is_asked_for(write):
 def test_a_table_that_nothing_can_be_learnt_from_is_refused(write, rows, message):
     with pytest.raises(DataError, match=rf"a\.csv.*{message}"):
         Table(train=write("a.csv", rows)).load(Path(), 0)
+
+
+@pytest.mark.parametrize(("kind", "labels"), [(NumberTable, "1.5 2"), (LabelsTable, "x|y y")])
+@pytest.mark.parametrize("empty", ["train", "validation", "test"])
+def test_a_split_without_rows_is_refused_whatever_its_answers_are(write, kind, labels, empty):
+    rows = [f"text {number},{label}" for number, label in enumerate(labels.split() * 9)]
+    files = {name: write(f"{name}.csv", [] if name == empty else rows)
+             for name in ("train", "validation", "test")}  # fmt: skip
+
+    with pytest.raises(DataError, match=rf"{empty}\.csv has no rows"):
+        kind(**files).load(Path(), 0)
+
+
+def test_numbers_in_place_of_names_are_told_of_the_task_for_them(write):
+    numbers = [f"this is text {number},{number / 7:.3f}" for number in range(60)]
+
+    for label in (None, "label"):
+        with pytest.raises(DataError, match="data=numbers objective=regression"):
+            Table(train=write("a.csv", numbers), label=label).load(Path(), 0)
 
 
 def test_a_label_that_training_never_showed_is_named(write):
