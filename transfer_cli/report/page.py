@@ -107,6 +107,7 @@ def _task(address: str, task: TaskRuns, pictures: Pictures) -> Section:
         ("cost", cost, _charts(address, [size, labels])),
         ("parallel", "Parallel coordinates", _charts(address, [search_chart(choosing, names)])),
         ("confusion", "Confusion", mistakes.confusion_section(address, task, names)),
+        ("decisions", "Labels", mistakes.decisions_section(task)),
         ("errors", "Shared errors", mistakes.shared_errors(task.errors, task.expected)),
         *analysis_sections(task, names, pictures),
         ("settings", "Settings", conditions.settings_section(task, names)),

@@ -305,6 +305,24 @@ def test_a_damaged_confusion_table_is_passed_over(tmp_path):
         assert "Confusion" not in Outline(made).text
 
 
+def test_labels_of_which_a_text_may_have_several_are_listed_by_their_errors(tmp_path):
+    report = reports.single(tmp_path)
+    (task,) = report.tasks
+    (run,) = task.runs
+    labels = task.labels
+    surplus = [9 * (at == 2) for at in range(len(labels))]
+    for decisions, listed in (([[5] * 6, surplus, [1] * 6, [7] * 6], True), ([[1] * 6], False)):
+        several = replace(
+            run, results={**run.results, "tables": {"test": {"decisions": decisions}}}
+        )
+        group = replace(task.groups[0], runs=(several,))
+
+        text = Outline(page(replace(report, tasks=(replace(task, groups=(group,)),)))).text
+
+        assert (f"right said wrongly missed {labels[2]} 5 9 1 {labels[0]} 5 0 1" in text) == listed
+        assert "Confusion" not in text
+
+
 def test_the_same_report_is_the_same_page(sweep):
     assert page(sweep) == page(sweep)
 

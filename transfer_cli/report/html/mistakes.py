@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer_cli.report import formats
 from transfer_cli.report.contents import Group, SharedError, TaskRuns
-from transfer_cli.report.html.markup import Html, joined, macro, note, table
+from transfer_cli.report.html.markup import Html, PageColumn, joined, macro, note, table
 from transfer_cli.report.untrusted import nested
 
 MOST_LABELS = 60
@@ -40,7 +40,7 @@ def confusion_section(task_id: str, task: TaskRuns, names: Sequence[str]) -> Htm
 
 def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any] | None:
     """Return how often a group's runs took which label for which, as the page's script reads it."""
-    tables = [rows for run in group.runs if (rows := _table(run.results, split, len(labels)))]
+    tables = _tables(group, (split, "confusion"), len(labels), len(labels))
     if not tables:
         return None
     counts: Counter[tuple[int, int]] = Counter()
@@ -57,13 +57,43 @@ def _confusion(group: Group, split: str, labels: Sequence[str]) -> dict[str, Any
     return {"cells": cells, "split": split, "runs": len(tables), "words": words}
 
 
-def _table(results: Any, split: str, labels: int) -> list[list[int]] | None:
-    """Return the table that `results.json` holds; None where it is not one for these labels."""
-    rows = nested(results, "tables", split, "confusion")
-    lines = [rows, *rows] if isinstance(rows, list) else [None]
-    if not all(isinstance(line, list) and len(line) == labels for line in lines):
+def decisions_section(task: TaskRuns) -> Html | None:
+    """Return how often each label was said wrongly and missed, of texts with several labels.
+
+    That is by the runs of the best group that has such counts.
+    """
+    split = task.measure.partition("/")[0]
+    found = (_tables(group, (split, "decisions"), 4, len(task.labels)) for group in task.groups)
+    tables = next(filter(None, found), None)
+    if tables is None:
         return None
-    return rows if all(type(n) is int and n >= 0 for row in rows for n in row) else None
+    counts = [
+        [sum(cells) for cells in zip(*lines, strict=True)] for lines in zip(*tables, strict=True)
+    ]
+    by_label = zip(task.labels, *counts[:3], strict=True)
+    order = sorted(by_label, key=lambda row: -row[2] - row[3])
+    rows = [
+        (name, right, surplus, missing) for name, right, surplus, missing in order[:MOST_LABELS]
+    ]
+    columns = [PageColumn(each, is_number=True) for each in ("right", "said wrongly", "missed")]
+    caption = f"Labels on {split}, {formats.several(len(tables), 'run')}"
+    listed = table(caption, ["label", *columns], rows)
+    more = len(order) - len(rows)
+    return joined([listed, note(f"{more:,} with fewer errors are left out.") if more else None])
+
+
+def _tables(group: Group, place: tuple[str, str], height: int, width: int) -> list[list[list[int]]]:
+    """Return the tables of this size that the results of a group's runs hold at a place."""
+    found = []
+    for run in group.runs:
+        rows: Any = nested(run.results, "tables", *place)
+        if not isinstance(rows, list) or len(rows) != height:
+            continue
+        if all(isinstance(line, list) and len(line) == width for line in rows) and all(
+            type(n) is int and n >= 0 for row in rows for n in row
+        ):
+            found.append(rows)
+    return found
 
 
 def shared_errors(errors: Sequence[SharedError], expected: str) -> Html | None:
