@@ -13,7 +13,7 @@ import torch
 _MODULES = tempfile.TemporaryDirectory(prefix="transformers_modules")
 
 FAMILIES = ("bert", "distilbert", "roberta", "electra", "gpt2")
-LLAMAS = ("llama", "mistral", "qwen2", "qwen3")
+LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 """Families that share a module, and so most tests."""
 
 TEXT = [
@@ -129,15 +129,33 @@ def config_of(family: str, vocabulary: int, **options):
         "num_attention_heads": 4, "intermediate_size": 24, "max_position_embeddings": 42,
     }  # fmt: skip
     if family in LLAMAS:
-        named = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+        named = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3",
+                 "gemma3_text": "Gemma3Text"}  # fmt: skip
+        own = {
+            "mistral": {"sliding_window": 5},
+            "gemma3_text": {"sliding_window": 5, "sliding_window_pattern": 2,
+                            "query_pre_attn_scalar": options.get("head_dim", 4)},
+        }  # fmt: skip
         shared = {"num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 0, "bos_token_id": 0}
-        window = {"sliding_window": None} if family == "mistral" else {}
-        given = {**common, **shared, **window, "eos_token_id": 0, **options}
+        given = {**common, **shared, **own.get(family, {}), "eos_token_id": 0, **options}
         return getattr(lib, f"{named[family]}Config")(**given)
     made = {
         "bert": lambda: lib.BertConfig(**{**common, **options}),
         "roberta": lambda: lib.RobertaConfig(
             **{**common, "layer_norm_eps": 1e-5, "type_vocab_size": 1, **options}
+        ),
+        "modernbert": lambda: lib.ModernBertConfig(
+            **{
+                **common,
+                "local_attention": 8,
+                "global_attn_every_n_layers": 2,
+                "pad_token_id": 0,
+                "bos_token_id": 2,
+                "eos_token_id": 3,
+                "cls_token_id": 2,
+                "sep_token_id": 3,
+                **options,
+            }
         ),
         "electra": lambda: lib.ElectraConfig(**{**common, "embedding_size": 8, **options}),
         "distilbert": lambda: lib.DistilBertConfig(
@@ -172,7 +190,7 @@ def publish(folder: Path, family: str, kind: str = "", **options):
 
     Args:
         folder: Where to; made if it is not there.
-        family: One of `FAMILIES` or `LLAMAS`.
+        family: One of `FAMILIES` or `LLAMAS`, or "modernbert".
         kind: "" for the backbone alone, else "MaskedLM", "LMHeadModel", "CausalLM",
             "SequenceClassification" or "PreTraining".
         options: Of its config.
@@ -191,6 +209,8 @@ def publish(folder: Path, family: str, kind: str = "", **options):
         vocabulary = wordpiece(folder)
     config = config_of(family, vocabulary, **options)
     stem = type(config).__name__.removesuffix("Config")
+    if kind and stem == "Gemma3Text":
+        stem = "Gemma3"
     name = {"": "Model", "LMHeadModel": "LMHeadModel"}.get(kind, f"For{kind}")
     torch.manual_seed(len(family))
     with warnings.catch_warnings():

@@ -1,15 +1,16 @@
 """Llama and its relatives: causal, pre-norm, rotary positions, RMS norms, gated layers, no biases.
 
 Sources: Touvron et al. 2023 (Llama 2), Grattafiori et al. 2024 (Llama 3), Jiang et al. 2023
-(Mistral), Yang et al. 2024 (Qwen 2), Yang et al. 2025 (Qwen 3). SmolLM2 and TinyLlama call
-themselves Llama.
+(Mistral), Yang et al. 2024 (Qwen 2), Yang et al. 2025 (Qwen 3), Gemma team 2025 (Gemma 3). SmolLM2
+and TinyLlama call themselves Llama.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.interop.angles import TwoKinds, rotary_config, rotary_of, window_config
 from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
     SEQUENCE_CLASSIFICATION,
@@ -19,7 +20,8 @@ from transfer_cli.interop.family import (
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import CONCATENATED, Rule, packed_attention, same
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.model.positions import Rotary, RotaryScaling
+
+_MISTRAL_WINDOW = 4096
 
 
 class Llama(Family):
@@ -39,7 +41,7 @@ class Llama(Family):
         "feedforward_kind": "gated", "biases": "none", "embedding_norm": False,
         "embedding_width": None, "segments": 0,
     }  # fmt: skip
-    varies = ("key_value_heads", "head_width")
+    varies: ClassVar[Sequence[str]] = ("key_value_heads", "head_width")
     options: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "attention_dropout": ("attention_dropout", 0.0),
         "activation": ("hidden_act", "silu"),
@@ -49,6 +51,10 @@ class Llama(Family):
     output: ClassVar[Mapping[str, bool]] = {"output_bias": False}
     only: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
     pooling = "cls_last"
+    norms: ClassVar[Mapping[str, str]] = {
+        "attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm",
+    }  # fmt: skip
+    """What the norms of the residual stream are called here and there."""
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape; its only dropout is that of attention."""
@@ -61,7 +67,7 @@ class Llama(Family):
             "dropout": 0.0,
             "key_value_heads": None if heads == found["heads"] else heads,
             "head_width": None if width * found["heads"] == found["width"] else width,
-            "rotary": _rotary(settings),
+            "rotary": rotary_of(settings),
         }
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
@@ -70,7 +76,7 @@ class Llama(Family):
             **super().config(shape),
             "num_key_value_heads": shape.shared_heads,
             "head_dim": shape.head_size,
-            **_rotary_config(shape.rotary),
+            **rotary_config(shape.rotary),
         }
 
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
@@ -109,35 +115,44 @@ class Llama(Family):
         rules = [
             *packed_attention(*projections, kinds=kinds, rows=rows),
             *same("attention.output", f"{attention}.o_proj", "weight"),
-            *same("attention_norm", "input_layernorm", "weight"),
-            *same("feed_forward_norm", "post_attention_layernorm", "weight"),
             Rule("feed_forward.inner.weight", gated, CONCATENATED),
             *same("feed_forward.output", "mlp.down_proj", "weight"),
         ]
+        norms = dict(self.norms)
         if shape.query_key_norm:
-            for ours, theirs in (("query_norm", "q_norm"), ("key_norm", "k_norm")):
-                rules += same(f"attention.{ours}", f"{attention}.{theirs}", "weight")
+            norms |= {f"attention.{n}_norm": f"{attention}.{n[0]}_norm" for n in ("query", "key")}
+        for ours, theirs in norms.items():
+            rules += same(ours, theirs, "weight")
         return rules
 
 
 class Mistral(Llama):
-    """Mistral; without the window of its first version."""
+    """Mistral, the first version of which has a window in every block."""
 
     name = "Mistral"
     model_type = "mistral"
     base_model = "MistralModel"
+    varies = (*Llama.varies, "attention_pattern")
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape."""
         found = super().shape_fields(settings)
-        window = settings.values.get("sliding_window", 4096)
-        if window is not None and window < found["positions"]:
-            raise settings.wrong("sliding_window", "null or max_position_embeddings")
-        return found
+        if settings.values.get("sliding_window", _MISTRAL_WINDOW) is None:
+            return found
+        window = settings.value("sliding_window", _MISTRAL_WINDOW, int)
+        return {**found, "attention_pattern": "window", "window": window}
 
     def config(self, shape: BackboneShape) -> dict[str, Any]:
         """Return the config that describes a shape."""
-        return {**super().config(shape), "sliding_window": None}
+        window = shape.window if any(shape.has_window) else None
+        return {**super().config(shape), "sliding_window": window}
+
+    def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
+        """Return what no model of this family has."""
+        wrong = super().misfits(shape, tokenizer)
+        if any(shape.has_window) and not all(shape.has_window):
+            wrong.append(f"global_every={shape.global_every}, not 0")
+        return wrong
 
 
 class Qwen2(Llama):
@@ -164,49 +179,70 @@ class Qwen3(Qwen2):
     only: ClassVar[Mapping[str, Any]] = {**Llama.only, **Qwen2.only}
 
 
-_LLAMA3 = {
-    "original_positions": "original_max_position_embeddings",
-    "low_factor": "low_freq_factor", "high_factor": "high_freq_factor",
-}  # fmt: skip
+_GEMMA3 = TwoKinds(
+    ("rope_theta", "rope_local_base_freq"), (1_000_000.0, 10_000.0),
+    every="sliding_window_pattern", common=6, first=False,
+)  # fmt: skip
 
 
-def _rotary(settings: PublishedConfig) -> Rotary:
-    """Return the angles that a config asks for, as versions before and since 2026 write them."""
-    given = settings.values.get("rope_parameters") or settings.values.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise settings.wrong("rope_parameters", "a mapping")
-    rope = replace(settings, values={**settings.values, **given})
-    # `type` is what `rope_type` was called in 2023.
-    kind = given.get("rope_type", given.get("type", "default"))
-    base = rope.value("rope_theta", 10_000.0, float)
-    rope.only("partial_rotary_factor", 1.0)
-    if kind == "default":
-        return Rotary(base)
-    if kind == "linear":
-        return Rotary(base, scaling=RotaryScaling("linear", rope.value("factor", None, float)))
-    if kind == "llama3":
-        kinds: dict[str, type] = {
-            "original_positions": int,
-            "low_factor": float,
-            "high_factor": float,
+class Gemma3(Llama):
+    """The text model of Gemma 3: sandwiched norms, windows, scaled embeddings."""
+
+    name = "Gemma 3"
+    model_type = "gemma3_text"
+    base_model = "Gemma3TextModel"
+    keys: ClassVar[Mapping[str, str]] = {**Llama.keys, "window": "sliding_window"}
+    fixed: ClassVar[Mapping[str, Any]] = {
+        **Llama.fixed, "residual": "sandwich", "norm": "rms_unit", "query_key_norm": True,
+        "attention_pattern": "window",
+    }  # fmt: skip
+    varies = (*Llama.varies, "embedding_scale")
+    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        **Llama.options,
+        "activation": ("hidden_activation", "gelu_pytorch_tanh"),
+        "tie_output": ("tie_word_embeddings", True),
+    }
+    only: ClassVar[Mapping[str, Any]] = {
+        "attention_bias": False, "use_bidirectional_attention": False,
+    }  # fmt: skip
+    norms: ClassVar[Mapping[str, str]] = {
+        "attention_first_norm": "input_layernorm", "attention_norm": "post_attention_layernorm",
+        "feed_forward_first_norm": "pre_feedforward_layernorm",
+        "feed_forward_norm": "post_feedforward_layernorm",
+    }  # fmt: skip
+
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
+        """Return the fields of the shape."""
+        angles = _GEMMA3.rotary_of(settings)
+        kept = {k: v for k, v in settings.values.items() if not k.startswith("rope_")}
+        found = super().shape_fields(replace(settings, values=kept))
+        width = found["head_width"] or found["width"] // found["heads"]
+        settings.only("query_pre_attn_scalar", width)
+        for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+            if settings.values.get(key) is not None:
+                raise settings.wrong(key, "null, which is all that is built here")
+        scale = found["width"] ** 0.5
+        order = _GEMMA3.order_of(settings, found["depth"])
+        return {**found, **order, "rotary": angles, "embedding_scale": scale}
+
+    def config(self, shape: BackboneShape) -> dict[str, Any]:
+        """Return the config that describes a shape."""
+        return {
+            **super().config(shape),
+            "query_pre_attn_scalar": shape.head_size,
+            **window_config(shape),
+            **_GEMMA3.rotary_config(shape.rotary),
         }
-        more: dict[str, Any] = {
-            name: rope.value(key, None, kinds[name]) for name, key in _LLAMA3.items()
-        }
-        factor = rope.value("factor", None, float)
-        return Rotary(base, scaling=RotaryScaling("llama3", factor, **more))
-    raise replace(settings, values={"rope_type": kind}).wrong(
-        "rope_type", "one of default, linear, llama3"
-    )
 
+    def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
+        """Return what no model of this family has."""
+        wrong = super().misfits(shape, tokenizer)
+        if shape.embedding_scale != shape.width**0.5:
+            wrong.append(f"embedding_scale={shape.embedding_scale:g}, not {shape.width**0.5:g}")
+        return wrong
 
-def _rotary_config(rotary: Rotary) -> dict[str, Any]:
-    """Return the keys that describe angles, for versions before and since 2026."""
-    scaling = rotary.scaling
-    rope: dict[str, Any] = {"rope_theta": rotary.base, "rope_type": "default"}
-    if scaling is None:
-        return {"rope_theta": rotary.base, "rope_parameters": rope}
-    rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind == "llama3":
-        rope |= {key: getattr(scaling, name) for name, key in _LLAMA3.items()}
-    return {"rope_theta": rotary.base, "rope_parameters": rope, "rope_scaling": rope}
+    def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
+        """Return its heads, one of which has a name of another pattern."""
+        found = super().heads(shape)
+        text = replace(found[LANGUAGE_MODEL], architecture="Gemma3ForCausalLM")
+        return {**found, LANGUAGE_MODEL: text}

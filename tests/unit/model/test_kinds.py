@@ -88,9 +88,9 @@ OWN = {
 MODERN = {**tiny.MODERN, "residual": "parallel"}
 BUILT = [
     {"norm": "layer_no_bias"}, {"norm": "rms_unit"}, {"biases": "qkv"},
-    {"feedforward_kind": "gated", "biases": "all"}, {"residual": "pre_first_plain"}, tiny.MODERN,
+    {"feedforward_kind": "gated", "biases": "all"}, {"residual": "pre_first_plain"},
     {"residual": "sandwich", "embedding_scale": 50.0},
-    {"residual": "reordered", "embedding_scale": 50.0},
+    {"residual": "reordered", "embedding_scale": 50.0}, tiny.MODERN,
 ]  # fmt: skip
 
 

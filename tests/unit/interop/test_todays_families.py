@@ -1,4 +1,4 @@
-"""Llama and its relatives, against the reference implementation, in both directions."""
+"""Llama, its relatives and ModernBERT, against the reference implementation, in both directions."""
 
 import json
 import warnings
@@ -12,6 +12,7 @@ from tests.unit.interop.test_import import batch_of, opened
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.interop.families import families
 from transfer_cli.interop.family import LANGUAGE_MODEL, SEQUENCE_CLASSIFICATION
 from transfer_cli.interop.llama import Llama
 from transfer_cli.interop.published_config import PublishedConfig
@@ -35,8 +36,30 @@ VARIANTS = {
     "wide heads": {"head_dim": 6, "num_key_value_heads": 1},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0}},
     "llama3": {"rope_parameters": LLAMA3},
+    "all local": {"layer_types": ["sliding_attention"] * 3},
+    "all global": {"sliding_window": None},
+    "scaled": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+        }
+    },
+    "other order": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "untied": {"tie_word_embeddings": False, "decoder_bias": False},
 }
-CASES = [(family, "plain") for family in LLAMAS[1:]] + [("llama", name) for name in VARIANTS]
+CASES = [(family, "plain") for family in (*LLAMAS[1:], "modernbert")]
+CASES += [("llama", name) for name in ("plain", "tied", "wide heads", "linear", "llama3")]
+CASES += [("gemma3_text", name) for name in ("wide heads", "all local", "scaled")]
+CASES += [("mistral", "all global"), ("modernbert", "other order"), ("modernbert", "untied")]
+OLD_GEMMA3 = {
+    "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}  # fmt: skip
+OLD_MODERNBERT = {
+    "global_rope_theta": 160_000.0,
+    "local_rope_theta": 1e4,
+    "global_attn_every_n_layers": 2,
+}
 SIZES = {
     "SmolLM2-135M": ((576, 30, 9, 3, 1536, 49_152), 134_515_008),
     "SmolLM2-360M": ((960, 32, 15, 5, 2560, 49_152), 361_821_120),
@@ -53,7 +76,8 @@ def ours_of(folder, head=LANGUAGE_MODEL):
 
 @pytest.mark.parametrize(("family", "variant"), CASES)
 def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, family, variant):
-    theirs = publish(tmp_path / "first", family, "CausalLM", **VARIANTS[variant])
+    kind = "MaskedLM" if family == "modernbert" else "CausalLM"
+    theirs = publish(tmp_path / "first", family, kind, **VARIANTS[variant])
     start, ours, report = opened(tmp_path / "first")
     tokens, mask = batch_of(start.description.vocabulary)
 
@@ -80,12 +104,12 @@ def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, 
     assert all(torch.equal(before[name], after[name]) for name in before)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        auto = reference().AutoModelForCausalLM
+        auto = getattr(reference(), f"AutoModelFor{kind}")
         again, told = auto.from_pretrained(tmp_path / "second", output_loading_info=True)
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
     with torch.no_grad():
-        torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits, atol=1e-6, rtol=0)
+        torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +133,25 @@ def test_configs_from_before_2026_are_read(tmp_path, old, rotary):
 
 
 @pytest.mark.parametrize(
+    ("family", "old", "rotary", "has_window"),
+    [
+        ("gemma3_text", OLD_GEMMA3,
+         Rotary(1e6, scaling=RotaryScaling("linear", 8.0), local_base=1e4), [True, False, True]),
+        ("modernbert", OLD_MODERNBERT, Rotary(160_000.0, local_base=1e4), [False, True, False]),
+    ],
+)  # fmt: skip
+def test_older_configs_with_two_kinds_of_blocks_are_read(tmp_path, family, old, rotary, has_window):
+    publish(tmp_path, family)
+    settings = PublishedConfig.read(tmp_path)
+    new = ("rope_parameters", "layer_types")
+    values = {key: value for key, value in settings.values.items() if key not in new}
+
+    shape = families()[family].shape(PublishedConfig({**values, **old}, settings.path))
+
+    assert (shape.rotary, shape.has_window) == (rotary, has_window)
+
+
+@pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
@@ -118,7 +161,12 @@ def test_configs_from_before_2026_are_read(tmp_path, old, rotary):
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, expected 1.0"),
         ("llama", {"attention_bias": True}, "attention_bias is True, expected False"),
         ("llama", {"num_key_value_heads": 3}, r"key_value_heads \(3\) must divide heads \(4\)"),
-        ("mistral", {"sliding_window": 8}, "sliding_window is 8, expected null"),
+        ("gemma3_text", {"query_pre_attn_scalar": 9}, "query_pre_attn_scalar is 9, expected 4"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ("gemma3_text", {"layer_types": ["full_attention"]}, "layer_types is .* a list of 3 times"),
+        ("modernbert", {"norm_bias": True}, "norm_bias is True, expected False"),
+        ("modernbert", {"layer_types": ["full_attention"] * 2 + ["sliding_attention"]},
+         "layer_types is .* expected full_attention at equal distances"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True, expected False"),
     ],
 )  # fmt: skip

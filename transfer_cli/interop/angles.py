@@ -1,0 +1,149 @@
+"""What a published config says of rotary positions and windows, as versions write it.
+
+Since 2026 `rope_parameters` holds all that is said of angles, for each kind of block where there
+are two, and `layer_types` the kind of each block. Before, each had keys of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transfer_cli.interop.published_config import PublishedConfig
+from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.positions import Rotary, RotaryScaling
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+"""What `layer_types` calls blocks that see everything, and those with a window."""
+
+_LLAMA3 = {
+    "original_positions": ("original_max_position_embeddings", int),
+    "low_factor": ("low_freq_factor", float), "high_factor": ("high_freq_factor", float),
+}  # fmt: skip
+
+
+def rotary_of(settings: PublishedConfig) -> Rotary:
+    """Return the angles of a model whose blocks all have the same.
+
+    Raises:
+        CheckpointError: They are none that we can build.
+    """
+    return _rotary(settings, _said(settings, "rope_parameters") or _said(settings, "rope_scaling"))
+
+
+def rotary_config(rotary: Rotary) -> dict[str, Any]:
+    """Return the keys that describe the same angles for all blocks."""
+    said = _described(rotary)
+    scaling = {} if rotary.scaling is None else {"rope_scaling": said}
+    return {"rope_theta": rotary.base, "rope_parameters": said, **scaling}
+
+
+def window_config(shape: BackboneShape) -> dict[str, Any]:
+    """Return the keys that say which blocks have a window."""
+    return {"layer_types": [LOCAL if each else GLOBAL for each in shape.has_window]}
+
+
+@dataclass(frozen=True)
+class TwoKinds:
+    """How a family with two kinds of blocks calls their angles and their order in older configs.
+
+    Args:
+        bases: The keys of the bases in blocks that see everything, and in those with a window.
+        defaults: Their values where a config lacks them.
+        every: The key that says that each block of so many sees everything.
+        common: Its value where a config lacks it.
+        first: Whether the first of so many does; else the last.
+    """
+
+    bases: tuple[str, str]
+    defaults: tuple[float, float]
+    every: str
+    common: int
+    first: bool
+
+    def rotary_of(self, settings: PublishedConfig) -> Rotary:
+        """Return the angles; see `rotary_of` above."""
+        given = _said(settings, "rope_parameters")
+        kinds = [
+            {
+                "rope_theta": settings.value(key, default, float),
+                **_mapping(settings, given.get(kind)),
+            }
+            for key, default, kind in zip(self.bases, self.defaults, (GLOBAL, LOCAL), strict=True)
+        ]
+        if not given:
+            kinds[0] |= _said(settings, "rope_scaling")
+        whole, local = (_rotary(settings, each) for each in kinds)
+        if local.scaling is not None:
+            raise settings.wrong("rope_parameters", f"no scaling of {LOCAL}")
+        return replace(whole, local_base=local.base)
+
+    def rotary_config(self, rotary: Rotary) -> dict[str, Any]:
+        """Return the keys that describe the angles."""
+        local = Rotary(rotary.base if rotary.local_base is None else rotary.local_base)
+        scaling = {} if rotary.scaling is None else {"rope_scaling": _described(rotary)}
+        return {
+            **dict(zip(self.bases, (rotary.base, local.base), strict=True)),
+            "rope_parameters": {GLOBAL: _described(rotary), LOCAL: _described(local)},
+            **scaling,
+        }
+
+    def order_of(self, settings: PublishedConfig, depth: int) -> dict[str, int]:
+        """Return which blocks see everything, as fields of a shape.
+
+        Raises:
+            CheckpointError: They do not follow one another at equal distances.
+        """
+        every = settings.value(self.every, self.common, int)
+        start = 0 if self.first else every - 1
+        order = [block % max(1, every) != start for block in range(depth)]
+        kinds = settings.values.get("layer_types", [LOCAL if each else GLOBAL for each in order])
+        if not isinstance(kinds, list) or len(kinds) != depth or not {*kinds} <= {GLOBAL, LOCAL}:
+            raise settings.wrong("layer_types", f"a list of {depth} times {GLOBAL} or {LOCAL}")
+        whole = [block for block, kind in enumerate(kinds) if kind == GLOBAL]
+        if not whole:
+            return {"global_every": 0, "global_from": 0}
+        first = whole[0]
+        every = whole[1] - first if len(whole) > 1 else depth
+        if whole != [block for block in range(depth) if (block - first) % every == 0]:
+            raise settings.wrong("layer_types", f"{GLOBAL} at equal distances")
+        return {"global_every": every, "global_from": first}
+
+
+def _rotary(settings: PublishedConfig, given: Mapping[str, Any]) -> Rotary:
+    rope = replace(settings, values={**settings.values, **given})
+    # `type` is what `rope_type` was called in 2023.
+    kind = given.get("rope_type", given.get("type", "default"))
+    base = rope.value("rope_theta", 10_000.0, float)
+    rope.only("partial_rotary_factor", 1.0)
+    if kind == "default":
+        return Rotary(base)
+    if kind not in ("linear", "llama3"):
+        named = replace(settings, values={"rope_type": kind})
+        raise named.wrong("rope_type", "one of default, linear, llama3")
+    more: dict[str, Any] = {}
+    if kind == "llama3":
+        more = {name: rope.value(key, None, of) for name, (key, of) in _LLAMA3.items()}
+    scaling = RotaryScaling(kind, rope.value("factor", None, float), **more)
+    return Rotary(base, scaling=scaling)
+
+
+def _described(rotary: Rotary) -> dict[str, Any]:
+    scaling = rotary.scaling
+    if scaling is None:
+        return {"rope_theta": rotary.base, "rope_type": "default"}
+    said = {"rope_theta": rotary.base, "rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind == "llama3":
+        said |= {key: getattr(scaling, name) for name, (key, _) in _LLAMA3.items()}
+    return said
+
+
+def _said(settings: PublishedConfig, key: str) -> Mapping[str, Any]:
+    return _mapping(settings, settings.values.get(key), key)
+
+
+def _mapping(
+    settings: PublishedConfig, given: Any, key: str = "rope_parameters"
+) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise settings.wrong(key, "a mapping")
+    return given or {}
