@@ -2,7 +2,7 @@
 
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.errors import CheckpointError
-from transfer_cli.model.weights import shapes_of, tensors_of
+from transfer_cli.model.weights import TensorFile, shapes_of
 from transfer_cli.runs.checkpoint import check_unpacked
 from transfer_cli.safe_files import read_json
 
@@ -30,26 +30,56 @@ def holds_weights(folder: Path) -> bool:
     return any((folder / f"{n}{end}").is_file() for n in names for end in ("", ".index.json"))
 
 
-def read_tensors(folder: Path, *, values: bool = True) -> dict[str, Tensor]:
+class _Tensors(Mapping[str, Tensor]):
+    """Tensors, each read and made float32 when it is asked for.
+
+    Args:
+        places: Where each is, and its name there.
+        values: Whether they have values; else they are on the meta device.
+    """
+
+    def __init__(
+        self, places: Mapping[str, tuple[Mapping[str, Tensor], str]], *, values: bool
+    ) -> None:
+        self._places, self._values = places, values
+
+    def __getitem__(self, name: str) -> Tensor:
+        inside, there = self._places[name]
+        found = inside[there] if self._values else inside[there].to("meta")
+        return found.float() if found.is_floating_point() else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def read_tensors(folder: Path, *, values: bool = True) -> Mapping[str, Tensor]:
     """Return all tensors of a folder, numbers of half precision in float32.
 
-    Without values, they are on the meta device.
+    Those of safetensors files are read when they are asked for, so that a model of several files
+    takes the memory of the tensors that are kept. Without values, they are on the meta device.
 
     Raises:
         CheckpointError: There are none, or a file is missing, damaged or holds code.
     """
-    for name, read in ((WEIGHTS, tensors_of if values else shapes_of), (PICKLE, _unpickled)):
+    for name, read in ((WEIGHTS, TensorFile if values else shapes_of), (PICKLE, _unpickled)):
         whole, index = folder / name, folder / f"{name}.index.json"
         if whole.is_file() or index.is_file():
-            found = read(whole) if whole.is_file() else _join(index, read)
-            made = {}
-            for each, tensor in found.items():
-                # The oldest files call the parameters of a LayerNorm otherwise.
-                new = each.replace("LayerNorm.gamma", "LayerNorm.weight")
-                new = new.replace("LayerNorm.beta", "LayerNorm.bias")
-                placed = tensor if values else tensor.to("meta")
-                made[new] = placed.float() if placed.is_floating_point() else placed
-            return made
+            if whole.is_file():
+                inside: Mapping[str, Tensor] = read(whole)
+                found = dict.fromkeys(inside, inside)
+            else:
+                found = _join(index, read)
+            # The oldest files call the parameters of a LayerNorm otherwise.
+            places = {
+                each.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+                    "LayerNorm.beta", "LayerNorm.bias"
+                ): (there, each)
+                for each, there in found.items()
+            }
+            return _Tensors(places, values=values)
     raise CheckpointError(
         f"{folder} has a config.json and no weights: expected {WEIGHTS}, {WEIGHTS}.index.json with "
         f"its parts, or {PICKLE}"
@@ -61,15 +91,17 @@ def dump_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _join(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the tensors of the files that an index names, each tensor from the file it names."""
+def _join(
+    index: Path, read: Callable[[Path], Mapping[str, Tensor]]
+) -> dict[str, Mapping[str, Tensor]]:
+    """Return the file of each tensor that an index names."""
     try:
         places = read_json(index).get("weight_map")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{index} cannot be read: {error}") from error
     if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
         raise CheckpointError(f"{index} has no `weight_map` that names the files")
-    found: dict[str, Tensor] = {}
+    found: dict[str, Mapping[str, Tensor]] = {}
     for file in sorted(set(places.values())):
         if Path(file).name != file:
             raise CheckpointError(f"{index} names {file!r}, which is not beside it")
@@ -79,7 +111,7 @@ def _join(index: Path, read: Callable[[Path], dict[str, Tensor]]) -> dict[str, T
         lost = sorted(n for n, place in places.items() if place == file and n not in inside)
         if lost:
             raise CheckpointError(f"{index} says that {lost[0]} is in {file}, and it is not")
-        found |= {n: tensor for n, tensor in inside.items() if places.get(n) == file}
+        found |= {name: inside for name in inside if places.get(name) == file}
     return found
 
 

@@ -87,7 +87,7 @@ class Published:
         made = {r.ours: r.conversion.take([found[n] for n in r.theirs]) for r in self.rules}
         vocabulary = self.description.vocabulary
         for name in ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias"):
-            if name in made:
+            if name in made and len(made[name]) > vocabulary:
                 made[name] = made[name][:vocabulary].clone()
         return made
 

@@ -168,6 +168,32 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
         return load_file(path)
 
 
+class TensorFile(Mapping[str, Tensor]):
+    """The tensors of a safetensors file, each read when it is asked for.
+
+    Raises:
+        CheckpointError: The file is damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._names = path, shapes_of(path).keys()
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor."""
+        # Opened anew each time, since an open file holds what was read of it in memory.
+        with _reading(self._path), safe_open(self._path, framework="pt") as file:
+            found: Tensor = file.get_tensor(name)
+            return found
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._names)
+
+
 def check_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
     """Refuse weights that are not numbers, with which every answer would be none.
 

@@ -237,3 +237,20 @@ def test_a_classifier_with_a_bias_is_refused_before_anything_is_written(tmp_path
                     labels=("a", "b")),
             "llama",
         )  # fmt: skip
+
+
+def test_parts_in_half_precision_give_the_same_numbers(tmp_path):
+    model = publish(tmp_path, "llama", "CausalLM").to(torch.bfloat16)
+    whole = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    (tmp_path / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    found = open_folder(tmp_path, "init_from")
+
+    tensors = found.tensors()
+
+    for rule in found.rules:
+        assert torch.equal(
+            tensors[rule.ours], rule.conversion.take([whole[n] for n in rule.theirs])
+        )
+    assert tensors["backbone.final_norm.weight"].dtype == torch.float32
