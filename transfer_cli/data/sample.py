@@ -25,9 +25,6 @@ QUESTIONS_PER_NAME = {"train": 3, "validation": 4, "test": 6}
 TEXTS_ASKED = {"train": 1200, "validation": 120, "test": 300}
 """Texts of a split that are asked for the name of a kind of thing."""
 
-SENTENCES_TAGGED = {"train": 600, "validation": 120, "test": 300}
-"""Questions of a split whose names are tagged."""
-
 ROUNDS = {"train": 16, "validation": 1, "test": 1}
 """Articles of a split with each name as their first subject."""
 
@@ -322,45 +319,6 @@ def _ask_for(asked: dict[str, list[str]], number: int, draw: _Draw) -> tuple[str
     question = _WHICH[draw.number(len(_WHICH))]
     question = question.format(kind=kind, article="an" if kind[0] in "aeiou" else "a")
     return question, text, "" if place >= len(there) else there[place]
-
-
-def tags(seed: int = 0) -> dict[str, list[tuple[list[str], list[str]]]]:
-    """Return each split's (train, validation, test) questions as words with a tag for each, in BIO.
-
-    The type of a name is its kind, which the wording does not give away. A third of the questions
-    have one name, a third two joined by "and", a third a name of two words, two of a kind in a row.
-    """
-    names = _names(seed)
-    splits, start = {}, 0
-    for split, count in NAMES_ASKED.items():
-        draw = _Draw(derive(seed, "tags", split))
-        asked = {
-            kind: group[start : start + count]
-            for kind, group in zip(_SENTENCES, names, strict=True)
-        }
-        splits[split] = [_tag(asked, number, draw) for number in range(SENTENCES_TAGGED[split])]
-        start += count
-    return splits
-
-
-def _tag(
-    asked: Mapping[str, Sequence[str]], number: int, draw: _Draw
-) -> tuple[list[str], list[str]]:
-    """Return the words of the question of a number, and their tags."""
-    first, second = draw.shuffled([*asked])[:2]
-    if number % 3 == 2:
-        one, other = draw.shuffled(asked[first])[:2]
-        named = [(one, f"B-{first}"), (other, f"I-{first}")]
-    else:
-        named = [(draw.shuffled(asked[first])[0], f"B-{first}")]
-        if number % 3 == 1:
-            named += [("and", "O"), (draw.shuffled(asked[second])[0], f"B-{second}")]
-    words, tags = [], []
-    for word in _QUESTIONS[draw.number(len(_QUESTIONS))].split():
-        for each, tag in named if word == "{it}" else [(word, "O")]:
-            words.append(each)
-            tags.append(tag)
-    return words, tags
 
 
 def _names(seed: int) -> list[list[str]]:

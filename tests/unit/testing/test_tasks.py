@@ -21,8 +21,6 @@ from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.tasks.regression.task import RegressionTask
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.span.task import SpanTask
-from transfer_cli.tasks.tagging.objective import Tagging
-from transfer_cli.tasks.tagging.task import TaggingTask
 from transfer_cli.testing.tasks import check_task
 
 
@@ -56,10 +54,6 @@ def test_multilabel_keeps_the_contract(tokenizer, options):
 
 def test_dialog_keeps_the_contract(tokenizer):
     check_task(DialogTask, NextUtterance(pooling="mean", reply_tokens=3), tokenizer)
-
-
-def test_tagging_keeps_the_contract(tokenizer):
-    check_task(TaggingTask, Tagging(), tokenizer)
 
 
 class LosesAnExample(ClassificationTask):

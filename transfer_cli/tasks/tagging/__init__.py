@@ -1,1 +1,0 @@
-"""A tag for each word: entities, parts of speech, chunks."""
