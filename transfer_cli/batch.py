@@ -19,7 +19,9 @@ key            shape, type     meaning
 `window`       [B, 5] int64    span extraction only: see `tasks.span.windows`
 `span`         [B, 2] int64    span extraction only: the first and last position of the answer
 `labels`       [B, K] int64    several labels a text only: their numbers, then -1
-`target`       [B, T] int64    made by an objective's `prepare`; `IGNORE` where there is no loss
+`word_target`  [B, T] int64    tagging only: the tag of a word where it is read, else `IGNORE`
+`target`       [B, T] int64    made by an objective's `prepare`, or there already in tagging;
+                               `IGNORE` where there is no loss
 `states`       [B, T, L, D]    cached features only: float32 hidden states of the layers that the
                                readout reads; 0 at padding
 `pooled`       [B, D]          cached features only, in place of `states` where every loss reads

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.functional
 
 OWN = ("--plugin", "mylab", "--config-dir", "conf")
 DATA = (
-    "data=tagged_words", "objective=tagging", "data.train=names/train.jsonl",
+    "data=tagged_words", "objective=tag_words", "data.train=names/train.jsonl",
     "data.validation=names/validation.jsonl", "data.test=names/test.jsonl",
 )  # fmt: skip
 SMALL = ("device=cpu", "loop.batch=16", "schedule.warmup=1", "optimizer.lr=3e-3")
@@ -47,7 +47,7 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     assert results["best_step"] == best["step"]
     assert results["measures"]["validation"]["span_f1"] == pytest.approx(max(found))
     assert results["measures"]["test"]["accuracy"] > 0.6
-    assert results["task"] == {"name": "tagging", "expected": "tags"}
+    assert results["task"] == {"name": "tag_words", "expected": "tags"}
     description = read_description(tagged / "model")
     assert description.task == {"_target_": "mylab.tagging.Tagging"}
     assert description.labels == ("O", "B-CITY", "B-RIVER", "I-CITY", "I-RIVER")
@@ -86,12 +86,12 @@ def test_a_tagger_is_trained_monitored_reported_and_asked(transfer, tagged, read
     for form in ("hf", "onnx"):
         ended = transfer("export", *OWN, "run=tagger", "to=folder", f"format={form}")
         assert ended.code == 2
-        assert "it was trained for tagging, which no published head is for" in ended.err
+        assert "it was trained for tag_words, which no published head is for" in ended.err
         assert not Path("folder").exists()
     ended = transfer(
         "predict", *OWN, "run=[tagger,tagger]", "input=in.jsonl", "text=words", "device=cpu"
     )
-    assert "answers of several runs on tagging cannot be combined" in ended.err
+    assert "answers of several runs on tag_words cannot be combined" in ended.err
 
 
 def test_a_task_is_swept_and_its_runs_are_compared_by_its_measure(transfer, mylab, deep):
@@ -114,14 +114,14 @@ def test_a_task_is_swept_and_its_runs_are_compared_by_its_measure(transfer, myla
     ("words", "message"),
     [
         (
-            ("data=sample_questions", "objective=tagging"),
-            "objective: TagWords needs examples of the task tagging, and data has those of "
+            ("data=sample_questions", "objective=tag_words"),
+            "objective: TagWords needs examples of the task tag_words, and data has those of "
             "classification; choose objective=classification",
         ),
         (
             (*DATA, "objective=classification"),
             "objective: Classification needs examples of the task classification, and data has "
-            "those of tagging; choose objective=tagging",
+            "those of tag_words; choose objective=tag_words",
         ),
         ((*DATA, "loop.monitor=span_f2"), "loop.monitor: there is no measure 'span_f2'"),
     ],

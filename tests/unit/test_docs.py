@@ -52,7 +52,7 @@ ADDED = {
         f"{FUNCTIONAL}package.py::test_every_command_of_the_readme_runs",
     ),
     "a task: tagging, answers in a text, choices": (
-        ["mylab/tagging.py", "conf/objective/tagging.yaml", "conf/data/tagged_words.yaml"],
+        ["mylab/tagging.py", "conf/objective/tag_words.yaml", "conf/data/tagged_words.yaml"],
         f"{FUNCTIONAL}task.py::test_a_tagger_is_trained_monitored_reported_and_asked",
     ),
     "a model size, a data set in a known format": (

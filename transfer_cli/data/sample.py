@@ -25,6 +25,9 @@ QUESTIONS_PER_NAME = {"train": 3, "validation": 4, "test": 6}
 TEXTS_ASKED = {"train": 1200, "validation": 120, "test": 300}
 """Texts of a split that are asked for the name of a kind of thing."""
 
+TEXTS_TAGGED = {"train": 600, "validation": 120, "test": 300}
+"""Texts of a split whose names are tagged."""
+
 ROUNDS = {"train": 16, "validation": 1, "test": 1}
 """Articles of a split with each name as their first subject."""
 
@@ -282,6 +285,40 @@ def _choices(
         offered = draw.shuffled([kinds[label], *wrong])
         told = (draw.shuffled(_WORDS[kind][_TOLD[kind]].split(", ")) for kind in offered)
         yield text, [f"{one} and {other}" for one, other, *_ in told], offered.index(kinds[label])
+
+
+def tags(seed: int = 0) -> dict[str, list[tuple[list[str], list[str]]]]:
+    """Return each split's (train, validation, test) texts: their words, and a BIO tag for each.
+
+    A third of the texts have one name, a third two names joined by "and", and a third a name of two
+    words, which are names of one kind. No name occurs in two splits.
+    """
+    names = _names(seed)
+    splits, start = {}, 0
+    for split, count in NAMES_ASKED.items():
+        asked = {
+            kind: group[start : start + count]
+            for kind, group in zip(_SENTENCES, names, strict=True)
+        }
+        draw = _Draw(derive(seed, "tags", split))
+        splits[split] = [_tagged(asked, number, draw) for number in range(TEXTS_TAGGED[split])]
+        start += count
+    return splits
+
+
+def _tagged(asked: dict[str, list[str]], number: int, draw: _Draw) -> tuple[list[str], list[str]]:
+    """Return the words and the tags of the text of a number."""
+    wording = draw.shuffled(_QUESTIONS)[0].split()
+    kind, other = (list(asked)[draw.number(len(asked))] for _ in range(2))
+    first, second, *_ = draw.shuffled(asked[kind])
+    named = [(first, f"B-{kind}")]
+    if number % 3 == 1:
+        another = second if other == kind else draw.shuffled(asked[other])[0]
+        named += [("and", "O"), (another, f"B-{other}")]
+    elif number % 3 == 2:
+        named.append((second, f"I-{kind}"))
+    both = [each for word in wording for each in (named if word == "{it}" else [(word, "O")])]
+    return [word for word, _ in both], [tag for _, tag in both]
 
 
 def spans(seed: int = 0) -> dict[str, list[tuple[str, str, str]]]:

@@ -84,6 +84,7 @@ class Tokenizer:
         hash: Hexadecimal digest of everything that changes the output.
         special: The five special tokens, which may be the same one (GPT-2).
         starts_word: `[size]`, True where a token begins a word.
+        is_byte_level: Whether its tokens are made of bytes, the space before a word among them.
 
     Raises:
         DataError: A special token is missing.
@@ -112,6 +113,7 @@ class Tokenizer:
 
         self._splits_at_spaces = _splits_at_spaces(data)
         self._marks_spaces = _marks_spaces(data)
+        self.is_byte_level = _is_byte_level(data)
         # The special tokens that a text can still produce by writing their names.
         self._leaking: frozenset[int] = frozenset()
         rows = self.encode_batch([f"{name} a{name}" for name in names.values()])
@@ -567,6 +569,13 @@ def _splits_at_spaces(data: dict[str, Any]) -> bool:
         and parts[0].get("type") in ("BertPreTokenizer", "WhitespaceSplit")
         and len(data["added_tokens"]) == len(_NAMES)
     )
+
+
+def _is_byte_level(data: dict[str, Any]) -> bool:
+    """Return whether a space is part of the word behind it, so that a first word may lack one."""
+    splitter = data["pre_tokenizer"] or {}
+    parts = splitter.get("pretokenizers", [splitter])
+    return any(part.get("type") == "ByteLevel" for part in parts)
 
 
 def _marks_spaces(data: dict[str, Any]) -> bool:

@@ -47,8 +47,8 @@ class EncodedSentences(EncodedRows):
 class Tagging(Task):
     """A tag for each word; the labels are the tags."""
 
-    name: ClassVar[str] = "tagging"
-    objective: ClassVar[str] = "tagging"
+    name: ClassVar[str] = "tag_words"
+    objective: ClassVar[str] = "tag_words"
     head: ClassVar[str] = "tags"
     example: ClassVar[type] = Sentence
     fields: ClassVar[tuple[str, ...]] = ("words", "tags")
@@ -211,7 +211,7 @@ def _sentences(path: Path) -> tuple[Sentence, ...]:
 class TagWords(Objective):
     """Cross-entropy of each word's tag, from the state of its first token."""
 
-    task = "tagging"
+    task = "tag_words"
 
     @property
     def head(self) -> str:

@@ -1,7 +1,7 @@
 """The contract of tasks passes for ours, and finds what breaks it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -21,6 +21,8 @@ from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.tasks.regression.task import RegressionTask
 from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.span.task import SpanTask
+from transfer_cli.tasks.tagging.objective import TokenTagging
+from transfer_cli.tasks.tagging.task import TaggingTask
 from transfer_cli.testing.tasks import check_task
 
 
@@ -54,6 +56,16 @@ def test_multilabel_keeps_the_contract(tokenizer, options):
 
 def test_dialog_keeps_the_contract(tokenizer):
     check_task(DialogTask, NextUtterance(pooling="mean", reply_tokens=3), tokenizer)
+
+
+
+
+@pytest.mark.parametrize("label_all", [False, True])
+def test_tagging_keeps_the_contract(tokenizer, label_all, monkeypatch):
+    task, examples = TaggingTask.sample()
+    found = replace(task, label_all=label_all), examples
+    monkeypatch.setattr(TaggingTask, "sample", lambda: found)
+    check_task(TaggingTask, TokenTagging(), tokenizer)
 
 
 class LosesAnExample(ClassificationTask):

@@ -1,0 +1,152 @@
+"""The loss of a tag for each word.
+
+Legend: B rows, T positions, D width, N targets, C tags.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.batch import IGNORE, Batch, rows_with_target
+from transfer_cli.data.split import TextStats
+from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.model.backbone import Backbone, initialise_plain
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
+
+MOST_IN_CONFUSION = 256
+"""Tags of which it is counted how often each was taken for each."""
+
+
+class TagHead(nn.Linear):
+    """A linear layer at each position, behind dropout."""
+
+    def __init__(self, width: int, tags: int, dropout: float) -> None:
+        super().__init__(width, tags)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return `[..., C]` of `[..., D]`."""
+        return super().forward(self.dropout(hidden))
+
+
+class TokenTagging(Objective):
+    """Cross-entropy of each word's tag, read at one of its pieces (Devlin et al. 2019).
+
+    Args:
+        dropout: Before the linear layer.
+    """
+
+    task = "tagging"
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.dropout = dropout
+
+    @property
+    def head(self) -> str:
+        """The name of its head."""
+        return "tags" if self.info.name == "main" else f"tags_{self.info.name}"
+
+    @property
+    def token_head(self) -> str:
+        """Its head: it scores each token."""
+        return self.head
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return the head."""
+        head = TagHead(backbone.shape.width, len(self.info.labels), self.dropout)
+        initialise_plain(head)
+        return {self.head: head}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of targets."""
+        return {"loss": int((batch["target"] != IGNORE).sum())}
+
+    def logits(self, model: TransferModel, encoded: Encoding) -> Tensor:
+        """Return the logits of each tag at each position, `[B, T, C]`."""
+        logits_BTC: Tensor = model.heads[self.head](encoded.top)
+        return logits_BTC.float()
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the summed cross-entropy."""
+        rows_N = rows_with_target(batch)
+        states_ND = encoded.top.flatten(0, 1).index_select(0, rows_N)
+        logits_NC = model.heads[self.head](states_ND).float()
+        target_N = batch["target"].flatten().index_select(0, rows_N)
+        return {"loss": F.cross_entropy(logits_NC, target_N, reduction="sum")}
+
+    def metric_sums(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return the summed loss, and the counts `[C, C]` of words: rows are tags, columns said.
+
+        What is said of a word is its likeliest tag, whatever its neighbours have.
+        """
+        sums, classes = self.loss_sums(model, batch, encoded), len(self.info.labels)
+        if classes <= MOST_IN_CONFUSION:
+            target_N = batch["word_target"].flatten()
+            said_N = self.logits(model, encoded).argmax(-1).flatten()
+            # What is no word goes into a cell of its own.
+            cell_N = torch.where(target_N == IGNORE, classes**2, target_N * classes + said_N)
+            cells = torch.bincount(cell_N, minlength=classes**2 + 1)[:-1]
+            sums["confusion"] = cells.view(classes, classes)
+        return sums
+
+    def predictions(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> dict[str, Tensor]:
+        """Return the probability of each tag at each position, `shares` `[B, T, C]`."""
+        return {"shares": self.logits(model, encoded).softmax(-1)}
+
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults:
+        """Return each row's loss, its number of targets, and the probabilities."""
+        logits_BTC, target_BT = self.logits(model, encoded), batch["target"]
+        loss_BT = F.cross_entropy(
+            logits_BTC.transpose(1, 2), target_BT, ignore_index=IGNORE, reduction="none"
+        )
+        said = {"shares": logits_BTC.softmax(-1)}
+        return ExampleResults(loss_BT.sum(1), (target_BT != IGNORE).sum(1), said)
+
+    def tables(self, totals: Mapping[str, Tensor]) -> dict[str, list[list[int]]]:
+        """Return the counts of `metric_sums`."""
+        return {"confusion": totals["confusion"].long().tolist()} if "confusion" in totals else {}
+
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return each row with the tags of its words and the likeliest ones."""
+        said_BT = self.logits(model, encoded).argmax(-1)
+        is_word_BT = batch["word_target"] != IGNORE
+        return [
+            Sample(tokens[mask].tolist(), self._names(target[is_word]), self._names(said[is_word]))
+            for tokens, mask, target, said, is_word in zip(
+                batch["tokens"], batch["mask"], batch["word_target"], said_BT, is_word_BT,
+                strict=True,
+            )
+        ]  # fmt: skip
+
+    def _names(self, tags: Tensor) -> str:
+        return " ".join(self.info.labels[tag] for tag in tags.tolist())
+
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
+    ) -> dict[str, float]:
+        """Return the loss of a target."""
+        return {"loss": float(totals["loss"]) / max(1, counts["loss"])}
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the loss; the measures of tags are `answer_metrics`."""
+        return (LOSS,)
+
+    def answer_metrics(self) -> tuple[Metric, ...]:
+        """Return the measures of `TaggingTask.scores`; tags without entities have the last one."""
+        of_entities = ("entity_precision", "entity_recall", "entity_f1_strict")
+        return (
+            Metric("entity_f1", higher_is_better=True, unit="fraction", headline=True),
+            *(Metric(name, higher_is_better=True, unit="fraction") for name in of_entities),
+            Metric("accuracy", higher_is_better=True, unit="fraction", headline=True),
+        )

@@ -1,0 +1,264 @@
+"""Read tagged words: columns as in CoNLL's files, CoNLL-U, and JSON lines.
+
+Each reader yields sentences with the line of each word. No word is left out: what cannot be read is
+a `DataError` with file and line.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from transfer_cli.data.readers import Record, numbered_lines, read_table, text_of
+from transfer_cli.errors import DataError, listed
+from transfer_cli.tasks.tagging.schemes import Entity, of_entities
+
+Format = Literal["conll", "conllu", "jsonl"]
+
+FIELDS = {"upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
+"""The columns of CoNLL-U that hold tags, counted from 0."""
+
+_COLUMNS = 10
+_WORD_ID = re.compile(r"[1-9][0-9]*")
+_OTHER_ID = re.compile(r"[0-9]+[-.][0-9]+")
+"""Words that are written as one (3-4), and empty nodes (8.1)."""
+
+_DOCUMENT = "-DOCSTART-"
+_BLANKS = re.compile("[ \t]+")
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words with their tags as they stand in a file.
+
+    Args:
+        words: The words.
+        tags: A tag for each.
+        lines: The line of each word in its file.
+        text: What they are cut from, and
+        spans: the characters of each word in it; None: nothing but words was given.
+    """
+
+    words: Sequence[str]
+    tags: Sequence[str]
+    lines: Sequence[int]
+    text: str | None = None
+    spans: Sequence[tuple[int, int]] | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How files are read.
+
+    Args:
+        word: The column of the word in `conll`, from 0; below 0 from the end.
+        tag: The column of the tag there, or one of `FIELDS` in `conllu`.
+        comments: Whether lines that begin with `#` are none of a sentence in `conll`.
+        names: The tags that numbers stand for in JSON lines.
+    """
+
+    word: int = 0
+    tag: int | str = -1
+    comments: bool = False
+    names: Sequence[str] | None = None
+
+
+def sentences(path: Path, file_format: Format, columns: Columns) -> list[Sentence]:
+    """Return the sentences of a file.
+
+    Raises:
+        DataError: It cannot be read, or has none.
+    """
+    found = list(_READERS[file_format](path, columns))
+    if not found:
+        raise DataError(f"{path} has no sentences.")
+    return found
+
+
+def format_of(path: Path) -> Format:
+    """Return the format that a file's name tells; of others than JSON lines columns."""
+    suffixes = path.suffixes
+    if ".jsonl" in suffixes or ".json" in suffixes or ".ndjson" in suffixes:
+        return "jsonl"
+    return "conllu" if ".conllu" in suffixes else "conll"
+
+
+def _conll(path: Path, columns: Columns) -> Iterator[Sentence]:
+    width = 0
+
+    def word_of(line: str, number: int) -> tuple[str, str] | None:
+        nonlocal width
+        if line.startswith(_DOCUMENT) or (columns.comments and line.startswith("#")):
+            return None
+        cells = line.split("\t") if "\t" in line else _BLANKS.split(line.strip(" "))
+        width = width or len(cells)
+        if len(cells) != width or width < 2:
+            usual = f"the lines before have {width}" if width > 1 else "a word and a tag are two"
+            raise DataError(f"{path}, line {number}: {len(cells)} columns, and {usual}.")
+        try:
+            return cells[columns.word].strip(" "), cells[int(columns.tag)].strip(" ")
+        except IndexError as error:
+            raise DataError(
+                f"{path}, line {number}: it has {width} columns, and data.word={columns.word} or "
+                f"data.tag={columns.tag} is none of them; they are counted from 0, or from -1 at "
+                "the end."
+            ) from error
+
+    yield from _by_lines(path, word_of)
+
+
+def _conllu(path: Path, columns: Columns) -> Iterator[Sentence]:
+    column = FIELDS[str(columns.tag)]
+
+    def word_of(line: str, number: int) -> tuple[str, str] | None:
+        if line.startswith("#"):
+            return None
+        cells = line.split("\t")
+        if len(cells) != _COLUMNS:
+            raise DataError(
+                f"{path}, line {number}: {len(cells)} columns parted by tabs, and CoNLL-U has "
+                f"{_COLUMNS}; for other columns say data=conll."
+            )
+        if _OTHER_ID.fullmatch(cells[0]):
+            return None
+        if not _WORD_ID.fullmatch(cells[0]):
+            raise DataError(
+                f"{path}, line {number}: the first column is {cells[0]!r:.40}, expected the number "
+                "of a word, such as 3, 3-4 or 8.1."
+            )
+        return cells[1], cells[column]
+
+    yield from _by_lines(path, word_of)
+
+
+def _by_lines(
+    path: Path, word_of: Callable[[str, int], tuple[str, str] | None]
+) -> Iterator[Sentence]:
+    """Yield what stands between empty lines; `word_of` gives a word and its tag, or None."""
+    found = list[tuple[str, str, int]]()
+    for number, line in numbered_lines(path):
+        if not line.strip(" \t"):
+            if found:
+                yield _sentence(found)
+            found = []
+            continue
+        both = word_of(line, number)
+        if both is None:
+            continue
+        if not all(both):
+            what = "word" if not both[0] else "tag"
+            raise DataError(f"{path}, line {number}: the {what} is empty.")
+        found.append((*both, number))
+    if found:
+        yield _sentence(found)
+
+
+def _sentence(found: Sequence[tuple[str, str, int]]) -> Sentence:
+    words, tags, lines = zip(*found, strict=True)
+    return Sentence(words, tags, lines)
+
+
+def _jsonl(path: Path, columns: Columns) -> Iterator[Sentence]:
+    for record in read_table(path, "jsonl"):
+        fields, where = record.fields, f"{path}, line {record.line}"
+        if "tokens" in fields:
+            yield _of_tokens(fields, where, record.line, columns.names)
+        elif "text" in fields:
+            yield _of_text(record, str(path))
+        else:
+            raise DataError(
+                f"{where}: expected 'tokens' and 'tags', or 'text' and 'entities'; there is "
+                f"{listed(map(repr, fields), 10) or 'nothing'}."
+            )
+
+
+def _of_tokens(
+    fields: Mapping[str, object], where: str, line: int, names: Sequence[str] | None
+) -> Sentence:
+    words, tags = (_list(fields, key, where) for key in ("tokens", "tags"))
+    if len(words) != len(tags):
+        raise DataError(f"{where}: {len(words)} tokens and {len(tags)} tags; each token has one.")
+    wrong = next((word for word in words if not isinstance(word, str)), None)
+    if wrong is not None or not words:
+        said = f"{wrong!r:.40} is no text" if words else "there are none"
+        raise DataError(f"{where}: 'tokens' are texts, and {said}.")
+    return Sentence(words, [_tag(tag, where, names) for tag in tags], [line] * len(words))
+
+
+def _tag(tag: object, where: str, names: Sequence[str] | None) -> str:
+    if isinstance(tag, str) and tag:
+        return tag
+    if type(tag) is not int:
+        raise DataError(f"{where}: the tag {tag!r:.40} is neither a text nor a whole number.")
+    if names is None:
+        raise DataError(f"{where}: the tag {tag} is a number; data.names=[O,B-PER,...] names them.")
+    if not 0 <= tag < len(names):
+        raise DataError(f"{where}: the tag {tag} is none of the {len(names)} of data.names.")
+    return names[tag]
+
+
+def _of_text(record: Record, name: str) -> Sentence:
+    """Return the words of a text, parted at blanks and punctuation, with BIO tags."""
+    where, text = f"{name}, line {record.line}", text_of(record, "text", name)
+    spans = [match.span() for match in _WORD.finditer(text)]
+    words = [text[start:end] for start, end in spans]
+    if not words:
+        raise DataError(f"{where}: the text has no words.")
+    first_at = {start: word for word, (start, _) in enumerate(spans)}
+    past_at = {end: word + 1 for word, (_, end) in enumerate(spans)}
+    found = list[Entity]()
+    for entry in _list(record.fields, "entities", where):
+        kind, start, end = _entity(entry, text, where)
+        first, past = first_at.get(start), past_at.get(end)
+        if first is None or past is None:
+            cut = next(
+                word for word, (left, right) in zip(words, spans, strict=True)
+                if left < (start if first is None else end) < right or right > start
+            )  # fmt: skip
+            raise DataError(
+                f"{where}: the entity {text[start:end]!r:.80} ({start} to {end}) cuts the word "
+                f"{cut!r:.80}."
+            )
+        found.append(Entity(kind, first, past))
+    found.sort(key=lambda each: each.first)
+    for one, other in pairwise(found):
+        if other.first < one.past:
+            raise DataError(
+                f"{where}: the entities {one.type} and {other.type} share the word "
+                f"{words[other.first]!r:.80}; a word has one tag."
+            )
+    tags = of_entities(found, len(words))
+    return Sentence(words, tags, [record.line] * len(words), text, spans)
+
+
+def _entity(entry: object, text: str, where: str) -> tuple[str, int, int]:
+    """Return the type of an entity and its characters without blanks around them."""
+    fields: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
+    kind, start, end = (fields.get(key) for key in ("label", "start", "end"))
+    if not (isinstance(kind, str) and kind and type(start) is int and type(end) is int):
+        raise DataError(
+            f"{where}: an entity is {entry!r:.80}, expected "
+            '{"start": number, "end": number, "label": text}.'
+        )
+    part = text[start:end] if 0 <= start < end <= len(text) else ""
+    if not part.strip():
+        raise DataError(
+            f"{where}: the entity {kind!r:.40} is from {start} to {end}, which is no part of the "
+            f"text, whose characters are 0 to {len(text)}."
+        )
+    return kind, start + len(part) - len(part.lstrip()), end - len(part) + len(part.rstrip())
+
+
+def _list(fields: Mapping[str, object], key: str, where: str) -> list[Any]:
+    found = fields.get(key)
+    if not isinstance(found, list):
+        raise DataError(f"{where}: expected a list {key!r}, found {found!r:.40}.")
+    return found
+
+
+_READERS: Mapping[Format, Callable[[Path, Columns], Iterator[Sentence]]] = {
+    "conll": _conll, "conllu": _conllu, "jsonl": _jsonl,
+}  # fmt: skip

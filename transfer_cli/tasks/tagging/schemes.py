@@ -1,0 +1,137 @@
+"""How tags mark entities, which are runs of words: schemes, their recognition, and BIO.
+
+======  ============================================================================
+scheme  tags of a word in an entity of type X
+======  ============================================================================
+bio     B-X for the first one, I-X for the others
+iob1    I-X; B-X for the first one only right behind another entity of the same type
+bioes   B-X for the first, I-X for those between, E-X for the last; S-X for a single one
+none    tags mark no entities, as parts of speech
+======  ============================================================================
+
+A word in no entity has the tag O. Models have the tags of BIO.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+Scheme = Literal["bio", "iob1", "bioes", "none"]
+
+SCHEMES = ("auto", "bio", "iob1", "bioes", "none")
+OUTSIDE = "O"
+
+
+class Entity(NamedTuple):
+    """A run of words: its type, its first word and the one after its last."""
+
+    type: str
+    first: int
+    past: int
+
+
+def marks_entity(tag: str, marks: str = "BIES") -> bool:
+    """Return whether a tag is one of `marks`, with a type."""
+    return tag[1:2] == "-" and tag[0] in marks and len(tag) > 2
+
+
+def split(tag: str) -> tuple[str, str]:
+    """Return the mark and the type of a tag, `B` and `PER` of `B-PER`; of another `O` and none."""
+    return (tag[0], tag[2:]) if marks_entity(tag) else (OUTSIDE, "")
+
+
+def entities(tags: Sequence[str], *, strict: bool = False) -> list[Entity]:
+    """Return the entities that BIO tags mark, by the rules of conlleval.
+
+    An entity begins at B, and at an I behind O or another type; it ends before O, before B and
+    before another type.
+
+    Args:
+        tags: A tag for each word.
+        strict: Leave out those that do not begin with B, as seqeval's strict mode does.
+    """
+    found, first, before, kind_before = list[Entity](), 0, OUTSIDE, ""
+    for at, (mark, kind) in enumerate([*map(split, tags), (OUTSIDE, "")]):
+        goes_on = mark == "I" and before != OUTSIDE and kind == kind_before
+        if not goes_on:
+            if before != OUTSIDE and not (strict and not tags[first].startswith("B-")):
+                found.append(Entity(kind_before, first, at))
+            first = at
+        before, kind_before = mark, kind
+    return found
+
+
+def scheme_of(sentences: Iterable[Sequence[str]]) -> tuple[Scheme, str]:
+    """Return the scheme of the tags of sentences, and what to warn of, or "".
+
+    Tags without B-, I-, E- or S- mark nothing. E- or S- is BIOES. Where more than half of the
+    entities begin with I-, it is IOB1, as in the files of CoNLL-2003; else BIO.
+    """
+    begin_with_i = num_entities = 0
+    marks = set[str]()
+    for tags in sentences:
+        marks |= {tag[0] for tag in tags if marks_entity(tag)}
+        for entity in entities(tags):
+            num_entities += 1
+            begin_with_i += tags[entity.first].startswith("I-")
+    if not marks:
+        return "none", ""
+    if marks & {"E", "S"}:
+        return "bioes", ""
+    if 2 * begin_with_i > num_entities:
+        return "iob1", ""
+    if begin_with_i:
+        return "bio", f"{begin_with_i:,} of {num_entities:,} entities begin with I- and not with B-"
+    return "bio", ""
+
+
+def fault(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
+    """Return the first word whose tag its scheme does not have, and what is wrong, or None."""
+    if scheme == "none":
+        return None
+    marks = "BIES" if scheme == "bioes" else "BI"
+    for at, tag in enumerate(tags):
+        if tag != OUTSIDE and not marks_entity(tag, marks):
+            known = ", ".join(f"{mark}-TYPE" for mark in marks)
+            return at, f"the tag {tag!r} is neither O nor one of {known}"
+    if scheme != "bioes":
+        return None
+    for at, (one, other) in enumerate(zip(tags, [*tags[1:], OUTSIDE], strict=True)):
+        is_open, follows = marks_entity(one, "BI"), marks_entity(other, "IE")
+        if is_open != follows or (is_open and split(one)[1] != split(other)[1]):
+            return at, f"{one} is followed by {other}, as no entity of BIOES is"
+    return None
+
+
+def to_bio(tags: Sequence[str], scheme: Scheme) -> list[str]:
+    """Return tags of a scheme as BIO."""
+    if scheme == "bioes":
+        marks = {"E": "I", "S": "B"}
+        return [tag if tag == OUTSIDE else f"{marks.get(tag[0], tag[0])}{tag[1:]}" for tag in tags]
+    if scheme != "iob1":
+        return list(tags)
+    found, before = list[str](), OUTSIDE
+    for tag in tags:
+        opens = marks_entity(tag, "I") and split(before)[1] != split(tag)[1]
+        found.append(f"B{tag[1:]}" if opens else tag)
+        before = tag
+    return found
+
+
+def of_entities(found: Iterable[Entity], words: int) -> list[str]:
+    """Return the BIO tags of so many words with entities that do not overlap."""
+    tags = [OUTSIDE] * words
+    for kind, first, past in found:
+        tags[first:past] = [f"B-{kind}", *[f"I-{kind}"] * (past - first - 1)]
+    return tags
+
+
+def labels_of(tags: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
+    """Return the labels of a model for these tags, sorted: O, then by type, B before I.
+
+    A type whose entities never begin with B gets that tag, too: a valid sequence needs it.
+    """
+    found = set(tags)
+    if scheme == "none":
+        return tuple(sorted(found))
+    found |= {f"B{tag[1:]}" for tag in found if tag != OUTSIDE} | {OUTSIDE}
+    return tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, split(tag)[1], tag)))

@@ -1,0 +1,304 @@
+"""The record of the task: texts of words, their tags, the entities that tags mark.
+
+Legend: W words, C tags.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.tasks import LabelledFiles
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.probabilities import check_same_labels, mean_by_label
+from transfer_cli.tasks.tagging import schemes
+from transfer_cli.tasks.tagging.decoding import may_follow, viterbi
+from transfer_cli.tasks.tagging.windows import EncodedWords, Reading, encode_words
+
+Span = tuple[int, int]
+
+NO_ENTITY = "(none)"
+"""Stands for no entities where people look at answers."""
+
+MARGIN = 0.02
+"""Up to which entity F1, or how far above the commonest tag's share, nothing was learnt."""
+
+_WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class TagExample:
+    """A text, and a tag for each of its words.
+
+    Args:
+        text: The text.
+        spans: The characters of each word: the first one, and the one after the last.
+        label: The number of each word's tag; None: not known.
+    """
+
+    text: str
+    spans: Sequence[Sequence[int]]
+    label: Sequence[int] | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The words."""
+        return [self.text[start:end] for start, end in self.spans]
+
+    @classmethod
+    def of_words(cls, words: Sequence[str], label: Sequence[int] | None = None) -> "TagExample":
+        """Return words with a blank between any two."""
+        starts = np.cumsum([0, *(len(word) + 1 for word in words)]).tolist()
+        spans = tuple(
+            (start, start + len(word)) for start, word in zip(starts, words, strict=False)
+        )
+        return cls(" ".join(words), spans, None if label is None else tuple(label))
+
+
+@dataclass(frozen=True)
+class TaggingTask(Task):
+    """A tag for each word of a text; the labels are the tags.
+
+    Args:
+        marks_entities: Whether they are BIO tags of entities; else each stands for itself.
+        piece: The piece of a word at which its tag is read; auto: the last one in a causal model,
+            which has not seen the word before, else the first.
+        label_all: Whether all pieces of a word have a target; see `windows.Reading`.
+        stride: Words that two windows of a long text share; None: half of one.
+    """
+
+    name: ClassVar[str] = "tagging"
+    objective: ClassVar[str] = "tagging"
+    head: ClassVar[str] = "tags"
+    example: ClassVar[type] = TagExample
+    fields: ClassVar[tuple[str, ...]] = ("tags", "entities")
+    expected: ClassVar[str] = "tags"
+    export_head: ClassVar[str | None] = "token_classification"
+    makes_windows: ClassVar[bool] = True
+    scores_answers: ClassVar[bool] = True
+    can_fail: ClassVar[bool] = True
+
+    # Tasks that differ in these alone share their heads.
+    marks_entities: bool = field(default=True, compare=False)
+    piece: Literal["auto", "first", "last"] = field(default="auto", compare=False)
+    label_all: bool = field(default=False, compare=False)
+    stride: int | None = field(default=None, compare=False)
+
+    @classmethod
+    def table(cls) -> type[LabelledFiles]:
+        """See `Task`."""
+        # Only here: it imports this module.
+        from transfer_cli.tasks.tagging.data import TaggedFiles
+
+        return TaggedFiles
+
+    def read(self, record: Record, text: str, pair: str | None, name: str) -> TagExample:
+        """Return the words between the blanks of a text, or those of a list."""
+        found = record.fields.get(text)
+        if isinstance(found, list) and all(isinstance(word, str) for word in found):
+            return TagExample.of_words(found)
+        found = text_of(record, text, name)
+        return TagExample(found, tuple(match.span() for match in _WORD.finditer(found)))
+
+    def texts(self, example: TagExample) -> tuple[str, ...]:
+        """See `Task`."""
+        return (example.text,)
+
+    def labels_of(self, example: TagExample) -> Sequence[str]:
+        """Return the tags."""
+        return [self.labels[number] for number in example.label or ()]
+
+    def encode(
+        self,
+        examples: Sequence[TagExample],
+        tokenizer: Tokenizer,
+        length: int,
+        direction: Direction,
+    ) -> EncodedWords:
+        """See `Task` and `encode_words`."""
+        by_direction: Literal["first", "last"] = "last" if direction == "causal" else "first"
+        reading = Reading(
+            by_direction if self.piece == "auto" else self.piece,
+            self.stride,
+            [self._inside(tag) for tag in self.labels] if self.label_all else None,
+        )
+        return encode_words(examples, tokenizer, length, direction, reading)
+
+    def _inside(self, tag: str) -> int:
+        """Return the number of the tag with which another one goes on."""
+        goes_on = f"I{tag[1:]}"
+        begins = self.marks_entities and schemes.marks_entity(tag, "B")
+        return self.labels.index(goes_on if begins and goes_on in self.labels else tag)
+
+    @classmethod
+    def sample(cls) -> tuple["TaggingTask", Sequence[TagExample]]:
+        """See `Task`."""
+        return cls(("O", "B-RIVER", "I-RIVER"), stride=1), (
+            TagExample.of_words(["Where", "do", "the", "rivers", "go", "?"], (0, 0, 1, 2, 0, 0)),
+            TagExample.of_words(["How", "many", "?"], (0, 0, 0)),
+            TagExample.of_words(["Rivers", "there"], (1, 1)),
+        )
+
+    # --- answers ----------------------------------------------------------------------------
+
+    def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
+        """Return the text, the characters of its words, and the probability of each tag of each."""
+        found = data.examples[example]
+        spans = [[int(start), int(end)] for start, end in found.spans]
+        return {"text": found.text, "spans": spans, "shares": self._shares(data, rows)}
+
+    def _shares(self, data: Any, rows: Rows) -> list[list[float]]:
+        """Return the probabilities `[W, C]`: rows hold words one after the other, each once."""
+        return [own["shares"][place] for row, own in rows.items() for place in data.read_at[row]]
+
+    def decoded(self, shares_WC: Sequence[Sequence[float]]) -> list[str]:
+        """Return the likeliest tags, of those that mark entities without fault if they are to."""
+        if not shares_WC:
+            return []
+        found_WC = np.asarray(shares_WC, dtype=np.float64)
+        best_W = found_WC.argmax(1)
+        if self.marks_entities:
+            with np.errstate(divide="ignore"):
+                best_W = viterbi(np.log(found_WC), may_follow(self.labels))
+        return [self.labels[number] for number in best_W]
+
+    def entities(self, tags: Sequence[str], *, strict: bool = False) -> list[schemes.Entity]:
+        """Return the entities that tags mark."""
+        return schemes.entities(tags, strict=strict) if self.marks_entities else []
+
+    def written(self, answer: Answer) -> dict[str, Any]:
+        """Return a tag for each word, and the entities by the characters of the text."""
+        tags, spans, text = self.decoded(answer["shares"]), answer["spans"], answer["text"]
+        places = [
+            (kind, spans[first][0], spans[past - 1][1]) for kind, first, past in self.entities(tags)
+        ]
+        return {
+            "tags": tags,
+            "entities": [
+                {"label": kind, "start": start, "end": end, "text": text[start:end]}
+                for kind, start, end in places
+            ],
+        }
+
+    def check_combines(self, other: Task, first: str, path: str) -> None:
+        """Refuse a run of another task, or with other tags; their order may differ."""
+        check_same_labels(self, other, first, path)
+
+    def combine(self, answers: Sequence[tuple[Task, Answer]]) -> Answer:
+        """Return the mean of the probabilities."""
+        words = range(len(answers[0][1]["spans"]))
+        shares_WC = [
+            mean_by_label(self.labels, [(task.labels, own["shares"][at]) for task, own in answers])
+            for at in words
+        ]
+        return {**answers[0][1], "shares": shares_WC}
+
+    # --- scores -----------------------------------------------------------------------------
+
+    def result(self, data: Encoded, example: int, rows: Rows) -> Result:
+        """Return entities, or each word with its tag.
+
+        The score is the F1 of the entities of this text, or the share of right tags.
+        """
+        found = data.examples[example]
+        shares_WC = self._shares(data, rows)
+        said, given = self.decoded(shares_WC), list(self.labels_of(found))
+        if self.marks_entities:
+            wanted, had = set(self.entities(given)), set(self.entities(said))
+            both = len(wanted) + len(had)
+            score = 2 * len(wanted & had) / both if both else 1.0
+        else:
+            right = sum(one == other for one, other in zip(given, said, strict=True))
+            score = right / max(1, len(given))
+        numbers = [self.labels.index(tag) for tag in said]
+        probability = float(np.prod([own[n] for own, n in zip(shares_WC, numbers, strict=True)]))
+        return Result(
+            self._shown(found, given), self._shown(found, said), min(1.0, probability), score
+        )
+
+    def _shown(self, example: TagExample, tags: Sequence[str]) -> str:
+        if not self.marks_entities:
+            return " ".join(f"{word}/{tag}" for word, tag in zip(example.words, tags, strict=True))
+        spans, text = example.spans, example.text
+        return "; ".join(
+            f"{kind}: {text[spans[first][0] : spans[past - 1][1]]}"
+            for kind, first, past in self.entities(tags)
+        ) or NO_ENTITY  # fmt: skip
+
+    def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
+        """Return `accuracy` of words; of entities precision, recall and F1, also of each type.
+
+        An entity is right if its type, its first and its last word are. `entity_f1` follows
+        conlleval's rules, `entity_f1_strict` seqeval's strict mode. Without any entity all are 0.
+        """
+        given = [list(self.labels_of(data.examples[example])) for example in rows]
+        said = [self.decoded(self._shares(data, own)) for own in rows.values()]
+        return measures(given, said, entities=self.marks_entities)
+
+    def failure(
+        self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
+    ) -> str | None:
+        """Return why nothing was learnt: no entities are found, or the commonest tag is said."""
+        cure = "try another seed, another optimizer.lr or a longer run"
+        if self.marks_entities:
+            f1 = measures.get("entity_f1", 1.0)
+            if f1 > MARGIN:
+                return None
+            return f"the entity F1 of the training texts is {100 * f1:.1f} %; {cure}"
+        given = [sum(row) for row in tables.get("confusion", [])]
+        if not given or "accuracy" not in measures:
+            return None
+        share, accuracy = max(given) / sum(given), measures["accuracy"]
+        if accuracy > share + MARGIN:
+            return None
+        return (
+            f"training accuracy {100 * accuracy:.1f} % is no better than always answering "
+            f"{self.labels[given.index(max(given))]} ({100 * share:.1f} %); {cure}"
+        )
+
+
+def measures(
+    given: Sequence[Sequence[str]], said: Sequence[Sequence[str]], *, entities: bool = True
+) -> dict[str, float]:
+    """Return the measures of sentences of tags; see `TaggingTask.scores`."""
+    pairs = list(zip(given, said, strict=True))
+    words = sum(map(len, given))
+    right = sum(one == other for both in pairs for one, other in zip(*both, strict=True))
+    found = {"accuracy": right / words if words else 0.0}
+    if not entities:
+        return found
+    counts = _counted(pairs)
+    hits, wanted, had = (sum(part.values()) for part in counts)
+    found |= {
+        "entity_f1": _f1(hits, wanted, had),
+        "entity_precision": hits / had if had else 0.0,
+        "entity_recall": hits / wanted if wanted else 0.0,
+        "entity_f1_strict": _f1(*(sum(part.values()) for part in _counted(pairs, strict=True))),
+    }
+    hit_of, wanted_of, had_of = counts
+    return found | {
+        f"entity_f1/{kind}": _f1(hit_of[kind], wanted_of[kind], had_of[kind])
+        for kind in sorted(wanted_of | had_of)
+    }
+
+
+def _counted(
+    pairs: Sequence[tuple[Sequence[str], Sequence[str]]], *, strict: bool = False
+) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Return how many entities of each type are said rightly, given, and said."""
+    hits, wanted, had = Counter[str](), Counter[str](), Counter[str]()
+    for given, said in pairs:
+        ours, theirs = (schemes.entities(tags, strict=strict) for tags in (given, said))
+        wanted.update(each.type for each in ours)
+        had.update(each.type for each in theirs)
+        hits.update(each.type for each in set(ours) & set(theirs))
+    return hits, wanted, had
+
+
+def _f1(hits: int, wanted: int, had: int) -> float:
+    return 2 * hits / (wanted + had) if wanted + had else 0.0

@@ -1,0 +1,203 @@
+"""Words as rows of tokens: a long text becomes several windows, none of which cuts a word.
+
+Legend: W words of a text, P pieces.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Literal
+
+from transfer_cli.batch import IGNORE
+from transfer_cli.data.encoded_task import EncodedRows, specials_around
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.progress import progress
+
+if TYPE_CHECKING:
+    from transfer_cli.tasks.tagging.task import TagExample
+
+_PORTION = 8192
+
+
+class EncodedWords(EncodedRows):
+    """Texts as tokens.
+
+    Attributes:
+        read_at: For each row, the positions at which the tags of its own words are read, in order.
+            A word in several windows belongs to one of them.
+    """
+
+    read_at: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How tags are read and learnt.
+
+    Args:
+        piece: The piece of a word at which its tag is read.
+        stride: Words that two windows share at least, where both have room; None: half of one.
+        inside: The label of the pieces behind the one that is read, by the label of the word; those
+            before it have the word's. None: only the piece that is read has a target.
+    """
+
+    piece: Literal["first", "last"]
+    stride: int | None = None
+    inside: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A window: its tokens, and of each of its own words the number, first piece and end."""
+
+    tokens: list[int]
+    words: list[tuple[int, int, int]]
+
+    @classmethod
+    def of(
+        cls, pieces: Sequence[list[int]], window: tuple[int, int], own: range, before: list[int]
+    ) -> "_Row":
+        tokens, words = [*before], []
+        for word in range(*window):
+            start = len(tokens)
+            tokens += pieces[word]
+            if word in own:
+                words.append((word, start, len(tokens)))
+        return cls(tokens, words)
+
+    def read_at(self, reading: Reading) -> list[int]:
+        return [start if reading.piece == "first" else past - 1 for _, start, past in self.words]
+
+    def targets(self, label: Sequence[int], reading: Reading) -> tuple[list[int], list[int]]:
+        """Return the target of each token, and only those that are read."""
+        target = [IGNORE] * len(self.tokens)
+        word_target = [*target]
+        for (word, start, past), place in zip(self.words, self.read_at(reading), strict=True):
+            tag = label[word]
+            word_target[place] = tag
+            if reading.inside is not None:
+                target[start:past] = [tag] * (place + 1 - start)
+                target[place + 1 : past] = [reading.inside[tag]] * (past - place - 1)
+        return (word_target if reading.inside is None else target), word_target
+
+
+def encode_words(
+    examples: "Sequence[TagExample]",
+    tokenizer: Tokenizer,
+    length: int,
+    direction: str,
+    reading: Reading,
+) -> EncodedWords:
+    """Return texts as rows of at most `length` tokens, with targets if their tags are known.
+
+    A word that is longer than a row is cut. One without pieces is the unknown token.
+
+    Batch keys: `target`, the tag of a word at the piece where it is read (and at the others with
+    `Reading.inside`), `IGNORE` elsewhere; `word_target`, that where it is read alone.
+
+    Raises:
+        ConfigError: `length` leaves no room for a word.
+        DataError: Some texts have tags and some have none.
+    """
+    before, after = specials_around(tokenizer, direction)
+    room = length - len(before) - len(after)
+    if room < 1:
+        raise ConfigError(f"data.length is {length}, which leaves no room for a word; raise it")
+    known = [example.label is not None for example in examples]
+    if any(known) and not all(known):
+        raise DataError(f"Text {known.index(False) + 1} of {len(known)} has no tags, others have.")
+    rows, example_of, is_cut = list[_Row](), list[int](), list[bool]()
+    for at, (_, found) in enumerate(_pieces(examples, tokenizer)):
+        is_cut.append(any(len(own) > room for own in found))
+        pieces = [own[:room] for own in found]
+        windows = windows_of([*map(len, pieces)], room, reading.stride)
+        for window, own in zip(windows, owners(len(pieces), windows), strict=True):
+            rows.append(_Row.of(pieces, window, own, before))
+            example_of.append(at)
+    targets: dict[str, list[list[int]]] = {}
+    if any(known):
+        given = [
+            row.targets(examples[at].label or (), reading)
+            for row, at in zip(rows, example_of, strict=True)
+        ]
+        ends = [IGNORE] * len(after)
+        targets = {
+            name: [both[number] + ends for both in given]
+            for number, name in enumerate(("target", "word_target"))
+        }
+    encoded = EncodedWords(
+        examples,
+        [row.tokens + after for row in rows],
+        tokenizer.pad,
+        targets=targets,
+        fill=dict.fromkeys(targets, IGNORE),
+        example_of=example_of,
+        is_cut=is_cut,
+    )
+    encoded.read_at = [row.read_at(reading) for row in rows]
+    return encoded
+
+
+def windows_of(sizes: Sequence[int], room: int, stride: int | None) -> list[tuple[int, int]]:
+    """Return windows of words: the first one of each, and the one after its last.
+
+    Each ends behind the one before it.
+
+    Args:
+        sizes: The pieces of each word, from 1 to `room`.
+        room: Most pieces of a window.
+        stride: See `Reading`.
+    """
+    ends = [0, *accumulate(sizes)]
+    windows, first = list[tuple[int, int]](), 0
+    while True:
+        past = bisect_right(ends, ends[first] + room) - 1
+        windows.append((first, past))
+        if past == len(sizes):
+            return windows
+        shared = (past - first) // 2 if stride is None else stride
+        first = max(past - shared, bisect_left(ends, ends[past + 1] - room))
+
+
+def owners(words: int, windows: Sequence[tuple[int, int]]) -> list[range]:
+    """Return the words that belong to each window: those that stand furthest from its edges.
+
+    Of two windows in which a word is as far from an edge it belongs to the first one.
+    """
+    # Halfway between the beginning of a window and the end of the one before, both are as far.
+    bounds = [(past + first + 1) // 2 for (_, past), (first, _) in pairwise(windows)]
+    return [range(*bound) for bound in pairwise([0, *bounds, words])]
+
+
+def _pieces(
+    examples: "Sequence[TagExample]", tokenizer: Tokenizer
+) -> "Iterator[tuple[TagExample, list[list[int]]]]":
+    """Yield examples with the tokens of each word, those that it has in the whole text."""
+    # As other libraries do: else the first word's would be others than in the middle of a text.
+    prefix = " " if tokenizer.is_byte_level else ""
+    with progress("encoding", len(examples), "texts") as more:
+        for start in range(0, len(examples), _PORTION):
+            portion = examples[start : start + _PORTION]
+            texts = [prefix + " ".join(each.words) for each in portion]
+            for example, text, (tokens, places) in zip(
+                portion, texts, tokenizer.encode_with_offsets(texts), strict=True
+            ):
+                yield example, _by_word(example.words, len(text), tokens, places, tokenizer.unk)
+            more(len(portion))
+
+
+def _by_word(
+    words: Sequence[str],
+    length: int,
+    tokens: Sequence[int],
+    places: Sequence[tuple[int, int]],
+    unknown: int,
+) -> list[list[int]]:
+    begins = list(accumulate((len(word) + 1 for word in words), initial=0))
+    shift = length - max(0, begins[-1] - 1)
+    found: list[list[int]] = [[] for _ in words]
+    for token, (start, _) in zip(tokens, places, strict=True):
+        found[min(bisect_right(begins, max(0, start - shift)), len(words)) - 1].append(token)
+    return [own or [unknown] for own in found]
