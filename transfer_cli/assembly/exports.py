@@ -74,6 +74,9 @@ def ours_of(
         CheckpointError: Nobody else knows such a head.
     """
     kind, classifier = published_head(description, task) if head else (None, None)
+    labels = description.labels if kind else ()
+    if classifier is not None and task is not None and not labels:
+        labels = task.fields[:1]
     new_rows, table = model.backbone.new_rows, model.backbone.token_embedding
     # A tied output reads the table, too, and there nothing was added.
     if new_rows is not None and (task is not None or not head):
@@ -93,7 +96,7 @@ def ours_of(
         classifier=classifier,
         texts=texts or ("lines" if task is None else "labelled"),
         length=length,
-        labels=description.labels or (() if task is None else task.fields[:1]),
+        labels=labels,
         added=lasting,
     )
 

@@ -17,9 +17,11 @@ from transfer_cli.interop.family import (
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
     Family,
     PublishedHead,
     question_answering,
+    token_classification,
 )
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, from_row, packed_attention, same
@@ -66,6 +68,7 @@ class EncoderFamily(Family):
                 f"{stem}ForMultipleChoice", "multiple-choice", _classifier(*self.choice)
             ),
             QUESTION_ANSWERING: question_answering(stem),
+            TOKEN_CLASSIFICATION: token_classification(stem),
         }
         if self.is_gelu_head or shape.activation == "gelu":  # that of our head
             rules = self._language_model(shape)

@@ -32,6 +32,7 @@ LANGUAGE_MODEL = "language_model"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 MULTIPLE_CHOICE = "multiple_choice"
 QUESTION_ANSWERING = "question_answering"
+TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 - no password
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,16 @@ def question_answering(model: str) -> PublishedHead:
     """
     rules = same("heads.span", "qa_outputs")
     return PublishedHead(f"{model}ForQuestionAnswering", "question-answering", rules)
+
+
+def token_classification(model: str) -> PublishedHead:
+    """Return the head of a label for each token, which all families call the same.
+
+    Args:
+        model: The beginning of the class that loads it.
+    """
+    rules = same("heads.tags", "classifier")
+    return PublishedHead(f"{model}ForTokenClassification", "token-classification", rules)
 
 
 class Family(ABC):

@@ -7,9 +7,11 @@ from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
     Family,
     PublishedHead,
     question_answering,
+    token_classification,
 )
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import TRANSPOSED, Rule, same
@@ -66,6 +68,7 @@ class Gpt2(Family):
                 "GPT2ForSequenceClassification", "text-classification", score
             ),
             QUESTION_ANSWERING: question_answering("GPT2"),
+            TOKEN_CLASSIFICATION: token_classification("GPT2"),
         }
 
     def outside_blocks(self, shape: BackboneShape) -> list[Rule]:

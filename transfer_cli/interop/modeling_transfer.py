@@ -21,6 +21,7 @@ from transformers.modeling_outputs import (
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
+    TokenClassifierOutput,
 )
 
 ACTIVATIONS = {
@@ -385,3 +386,19 @@ class TransferForQuestionAnswering(TransferPreTrainedModel):
         return QuestionAnsweringModelOutput(
             start_logits=start_BT, end_logits=end_BT, hidden_states=found.hidden_states
         )
+
+
+class TransferForTokenClassification(TransferPreTrainedModel):
+    """Logits of a label for each token."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.backbone = TransferModel(config)
+        self.classifier = nn.Linear(config.width, config.num_labels)
+        self.post_init()
+
+    def forward(self, *given: Any, **named: Any) -> TokenClassifierOutput:
+        """See `TransferModel.forward`."""
+        found = self.backbone(*given, **named)
+        logits_BTC = self.classifier(found.last_hidden_state)
+        return TokenClassifierOutput(logits=logits_BTC, hidden_states=found.hidden_states)

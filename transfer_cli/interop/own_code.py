@@ -14,6 +14,7 @@ from transfer_cli.interop.family import (
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
 )
 from transfer_cli.interop.rules import Rule
 from transfer_cli.model.adapters import Adapter
@@ -74,6 +75,10 @@ _KINDS = {
     QUESTION_ANSWERING: Kind(
         "TransferForQuestionAnswering", "AutoModelForQuestionAnswering", "question-answering",
         {"heads.span.": "qa_outputs."},
+    ),
+    TOKEN_CLASSIFICATION: Kind(
+        "TransferForTokenClassification", "AutoModelForTokenClassification",
+        "token-classification", {"heads.tags.": "classifier."},
     ),
 }  # fmt: skip
 

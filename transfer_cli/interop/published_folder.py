@@ -18,6 +18,7 @@ from transfer_cli.interop.family import (
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
     Family,
     PublishedHead,
 )
@@ -41,6 +42,8 @@ _CHOICE = {"_target_": "transfer_cli.tasks.choice.objective.Choice"}
 _CHOICES = {"_target_": "transfer_cli.tasks.choice.task.ChoiceTask"}
 _ANSWERS = {"_target_": "transfer_cli.tasks.span.objective.SpanExtraction"}
 _SPANS = {"_target_": "transfer_cli.tasks.span.task.SpanTask"}
+_TAGGER = {"_target_": "transfer_cli.tasks.tagging.objective.TokenTagging"}
+_TAGS = {"_target_": "transfer_cli.tasks.tagging.task.TaggingTask"}
 _MULTILABEL = {"_target_": "transfer_cli.tasks.multilabel.objective.Multilabel"}
 _SEVERAL = {"_target_": "transfer_cli.tasks.multilabel.task.MultilabelTask"}
 _PROBLEMS = (None, "single_label_classification", "multi_label_classification", "regression")
@@ -194,6 +197,7 @@ class _Folder:
                 "pooler": Pooler(shape.width, "tanh"),
                 "class": SequenceHead(shape.width, max(1, labels), "cls_first"),
                 "span": nn.Linear(shape.width, 2),
+                "tags": nn.Linear(shape.width, max(1, labels)),
             }
             own = TransferModel(Backbone(shape, vocabulary), heads).state_dict()
             expected: dict[str, Tensor] = {}
@@ -245,6 +249,19 @@ class _Folder:
         # A causal one has learnt other inputs than ours, too.
         if answers is not None and not family.is_causal and self._has(answers.rules):
             return [*rules, *answers.rules], dict(_ANSWERS), (), dict(_SPANS)
+        tagger = heads.get(TOKEN_CLASSIFICATION)
+        # Their names are those of another head in some families.
+        is_named = tagger and self.settings.values.get("architectures") == [tagger.architecture]
+        if tagger and is_named and not family.is_causal and self._has(tagger.rules):
+            labels = self._labels(tagger)
+            # Tags of which none begins an entity stand for themselves.
+            marks = any(label.startswith("B-") for label in labels)
+            return (
+                [*rules, *tagger.rules],
+                dict(_TAGGER),
+                labels,
+                {**_TAGS, "marks_entities": marks},
+            )
         usual = heads.get(SEQUENCE_CLASSIFICATION)
         own_pooler = [r for r in usual.rules if r.ours.startswith("heads.pooler.")] if usual else []
         poolers = (
@@ -304,7 +321,8 @@ class _Folder:
 
     def _labels(self, head: PublishedHead) -> tuple[str, ...]:
         """Return the names of the classes, in the order of their numbers."""
-        linear = next(rule for rule in head.rules if rule.ours == "heads.class.linear.weight")
+        names = ("heads.class.linear.weight", "heads.tags.weight")
+        linear = next(rule for rule in head.rules if rule.ours in names)
         size = self.found[linear.theirs[0]].shape
         if not size or not 0 < size[0] <= MAX_LABELS:
             raise CheckpointError(

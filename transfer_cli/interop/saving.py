@@ -69,7 +69,6 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
         given |= zip(rule.theirs, (part.contiguous() for part in parts), strict=True)
     save_file(given, folder / files.WEIGHTS, metadata={"format": "pt"})
     readable_like(folder / files.WEIGHTS, folder)
-    labels = ours.labels if classifier else ()
     config = {
         "architectures": [target.architecture],
         "model_type": target.model_type,
@@ -80,18 +79,18 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
         "bos_token_id": tokenizer.cls,
         "eos_token_id": tokenizer.sep,
     }
-    if classifier:
-        config["id2label"] = {str(number): label for number, label in enumerate(labels)}
-        config["label2id"] = {label: number for number, label in enumerate(labels)}
-        if classifier.problem_type is not None:
-            config["problem_type"] = classifier.problem_type
+    if ours.labels:
+        config["id2label"] = {str(number): label for number, label in enumerate(ours.labels)}
+        config["label2id"] = {label: number for number, label in enumerate(ours.labels)}
+    if classifier is not None and classifier.problem_type is not None:
+        config["problem_type"] = classifier.problem_type
     files.dump_json(folder / CONFIG, config)
     _write_tokenizer(ours, folder, pad, mask_lstrip=target.mask_lstrip)
     for name, tensor in _read_again(target, folder).items():
         if name in tensors and not torch.equal(tensor, tensors[name].float()):
             raise CheckpointError(f"to: {name} was not written as it is; the disk may be damaged")
     used = {rule.ours for rule in target.rules} | ({CLASS_BIAS} if folds_bias else set())
-    return Written(target, labels, tuple(sorted(ours.tensors.keys() - used)))
+    return Written(target, ours.labels, tuple(sorted(ours.tensors.keys() - used)))
 
 
 def _read_again(target: Target, folder: Path) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ class Ours:
         texts: Which layout of special tokens it was trained with last: that of lines to pretrain
             on, that of labelled texts, or (published) its tokenizer's.
         length: The longest text in tokens that it reads, special ones included.
-        labels: Names of the classifier's classes.
+        labels: Names of the classes of its head, if that has any.
         added: The module that each added tensor belongs to, by the tensor's name.
     """
 

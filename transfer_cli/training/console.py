@@ -72,7 +72,8 @@ def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: f
     for split, measures in results["measures"].items():
         blocks.append(_entry(split, one_line(without_details(measures))))
     for split in [name for name in results["measures"] if name in results["tables"]][-1:]:
-        if table := results["tables"][split].get("confusion"):
+        table = results["tables"][split].get("confusion")
+        if table and _one_label_each(results["metrics"]):
             said = in_words(table, results["labels"], results["by_words"])
             blocks.append(_entry("in words", said))
     if results["forgetting"] is not None:
@@ -88,6 +89,11 @@ def say_results(command: str, path: Path, results: Mapping[str, Any], seconds: f
     if results["failed"]:  # what to do then has been said
         del lines["next"]
     print_out(Page(*blocks, *copied_lines(lines)))
+
+
+def _one_label_each(metrics: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether examples have one label each, so that shares of labels are shares of them."""
+    return any(each["per_example"] and each["unit"] in ("fraction", "percent") for each in metrics)
 
 
 def in_words(
