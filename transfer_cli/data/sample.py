@@ -12,7 +12,7 @@ learn the names of the six labels.
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from transfer_cli.seeds import derive
 

@@ -58,8 +58,6 @@ def test_dialog_keeps_the_contract(tokenizer):
     check_task(DialogTask, NextUtterance(pooling="mean", reply_tokens=3), tokenizer)
 
 
-
-
 @pytest.mark.parametrize("label_all", [False, True])
 def test_tagging_keeps_the_contract(tokenizer, label_all, monkeypatch):
     task, examples = TaggingTask.sample()
