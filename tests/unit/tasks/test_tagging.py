@@ -71,7 +71,7 @@ def random_tags(draw, length):
 def test_scores_equal_those_of_seqeval():
     lib = pytest.importorskip("seqeval.metrics", reason="seqeval is in the extra test")
     scheme = pytest.importorskip("seqeval.scheme")
-    draw = random.Random(0)
+    draw = random.Random(0)  # noqa: S311 - draws cases
     for _ in range(1000):
         sizes = [draw.randint(1, 8) for _ in range(draw.randint(1, 3))]
         given, said = ([random_tags(draw, size) for size in sizes] for _ in range(2))
@@ -143,7 +143,7 @@ def as_iob1(tags):
 
 
 def test_iob1_to_bio_and_back_is_the_identity_on_valid_tags():
-    draw = random.Random(1)
+    draw = random.Random(1)  # noqa: S311 - draws cases
     allowed = may_follow(TYPES)
     for _ in range(200):
         tags, last = [], -1
@@ -188,7 +188,7 @@ def test_a_valid_argmax_is_the_answer():
 
 
 def test_every_word_belongs_to_one_window_and_stands_furthest_from_its_edges():
-    draw = random.Random(2)
+    draw = random.Random(2)  # noqa: S311 - draws cases
     for room in range(8, 65, 7):
         for stride in (None, 0, 1, 3, 100):
             sizes = [draw.randint(1, 5) for _ in range(draw.randint(1, 120))]

@@ -194,7 +194,7 @@ def _in_bio(sentence: Sentence, scheme: Scheme, source: str) -> list[str]:
         word, said = found
         raise DataError(
             f"{source}, line {sentence.lines[word]}: {said} (the scheme is {scheme}; data.scheme "
-            f"sets it, to one of {listed(schemes.SCHEMES)})."
+            f"sets it, to one of {listed(schemes.SCHEMES, 10)})."
         )
     return schemes.to_bio(sentence.tags, scheme)
 

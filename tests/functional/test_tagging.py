@@ -1,0 +1,284 @@
+"""Tags for words, from the file to the prediction."""
+
+import csv
+import io
+import json
+import re
+import shlex
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from tests.functional.conftest import CITIES, THINGS, finished
+from tests.published import publish, reference
+from transfer_cli.batch import IGNORE
+from transfer_cli.config.locate import conf_dir
+
+pytestmark = pytest.mark.functional
+
+
+def sentence(n):
+    """Return the lines of a sentence about a city, or two words that are one; some have none."""
+    city, thing = CITIES[n % 6], THINGS[n % 5]
+    name = [f"{city} B-CITY", *([f"{CITIES[n % 4]} I-CITY"] if n % 3 == 1 else [])]
+    name = [f"{thing} O"] if n % 4 == 0 else name
+    return "\n".join(["The O", f"{thing} O", "of O", *name, "is O", f"{n} O", ". O"])
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory):
+    """Return a file of sentences whose entities are cities."""
+    file = tmp_path_factory.mktemp("tags") / "cities.conll"
+    file.write_text("\n\n".join(map(sentence, range(160))))
+    return file
+
+
+@pytest.fixture(scope="module")
+def words(pretrained, sentences, loop):
+    """Return a command line that fine-tunes on it."""
+    return ("finetune", "data=conll", "objective=tagging", f"data.train={sentences}", *loop,
+            f"init_from={pretrained}", "optimizer.lr=1e-2", "loop.steps=90", "loop.batch=16",
+            "loop.evaluate_every=30 steps", "checkpoint.every=30 steps")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(words, tmp_path_factory):
+    """Return a finished run."""
+    place = tmp_path_factory.mktemp("runs") / "tags"
+    finished(*words, f"run.dir={place}")
+    return place
+
+
+def test_tags_are_learnt_measured_and_noted(run, read_json):
+    results = read_json(run / "results.json")
+    items = [json.loads(line) for line in (run / "items.jsonl").read_text().splitlines()]
+
+    measures = results["measures"]["validation"]
+    assert measures["entity_f1"] > 0.7
+    assert measures["entity_f1"] == measures["entity_f1/CITY"]
+    assert 0.9 < measures["accuracy"] <= 1
+    assert np.sum(results["tables"]["validation"]["confusion"]) == sum(i["targets"] for i in items)
+    assert {item["label"] for item in items} & {"(none)"}
+    assert any(item["label"].startswith("CITY: ") for item in items)
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(
+    transfer, words, run, at_record, tmp_path, read_json
+):
+    at_record("after", "validation", 30, lambda: signal.raise_signal(signal.SIGTERM))
+    assert transfer(*words, "run.dir=again").code == 75
+    ended = transfer("finetune", "resume=again")
+
+    assert ended.code == 0, ended.err
+    ours, theirs = (read_json(place / "results.json") for place in (tmp_path / "again", run))
+    assert ours["measures"] == theirs["measures"]
+
+
+def test_a_line_gets_a_tag_for_each_word_and_entities_by_characters(transfer, run, tmp_path):
+    lines = [f"The  tower of {city} is\t7 ." for city in CITIES]
+    (tmp_path / "new.txt").write_text("\n".join([*lines, "The"]))
+
+    ended = transfer("predict", str(run), "new.txt", "device=cpu")
+    several = transfer("predict", f"run=[{run},{run}]", "input=new.txt", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    assert several.out == ended.out
+    for line, text in zip(ended.out.splitlines(), [*lines, "The"], strict=True):
+        found = json.loads(line)
+        assert found["text"] == text
+        assert len(found["tags"]) == len(text.split())
+        for entity in found["entities"]:
+            assert text[entity["start"] : entity["end"]] == entity["text"]
+    found = [json.loads(line)["entities"] for line in ended.out.splitlines()]
+    named = [each["text"] for own in found for each in own]
+    assert len(named) > 3
+    assert set(named) <= set(CITIES)
+
+
+def test_tokens_and_tables_are_answered_as_well(transfer, run, tmp_path):
+    (tmp_path / "new.jsonl").write_text(json.dumps({"tokens": ["of", "Riga", "is"]}))
+    (tmp_path / "new.csv").write_text('text,who\n"The tower of Riga is 7 .",me\n')
+
+    tokens = transfer("predict", str(run), "new.jsonl", "text=tokens", "device=cpu")
+    table = transfer("predict", str(run), "new.csv", "output_format=csv", "keep=true", "device=cpu")
+
+    assert tokens.code == 0, tokens.err
+    assert len(json.loads(tokens.out)["tags"]) == 3
+    (row,) = csv.DictReader(io.StringIO(table.out))
+    assert json.loads(row["tags"])[3] == "B-CITY"
+    assert row["who"] == "me"
+
+
+def test_a_file_is_scored_whatever_the_batch_and_the_windows_are(
+    transfer, run, sentences, read_json, tmp_path
+):
+    for batch in (1, 7):
+        ended = transfer("evaluate", str(run), str(sentences), f"batch={batch}",
+                         f"output={batch}.json", "device=cpu")  # fmt: skip
+        assert ended.code == 0, ended.err
+    one, other = (read_json(tmp_path / f"{n}.json")["measures"]["input"] for n in (1, 7))
+
+    assert "input: scored 160 of 160 examples" in ended.out
+    assert one == pytest.approx(other, abs=1e-4)
+    assert one["entity_f1"] > 0.7
+    (tmp_path / "other.conll").write_text("a B-TOWN\nb O\n")
+    refused = transfer("evaluate", str(run), "other.conll", "device=cpu")
+    assert (refused.code, "new label" in refused.err) == (2, True)
+
+
+def test_data_are_looked_at(transfer, pretrained, sentences):
+    ended = transfer("inspect", "data=conll", f"data.train={sentences}", f"init_from={pretrained}")
+
+    assert ended.code == 0, ended.err
+    assert "O O O B-CITY I-CITY O O O: The market of Oslo Oslo is 1 ." in ended.out
+
+
+def test_parts_of_speech_are_judged_by_accuracy(transfer, words, read_json, tmp_path):
+    rows = [f"{n}\t{word}\t_\t{tag}\t_\t_\t0\t_\t_\t_" for n, (word, tag) in enumerate(
+        [("The", "DET"), ("tower", "NOUN"), ("is", "VERB")], start=1)]  # fmt: skip
+    other = [rows[0], rows[1].replace("tower", "market"), rows[2]]
+    (tmp_path / "a.conllu").write_text("\n".join([*rows, "", *other, "", *rows, "", *other]) + "\n")
+    typed = [word for word in words if not word.startswith("data")]
+
+    ended = transfer(*typed, "data=conllu", "data.tag=upos", "data.train=a.conllu",
+                     "data.validation=a.conllu", "run.dir=run")  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    results = read_json(tmp_path / "run" / "results.json")
+    assert results["measures"]["validation"]["accuracy"] == 1
+    assert "entity_f1" not in results["measures"]["validation"]
+    (tmp_path / "new.txt").write_text("The market is")
+    found = json.loads(transfer("predict", "run", "new.txt", "device=cpu").out)
+    assert (found["tags"], found["entities"]) == (["DET", "NOUN", "VERB"], [])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["data.stride=-1"], "data: stride must be 0 or more"),
+        (["data.piece=middle"], "data.piece: expected one of auto, first, last"),
+        (["objective=classification"], "choose objective=tagging"),
+        (["data=sample_numbers", "~data"], "TokenTagging needs examples of the task tagging"),
+        (["data.scheme=bioes"], "is followed by O, as no entity of BIOES is"),
+    ],
+)
+def test_what_does_not_fit_is_refused(transfer, words, more, said, tmp_path):
+    left_out = tuple(word[1:] for word in more if word[0] == "~") or ("~",)
+    typed = [word for word in words if not word.startswith(left_out)]
+    ended = transfer(*typed, *(word for word in more if word[0] != "~"), "run.dir=run")
+
+    assert ended.code == 2
+    assert said in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["adaptation=lora"],
+        ["adaptation=frozen"],
+        ["adaptation=gradual_unfreezing"],
+        ["adaptation=auxiliary_lm"],
+        ["+objective@losses.lm=clm", "data.length=8", "data.label_all=true"],
+    ],
+)
+def test_every_scheme_trains_for_it(transfer, words, more, read_json, tmp_path):
+    ended = transfer(*words, *more, "loop.steps=8", "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    assert "entity_f1" in read_json(tmp_path / "run" / "results.json")["measures"]["validation"]
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra"])
+def test_a_published_model_answers_as_its_reference_does(transfer, tmp_path, family):
+    lib = reference()
+    names = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    numbers = {name: number for number, name in enumerate(names)}
+    publish(
+        tmp_path / "published", family, "TokenClassification", id2label=dict(enumerate(names)),
+        label2id=numbers,
+    )  # fmt: skip
+    words = re.findall(r"\S+", "The river there is the Seine , in Paris .")
+    tokenizer = lib.AutoTokenizer.from_pretrained("published", add_prefix_space=True)
+    model = lib.AutoModelForTokenClassification.from_pretrained("published").eval()
+    given = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+    with torch.no_grad():
+        shares = model(**given).logits[0].softmax(-1)
+    owner = given.word_ids(0)
+    at_words = [shares[owner.index(word)].tolist() for word in range(len(words))]
+
+    from transfer_cli.tasks.tagging.task import TaggingTask
+
+    (tmp_path / "new.txt").write_text(" ".join(words))
+    ended = transfer("predict", "published", "new.txt", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["tags"] == TaggingTask(tuple(names)).decoded(at_words)
+
+
+@pytest.mark.parametrize("form", ["hf", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_what_is_exported_gives_the_same_scores(transfer, run, tmp_path, form):
+    from transfer_cli.assembly.finished_run import open_trained
+    from transfer_cli.engine.precision import Precision
+    from transfer_cli.objectives.base import Encoding
+    from transfer_cli.tasks.tagging.task import TagExample
+
+    lib = reference()
+    trained = open_trained(str(run), Precision("fp32", torch.device("cpu")))
+    example = TagExample.of_words(["The", "tower", "of", "Riga", "."], (0,) * 5)
+    data = trained.start.task.encode([example], trained.start.tokenizer, 24, "causal")
+    batch = data.batch(np.array([0]))
+    assert (batch["target"] != IGNORE).sum() == 5
+    with torch.no_grad():
+        expected = trained.model.heads["tags"](Encoding(trained.model, batch).top)
+
+    ended = transfer("export", str(run), "to", f"format={form}")
+
+    assert ended.code == 0, ended.err
+    if form == "hf":
+        model = lib.AutoModelForTokenClassification.from_pretrained("to", trust_remote_code=True)
+        tokenizer = lib.AutoTokenizer.from_pretrained("to")
+        assert tokenizer(example.text)["input_ids"] == batch["tokens"][0].tolist()
+        assert model.config.id2label == {0: "O", 1: "B-CITY", 2: "I-CITY"}
+        with torch.no_grad():
+            found = model.eval()(input_ids=batch["tokens"]).logits
+    else:
+        runtime = pytest.importorskip("onnxruntime")
+        given = {"input_ids": batch["tokens"].numpy(),
+                 "attention_mask": batch["mask"].long().numpy()}  # fmt: skip
+        session = runtime.InferenceSession("to/model.onnx")
+        found = torch.from_numpy(session.run(None, given)[0])
+    assert torch.allclose(found, expected, atol=2e-5)
+
+
+def test_a_published_tagger_is_adapted_and_exported_as_one(transfer, words, tmp_path):
+    lib = reference()
+    before = publish(tmp_path / "published", "bert", "TokenClassification", num_labels=3)
+    typed = [word for word in words if not word.startswith("init_from")]
+
+    ended = transfer(*typed, "init_from=published", "loop.steps=2", "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    assert transfer("export", "run", "to").code == 0
+    model = lib.AutoModelForTokenClassification.from_pretrained("to")
+    assert type(model) is type(before)
+    assert model.config.id2label == {0: "O", 1: "B-CITY", 2: "I-CITY"}
+
+
+@pytest.mark.slow
+def test_every_command_of_the_page_runs(transfer, tmp_path):
+    page = (conf_dir().parent / "docs" / "tasks" / "tagging.md").read_text(encoding="utf-8")
+    typed = [shlex.split(line) for line in re.findall(r"^\$ transfer (.+)$", page, re.MULTILINE)]
+    asked = re.search(r"^\$ echo '(.+)' > questions.txt$", page, re.MULTILINE)
+    (tmp_path / "questions.txt").write_text(asked[1])
+
+    for words in typed:
+        if "MODEL" not in " ".join(words):  # about files of one's own
+            ended = transfer(*words, *([] if words[0] == "export" else ["device=cpu"]))
+            assert ended.code == 0, (words, ended.err)
+
+    measures = json.loads((tmp_path / "runs" / "names" / "results.json").read_text())["measures"]
+    assert measures["test"]["entity_f1"] > 0.9
