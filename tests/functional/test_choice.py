@@ -98,6 +98,14 @@ def test_new_questions_are_answered_and_runs_answer_with_their_mean(transfer, ru
     assert (mean["question"], mean["choices"]) == (asked["question"], asked["choices"])
 
 
+def test_every_question_of_a_file_is_scored(transfer, run, file, read_json, tmp_path):
+    ended = transfer("evaluate", str(run), str(file), "output=out.json", "device=cpu")
+
+    assert ended.code == 0, ended.err
+    assert "input: scored 120 of 120 examples" in ended.out
+    assert read_json(tmp_path / "out.json")["measures"]["input"]["accuracy"] > 0.9
+
+
 def test_a_file_without_choices_is_not_answered(transfer, run, tmp_path):
     (tmp_path / "new.txt").write_text("the red bridge\n")
     (tmp_path / "new.jsonl").write_text('{"context": "the red bridge", "choices": ["red"]}\n')

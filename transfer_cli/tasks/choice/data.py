@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from transfer_cli.data import sample
-from transfer_cli.data.tasks import Drawn, LabelledData
+from transfer_cli.data.columns import Wanted
+from transfer_cli.data.tasks import INPUT, Drawn, LabelledData, LabelledFiles
 from transfer_cli.errors import one_of
 from transfer_cli.tasks.choice.readers import FORMATS, read_examples
 from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask
@@ -29,38 +30,33 @@ class _Judged(Drawn):
 
 
 @dataclass(kw_only=True)
-class Choices(_Judged):
+class Choices(_Judged, LabelledFiles):
     """Own questions with choices, or those of a public data set; see `readers`.
 
+    Each file may be a folder of RACE.
+
     Args:
-        train: A file, or a folder of RACE.
-        validation: The same. Without it a share of the training questions is held out.
-        test: The same; without it there is no test set.
         format: What is in the files; auto: told by their columns.
-        validation_share: The share of the training questions held out, in (0, 1).
     """
 
-    train: str
-    validation: str | None = None
-    test: str | None = None
     format: Literal["auto", "jsonl", "swag", "race", "copa", "storycloze"] = "auto"
-    validation_share: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("format", self.format, FORMATS, ValueError)
-        if not 0 < self.validation_share < 1:
-            raise ValueError(
-                f"validation_share is {self.validation_share}, expected between 0 and 1."
-            )
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
         """See `TaskData`; `data_dir` changes nothing."""
-        given = {"train": self.train, "validation": self.validation, "test": self.test}
-        paths = {name: Path(path).expanduser() for name, path in given.items() if path}
-        splits = {name: read_examples(path, self.format) for name, path in paths.items()}
-        data = LabelledData(paths["train"].stem, (), splits, ChoiceTask.node(), files=paths)
+        splits = {name: read_examples(path, self.format) for name, path in self.paths.items()}
+        name = self.paths["train"].stem
+        data = LabelledData(name, (), splits, ChoiceTask.node(), files=self.paths)
         return self._drawn(data, seed, self.validation_share)
+
+    def whole(self, own: Wanted) -> LabelledData:
+        """See `LabelledFiles`; columns are those of the formats."""
+        path = self.paths["train"]
+        splits = {INPUT: read_examples(path, self.format)}
+        return LabelledData(path.stem, (), splits, ChoiceTask.node(), files={"train": path})
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_groups import EncodedGroups
 from transfer_cli.data.encoded_task import encode_texts
 from transfer_cli.data.readers import Record
-from transfer_cli.data.tasks import Example
+from transfer_cli.data.tasks import Example, LabelledFiles
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
@@ -52,6 +52,16 @@ class ChoiceTask(Task):
     expected: ClassVar[str] = "right choice"
     export_head: ClassVar[str | None] = "multiple_choice"
     can_fail: ClassVar[bool] = True
+    measure: ClassVar[str] = "accuracy"
+    """What its objective calls the share of right answers."""
+
+    @classmethod
+    def table(cls) -> type[LabelledFiles]:
+        """See `Task`."""
+        # Only here: it imports this module.
+        from transfer_cli.tasks.choice.data import Choices
+
+        return Choices
 
     def columns_of(self, names: Sequence[str], name: str) -> Chosen:
         """See `Task`."""
@@ -142,10 +152,10 @@ class ChoiceTask(Task):
         self, measures: Mapping[str, float], tables: Mapping[str, list[list[int]]]
     ) -> str | None:
         """Return why nothing was learnt: a guess is right as often."""
-        accuracy, chance = measures.get("accuracy", 1.0), measures.get("chance", 0.0)
+        accuracy, chance = measures.get(self.measure, 1.0), measures.get("chance", 0.0)
         if accuracy > chance + MARGIN:
             return None
         return (
-            f"training accuracy {100 * accuracy:.1f} % is no better than a guess among the choices "
+            f"training {self.measure} {100 * accuracy:.1f} % is no better than a guess among the choices "
             f"({100 * chance:.1f} %); try another seed, another optimizer.lr or a longer run"
         )

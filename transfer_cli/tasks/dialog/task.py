@@ -60,6 +60,7 @@ class DialogTask(ChoiceTask):
     fields: ClassVar[tuple[str, ...]] = ("reply", "ranking", "probabilities")
     expected: ClassVar[str] = "right reply"
     export_head: ClassVar[str | None] = None
+    measure: ClassVar[str] = "hits_at_1"
 
     max_history: int = 2
     speakers: tuple[str, ...] = SPEAKERS
