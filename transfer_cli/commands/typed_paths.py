@@ -28,6 +28,8 @@ def check_paths(overrides: Iterable[str], command: str, *, multirun: bool) -> No
     last = dict(word.partition("=")[::2] for word in overrides)
     if looks is _TRAINS and "resume" in last:
         last = {"resume": last["resume"]}  # a run that is finished needs nothing else
+    if "data.train" not in last:  # then the others name no files, but splits, or a share
+        last = {key: value for key, value in last.items() if not key.startswith("data.")}
     for key, value in last.items():
         for path in _values(value, multirun=multirun) if key in looks else ():
             looks[key](path, key)
@@ -77,13 +79,19 @@ def _file(path: str, key: str) -> None:
         check_readable(place)
 
 
+def _data(path: str, key: str) -> None:
+    # A folder may be a table in several files, or texts beside each other.
+    if not path.startswith(HUB) and not Path(path).expanduser().is_dir():
+        _file(path, key)
+
+
 def _new(path: str, key: str) -> None:
     check_new(Path(path).expanduser())
 
 
 _READS: Mapping[str, Callable[[str, str], None]] = {
     "run": _model, "init_from": _model, "base": _folder, "input": _file, "to": _new,
-    "output": check_output, "data.train": _file, "data.validation": _file, "data.test": _file,
+    "output": check_output, "data.train": _data, "data.validation": _data, "data.test": _data,
 }  # fmt: skip
 _TRAINS = {**_READS, "resume": _folder}
 """Elsewhere `resume` says whether to go on."""
