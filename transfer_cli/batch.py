@@ -13,8 +13,10 @@ key            shape, type     meaning
 `tokens`       [B, T] int64    token numbers, padded on the right to the longest example
 `mask`         [B, T] bool     True for real tokens, False for padding
 `index`        [B] int64       each example's number in its split; randomness is derived from it
-`next_tokens`  [B, T] int64    running text only: the token after each position
+`next_tokens`  [B, T] int64    running text and texts to be made: the token after each position
 `segment`      [B, T] int64    pairs of texts only: 0 in the first text, 1 in the second
+`prefix`       [B] int64       texts with prefixes only: the length of each prefix, which every
+                               position sees; after it attention is causal
 `label`        [B] int64       labelled data only: the class that people gave
 `window`       [B, 5] int64    span extraction only: see `tasks.span.windows`
 `span`         [B, 2] int64    span extraction only: the first and last position of the answer

@@ -49,6 +49,7 @@ NEEDS = {
     ("data", "dialog"): ["data.train=a.json"],
     ("data", "conll"): ["data.train=a.conll"],
     ("data", "conllu"): ["data.train=a.conllu"],
+    ("data", "text_pairs"): ["data.train=a.csv"],
     ("data", "table_text"): ["data.task.train=a.csv"],
     ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],

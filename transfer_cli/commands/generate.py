@@ -2,24 +2,28 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.finished_run import open_language_model
-from transfer_cli.assembly.init_from import Pretrained
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.finished_run import Trained, open_language_model
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of, texts_of
+from transfer_cli.data.encoded_task import warn_of_cuts
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.generation import decoding
-from transfer_cli.generation.prompt_layout import PromptLayout
+from transfer_cli.generation.prompt_layout import AnswerLayout, PromptLayout
 from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.generation.streaming import GeneratedText
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.safe_files import escaped
+from transfer_cli.tasks.text_to_text.task import TextToTextExample, TextToTextTask
 from transfer_cli.terminal import flush_out, paint
 
 log = logging.getLogger(__name__)
@@ -45,13 +49,12 @@ def generate(config: DictConfig) -> None:
     prompt = _prompt(text_of(config.prompt, "prompt"))
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, CausalLM)
-    layout = _layout(trained.start)
-    tokens, positions = layout.encode(prompt), trained.start.description.shape.positions
-    most = _room(len(tokens), config.max_tokens, positions)
-    texts = [GeneratedText(layout, prompt, stops) for _ in range(config.samples)]
+    asked, positions = _asked(trained, prompt), trained.start.description.shape.positions
+    most = _room(len(asked.tokens), config.max_tokens, positions)
+    texts = [GeneratedText(asked.layout, prompt, stops) for _ in range(config.samples)]
     shows = config.output != STANDARD_OUTPUT
     streams = shows and len(texts) == 1
-    lead = paint(_fit(prompt), "note", sys.stdout)
+    lead = "" if asked.is_source else paint(_fit(prompt), "note", sys.stdout)
     # Several texts, or those of a file, are not shown while they grow.
     show: Callable[[str], None] = flush_out if streams else (lambda _: None)
 
@@ -60,13 +63,15 @@ def generate(config: DictConfig) -> None:
         line.callback(show, "\n")  # even where generating fails
         drawn = decoding.generate(
             trained.model,
-            tokens,
+            asked.tokens,
             rows=config.samples,
             max_new_tokens=most,
             use_cache=config.cache,
             sampling=sampling,
             sampler=TokenSampler(config.seed, config.samples),
-            allowed_V=layout.allowed_tokens(),
+            allowed_V=asked.layout.allowed_tokens(),
+            prefix=asked.prefix,
+            segment=int(asked.is_source),
         )
         for tokens_B in drawn:
             grown = [text.add(token) for text, token in zip(texts, tokens_B, strict=True)]
@@ -81,23 +86,55 @@ def generate(config: DictConfig) -> None:
         log.info("the text ends here: the model's %d positions are used up", positions)
     if config.output is not None:
         whole = "max_tokens" if most == config.max_tokens else "positions"
-        rows = [
-            {
-                "prompt": prompt,
-                "text": each.text,
-                "tokens": each.tokens,
-                "ended": each.finish_reason or whole,
-            }
-            for each in texts
-        ]
-        write_json_lines(config.output, rows)
+        _write(config.output, prompt, texts, whole)
 
 
-def _layout(start: Pretrained) -> PromptLayout:
-    published = start.published
-    if published is None or published.reads_lines:
-        return PromptLayout(start.tokenizer)
-    return PromptLayout(start.tokenizer, has_lines=False, before_text=published.before_text)
+def _write(output: str, prompt: str, texts: Sequence[GeneratedText], whole: str) -> None:
+    """Write texts as JSON lines; `whole` is what ended those that nothing else did."""
+    rows = [
+        {
+            "prompt": prompt,
+            "text": each.text,
+            "tokens": each.tokens,
+            "ended": each.finish_reason or whole,
+        }
+        for each in texts
+    ]
+    write_json_lines(output, rows)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A prompt as a model reads it.
+
+    Args:
+        layout: Of what is generated.
+        tokens: The prompt's.
+        prefix: See `decoding.generate`.
+        is_source: Whether it is answered, and not gone on with.
+    """
+
+    layout: PromptLayout
+    tokens: list[int]
+    prefix: int | None = None
+    is_source: bool = False
+
+
+def _asked(trained: Trained, prompt: str) -> _Asked:
+    """Return a prompt as a run reads it: as text in pretraining, or as a source."""
+    tokenizer, task = trained.start.tokenizer, trained.start.task
+    if not isinstance(task, TextToTextTask):
+        published, layout = trained.start.published, PromptLayout(tokenizer)
+        if published is not None and not published.reads_lines:
+            layout = PromptLayout(tokenizer, has_lines=False, before_text=published.before_text)
+        return _Asked(layout, layout.encode(prompt))
+    direction = datasets.direction_of(trained.start.description.shape)
+    data = task.encode([TextToTextExample(prompt)], tokenizer, trained.length, direction)
+    warn_of_cuts(data.num_cut, 1, *task.kept(trained.length))
+    batch = data.batch(np.zeros(1, dtype=np.int64))
+    prefix = int(batch["prefix"]) if "prefix" in batch else None
+    layout = AnswerLayout(tokenizer, end=data.end)
+    return _Asked(layout, batch["tokens"][0].tolist(), prefix, is_source=True)
 
 
 def _fit(text: str) -> str:

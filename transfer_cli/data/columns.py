@@ -26,6 +26,13 @@ _PAIRS = (
     ("text_a", "text_b"), ("premise", "hypothesis"), ("question", "passage"),
     ("question", "context"),
 )  # fmt: skip
+_WRITTEN = (
+    ("source", "target"), ("input", "output"), ("input_text", "target_text"),
+    ("question", "answer"), ("document", "summary"), ("article", "highlights"),
+    ("article", "summary"), ("text", "summary"), ("prompt", "completion"), ("text", "target"),
+)  # fmt: skip
+"""Usual names of texts, and of those that people wrote to them."""
+
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _NO_TEXT = re.compile(r"[-+0-9.,:/%\s]*|https?://\S+|[0-9a-fA-F]{8}[0-9a-fA-F-]*")
 """Numbers, dates, addresses and identifiers."""
@@ -70,6 +77,7 @@ class Wanted:
         label: Of the label.
         labelled: Whether a label is needed.
         numbers: Whether labels are numbers, of which no two need be equal.
+        written: Whether labels are texts that people wrote to the others, which may all differ.
         separator: What parts several labels of a cell; None: a cell is one label.
         keys: What stands before the names of keys in messages.
     """
@@ -79,6 +87,7 @@ class Wanted:
     label: str | None = None
     labelled: bool = True
     numbers: bool = False
+    written: bool = False
     separator: str | None = None
     keys: str = "data."
 
@@ -135,6 +144,8 @@ def choose(columns: Sequence[str], sample: Sample, asked: Wanted, name: str) -> 
     if not columns:  # when it is read, it is said why
         return Chosen(text or TEXT, pair, label or LABEL)
     search = _Search(columns, sample, asked, name)
+    if asked.written:
+        text, label = search.written(text, label)
     if label is None and asked.labelled:
         label = search.label_by_name(text, pair)
     if text is None and pair is None:
@@ -163,6 +174,16 @@ class _Search:
     sample: Sample
     asked: Wanted
     name: str
+
+    def written(self, text: str | None, label: str | None) -> tuple[str, str]:
+        """Return the columns of a text and of what people wrote to it."""
+        for source, target in _WRITTEN:
+            found = text or source, label or target
+            if text in (None, source) and label in (None, target) and {*found} <= {*self.columns}:
+                return found
+        if text is None or label is None:
+            raise self._doubt(TEXT if text is None else LABEL, [])
+        return text, label
 
     def text_by_name(self, *taken: str | None) -> str | None:
         """Return the column whose name is most usual for texts."""

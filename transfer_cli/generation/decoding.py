@@ -25,6 +25,8 @@ def generate(
     sampling: Sampling,
     sampler: TokenSampler,
     allowed_V: Tensor,
+    prefix: int | None = None,
+    segment: int = 0,
 ) -> Iterator[list[int]]:
     """Yield the next token of each text, `max_new_tokens` times, unless the caller stops before.
 
@@ -37,6 +39,8 @@ def generate(
         sampling: Temperature and truncation.
         sampler: Draws the tokens.
         allowed_V: True at the tokens that may be generated.
+        prefix: How many tokens of the prompt all positions see, see `Backbone.forward`.
+        segment: That of what is generated.
 
     Raises:
         NotFiniteError: The logits are not finite.
@@ -46,7 +50,12 @@ def generate(
     kv_cache = KVCache(len(model.backbone.blocks), most) if use_cache else None
     read_BT = torch.tensor([prompt], device=device)
     for number in range(max_new_tokens):
-        logits_BV = _next_logits(model, read_BT, kv_cache).expand(rows, -1)
+        first = len(prompt) + number - read_BT.shape[1]
+        later_T = torch.arange(first, first + read_BT.shape[1], device=device) >= len(prompt)
+        segment_BT = (later_T * segment).expand_as(read_BT)
+        prefix_B = None if prefix is None else read_BT.new_full((len(read_BT),), prefix)
+        logits_BV = _next_logits(model, read_BT, kv_cache, segment_BT, prefix_B)
+        logits_BV = logits_BV.expand(rows, -1)
         if kv_cache is not None and number == 0:
             kv_cache.repeat(rows)
         # A head may rule a token out with -inf; the largest is NaN where any is.
@@ -61,12 +70,20 @@ def generate(
         read_BT = new_B1 if use_cache else torch.cat([read_BT.expand(rows, -1), new_B1], dim=1)
 
 
-def _next_logits(model: TransferModel, tokens_BT: Tensor, kv_cache: KVCache | None) -> Tensor:
+def _next_logits(
+    model: TransferModel,
+    tokens_BT: Tensor,
+    kv_cache: KVCache | None,
+    segment_BT: Tensor,
+    prefix_B: Tensor | None,
+) -> Tensor:
     """Read tokens, and return the logits of the next token, `[B, V]`, in float32."""
 
     def read(model: TransferModel) -> Tensor:
         mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-        hidden_states = model.backbone(tokens_BT, mask_BT, padded=False, kv_cache=kv_cache)
+        hidden_states = model.backbone(
+            tokens_BT, mask_BT, segment_BT, padded=False, kv_cache=kv_cache, prefix_B=prefix_B
+        )
         last_BD = model.readout([state_BTD[:, -1:] for state_BTD in hidden_states])[:, 0]
         logits_BV: Tensor = model.heads[HEAD](last_BD, model.backbone.token_embedding.weight)
         return logits_BV.float()

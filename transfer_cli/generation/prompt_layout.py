@@ -56,11 +56,47 @@ class PromptLayout:
         """Return whether a prompt ends in a space that its tokens do not hold."""
         return text.endswith(" ") and not self.tokenizer.decode(tokens).endswith(" ")
 
+    def may_end(self) -> int:
+        """Return the special token that may be generated."""
+        return self.tokenizer.sep
+
     def allowed_tokens(self) -> Tensor:
-        """Return `[V]`, True at tokens of text and at `sep`."""
+        """Return `[V]`, True at tokens of text and at `may_end`."""
         size = self.tokenizer.size
         # Some ids may belong to no token.
         allowed_V = torch.tensor([bool(each) for each in self.tokenizer.pieces(range(size))])
         allowed_V[sorted(self.tokenizer.special)] = False
-        allowed_V[self.tokenizer.sep] = True
+        allowed_V[self.may_end()] = True
         return allowed_V
+
+
+@dataclass(frozen=True)
+class AnswerLayout(PromptLayout):
+    """What a model writes that was trained on texts with answers: a text of its own, with an end.
+
+    Args:
+        end: The token that ends an answer.
+    """
+
+    end: int = 0
+
+    @property
+    def text_end(self) -> int:
+        """See `PromptLayout`."""
+        return self.end
+
+    @property
+    def line_end(self) -> None:
+        """See `PromptLayout`."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return nothing: an answer does not go on with the text before it."""
+        return []
+
+    def drops_space(self, text: str, tokens: Sequence[int]) -> bool:
+        """See `PromptLayout`."""
+        return False
+
+    def may_end(self) -> int:
+        """See `PromptLayout`."""
+        return self.end

@@ -111,6 +111,7 @@ class Backbone(nn.Module):
         *,
         padded: bool = True,
         kv_cache: KVCache | None = None,
+        prefix_B: Tensor | None = None,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
@@ -123,12 +124,14 @@ class Backbone(nn.Module):
             segment_BT: See `embed`.
             padded: Whether `mask_BT` is False anywhere; without padding attention is faster. The
                 batch holds it (`batch.is_padded`): reading a mask on a GPU would block the host.
-            kv_cache: Keys and values of earlier positions (causal models, without padding); the
-                pass appends its own. Only the new hidden states are returned.
+            kv_cache: Keys and values of earlier positions (without padding); the pass appends its
+                own. Only the new hidden states are returned.
+            prefix_B: The length of each sequence's prefix, all of which every position sees; what
+                follows is causal, whatever the model's direction. None: its direction decides.
 
         Raises:
             ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
-                `kv_cache`.
+                `kv_cache` and no prefixes.
         """
         cached = 0 if kv_cache is None else kv_cache.length
         length = cached + tokens_BT.shape[1]
@@ -137,11 +140,11 @@ class Backbone(nn.Module):
                 f"a sequence of {length} tokens is longer than the model's "
                 f"{self.shape.positions} positions"
             )
-        if kv_cache is not None and not self.causal:
+        if kv_cache is not None and prefix_B is None and not self.causal:
             raise ValueError(
                 "a bidirectional model cannot use a cache: later tokens change its hidden states"
             )
-        inputs = self.attention_pattern(mask_BT, padded=padded, cached=cached)
+        inputs = self.attention_pattern(mask_BT, padded=padded, cached=cached, prefix_B=prefix_B)
         position_BT = count_positions(mask_BT, cached)
         inputs = self.position_embedding.attend(inputs, position_BT)
         if kv_cache is not None:

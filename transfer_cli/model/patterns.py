@@ -25,23 +25,31 @@ class AttentionPattern(nn.Module, ABC):
         self.depth = shape.depth
 
     @abstractmethod
-    def forward(self, mask_BT: Tensor, *, padded: bool, cached: int) -> Sequence[AttentionInputs]:
+    def forward(
+        self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
+    ) -> Sequence[AttentionInputs]:
         """Return the attention inputs of every block, bottom first; blocks may share one object.
 
         Args:
             mask_BT: True at real tokens.
             padded: Whether it is False anywhere.
             cached: Number of earlier positions in the cache; with a cache there is no padding.
+            prefix_B: The length of each sequence's prefix, see `prefix_mask`; None: there are no
+                prefixes, and the direction decides.
         """
 
 
 class FullAttention(AttentionPattern):
     """A query sees all real keys; in a causal model only those up to its own position."""
 
-    def forward(self, mask_BT: Tensor, *, padded: bool, cached: int) -> Sequence[AttentionInputs]:
+    def forward(
+        self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
+    ) -> Sequence[AttentionInputs]:
         """Return the same inputs for every block."""
         if cached:
             inputs = AttentionInputs(cached_causal_mask(mask_BT.shape[1], cached, mask_BT.device))
+        elif prefix_B is not None:
+            inputs = AttentionInputs(prefix_mask(mask_BT, prefix_B))
         elif padded:
             inputs = AttentionInputs(attention_mask(mask_BT, causal=self.causal))
         else:
@@ -60,13 +68,17 @@ class WindowAttention(FullAttention):
         self.window = shape.window
         self.has_window = shape.has_window
 
-    def forward(self, mask_BT: Tensor, *, padded: bool, cached: int) -> Sequence[AttentionInputs]:
+    def forward(
+        self, mask_BT: Tensor, *, padded: bool, cached: int, prefix_B: Tensor | None = None
+    ) -> Sequence[AttentionInputs]:
         """Return two kinds of inputs."""
-        inputs = super().forward(mask_BT, padded=padded, cached=cached)
+        inputs = super().forward(mask_BT, padded=padded, cached=cached, prefix_B=prefix_B)
         new = mask_BT.shape[1]
         if cached + new <= (self.window if self.causal else self.window // 2 + 1):
             return inputs
         near = window_mask(new, cached, self.window, causal=self.causal, device=mask_BT.device)
+        if prefix_B is not None and not cached:
+            near = near | near.mT  # a prefix sees as far ahead as back
         seen = inputs[0].attn_mask
         local = AttentionInputs(near if seen is None else seen & near)
         return [
@@ -105,6 +117,16 @@ def window_mask(
     if causal:
         return seen.tril(cached).triu(cached + 1 - window)
     return seen.tril(cached + window // 2).triu(cached - window // 2)
+
+
+def prefix_mask(mask_BT: Tensor, prefix_B: Tensor) -> Tensor:
+    """Return which keys each query sees, `[B, 1, T, T]` bool: the prefix, and what stands before.
+
+    Positions of the prefix see all of it and nothing else (Raffel et al. 2020, section 3.2.1).
+    """
+    place_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    in_prefix_BT = (place_T < prefix_B[:, None]) & mask_BT
+    return attention_mask(mask_BT, causal=True) | in_prefix_BT[:, None, None, :]
 
 
 def cached_causal_mask(new: int, cached: int, device: torch.device) -> Tensor | None:

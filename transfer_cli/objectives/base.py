@@ -96,6 +96,7 @@ class Encoding:
             _sequences(batch["mask"]),
             None if segment is None else _sequences(segment),
             padded=is_padded(batch),
+            prefix_B=batch.get("prefix"),
         )
         return states
 

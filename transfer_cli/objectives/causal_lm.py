@@ -6,6 +6,7 @@ Legend: B batch, T positions.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class CausalLM(LanguageModel):
     tokens: never padding, never the appended classification token.
     """
 
-    direction = "causal"
+    direction: Literal["causal"] | None = "causal"
 
     def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
         """Add `target`, `[B, T]`: the token after each position."""

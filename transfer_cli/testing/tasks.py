@@ -14,6 +14,7 @@ from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine.evaluation import row_by_row
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
+from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.base import Direction, Encoded, Rows, Task, by_example, task_of
 from transfer_cli.testing.claims import claim
 from transfer_cli.testing.objectives import TOLERANCE, ObjectiveCase, check_objective, make_case
@@ -37,6 +38,9 @@ class _Asked:
 
     def encoded(self, length: int) -> Encoded:
         return self.task.encode(self.examples, self.tokenizer, length, self.direction)
+
+    def prepared(self, data: Encoded) -> Batch:
+        return self.case.objective.prepare(_all(data), ExampleNoise(0, "contract"))
 
     def said(self, ask: Callable[[TransferModel, Batch, Encoding], T], batch: Batch) -> T:
         with torch.no_grad():
@@ -134,7 +138,7 @@ def results_are_told(asked: _Asked) -> None:
     """Claim: what became of an example can be told, from one row or several."""
     for length in (LENGTH, SHORT):
         data = asked.encoded(length)
-        noted = asked.said(asked.case.objective.example_results, _all(data))
+        noted = asked.said(asked.case.objective.example_results, asked.prepared(data))
         if noted is None:
             raise AssertionError("the objective has no example_results")
         rows: Rows = dict(enumerate(row_by_row(noted.predicted, len(data))))

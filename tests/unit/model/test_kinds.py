@@ -71,7 +71,7 @@ class Parallel(Block):
 class Window(AttentionPattern):
     """Every other block sees three positions only."""
 
-    def forward(self, mask_BT, *, padded, cached):
+    def forward(self, mask_BT, *, padded, cached, prefix_B=None):
         size = mask_BT.shape[1]
         near = torch.ones(size, size, dtype=torch.bool).tril().triu(-2)
         return [

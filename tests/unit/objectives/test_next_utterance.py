@@ -10,8 +10,9 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.replies import replies
 from transfer_cli.seeds import ExampleNoise
-from transfer_cli.tasks.dialog.objective import NextUtterance, replies
+from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.dialog.task import DialogExample, DialogTask
 from transfer_cli.testing.claims import randomize
 

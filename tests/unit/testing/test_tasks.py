@@ -23,6 +23,8 @@ from transfer_cli.tasks.span.objective import SpanExtraction
 from transfer_cli.tasks.span.task import SpanTask
 from transfer_cli.tasks.tagging.objective import TokenTagging
 from transfer_cli.tasks.tagging.task import TaggingTask
+from transfer_cli.tasks.text_to_text.objective import PrefixLM
+from transfer_cli.tasks.text_to_text.task import TextToTextTask
 from transfer_cli.testing.tasks import check_task
 
 
@@ -64,6 +66,10 @@ def test_tagging_keeps_the_contract(tokenizer, label_all, monkeypatch):
     found = replace(task, label_all=label_all), examples
     monkeypatch.setattr(TaggingTask, "sample", lambda: found)
     check_task(TaggingTask, TokenTagging(), tokenizer)
+
+
+def test_text_to_text_keeps_the_contract(tokenizer):
+    check_task(TextToTextTask, PrefixLM(), tokenizer)
 
 
 class LosesAnExample(ClassificationTask):

@@ -186,7 +186,7 @@ def _digest_of_inputs(data: Dataset) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for indices in micro_batches(np.arange(len(data)), _PORTION):
         found = data.batch(indices)
-        for name in ("tokens", "mask", "segment"):
+        for name in ("tokens", "mask", "segment", "prefix"):
             if name in found:
                 digest.update(_bytes(name, found[name]))
     return digest.hexdigest()

@@ -3,7 +3,7 @@
 Legend: B turns, C candidates, T positions, D width, V vocabulary, R replies.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -17,12 +17,10 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
-from transfer_cli.objectives.language_model import HEAD, exponential
+from transfer_cli.objectives.language_model import exponential
+from transfer_cli.objectives.replies import replies, text_until, without_special
 from transfer_cli.tasks.choice.objective import Choice
 from transfer_cli.tasks.span.scoring import f1
-
-Pick = Callable[[Tensor], Tensor]
-"""Returns the next token of each text, `[R]`, from logits `[R, V]`."""
 
 
 class NextUtterance(Choice):
@@ -146,57 +144,14 @@ class NextUtterance(Choice):
 
     def text_of(self, reply: list[int]) -> str:
         """Return the text of a reply up to its end."""
-        end = self.info.vocabulary.cls
-        return self.info.vocabulary.decode(reply[: reply.index(end)] if end in reply else reply)
+        return text_until(reply, self.info.vocabulary, self.info.vocabulary.cls)
 
     def allowed(self, logits_RV: Tensor) -> Tensor:
         """Return logits with -inf at special tokens but the one that ends a reply."""
-        vocabulary = self.info.vocabulary
-        never = sorted(vocabulary.special - {vocabulary.cls})
-        return logits_RV.index_fill(1, torch.tensor(never, device=logits_RV.device), -torch.inf)
+        return without_special(logits_RV, self.info.vocabulary, self.info.vocabulary.cls)
 
 
 def _of_right(batch: Batch, values_BCT: Tensor) -> Tensor:
     """Return `[B, T]` of the right candidates."""
     label_B = batch["label"]
     return values_BCT[torch.arange(len(label_B), device=label_B.device), label_B]
-
-
-@torch.no_grad()
-def replies(
-    model: TransferModel,
-    tokens_RT: Tensor,
-    segment_RT: Tensor,
-    begin_R: Tensor,
-    *,
-    most: int,
-    pick: Pick,
-) -> Tensor:
-    """Return what a model says, `[R, most]`; what follows the end of a reply means nothing.
-
-    Args:
-        model: With the head of a language model.
-        tokens_RT: Contexts; what stands from `begin_R` on is not read.
-        segment_RT: Their speakers.
-        begin_R: The length of each.
-        most: Tokens of a reply.
-        pick: Chooses tokens.
-    """
-    room = model.backbone.shape.positions - tokens_RT.shape[1]
-    pad = (0, min(most, max(0, room)))
-    tokens_RT, segment_RT = (nn.functional.pad(each, pad) for each in (tokens_RT, segment_RT))
-    place_T = torch.arange(tokens_RT.shape[1], device=tokens_RT.device)
-    segment_RT = segment_RT * (place_T < begin_R[:, None])  # what follows is the model's
-    said = []
-    for number in range(most):
-        end_R = (begin_R + number).clamp(max=len(place_T))
-        mask_RT = place_T < end_R[:, None]
-        states = model.backbone(tokens_RT, mask_RT, segment_RT)
-        last = end_R[:, None, None] - 1
-        top_RD = model.readout(
-            [each.gather(1, last.expand(-1, 1, each.shape[2])) for each in states]
-        )[:, 0]
-        logits_RV = model.heads[HEAD](top_RD, model.backbone.token_embedding.weight)
-        said.append(pick(logits_RV.float()))
-        tokens_RT = torch.where(place_T == end_R[:, None], said[-1][:, None], tokens_RT)
-    return torch.stack(said, dim=1)

@@ -1,0 +1,177 @@
+"""The record of the task: its examples, their tokens, its answers.
+
+==============  ===============================  ================================
+direction       source and target                segments
+==============  ===============================  ================================
+causal          source `sep` target `cls`        0 up to `sep`, then 1
+bidirectional   `cls` source `sep` target `sep`  0 up to the first `sep`, then 1
+==============  ===============================  ================================
+
+The prefix ends with the token before the target, which predicts its first token; the last token
+ends the target.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from transfer_cli.batch import IGNORE
+from transfer_cli.data.encoded_task import EncodedRows
+from transfer_cli.data.readers import Record, text_of
+from transfer_cli.data.tasks import LabelledFiles
+from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.objectives.replies import text_until
+from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.span.scoring import exact
+from transfer_cli.tasks.text_to_text.scoring import rouge_l
+
+
+@dataclass(frozen=True, slots=True)  # there may be millions
+class TextToTextExample:
+    """A text, and the one that people made of it."""
+
+    source: str
+    target: str | None = None
+
+
+class EncodedTexts(EncodedRows):
+    """Sources as rows of tokens, with their targets if they have one."""
+
+    tokenizer: Tokenizer
+    end: int
+    """The token that ends a target."""
+
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text of a target, whose tokens go on after its end."""
+        return text_until(list(tokens), self.tokenizer, self.end)
+
+
+@dataclass(frozen=True)
+class TextToTextTask(Task):
+    """A text that is made from another.
+
+    Args:
+        prefix: Whether all of the source sees all of it; else it is read from left to right.
+        target_length: The most tokens of a target with its end; None: half of an input.
+    """
+
+    name: ClassVar[str] = "text to text"
+    objective: ClassVar[str] = "prefix_lm"
+    head: ClassVar[str] = "lm"
+    example: ClassVar[type] = TextToTextExample
+    fields: ClassVar[tuple[str, ...]] = ("answer",)
+    expected: ClassVar[str] = "target"
+    scores_answers: ClassVar[bool] = True
+
+    prefix: bool = True
+    target_length: int | None = None
+
+    @classmethod
+    def table(cls) -> type[LabelledFiles]:
+        """See `Task`."""
+        # Only here: it imports this module.
+        from transfer_cli.tasks.text_to_text.data import TextPairsTable
+
+        return TextPairsTable
+
+    def read(self, record: Record, text: str, pair: str | None, name: str) -> TextToTextExample:
+        """See `Task`."""
+        return TextToTextExample(text_of(record, text, name))
+
+    def texts(self, example: TextToTextExample) -> tuple[str, ...]:
+        """See `Task`."""
+        return (example.source,) if example.target is None else (example.source, example.target)
+
+    def most_new(self, length: int) -> int:
+        """Return the most tokens of a target with its end, of an input of `length`."""
+        return max(2, length // 2) if self.target_length is None else self.target_length
+
+    def encode(
+        self,
+        examples: Sequence[TextToTextExample],
+        tokenizer: Tokenizer,
+        length: int,
+        direction: Direction,
+    ) -> EncodedTexts:
+        """See `Task`; a source that is too long is cut at its end, and so is a target.
+
+        The room of a source is the same whether its target is known and however long that is.
+
+        Raises:
+            ConfigError: Targets leave no room for a source.
+            DataError: Some examples have a target and some have none.
+        """
+        is_causal = direction == "causal"
+        begin = [] if is_causal else [tokenizer.cls]
+        end = tokenizer.cls if is_causal else tokenizer.sep
+        room = length - self.most_new(length) - len(begin) - 1
+        if room < 1:
+            raise ConfigError(
+                f"data.target_length is {self.most_new(length)}: of the {length} tokens of an "
+                f"input (data.length), {length - len(begin) - 2} at most may be a target's"
+            )
+        known = [example.target is not None for example in examples]
+        if any(known) and not all(known):
+            raise DataError(
+                f"Example {known.index(False) + 1} of {len(known)} has no target, others have one."
+            )
+        sources = tokenizer.encode_batch([example.source for example in examples])
+        targets = tokenizer.encode_batch([example.target or "" for example in examples])
+        rows, firsts, following, is_cut = [], [], [], []
+        for source, target in zip(sources, targets, strict=True):
+            first = [*begin, *source[:room], tokenizer.sep]
+            kept = target[: self.most_new(length) - 1]
+            second = [*kept, end] if all(known) else []
+            rows.append([*first, *second])
+            firsts.append(len(first))
+            following.append([*[IGNORE] * (len(first) - 1), *second, IGNORE])
+            is_cut.append(len(source) > room or len(target) > len(kept))
+        of_rows: dict[str, Sequence[Any]] = {"next_tokens": following} if all(known) else {}
+        if self.prefix:
+            of_rows["prefix"] = firsts
+        elif not is_causal:
+            of_rows["prefix"] = [0] * len(rows)
+        found = EncodedTexts(
+            examples, rows, tokenizer.pad, firsts=firsts, targets=of_rows,
+            fill={"next_tokens": IGNORE}, is_cut=is_cut,
+        )  # fmt: skip
+        found.tokenizer, found.end = tokenizer, end
+        return found
+
+    @classmethod
+    def sample(cls) -> tuple["TextToTextTask", Sequence[TextToTextExample]]:
+        """See `Task`."""
+        return cls(target_length=3), (
+            TextToTextExample("Where is it ?", "there"),
+            TextToTextExample("How many rivers are there ?", "How many ?"),
+            TextToTextExample("Where do the rivers go ?", "Where ?"),
+            TextToTextExample("How many ?", "How many rivers are there ?"),
+        )
+
+    def answer(self, data: Encoded, example: int, rows: Rows) -> Answer:
+        """Return the text."""
+        return {"answer": self._said(data, rows)}
+
+    def result(self, data: Encoded, example: int, rows: Rows) -> Result:
+        """See `Task`; an answer is as right as its ROUGE-L."""
+        given, said = data.examples[example].target, self._said(data, rows)
+        return Result(given, said, score=rouge_l(given, said))
+
+    def scores(self, data: Encoded, rows: Mapping[int, Rows]) -> dict[str, float]:
+        """Return the share of exact matches, and the mean ROUGE-L."""
+        pairs = [(data.examples[at].target, self._said(data, own)) for at, own in rows.items()]
+        measured = {"exact_match": exact, "rouge_l": rouge_l}
+        return {
+            name: sum(score(*pair) for pair in pairs) / len(pairs)
+            for name, score in measured.items()
+        }
+
+    def written(self, answer: Answer) -> dict[str, Any]:
+        """See `Task`."""
+        return dict(answer)
+
+    def _said(self, data: Encoded, rows: Rows) -> str:
+        (found,) = rows.values()
+        text: str = data.text_of(found["answer"])  # type: ignore[attr-defined]  # of `encode`
+        return text
