@@ -7,6 +7,9 @@ causal          A `cls`              A `sep` B `cls`
 bidirectional   `cls` A `sep`        `cls` A `sep` B `sep`
 ==============  ===================  ================================
 
+Published tokenizers may have two `sep` between texts (RoBERTa), and of causal models a token before
+them (Llama: `begin` A `sep` B `sep`): see `Tokenizer`.
+
 Legend: B examples, T positions.
 """
 
@@ -143,6 +146,7 @@ def encode_texts(
             f"{SHORTEST} positions."
         )
     start, end = specials_around(tokenizer, direction)
+    between = specials_between(tokenizer)
     room = length - len(start) - len(end)
     rows, firsts, is_cut = [], [], []
     for example, text, other in _encoded(examples, tokenizer):
@@ -150,11 +154,12 @@ def encode_texts(
             cut, rest = min(len(text), room), []
             is_cut.append(len(text) > room)
         else:
-            cut, second = kept(len(text), len(other), room - 1, truncate)
-            rest = [tokenizer.sep, *other[:second]]
-            is_cut.append(len(text) + len(other) > room - 1)
+            for_both = room - len(between)
+            cut, second = kept(len(text), len(other), for_both, truncate)
+            rest = [*between, *other[:second]]
+            is_cut.append(len(text) + len(other) > for_both)
         rows.append(array("i", start + text[:cut] + rest + end))
-        firsts.append(len(start) + cut + 1)
+        firsts.append(len(start) + cut + len(between))
     return EncodedRows(
         examples,
         rows,
@@ -203,8 +208,15 @@ def _encoded(
 def specials_around(tokenizer: Tokenizer, direction: str) -> tuple[list[int], list[int]]:
     """Return the special tokens before and after a text, or two; see the table above."""
     if direction == "causal":
+        if tokenizer.begin is not None:
+            return [tokenizer.begin], [tokenizer.sep]
         return [], [tokenizer.cls]
     return [tokenizer.cls], [tokenizer.sep]
+
+
+def specials_between(tokenizer: Tokenizer) -> list[int]:
+    """Return the special tokens between two texts; see the table above."""
+    return [tokenizer.sep] * tokenizer.separators
 
 
 def warn_of_cuts(num_cut: int, num_examples: int, length: int, key: str = "data.length") -> None:

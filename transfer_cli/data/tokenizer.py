@@ -84,6 +84,9 @@ class Tokenizer:
         hash: Hexadecimal digest of everything that changes the output.
         special: The five special tokens, which may be the same one (GPT-2).
         starts_word: `[size]`, True where a token begins a word.
+        begin: The token that stands before each text, where none stands behind it (Llama); None:
+            there is none.
+        separators: How many `sep` stand between two texts: 1, in RoBERTa 2.
         is_byte_level: Whether its tokens are made of bytes, the space before a word among them.
 
     Raises:
@@ -111,6 +114,7 @@ class Tokenizer:
             self._pieces[token] = piece
         self.starts_word = _starts_word(self._pieces, self.special, data["model"])
 
+        self.begin, self.separators = _around_texts(data["post_processor"], vocabulary)
         self._splits_at_spaces = _splits_at_spaces(data)
         self._marks_spaces = _marks_spaces(data)
         self.is_byte_level = _is_byte_level(data)
@@ -518,6 +522,28 @@ def _with_our_rules(backend: tokenizers.Tokenizer, names: dict[str, str]) -> dic
     ]
     added.sort(key=lambda each: int(each["id"]))
     return data | {"added_tokens": added, "truncation": None, "padding": None}
+
+
+def _around_texts(
+    processor: dict[str, Any] | None, vocabulary: dict[str, int]
+) -> tuple[int | None, int]:
+    """Return the token before a text with none behind it, and how many are between two texts.
+
+    A template says it; without one they are none and one.
+    """
+    parts = (processor or {}).get("processors", [processor])
+    template = next((p for p in parts if p and p.get("type") == "TemplateProcessing"), None)
+    if template is None:
+        return None, 1
+    first, last = (template["single"][place].get("SpecialToken", {}).get("id") for place in (0, -1))
+    between = 0
+    for piece in template["pair"][1:]:
+        between += "SpecialToken" in piece
+        if piece.get("Sequence", {}).get("id") == "B":
+            break
+        if "Sequence" in piece:
+            between = 0
+    return vocabulary.get(first) if last is None else None, max(1, between)
 
 
 def _digest(data: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 from transfer_cli.interop.files import dump_json
-from transfer_cli.interop.vocabulary import SPECIAL_TOKENS
+from transfer_cli.interop.vocabulary import BEGIN, special_numbers
 from transfer_cli.seeds import derive
 
 CUT = {"direction": "Right", "stride": 0}
@@ -72,7 +72,7 @@ class Inputs:
                 "special_tokens": {
                     name: {"id": name, "ids": [numbers[kind]], "tokens": [name]}
                     for kind, name in names.items()
-                    if kind in ("cls", "sep")
+                    if kind in ("cls", "sep", BEGIN)
                 },
             },
         }
@@ -80,7 +80,7 @@ class Inputs:
     def write(self, path: Path, tokenizer: Tokenizer) -> None:
         """Write a tokenizer's file, with what it says about inputs."""
         tokenizer.save(path)
-        numbers = {kind: getattr(tokenizer, kind) for kind in SPECIAL_TOKENS}
+        numbers = special_numbers(tokenizer)
         names = dict(zip(numbers, tokenizer.pieces(list(numbers.values())), strict=True))
         data = json.loads(path.read_text(encoding="utf-8"))
         dump_json(path, data | self.settings(names, numbers))

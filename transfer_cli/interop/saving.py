@@ -121,8 +121,8 @@ def _write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -
     tokenizer, path = ours.tokenizer, folder / vocabulary.FILE
     tokenizer.save(path)
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    numbers = [getattr(tokenizer, kind) for kind in vocabulary.SPECIAL_TOKENS]
-    names = dict(zip(vocabulary.SPECIAL_TOKENS, tokenizer.pieces(numbers), strict=True))
+    numbers = vocabulary.special_numbers(tokenizer)
+    names = dict(zip(numbers, tokenizer.pieces(list(numbers.values())), strict=True))
     if pad != tokenizer.pad:
         names["pad"] = PADDING
         data["added_tokens"].append(
@@ -140,7 +140,7 @@ def _write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -
     inputs = None
     if ours.texts != "published" or is_bare:
         inputs = _inputs(ours)
-        data |= inputs.settings(names, {kind: getattr(tokenizer, kind) for kind in names})
+        data |= inputs.settings(names, numbers)
     files.dump_json(path, data)
     options = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -153,10 +153,11 @@ def _write_tokenizer(ours: Ours, folder: Path, pad: int, *, mask_lstrip: bool) -
             "attention_mask",
         ],
         "clean_up_tokenization_spaces": False,
-        **{f"{key}_token": name for key, name in names.items()},
+        **{f"{key}_token": names[key] for key in vocabulary.SPECIAL_TOKENS},
     }
     if causal:
-        options |= {"bos_token": names["cls"], "eos_token": names["sep"]}
+        begin = names.get(vocabulary.BEGIN, names["cls"])
+        options |= {"bos_token": begin, "eos_token": names["sep"]}
     if ours.head not in (None, LANGUAGE_MODEL):
         # Here a text is never taken for a special token; one that fills gaps holds masks.
         options["split_special_tokens"] = True

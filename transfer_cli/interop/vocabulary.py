@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from transfer_cli.data.tokenizer import (
     MAX_FILE_BYTES,
@@ -28,6 +28,9 @@ ADDED = "added_tokens.json"
 
 SPECIAL_TOKENS = ("pad", "unk", "cls", "sep", "mask")
 
+BEGIN = "begin"
+"""What layouts call the token `Tokenizer.begin`."""
+
 LAYOUTS = {
     ("labelled", "causal"): ("A cls", "A sep B cls"),
     ("labelled", "bidirectional"): ("cls A sep", "cls A sep B sep"),
@@ -38,13 +41,24 @@ LAYOUTS = {
 `data.encoded_task` and `data.corpus`) and its direction."""
 
 
+def special_numbers(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the special tokens by kind; `BEGIN` is among them where the tokenizer has it."""
+    numbers = {kind: int(getattr(tokenizer, kind)) for kind in SPECIAL_TOKENS}
+    return numbers if tokenizer.begin is None else {**numbers, BEGIN: tokenizer.begin}
+
+
 def layouts_of(
     texts: Literal["lines", "labelled"], direction: str, tokenizer: Tokenizer
 ) -> tuple[str, str]:
     """Return the layout of a text, and that of two; see `LAYOUTS`."""
     if texts == "lines" and tokenizer.sep == tokenizer.cls:
         return "A", "A B"  # its one special token is between documents
-    return LAYOUTS[texts, direction]
+    one, two = LAYOUTS[texts, direction]
+    if texts == "labelled":
+        two = two.replace("A sep B", f"A{' sep' * tokenizer.separators} B")
+        if direction == "causal" and tokenizer.begin is not None:
+            return f"{BEGIN} A sep", f"{BEGIN} A sep B sep"
+    return one, two
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -63,7 +77,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     ):  # fmt: skip
         if file.is_file():
             with library_errors(f"{file} is damaged, or no tokenizer"):
-                return Tokenizer(make(folder, options), str(file))
+                return Tokenizer(_with_template(make(folder, options), options), str(file))
     raise CheckpointError(
         f"{folder} has no tokenizer: expected {FILE}, or {WORDPIECES}, or {BYTE_PAIRS} and {MERGES}"
     )
@@ -107,6 +121,29 @@ def _whole(folder: Path, options: Mapping[str, Any]) -> tokenizers.Tokenizer:
     if splitter.get("type") == "ByteLevel" and options.get("add_prefix_space") is not None:
         splitter["add_prefix_space"] = options["add_prefix_space"]
     return tokenizers.Tokenizer.from_str(json.dumps(data))
+
+
+def _with_template(
+    backend: tokenizers.Tokenizer, options: Mapping[str, Any]
+) -> tokenizers.Tokenizer:
+    """Return a tokenizer of RoBERTa's kind with a template for its two separators between texts.
+
+    `Tokenizer` reads templates. The runs of earlier versions have none, so they keep the one
+    separator that they were trained with.
+    """
+    kind = type(backend.post_processor)
+    is_bare = backend.post_processor is None and "Roberta" in str(options.get("tokenizer_class"))
+    if kind is not processors.RobertaProcessing and not is_bare:
+        return backend
+    first, last = "<s>", "</s>"
+    numbers = [(name, backend.token_to_id(name)) for name in (first, last)]
+    if None not in dict(numbers).values():
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{first} $A {last}",
+            pair=f"{first} $A {last} {last} $B {last}",
+            special_tokens=numbers,
+        )
+    return backend
 
 
 _BERT_OPTIONS = {

@@ -242,10 +242,8 @@ def test_a_bert_without_segments_is_read_again(tmp_path, tokenizer, head):
 def test_a_head_that_a_family_does_not_have_is_named(tmp_path, tokenizer):
     tensors = model_of(CAUSAL, tokenizer).state_dict()
 
-    with pytest.raises(CheckpointError, match="a head for token classification"):
-        write_folder(
-            Ours(CAUSAL, tensors, tokenizer, "token_classification", None, "lines", 32), tmp_path
-        )
+    with pytest.raises(CheckpointError, match="a head for speech"):
+        write_folder(Ours(CAUSAL, tensors, tokenizer, "speech", None, "lines", 32), tmp_path)
 
 
 def test_a_family_that_is_asked_for_is_written_or_refused(tmp_path, tokenizer):

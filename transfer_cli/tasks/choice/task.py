@@ -156,6 +156,7 @@ class ChoiceTask(Task):
         if accuracy > chance + MARGIN:
             return None
         return (
-            f"training {self.measure} {100 * accuracy:.1f} % is no better than a guess among the choices "
-            f"({100 * chance:.1f} %); try another seed, another optimizer.lr or a longer run"
+            f"training {self.measure} {100 * accuracy:.1f} % is no better than a guess among the "
+            f"choices ({100 * chance:.1f} %); try another seed, another optimizer.lr or a longer "
+            "run"
         )

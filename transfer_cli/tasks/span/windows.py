@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data.encoded_task import EncodedRows, specials_around
+from transfer_cli.data.encoded_task import EncodedRows, specials_around, specials_between
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.progress import progress
@@ -97,7 +97,7 @@ class RowLayout:
             ConfigError: A window would hold no more than a step, so that no two overlap.
         """
         before, after = specials_around(tokenizer, direction)
-        between = [tokenizer.sep]
+        between = specials_between(tokenizer)
         question = question or most_of_question(length)
         step = step or max(1, min(_LONGEST_STEP, length // 3))
         room = length - len(before) - len(between) - len(after)
