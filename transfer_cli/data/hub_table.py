@@ -8,7 +8,7 @@ from transfer_cli.runs.directory import HUB
 
 @dataclass(kw_only=True)
 class HubTable(Table):
-    """A data set of the hub whose rows have one label, see `data.tasks.Table` and `data.hub`.
+    """A data set of the hub whose rows have one label; see `data.tasks.Table`, `data.hub_client`.
 
     Args:
         name: `owner/name`.

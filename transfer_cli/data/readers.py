@@ -139,7 +139,7 @@ def format_of(path: Path) -> str | None:
 
 def is_packed(path: Path) -> bool:
     """Return whether a file has the name of a packed one."""
-    return path.suffix in (*PACKINGS, ".parquet")
+    return path.suffix in PACKINGS
 
 
 def check_readable(path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from transfer_cli.data import any_table, catalog, readers, sample
 from transfer_cli.data.any_table import Refuse, Skipped
 from transfer_cli.data.columns import ANY, FEW_ROWS, Chosen, Wanted, typed
-from transfer_cli.data.hub import located
+from transfer_cli.data.hub_client import located
 from transfer_cli.data.layout import Layout, delimiter_name
 from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.readers import Record
@@ -298,8 +298,8 @@ class Table(LabelledFiles):
     """Own labelled tables: CSV, TSV or JSON lines, plain or packed as `.gz`, `.xz` or `.zst`.
 
     With the extra `tables`, Parquet files and the first sheets of spreadsheets as well, with `hf`
-    splits of the hub's data sets, too (`hub.located`). What is not said of a table is recognised in
-    each file by itself: see `layout` and `columns`.
+    splits of the hub's data sets, too (`hub_client.located`). What is not said of a table is
+    recognised in each file by itself: see `layout` and `columns`.
 
     The labels are those of the training file, sorted (as numbers when all are whole numbers).
 

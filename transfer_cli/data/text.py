@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transfer_cli.data import catalog, readers, sample, sheets
-from transfer_cli.data.hub import located
+from transfer_cli.data.hub_client import located
 from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.split import Whole
 from transfer_cli.data.tasks import TaskData
@@ -127,7 +127,7 @@ class TextFiles(TextData):
 
     Args:
         train: Paths or globs, whose matches are sorted by name, or splits of data sets of the hub,
-            see `hub.located`.
+            see `hub_client.located`.
         validation: The same. Without it, blocks of consecutive lines all over the training text
             are held out, the same ones for every seed.
         test: The same; without it there is no test set.
@@ -260,7 +260,9 @@ def _split(
         for path in sizes:
             digests[path] = _file_digest(path)
             more(sizes[path])
-    is_known = bool(paths) and not any(map(readers.is_packed, paths))
+    is_known = bool(paths) and not any(
+        readers.is_packed(path) or readers.format_of(path) == sheets.PARQUET for path in paths
+    )
     files = {str(path): digest[:16] for path, digest in digests.items()}
     return TextSplit(
         name,

@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from transfer_cli.data.hub import MODEL, client
+from transfer_cli.data.hub_client import MODEL, client
 from transfer_cli.interop.files import holds_weights
 from transfer_cli.runs.directory import HUB
 

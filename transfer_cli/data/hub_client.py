@@ -29,7 +29,7 @@ _NOTHING = ["-"]
 
 
 @dataclass(frozen=True)
-class Kind:
+class RepositoryKind:
     """Something that the hub has.
 
     Args:
@@ -45,16 +45,16 @@ class Kind:
     error: type[TransferError]
 
 
-MODEL = Kind(
+MODEL = RepositoryKind(
     "model", "hf:owner/name", "fetch the folder elsewhere and give its path", CheckpointError
 )
-DATA_SET = Kind(
+DATA_SET = RepositoryKind(
     "data set", "owner/name", "fetch its files elsewhere and give their paths", DataError
 )
 
 
 @contextmanager
-def client(kind: Kind, repository: str, key: str, no_revision: str) -> Iterator[Any]:
+def client(kind: RepositoryKind, repository: str, key: str, no_revision: str) -> Iterator[Any]:
     """Yield the hub's client, whose errors become one line.
 
     Args:

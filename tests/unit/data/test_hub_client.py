@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.hub import serving
-from transfer_cli.data.hub import located
+from transfer_cli.data.hub_client import located
 from transfer_cli.data.hub_table import HubTable
 from transfer_cli.data.text import TextFiles
 from transfer_cli.errors import ConfigError, DataError
