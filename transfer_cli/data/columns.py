@@ -179,7 +179,7 @@ class _Search:
         """Return the columns of a text and of what people wrote to it."""
         for source, target in _WRITTEN:
             found = text or source, label or target
-            if text in (None, source) and label in (None, target) and {*found} <= {*self.columns}:
+            if found[0] != found[1] and {*found} <= {*self.columns}:
                 return found
         if text is None or label is None:
             raise self._doubt(TEXT if text is None else LABEL, [])
