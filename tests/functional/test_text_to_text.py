@@ -131,7 +131,7 @@ def test_a_masked_language_model_learns_to_write(transfer, read_json, tmp_path):
                      "device=cpu")  # fmt: skip
 
     assert ended.code == 0, ended.err
-    assert read_json(tmp_path / "run" / "results.json")["measures"]["test"]["exact_match"] > 0.9
+    assert read_json(tmp_path / "run" / "results.json")["measures"]["test"]["exact_match"] > 0.5
 
 
 @pytest.mark.slow
