@@ -9,7 +9,7 @@ import torch
 from tests import tiny
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.kv_cache import KVCache
-from transfer_cli.model.patterns import prefix_mask
+from transfer_cli.model.patterns import PATTERNS, prefix_mask
 
 TOKENS = torch.tensor([[7, 8, 9, 10, 11, 12]])
 ALL = torch.ones_like(TOKENS, dtype=torch.bool)
@@ -91,3 +91,21 @@ def test_recomputed_blocks_have_the_same_gradient():
         return model.token_embedding.weight.grad
 
     assert torch.equal(gradient(recompute=False), gradient(recompute=True))
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_in_a_window_a_prefix_sees_near_tokens_on_both_sides(direction):
+    shape = tiny.shape(direction=direction, attention_pattern="window", window=2)
+    pattern = PATTERNS["window"](shape)
+
+    inputs = pattern(ALL, padded=False, cached=0, prefix_B=torch.tensor([4]))
+
+    local = next(each for each, near in zip(inputs, pattern.has_window, strict=True) if near)
+    assert local.attn_mask[0, 0].int().tolist() == [
+        [1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [0, 1, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1, 1],
+    ]
