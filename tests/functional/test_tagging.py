@@ -178,13 +178,14 @@ def test_what_does_not_fit_is_refused(transfer, words, more, said, tmp_path):
 @pytest.mark.parametrize(
     "more",
     [
-        ["adaptation=lora"],
-        ["adaptation=frozen"],
-        ["adaptation=gradual_unfreezing"],
-        ["adaptation=auxiliary_lm"],
+        *([f"adaptation={name}"] for name in (
+            "adapters", "bias_only", "chain_thaw", "discriminative", "ewc", "feature_extraction",
+            "frozen", "gradual_unfreezing", "l2_sp", "lm_auxiliary", "lora", "siatl",
+            "source_distillation", "ulmfit",
+        )),
         ["+objective@losses.lm=clm", "data.length=8", "data.label_all=true"],
     ],
-)
+)  # fmt: skip
 def test_every_scheme_trains_for_it(transfer, words, more, read_json, tmp_path):
     ended = transfer(*words, *more, "loop.steps=8", "run.dir=run")
 
