@@ -74,7 +74,9 @@ class WindowAttention(FullAttention):
         """Return two kinds of inputs."""
         inputs = super().forward(mask_BT, padded=padded, cached=cached, prefix_B=prefix_B)
         new = mask_BT.shape[1]
-        if cached + new <= (self.window if self.causal else self.window // 2 + 1):
+        reach = self.window if self.causal else self.window // 2 + 1
+        # An exported graph has one form for all lengths.
+        if not torch.compiler.is_exporting() and cached + new <= reach:
             return inputs
         near = window_mask(new, cached, self.window, causal=self.causal, device=mask_BT.device)
         if prefix_B is not None and not cached:

@@ -87,6 +87,10 @@ SLOW = {
     "three segments, relu pooler": lambda: Case(
         Classification(), {**BERT, "segments": 3, "pooler": "relu"}
     ),
+    "everything of today": lambda: Case(CausalLM(), {**tiny.MODERN, "depth": 2}),
+    "everything of today, bidirectional": lambda: Case(
+        Classification("mean"), {**tiny.MODERN, "direction": "bidirectional", "depth": 2}
+    ),
     "one segment": lambda: Case(None, {**BERT, "segments": 1}),
     "own output table, no bias": lambda: Case(
         CausalLM(), {"tie_output": False, "output_bias": False, "position_kind": "sinusoidal"}
