@@ -77,6 +77,26 @@ def test_what_is_added_to_a_published_model_is_exported(preset, transfer, tmp_pa
     assert found == [("person", "place")[row.argmax()] for row in ours]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_classifier_on_a_model_of_today_is_exported_with_its_code(
+    family, transfer, tmp_path, questions
+):
+    publish(tmp_path / "given", family, "CausalLM")
+    words = ("data=table", f"data.train={questions}", "init_from=given", *LOOP, "loop.steps=4",
+             "adaptation=lora", "optimizer.lr=1e-2", "run.dir=run")  # fmt: skip
+    adapted = transfer("finetune", *words)
+    assert adapted.code == 0, adapted.err
+    texts = ["Where is it ?", "Who built it and why ?"]
+
+    ended = transfer("export", "run=run", "to=out")
+
+    assert ended.code == 0, ended.err
+    assert "a classifier with a bias, which has no place there" in exports_of("run")
+    theirs, _ = their_logits("out", texts, trust_remote_code=True)
+    torch.testing.assert_close(theirs, our_logits("run", texts), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("objective", ["clm", "mlm"])
 def test_an_own_language_model_goes_on_elsewhere(objective, transfer, corpus):
     words = ("data=text", f"data.train={corpus}", "data.length=32", *TINY, *LOOP, "loop.steps=4")

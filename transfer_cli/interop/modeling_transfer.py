@@ -2,12 +2,15 @@
 
 An export puts this file beside the weights. It computes answers and no losses.
 
-Legend: B batch, T positions, S keys, H heads, D width, E size of an embedding, V vocabulary,
+Legend: B batch, T positions, S keys, H heads, W width of a head, F pairs of its numbers that are
+turned, D width, E size of an embedding, V vocabulary,
 C classes.
 """
 
 import itertools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,64 +58,123 @@ class Adapter(nn.Module):
         return changed
 
 
+class RMSNorm(nn.Module):
+    """Divides by the root mean square (Zhang and Sennrich 2019)."""
+
+    def __init__(self, size: int, epsilon: float, offset: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((size,), 1 - offset))
+        self.epsilon, self.offset = epsilon, offset
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        gain = self.weight.float() + self.offset
+        return F.rms_norm(z.float(), gain.shape, gain, self.epsilon).to(z.dtype)
+
+
+def norm_of(config: Any, size: int) -> nn.Module:
+    """Return the kind of norm that all of a model's are."""
+    if config.norm in ("rms", "rms_unit"):
+        return RMSNorm(size, config.epsilon, float(config.norm == "rms_unit"))
+    return nn.LayerNorm(size, eps=config.epsilon, bias=config.norm == "layer")
+
+
 class Attention(nn.Module):
     """Self-attention; one layer makes queries, keys and values."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.packed = nn.Linear(config.width, 3 * config.width)
-        self.output = nn.Linear(config.width, config.width)
+        self.head_size, self.sharing = config.head_size, config.heads // config.shared_heads
+        wide, narrow = (heads * self.head_size for heads in (config.heads, config.shared_heads))
+        self.rows = [wide, narrow, narrow]
+        self.packed = nn.Linear(config.width, sum(self.rows), bias=config.biases != "none")
+        self.output = nn.Linear(wide, config.width, bias=config.biases == "all")
+        if config.query_key_norm:
+            self.query_norm = norm_of(config, self.head_size)
+            self.key_norm = norm_of(config, self.head_size)
 
-    def forward(self, hidden_BTD: Tensor, seen_B1TS: Tensor) -> Tensor:
+    def forward(self, hidden_BTD: Tensor, seen_B1TS: Tensor, angle_B1TF: Tensor | None) -> Tensor:
         """Return `[B, T, D]`; `seen_B1TS` is True where a query sees a key."""
         query, key, value = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in self.packed(hidden_BTD).chunk(3, dim=2)
+            part.unflatten(2, (-1, self.head_size)).transpose(1, 2)
+            for part in self.packed(hidden_BTD).split(self.rows, dim=2)
         )
+        if hasattr(self, "query_norm"):
+            query, key = self.query_norm(query), self.key_norm(key)
+        if angle_B1TF is not None:
+            query, key = turned(query, angle_B1TF), turned(key, angle_B1TF)
+        key, value = (each.repeat_interleave(self.sharing, dim=1) for each in (key, value))
         mixed_BHTW = F.scaled_dot_product_attention(query, key, value, attn_mask=seen_B1TS)
         out: Tensor = self.output(mixed_BHTW.transpose(1, 2).flatten(2))
         return out
 
 
+def turned(states_BHTW: Tensor, angle_B1TF: Tensor) -> Tensor:
+    """Return queries or keys, the first numbers of which are turned in pairs (Su et al. 2021)."""
+    cos, sin, pairs = angle_B1TF.cos(), angle_B1TF.sin(), angle_B1TF.shape[-1]
+    first, second, rest = states_BHTW.tensor_split((pairs, 2 * pairs), dim=-1)
+    made = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat([*(each.to(rest.dtype) for each in made), rest], dim=-1)
+
+
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them."""
+    """Two linear layers with an activation between them, which may be gated."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.width, config.feedforward)
-        self.output = nn.Linear(config.feedforward, config.width)
+        self.is_gated, bias = config.feedforward_kind == "gated", config.biases == "all"
+        inner = config.feedforward * (1 + self.is_gated)
+        self.inner = nn.Linear(config.width, inner, bias=bias)
+        self.output = nn.Linear(config.feedforward, config.width, bias=bias)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return `[B, T, D]`."""
-        out: Tensor = self.output(self.activation(self.inner(hidden_BTD)))
+        gate, *up = self.inner(hidden_BTD).chunk(1 + self.is_gated, dim=-1)
+        activated = self.activation(gate)
+        out: Tensor = self.output(activated * up[0] if up else activated)
         return out
 
 
 class Block(nn.Module):
-    """Attention and feed-forward layer, with norms before (`pre`, `tutorial`) or after (`post`)."""
+    """Attention and feed-forward layer, with norms before them, after them or on the sums."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, number: int) -> None:
         super().__init__()
         self.residual = config.residual
-        self.attention_norm = nn.LayerNorm(config.width, eps=config.epsilon)
+        is_plain = self.residual == "pre_first_plain" and number == 0
+        self.attention_norm = nn.Identity() if is_plain else norm_of(config, config.width)
         self.attention = Attention(config)
-        self.feed_forward_norm = nn.LayerNorm(config.width, eps=config.epsilon)
+        self.feed_forward_norm = norm_of(config, config.width)
         self.feed_forward = FeedForward(config)
+        if self.residual == "sandwich":
+            self.attention_first_norm = norm_of(config, config.width)
+            self.feed_forward_first_norm = norm_of(config, config.width)
         adapters = {name: Adapter(config.width, *each) for name, each in config.adapters.items()}
         self.sites = nn.ModuleDict(adapters)
 
-    def forward(self, z: Tensor, seen_B1TS: Tensor) -> Tensor:
+    def forward(self, z: Tensor, seen_B1TS: Tensor, angle_B1TF: Tensor | None) -> Tensor:
         """Return `[B, T, D]`."""
-        normed = self.attention_norm(z) if self.residual != "post" else z
-        z = normed if self.residual == "tutorial" else z
-        z = z + self._adapted(self.attention(normed, seen_B1TS), "after_attention")
-        z = self.attention_norm(z) if self.residual == "post" else z
-        normed = self.feed_forward_norm(z) if self.residual != "post" else z
-        z = normed if self.residual == "tutorial" else z
-        z = z + self._adapted(self.feed_forward(normed), "after_feed_forward")
-        return self.feed_forward_norm(z) if self.residual == "post" else z
+        attention = partial(self.attention, seen_B1TS=seen_B1TS, angle_B1TF=angle_B1TF)
+        if self.residual == "parallel":
+            attended = self._adapted(attention(self.attention_norm(z)), "after_attention")
+            fed = self.feed_forward(self.feed_forward_norm(z))
+            return z + attended + self._adapted(fed, "after_feed_forward")
+        z = self._with(z, "attention", attention)
+        return self._with(z, "feed_forward", self.feed_forward)
+
+    def _with(self, z: Tensor, name: str, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the state with the update of a sub-layer."""
+        norm, form = getattr(self, f"{name}_norm"), self.residual
+        if form == "post":
+            summed: Tensor = norm(z + self._adapted(part(z), f"after_{name}"))
+            return summed
+        if form in ("sandwich", "reordered"):
+            read = getattr(self, f"{name}_first_norm")(z) if form == "sandwich" else z
+            return z + self._adapted(norm(part(read)), f"after_{name}")
+        normed = norm(z)
+        z = normed if form == "tutorial" else z
+        return z + self._adapted(part(normed), f"after_{name}")
 
     def _adapted(self, update: Tensor, site: str) -> Tensor:
         return self.sites[site](update) if site in self.sites else update
@@ -138,12 +200,12 @@ class TransferModel(TransferPreTrainedModel):
         if config.segments:
             self.segment_embedding = nn.Embedding(config.segments, size)
         if config.embedding_norm:
-            self.embedding_norm = nn.LayerNorm(size, eps=config.epsilon)
+            self.embedding_norm = norm_of(config, size)
         if size != config.width:
             self.embedding_projection = nn.Linear(size, config.width)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
-        if config.residual == "pre":
-            self.final_norm = nn.LayerNorm(config.width, eps=config.epsilon)
+        self.blocks = nn.ModuleList(Block(config, number) for number in range(config.depth))
+        if config.final_norm:
+            self.final_norm = norm_of(config, config.width)
         if config.mix:
             self.mix = Mix(config.depth + 1, norm=config.mix == "normed")
         self.post_init()
@@ -168,20 +230,39 @@ class TransferModel(TransferPreTrainedModel):
         seen_B1TS = mask_BT[:, None, None, :] | itself_TT
         if self.config.direction == "causal":
             seen_B1TS = seen_B1TS & torch.ones_like(itself_TT).tril()
+        near_B1TS = seen_B1TS & self._near(itself_TT)
+        whole, local = (self._angles(mask_BT, name) for name in ("angles", "local_angles"))
         states = [state]
-        for block in self.blocks:
-            states.append(block(states[-1], seen_B1TS))
-        if self.config.residual == "pre":
+        for block, is_local in zip(self.blocks, self.config.has_window, strict=True):
+            given = (near_B1TS, local) if is_local else (seen_B1TS, whole)
+            states.append(block(states[-1], *given))
+        if self.config.final_norm:
             states[-1] = self.final_norm(states[-1])
         top_BTD = self.mix(states) if self.config.mix else states[-1]
         return BaseModelOutput(top_BTD, tuple(states) if output_hidden_states else None)
 
+    def _near(self, itself_TT: Tensor) -> Tensor:
+        """Return which keys are within the window of each query, `[T, T]`."""
+        window, causal = self.config.window, self.config.direction == "causal"
+        before, after = (window - 1, 0) if causal else (window // 2, window // 2)
+        return torch.ones_like(itself_TT).triu(-before).tril(after)
+
+    def _angles(self, mask_BT: Tensor, name: str) -> Tensor | None:
+        """Return the angles of rotary positions, `[B, 1, T, F]`; None without them."""
+        if self.config.position_kind != "rotary":
+            return None
+        position_BT = (mask_BT.long().cumsum(1) - 1).clamp(min=0)
+        frequency_F = torch.tensor(getattr(self.config, name), device=mask_BT.device)
+        return position_BT[:, None, :, None].float() * frequency_F
+
     def _embedded(self, tokens_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor | None) -> Tensor:
         config = self.config
         position_BT = (mask_BT.long().cumsum(1) - 1).clamp(min=0)
-        token_BTE = self.token_embedding(tokens_BT)
+        token_BTE = self.token_embedding(tokens_BT) * config.embedding_scale
         if config.position_kind == "learned":
             summed = token_BTE + self.position_embedding(position_BT)
+        elif config.position_kind == "rotary":
+            summed = token_BTE
         else:
             size = token_BTE.shape[-1]
             summed = token_BTE * math.sqrt(size) + sinusoids(position_BT, size).to(token_BTE)
@@ -226,8 +307,8 @@ class LanguageModelHead(nn.Module):
         super().__init__()
         size = (config.embedding_width or config.width) if config.tie_output else config.width
         if config.output_transform:
-            self.transform = nn.Linear(config.width, size)
-            self.norm = nn.LayerNorm(size, eps=config.epsilon)
+            self.transform = nn.Linear(config.width, size, bias=config.biases == "all")
+            self.norm = norm_of(config, size)
         if not config.tie_output:
             self.weight = nn.Parameter(torch.empty(config.vocab_size, size))
         if config.output_bias:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from transfer_cli.interop.family import (
-    COMMON,
     LANGUAGE_MODEL,
     MULTIPLE_CHOICE,
     QUESTION_ANSWERING,
@@ -21,6 +22,7 @@ from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.block import ACTIVATIONS
+from transfer_cli.model.positions import rotary_frequencies
 from transfer_cli.model.readout import ScalarMix
 from transfer_cli.objectives.sequence import SequenceObjective
 
@@ -30,15 +32,20 @@ FILE = Path(__file__).with_name("modeling_transfer.py")
 _OPTIONS = (
     "width", "heads", "depth", "feedforward", "positions", "activation", "residual",
     "position_kind", "direction", "output_bias", "tie_output", "segments", "output_transform",
-    "embedding_width", "epsilon",
+    "embedding_width", "epsilon", "norm", "feedforward_kind", "biases", "query_key_norm",
+    "embedding_scale", "window",
 )  # fmt: skip
 """Fields of a `BackboneShape` that the code reads."""
 
 _BUILT = {
-    **{name: (value,) for name, value in COMMON.items()},
-    "position_kind": ("learned", "sinusoidal"),
-    "residual": ("pre", "post", "tutorial"),
-}
+    "norm": ("layer", "layer_no_bias", "rms", "rms_unit"),
+    "feedforward_kind": ("mlp", "gated"),
+    "attention_pattern": ("full", "window"),
+    "position_kind": ("learned", "sinusoidal", "rotary"),
+    "residual": (
+        "pre", "post", "tutorial", "pre_first_plain", "sandwich", "reordered", "parallel",
+    ),
+}  # fmt: skip
 """Fields that name a class, and what the code has of them."""
 
 
@@ -138,10 +145,24 @@ def config(shape: BackboneShape, added: Mapping[str, Added], kind: Kind) -> dict
         },
         **{name: getattr(shape, name) for name in _OPTIONS},
         "embedding_norm": shape.has_embedding_norm,
+        "final_norm": shape.has_final_norm,
+        "head_size": shape.head_size,
+        "shared_heads": shape.shared_heads,
+        "has_window": shape.has_window,
+        **_angles(shape),
         "adapters": adapters,
         "mix": mix,
         "tie_word_embeddings": False,  # the code itself reads the one table twice
     }
+
+
+def _angles(shape: BackboneShape) -> dict[str, list[float]]:
+    """Return the angle of each pair of a head's numbers, in blocks of both kinds."""
+    if shape.position_kind != "rotary":
+        return {}
+    found = {"angles": shape.rotary, "local_angles": shape.rotary.local}
+    with torch.device("cpu"):  # a plan has its tensors on the meta device
+        return {n: rotary_frequencies(each, shape.head_size).tolist() for n, each in found.items()}
 
 
 def of_classifier(classifier: SequenceObjective, shape: BackboneShape) -> dict[str, Any]:

@@ -74,6 +74,13 @@ class Rotary:
         if not 0 < self.share <= 1:
             raise ValueError(f"rotary.share must be above 0 and at most 1, got {self.share}")
 
+    @property
+    def local(self) -> "Rotary":
+        """The angles in blocks with a window."""
+        if self.local_base is None:
+            return self
+        return replace(self, base=self.local_base, scaling=None)
+
 
 class Positions(nn.Module):
     """Base class of position kinds; built from a `BackboneShape`."""
@@ -135,10 +142,7 @@ class RotaryPositions(Positions):
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
         rotary, self.has_window = shape.rotary, shape.has_window
-        local = rotary
-        if rotary.local_base is not None:
-            local = replace(rotary, base=rotary.local_base, scaling=None)
-        for name, angles in (("frequency", rotary), ("local_frequency", local)):
+        for name, angles in (("frequency", rotary), ("local_frequency", rotary.local)):
             frequency_F = rotary_frequencies(angles, shape.head_size)
             self.register_buffer(name, frequency_F, persistent=False)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests import tiny
 from tests.published import TEXT, reference, wordpiece
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop import saving
@@ -127,6 +128,11 @@ def test_language_models_predict_the_same(tmp_path, tokenizer, shape, family):
         (replace(MASKED, residual="pre", embedding_norm=True), "no BERT: residual=pre, not post"),
         (replace(MASKED, residual="pre", embedding_width=7, tie_output=False), "residual=pre"),
         (replace(MASKED, position_kind="sinusoidal", width=20, embedding_width=15), "sinusoidal"),
+        (replace(CAUSAL, **tiny.MODERN), "attention_pattern=window"),
+        (replace(CAUSAL, **tiny.MODERN, residual="sandwich"), "no Gemma 3: norm=rms"),
+        (replace(CAUSAL, residual="parallel", biases="qkv", norm="rms_unit"), "residual=parallel"),
+        (replace(MASKED, **tiny.MODERN, residual="pre_first_plain"), "norm=rms"),
+        (replace(MASKED, residual="reordered", norm="layer_no_bias"), "norm=layer_no_bias"),
     ],
 )
 def test_what_fits_no_family_is_written_with_its_code(tmp_path, tokenizer, shape, misfit):
