@@ -26,7 +26,7 @@ from transfer_cli.adaptation import plans
 from transfer_cli.adaptation.edits import Adapters, Edit, FreshTop, LoRA, MixLayers, NewRows
 from transfer_cli.adaptation.penalties import EWC, L2SP, Penalty, Start
 from transfer_cli.adaptation.plans import Plan
-from transfer_cli.batch import Batch
+from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.cli import main
 from transfer_cli.data.loader import StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
@@ -46,10 +46,13 @@ from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
-from transfer_cli.tasks.choice.objective import Choice
+from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.multilabel.objective import Multilabel
 from transfer_cli.tasks.regression.objective import Regression
 from transfer_cli.tasks.span.objective import SpanExtraction
+from transfer_cli.tasks.tagging.objective import TokenTagging
+from transfer_cli.tasks.text_to_text.objective import PrefixLM
 
 WAITS = {
     # A step.
@@ -76,11 +79,13 @@ WAITS = {
     "engine.evaluation.Sums.update": "sums over batches, in float64 on the host",
     "objectives.classification.Classification.samples": "predictions for people to look at",
     "tasks.regression.objective.Regression.samples": "the same",
-    "tasks.choice.objective.Choice.samples": "the same",
+    "tasks.choice.objective.MultipleChoice.samples": "the same",
     "tasks.multilabel.objective.Multilabel.samples": "the same",
     "tasks.multilabel.objective.Multilabel.example_results": "how many labels are said at most, so "
     "that no text's are kept as long as all labels",
     "tasks.span.objective.SpanExtraction.samples": "the same",
+    "tasks.tagging.objective.TokenTagging.samples": "the same",
+    "tasks.tagging.objective.TokenTagging.metric_sums": "bincount, as in classification",
     "objectives.classification.Classification.metric_sums": "bincount asks for the largest "
     "number; the sums of the batch are read right after",
     "objectives.language_model.LanguageModel.example_results": "each text's number of targets, "
@@ -212,6 +217,56 @@ class Spans(tiny.Questions):
         return {**found, "span": span_B2, "window": window_B5}
 
 
+class Tagged(tiny.Questions):
+    """The same texts, of which each token is a word with a tag."""
+
+    def batch(self, indices: Any) -> Batch:
+        found = super().batch(indices)
+        del found["label"]
+        target_BT = torch.where(found["mask"], found["tokens"] % 2, IGNORE)
+        return {**found, "target": target_BT, "word_target": target_BT}
+
+
+class Answered(tiny.Questions):
+    """The same texts, of which the second half is written."""
+
+    def batch(self, indices: Any) -> Batch:
+        found = super().batch(indices)
+        del found["label"]
+        prefix_B = found["mask"].sum(1) // 2
+        next_BT = followers(found)
+        is_source_BT = torch.arange(next_BT.shape[1]) < prefix_B[:, None] - 1
+        written = next_BT.masked_fill(is_source_BT, IGNORE)
+        segment_BT = torch.zeros_like(next_BT)
+        return {**found, "prefix": prefix_B, "next_tokens": written, "segment": segment_BT}
+
+
+class Turns:
+    """Candidates of turns, of which the right one is said."""
+
+    def __init__(self) -> None:
+        self.groups = tiny.groups()
+        self.lengths = self.groups.lengths
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def batch(self, indices: Any) -> Batch:
+        found = self.groups.batch(indices)
+        next_BCT = followers(found)
+        is_right_BC = torch.arange(next_BCT.shape[1]) == found["label"][:, None]
+        said = next_BCT.masked_fill(~is_right_BC[..., None], IGNORE)
+        return {**found, "next_tokens": said, "segment": torch.zeros_like(next_BCT)}
+
+
+def followers(batch: Batch) -> torch.Tensor:
+    """Return the token after each one, `IGNORE` where there is none."""
+    behind = batch["tokens"].roll(-1, -1)
+    is_there = batch["mask"] & batch["mask"].roll(-1, -1)
+    is_there[..., -1] = False
+    return torch.where(is_there, behind, IGNORE)
+
+
 OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict[str, object]]] = {
     "clm": (CausalLM, lambda: tiny.blocks(tokens=1100), {}),
     "clm of labelled texts": (CausalLM, tiny.Questions, {}),
@@ -234,8 +289,11 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
     "classification": (lambda: Classification(dropout=0), tiny.Questions, {}),
     "regression": (lambda: Regression(dropout=0), Numbers, {}),
     "multilabel": (lambda: Multilabel(dropout=0), Several, {}),
-    "choice": (lambda: Choice(dropout=0), tiny.groups, {}),
+    "choice": (lambda: MultipleChoice(dropout=0), tiny.groups, {}),
     "spans": (SpanExtraction, Spans, {}),
+    "tags": (lambda: TokenTagging(dropout=0), Tagged, {}),
+    "dialog": (lambda: NextUtterance(dropout=0, reply_tokens=0), Turns, {}),
+    "text to text": (lambda: PrefixLM(generate=False), Answered, {}),
     "classification with a pooler": (
         lambda: Classification(dropout=0, pooler=True),
         lambda: tiny.Questions(causal=False),
@@ -277,8 +335,15 @@ for _name, (_make, _, _) in OBJECTIVES.items():
             "Multilabel.example_results",
             "Multilabel.samples",
         ),
-        Choice: ("EachExample.note", "row_by_row", "Choice.samples"),
+        MultipleChoice: ("EachExample.note", "row_by_row", "MultipleChoice.samples"),
         SpanExtraction: ("EachExample.note", "row_by_row", "SpanExtraction.samples"),
+        NextUtterance: ("EachExample.note", "row_by_row", "MultipleChoice.samples"),
+        TokenTagging: (
+            "TokenTagging.metric_sums",
+            "EachExample.note",
+            "row_by_row",
+            "TokenTagging.samples",
+        ),
         SourceDistillation: (),
     }.get(
         type(_make()),

@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_at_the_very_end_costs_no_step(
     write = CheckpointWriter.write_model
 
     def fill(job, *args):
-        files_up_to(1000)
+        files_up_to(5000)
         write(job, *args)
 
     with monkeypatch.context() as patch:

@@ -487,22 +487,6 @@ def test_a_text_with_a_gap_has_the_same_tokens_after_an_export(transfer, tmp_pat
     assert new("a b", "c d")["input_ids"] == old("a b", "c d")["input_ids"]
 
 
-def test_a_head_that_labels_tokens_is_not_taken_for_one_that_labels_texts(transfer, tmp_path):
-    publish(tmp_path / "tagger", "bert", "SequenceClassification")
-    path = tmp_path / "tagger" / "config.json"
-    found = json.loads(path.read_text())
-    for change in (
-        {"architectures": ["BertForTokenClassification"]},
-        {"problem_type": "multi_label_classification"},
-    ):
-        path.write_text(json.dumps(found | change))
-
-        start = open_pretrained("tagger")
-
-        assert start.description.labels == ()
-        assert "classifier.weight" in start.published.dropped
-
-
 def test_an_export_leaves_nothing_where_it_is_refused(transfer, tmp_path, pretrained):
     refused = transfer("export", f"run={pretrained}", "to=new/folder/out", "family=gpt2")
     assert refused.code == 2

@@ -104,7 +104,7 @@ def _write(output: str, prompt: str, texts: Sequence[GeneratedText], whole: str)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Prompt:
     """A prompt as a model reads it.
 
     Args:
@@ -120,21 +120,21 @@ class _Asked:
     is_source: bool = False
 
 
-def _asked(trained: Trained, prompt: str) -> _Asked:
+def _asked(trained: Trained, prompt: str) -> _Prompt:
     """Return a prompt as a run reads it: as text in pretraining, or as a source."""
     tokenizer, task = trained.start.tokenizer, trained.start.task
     if not isinstance(task, TextToTextTask):
         published, layout = trained.start.published, PromptLayout(tokenizer)
         if published is not None and not published.reads_lines:
             layout = PromptLayout(tokenizer, has_lines=False, before_text=published.before_text)
-        return _Asked(layout, layout.encode(prompt))
+        return _Prompt(layout, layout.encode(prompt))
     direction = datasets.direction_of(trained.start.description.shape)
     data = task.encode([TextToTextExample(prompt)], tokenizer, trained.length, direction)
     warn_of_cuts(data.num_cut, 1, *task.kept(trained.length))
     batch = data.batch(np.zeros(1, dtype=np.int64))
     prefix = int(batch["prefix"]) if "prefix" in batch else None
     layout = AnswerLayout(tokenizer, end=data.end)
-    return _Asked(layout, batch["tokens"][0].tolist(), prefix, is_source=True)
+    return _Prompt(layout, batch["tokens"][0].tolist(), prefix, is_source=True)
 
 
 def _fit(text: str) -> str:

@@ -43,11 +43,11 @@ class EncodedGroups:
         self.example_of = np.arange(len(examples))
         self._sequences = sequences
         self._counts = np.array(counts, dtype=np.int64)
-        self._starts = np.cumsum(self._counts) - self._counts
+        self._starts = starts = np.cumsum(self._counts) - self._counts
         self._fill = {"tokens": pad, "mask": False, "segment": 0}
         self._targets = {name: np.asarray(values) for name, values in targets.items()}
-        self.lengths = np.maximum.reduceat(sequences.lengths, self._starts)
-        self.num_cut = int(np.logical_or.reduceat(sequences.is_cut, self._starts).sum())
+        self.lengths = np.maximum.reduceat(sequences.lengths, starts)
+        self.num_cut = int(np.logical_or.reduceat(sequences.is_cut, starts).sum())
 
     def __len__(self) -> int:
         """Return the number of examples."""

@@ -38,7 +38,7 @@ _CAUSAL = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
 _REGRESSION = {"_target_": "transfer_cli.tasks.regression.objective.Regression",
                "standardise": False}  # fmt: skip
 _NUMBERS = {"_target_": "transfer_cli.tasks.regression.task.RegressionTask"}
-_CHOICE = {"_target_": "transfer_cli.tasks.choice.objective.Choice"}
+_CHOICE = {"_target_": "transfer_cli.tasks.choice.objective.MultipleChoice"}
 _CHOICES = {"_target_": "transfer_cli.tasks.choice.task.ChoiceTask"}
 _ANSWERS = {"_target_": "transfer_cli.tasks.span.objective.SpanExtraction"}
 _SPANS = {"_target_": "transfer_cli.tasks.span.task.SpanTask"}

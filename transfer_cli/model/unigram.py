@@ -27,7 +27,7 @@ class ZeroBackbone(nn.Module):
         self.token_embedding = nn.Embedding(vocabulary, 1)
         self.blocks = nn.ModuleList()
 
-    def forward(self, tokens_BT: Tensor, *_: Tensor | None, padded: bool = True) -> list[Tensor]:
+    def forward(self, tokens_BT: Tensor, *_: Tensor | None, **ignored: object) -> list[Tensor]:
         """Return one hidden state of zeros, `[B, T, 1]`."""
         return [torch.zeros(*tokens_BT.shape, 1, device=tokens_BT.device)]
 

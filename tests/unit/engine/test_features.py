@@ -10,7 +10,7 @@ from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.classification import Classification
-from transfer_cli.tasks.choice.objective import Choice
+from transfer_cli.tasks.choice.objective import MultipleChoice
 
 POOLINGS = ("cls_first", "cls_last", "mean", "max", "concat")
 ORDER = np.random.default_rng(0).permutation(60)
@@ -205,7 +205,7 @@ def test_features_of_a_gpu_can_stay_there():
 @pytest.mark.parametrize("kept", [None, "cls_last", "concat"])
 def test_examples_of_several_texts_have_features_as_well(kept):
     pooling = kept or "mean"
-    objective, data = Choice(pooling), tiny.groups(20)
+    objective, data = MultipleChoice(pooling), tiny.groups(20)
     model = tiny.model(objective).eval()
     tiny.lively(model)
     features = cached(data, model, pooling=kept)

@@ -9,7 +9,7 @@ from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.tasks.choice.objective import Choice, hits_and_ranks
+from transfer_cli.tasks.choice.objective import MultipleChoice, hits_and_ranks
 from transfer_cli.tasks.choice.task import ChoiceExample, ChoiceTask
 from transfer_cli.testing.claims import randomize
 
@@ -23,7 +23,7 @@ TOKENIZER = WordPiece(size=80).make(lambda: iter([WORDS] * 3))
 def asked(request):
     """Return an objective with a random model, and how to ask it for the logits of examples."""
     pooling, hidden = request.param
-    objective = Choice(pooling=pooling, hidden=hidden)
+    objective = MultipleChoice(pooling=pooling, hidden=hidden)
     objective.setup(TaskInfo(TOKENIZER, task=ChoiceTask()))
     shape = BackboneShape(16, 2, 2, 32, 32, direction="bidirectional", segments=2)
     backbone = Backbone(shape, TOKENIZER.size)
@@ -89,7 +89,7 @@ def test_a_missing_choice_gets_no_gradient(asked):
 
 
 def test_a_missing_choice_is_not_among_the_statistics_of_a_batch_norm():
-    objective = Choice(pooling="mean", batch_norm=True)
+    objective = MultipleChoice(pooling="mean", batch_norm=True)
     objective.setup(TaskInfo(TOKENIZER, task=ChoiceTask()))
     backbone = Backbone(tiny.shape(direction="bidirectional", positions=32), TOKENIZER.size)
     model = TransferModel(backbone, objective.modules(backbone)).train()

@@ -10,7 +10,7 @@ from transfer_cli.data.tokenizer import WordPiece
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.tasks.base import Result
-from transfer_cli.tasks.choice.objective import Choice
+from transfer_cli.tasks.choice.objective import MultipleChoice
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.dialog.objective import NextUtterance
@@ -43,7 +43,7 @@ def test_regression_keeps_the_contract(tokenizer):
 
 
 def test_choice_keeps_the_contract(tokenizer):
-    check_task(ChoiceTask, Choice(pooling="mean"), tokenizer)
+    check_task(ChoiceTask, MultipleChoice(pooling="mean"), tokenizer)
 
 
 @pytest.mark.parametrize("masked", [True, False])

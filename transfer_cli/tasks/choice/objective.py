@@ -18,7 +18,7 @@ from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
 from transfer_cli.objectives.sequence import SequenceObjective
 
 
-class Choice(SequenceObjective):
+class MultipleChoice(SequenceObjective):
     """Cross-entropy of the right choice among those of its example; see `SequenceObjective`.
 
     The head gives each choice, read after its context, one number; a softmax over an example's

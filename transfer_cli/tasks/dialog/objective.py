@@ -19,11 +19,12 @@ from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exponential
 from transfer_cli.objectives.replies import replies, text_until, without_special
-from transfer_cli.tasks.choice.objective import Choice
+from transfer_cli.seeds import ExampleNoise
+from transfer_cli.tasks.choice.objective import MultipleChoice
 from transfer_cli.tasks.span.scoring import f1
 
 
-class NextUtterance(Choice):
+class NextUtterance(MultipleChoice):
     """Cross-entropy of the right candidate, and of its words (Wolf et al. 2019).
 
     The words have their own term, which counts by `language_model`; a further loss on them,
@@ -76,6 +77,10 @@ class NextUtterance(Choice):
     def pooling_of(self, model: TransferModel) -> None:
         """Return None: the words need the state of every token."""
 
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Add `target`, `[B, C, T]`: the words of the right candidate."""
+        return self._words.prepare(batch, noise)
+
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of turns, and of words of right replies."""
         return {**super().counts(batch), "words": int((batch["next_tokens"] != IGNORE).sum())}
@@ -121,8 +126,7 @@ class NextUtterance(Choice):
         )
 
     def _nats(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        words = {**batch, "target": batch["next_tokens"]}
-        return self._words.loss_sums(model, words, encoded)["loss"]
+        return self._words.loss_sums(model, batch, encoded)["loss"]
 
     def _f1(self, model: TransferModel, batch: Batch) -> float:
         """Return the summed F1 of the words of what the model says to each turn of a batch."""

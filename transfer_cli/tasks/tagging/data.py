@@ -14,7 +14,7 @@ from transfer_cli.data.split import Whole
 from transfer_cli.data.tasks import INPUT, MAX_LABELS, Drawn, LabelledData, LabelledFiles
 from transfer_cli.errors import DataError, at_least, listed, nearest, one_of
 from transfer_cli.tasks.tagging import schemes
-from transfer_cli.tasks.tagging.readers import FIELDS, Columns, Sentence, format_of, sentences
+from transfer_cli.tasks.tagging.readers import FIELDS, Sentence, TagColumns, format_of, sentences
 from transfer_cli.tasks.tagging.schemes import Scheme
 from transfer_cli.tasks.tagging.task import TagExample, TaggingTask
 
@@ -127,7 +127,7 @@ class TaggedFiles(_Tagged, LabelledFiles):
         one_of("scheme", self.scheme, schemes.SCHEMES, ValueError)
         if isinstance(self.tag, str):
             one_of("tag", self.tag, FIELDS, ValueError)
-        self._columns = Columns(self.word, self.tag, self.comments, self.names)
+        self._columns = TagColumns(self.word, self.tag, self.comments, self.names)
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
         """See `TaskData`; `data_dir` changes nothing."""

@@ -3,7 +3,7 @@
 Legend: B rows, T positions, D width, N targets, C tags.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from transfer_cli.batch import IGNORE, Batch, rows_with_target
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone, initialise_plain
+from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
 
@@ -25,7 +26,7 @@ class TagHead(nn.Linear):
 
     def __init__(self, width: int, tags: int, dropout: float) -> None:
         super().__init__(width, tags)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return `[..., C]` of `[..., D]`."""
@@ -119,18 +120,15 @@ class TokenTagging(Objective):
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return each row with the tags of its words and the likeliest ones."""
-        said_BT = self.logits(model, encoded).argmax(-1)
-        is_word_BT = batch["word_target"] != IGNORE
-        return [
-            Sample(tokens[mask].tolist(), self._names(target[is_word]), self._names(said[is_word]))
-            for tokens, mask, target, said, is_word in zip(
-                batch["tokens"], batch["mask"], batch["word_target"], said_BT, is_word_BT,
-                strict=True,
-            )
-        ]  # fmt: skip
+        target_BT = batch["word_target"]
+        said_BT = torch.where(target_BT == IGNORE, IGNORE, self.logits(model, encoded).argmax(-1))
+        rows = zip(batch["tokens"], batch["mask"], strict=True)
+        tokens = [tokens[mask].tolist() for tokens, mask in rows]
+        tags = (map(self._names, tags_BT.tolist()) for tags_BT in (target_BT, said_BT))
+        return [Sample(*row) for row in zip(tokens, *tags, strict=True)]
 
-    def _names(self, tags: Tensor) -> str:
-        return " ".join(self.info.labels[tag] for tag in tags.tolist())
+    def _names(self, tags: Sequence[int]) -> str:
+        return " ".join(self.info.labels[tag] for tag in tags if tag != IGNORE)
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats

@@ -50,7 +50,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Columns:
+class TagColumns:
     """How files are read.
 
     Args:
@@ -66,7 +66,7 @@ class Columns:
     names: Sequence[str] | None = None
 
 
-def sentences(path: Path, file_format: Format, columns: Columns) -> list[Sentence]:
+def sentences(path: Path, file_format: Format, columns: TagColumns) -> list[Sentence]:
     """Return the sentences of a file.
 
     Raises:
@@ -86,7 +86,7 @@ def format_of(path: Path) -> Format:
     return "conllu" if ".conllu" in suffixes else "conll"
 
 
-def _conll(path: Path, columns: Columns) -> Iterator[Sentence]:
+def _conll(path: Path, columns: TagColumns) -> Iterator[Sentence]:
     width = 0
 
     def word_of(line: str, number: int) -> tuple[str, str] | None:
@@ -110,7 +110,7 @@ def _conll(path: Path, columns: Columns) -> Iterator[Sentence]:
     yield from _by_lines(path, word_of)
 
 
-def _conllu(path: Path, columns: Columns) -> Iterator[Sentence]:
+def _conllu(path: Path, columns: TagColumns) -> Iterator[Sentence]:
     column = FIELDS[str(columns.tag)]
 
     def word_of(line: str, number: int) -> tuple[str, str] | None:
@@ -161,7 +161,7 @@ def _sentence(found: Sequence[tuple[str, str, int]]) -> Sentence:
     return Sentence(words, tags, lines)
 
 
-def _jsonl(path: Path, columns: Columns) -> Iterator[Sentence]:
+def _jsonl(path: Path, columns: TagColumns) -> Iterator[Sentence]:
     for record in read_table(path, "jsonl"):
         fields, where = record.fields, f"{path}, line {record.line}"
         if "tokens" in fields:
@@ -259,6 +259,6 @@ def _list(fields: Mapping[str, object], key: str, where: str) -> list[Any]:
     return found
 
 
-_READERS: Mapping[Format, Callable[[Path, Columns], Iterator[Sentence]]] = {
+_READERS: Mapping[Format, Callable[[Path, TagColumns], Iterator[Sentence]]] = {
     "conll": _conll, "conllu": _conllu, "jsonl": _jsonl,
 }  # fmt: skip

@@ -49,7 +49,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Window:
     """A window: its tokens, and of each of its own words the number, first piece and end."""
 
     tokens: list[int]
@@ -58,7 +58,7 @@ class _Row:
     @classmethod
     def of(
         cls, pieces: Sequence[list[int]], window: tuple[int, int], own: range, before: list[int]
-    ) -> "_Row":
+    ) -> "_Window":
         tokens, words = [*before], []
         for word in range(*window):
             start = len(tokens)
@@ -108,13 +108,13 @@ def encode_words(
     known = [example.label is not None for example in examples]
     if any(known) and not all(known):
         raise DataError(f"Text {known.index(False) + 1} of {len(known)} has no tags, others have.")
-    rows, example_of, is_cut = list[_Row](), list[int](), list[bool]()
+    rows, example_of, is_cut = list[_Window](), list[int](), list[bool]()
     for at, (_, found) in enumerate(_pieces(examples, tokenizer)):
         is_cut.append(any(len(own) > room for own in found))
         pieces = [own[:room] for own in found]
         windows = windows_of([*map(len, pieces)], room, reading.stride)
         for window, own in zip(windows, owners(len(pieces), windows), strict=True):
-            rows.append(_Row.of(pieces, window, own, before))
+            rows.append(_Window.of(pieces, window, own, before))
             example_of.append(at)
     targets: dict[str, list[list[int]]] = {}
     if any(known):

@@ -51,7 +51,8 @@ def test_csv_gives_back_any_text(text, pair, kept):
 
 
 def test_json_lines_hold_what_is_kept_as_it_was():
-    found = written("jsonl", Row(1, Example("a", pair="b"), {"n": [1, None], "x": "ü"}, 0))
+    row = Row(1, Example("a", pair="b"), {"n": [1, None], "x": "ü"}, 0)
+    found = written("jsonl", row, Columns("text", "other", keep=True, task=TASK))
 
     assert found == {
         "text": "a", "label": "yes", "probabilities": {"no": 0.25, "yes": 0.75}, "pair": "b",
