@@ -16,7 +16,7 @@ from transfer_cli.interop.vocabulary import read_tokenizer
 from transfer_cli.tasks.tagging import schemes
 from transfer_cli.tasks.tagging.data import SampleTags, TaggedFiles
 from transfer_cli.tasks.tagging.decoding import may_follow, viterbi
-from transfer_cli.tasks.tagging.readers import Columns, sentences
+from transfer_cli.tasks.tagging.readers import TagColumns, sentences
 from transfer_cli.tasks.tagging.task import TagExample, TaggingTask, measures
 from transfer_cli.tasks.tagging.windows import owners, windows_of
 
@@ -401,8 +401,8 @@ def test_a_tag_only_in_test_is_told_with_its_line(tmp_path):
 def test_comments_are_left_out_on_request(tmp_path):
     (tmp_path / "a.conll").write_text("# O\nb O\n")
 
-    assert len(sentences(tmp_path / "a.conll", "conll", Columns())[0].words) == 2
-    assert len(sentences(tmp_path / "a.conll", "conll", Columns(comments=True))[0].words) == 1
+    assert len(sentences(tmp_path / "a.conll", "conll", TagColumns())[0].words) == 2
+    assert len(sentences(tmp_path / "a.conll", "conll", TagColumns(comments=True))[0].words) == 1
 
 
 def test_the_sample_shows_no_kind_by_its_wording_and_no_name_in_two_splits(tmp_path):
