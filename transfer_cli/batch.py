@@ -60,7 +60,7 @@ def with_facts(batch: Batch) -> Batch:
     found = {"padded": ~batch["mask"].all(), **batch}
     if batch["mask"].dim() > 2:
         found["sequences"] = real_sequences(batch)
-    if "target" in batch:
+    if "target" in batch or "next_tokens" in batch:
         found["target_rows"] = rows_with_target(batch)
     if "compared" in batch:
         found["compared_rows"] = rows_compared(batch)
@@ -75,10 +75,14 @@ def real_sequences(batch: Batch) -> Tensor:
 
 
 def rows_with_target(batch: Batch) -> Tensor:
-    """Return where a prepared batch has a target, `[N]`, counted through it row by row."""
+    """Return where a batch has a target, `[N]`, counted through it row by row.
+
+    Before an objective has prepared it, the tokens that follow are the targets.
+    """
     if "target_rows" in batch:
         return batch["target_rows"]
-    return (batch["target"] != IGNORE).flatten().nonzero().squeeze(1)
+    target_BT = batch["target"] if "target" in batch else batch["next_tokens"]
+    return (target_BT != IGNORE).flatten().nonzero().squeeze(1)
 
 
 def rows_compared(batch: Batch) -> Tensor:

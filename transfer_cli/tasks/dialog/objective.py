@@ -19,7 +19,6 @@ from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.language_model import exponential
 from transfer_cli.objectives.replies import replies, text_until, without_special
-from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.choice.objective import MultipleChoice
 from transfer_cli.tasks.span.scoring import f1
 
@@ -77,10 +76,6 @@ class NextUtterance(MultipleChoice):
     def pooling_of(self, model: TransferModel) -> None:
         """Return None: the words need the state of every token."""
 
-    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
-        """Add `target`, `[B, C, T]`: the words of the right candidate."""
-        return self._words.prepare(batch, noise)
-
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of turns, and of words of right replies."""
         return {**super().counts(batch), "words": int((batch["next_tokens"] != IGNORE).sum())}
@@ -126,7 +121,8 @@ class NextUtterance(MultipleChoice):
         )
 
     def _nats(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        return self._words.loss_sums(model, batch, encoded)["loss"]
+        words = {**batch, "target": batch["next_tokens"]}
+        return self._words.loss_sums(model, words, encoded)["loss"]
 
     def _f1(self, model: TransferModel, batch: Batch) -> float:
         """Return the summed F1 of the words of what the model says to each turn of a batch."""
