@@ -143,6 +143,7 @@ def test_what_is_exported_gives_the_same_numbers(transfer, run, tmp_path, form):
     assert found[:, 0].tolist() == pytest.approx(expected, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_what_an_export_leaves_out_is_said(transfer, words):
     transfer(*words, "objective.clip=[1,2]", "loop.steps=2", "run.dir=run")
 
