@@ -44,6 +44,7 @@ NEEDS = {
     ("data", "numbers"): ["data.train=a.csv"],
     ("data", "choices"): ["data.train=a.jsonl"],
     ("data", "squad"): ["data.train=a.json"],
+    ("data", "glue"): ["data.task=cola", "data.folder=CoLA"],
     ("data", "labels"): ["data.train=a.csv"],
     ("data", "hub"): ["data.name=owner/name"],
     ("data", "dialog"): ["data.train=a.json"],

@@ -4,6 +4,7 @@ Legend: B batch, T positions, D width, C classes.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from transfer_cli.batch import Batch
 from transfer_cli.data.split import TextStats
-from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
 from transfer_cli.objectives.sequence import SequenceObjective
@@ -117,11 +118,43 @@ class Classification(SequenceObjective):
             "error_rate": 100 * (1 - accuracy),
             "macro_f1": float(f1.mean()),
         }
+        judged_by = self._judged_by()
+        if judged_by == "matthews":
+            found["matthews"] = matthews(right, given, said)
+        elif judged_by == "f1":
+            below = float(given[1] + said[1])
+            found["f1"] = 2 * float(right[1]) / below if below else 0.0
         for name, hit, all_of in zip(self.info.labels, right, given, strict=True):
             if all_of:
                 found[f"accuracy/{name}"] = float(hit / all_of)
         return found
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        """Return the error rate first, then the other metrics."""
-        return METRICS
+        """Return what runs are judged by first: the error rate, if the task names no other."""
+        name = self._judged_by()
+        if name == "error_rate":
+            return METRICS
+        error, *others = METRICS
+        unit: Unit = "fraction" if name == "f1" else "none"
+        judge = Metric(name, higher_is_better=True, unit=unit, headline=True)
+        return (judge, replace(error, headline=False), *others)
+
+    def _judged_by(self) -> str:
+        info = getattr(self, "info", None)  # metrics are asked for before there is one
+        return getattr(info and info.task, "judged_by", "error_rate")
+
+
+def matthews(right_C: Tensor, given_C: Tensor, said_C: Tensor) -> float:
+    """Return the correlation of labels and answers (Matthews 1975; Gorodkin 2004).
+
+    It is 0 where all labels, or all answers, are the same.
+
+    Args:
+        right_C: How often each label was answered rightly.
+        given_C: How often it was given.
+        said_C: How often it was the answer.
+    """
+    whole = given_C.sum()
+    both = right_C.sum() * whole - given_C @ said_C
+    below = (whole**2 - given_C @ given_C) * (whole**2 - said_C @ said_C)
+    return float(both / below.sqrt()) if below > 0 else 0.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -19,7 +19,12 @@ MARGIN = 0.02
 
 @dataclass(frozen=True)
 class ClassificationTask(Task):
-    """One label for a text, or for a pair of texts."""
+    """One label for a text, or for a pair of texts.
+
+    Args:
+        judged_by: The measure that runs are judged by: `error_rate`, `matthews` (the correlation of
+            labels and answers) or, of two labels, `f1`, that of the second one.
+    """
 
     name: ClassVar[str] = "classification"
     objective: ClassVar[str] = "classification"
@@ -28,6 +33,8 @@ class ClassificationTask(Task):
     fields: ClassVar[tuple[str, ...]] = ("label", "probabilities")
     export_head: ClassVar[str | None] = "sequence_classification"
     can_fail: ClassVar[bool] = True
+
+    judged_by: Literal["error_rate", "matthews", "f1"] = "error_rate"
 
     @classmethod
     def table(cls) -> type[Table]:

@@ -20,7 +20,7 @@ _SIZES = {"disease": 0.0, "mineral": 1.0, "animal": 2.0, "person": 3.0, "city": 
 
 
 @dataclass(kw_only=True)
-class _Numbered(Drawn):
+class Numbered(Drawn):
     """A data set with a number for each text."""
 
     def strata(self, examples: Sequence[NumberExample]) -> Sequence[int]:
@@ -40,7 +40,7 @@ class _Numbered(Drawn):
 
 
 @dataclass(kw_only=True)
-class NumberTable(_Numbered, Table):
+class NumberTable(Numbered, Table):
     """Own tables whose column of the label holds a number for each text; see `data.tasks.Table`."""
 
     numbers: ClassVar[bool] = True
@@ -48,14 +48,14 @@ class NumberTable(_Numbered, Table):
 
     def load(self, data_dir: Path, seed: int) -> LabelledData:
         """See `TaskData`."""
-        return _with_task(super().load(data_dir, seed))
+        return with_scale(super().load(data_dir, seed))
 
     def row_of(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
     ) -> TableRow:
         """See `Table`."""
         row = super().row_of(record, columns, name, labels)
-        if not _is_number(row.label):
+        if not is_number(row.label):
             raise DataError(
                 f"{name}, line {row.line}: {row.label!r:.80} in {columns.label!r} is no number; "
                 "data=table takes names of classes."
@@ -73,7 +73,7 @@ class NumberTable(_Numbered, Table):
 
 
 @dataclass(kw_only=True)
-class SampleNumbers(_Numbered):
+class SampleNumbers(Numbered):
     """The embedded questions about the made-up encyclopedia, answered by how large a thing is.
 
     The number is that of the kind of thing that the one name in a question belongs to, which only
@@ -93,10 +93,10 @@ class SampleNumbers(_Numbered):
             for name, rows in questions.items()
         }
         data = LabelledData("sample_numbers", (), splits, RegressionTask.node())
-        return _with_task(self._drawn(data, seed))
+        return with_scale(self._drawn(data, seed))
 
 
-def _with_task(data: LabelledData) -> LabelledData:
+def with_scale(data: LabelledData) -> LabelledData:
     """Return data with the mean and the deviation of its training examples."""
     values = _values(data.splits["train"])
     task = RegressionTask.node(mean=float(values.mean()), scale=float(values.std()))
@@ -108,7 +108,8 @@ def _values(examples: Sequence[NumberExample]) -> npt.NDArray[np.float64]:
     return np.array([each.value for each in examples], dtype=np.float64)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:

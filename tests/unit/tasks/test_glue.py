@@ -1,0 +1,143 @@
+"""GLUE's files, with their traps, and the measures that the benchmark takes."""
+
+import pytest
+import torch
+
+from transfer_cli.data.split import TextStats
+from transfer_cli.errors import DataError
+from transfer_cli.objectives.base import TaskInfo
+from transfer_cli.objectives.classification import Classification, matthews
+from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.glue import TASKS, Glue
+from transfer_cli.tasks.regression.task import RegressionTask
+
+FILES = {
+    "cola": {"train.tsv": "gj04\t1\t\tThey go .\ngj04\t0\t*\tThey goes .\n"},
+    "sst2": {"train.tsv": "sentence\tlabel\na gem \t1\ndull \t0\n"},
+    "mrpc": {
+        "train.tsv": "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tA b\tB a\n"
+        '0\t7\t8\tHe said " so\tNo\n'
+    },
+    "stsb": {
+        "train.tsv": "index\tgenre\tsentence1\tsentence2\tscore\n0\tx\tA b\tB\t2.5\n1\tx\tC\tD\t5\n"
+    },
+    "qqp": {
+        "train.tsv": "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+        '1\t2\t3\tWhat is "x ?\tWhy ?\t0\n4\t5\n6\t7\t8\tHow ?\tHow so ?\t1\n'
+    },
+    "mnli": {
+        "train.tsv": "index\tsentence1\tsentence2\tlabel1\tgold_label\n"
+        "0\tA\tB\tneutral\tneutral\n1\tC\tD\tentailment\t-\n2\tE\tF\tx\tcontradiction\n"
+        "3\tG\tH\tx\tentailment\n",
+    },
+    "qnli": {
+        "train.tsv": "index\tquestion\tsentence\tlabel\n0\tA ?\tB .\tentailment\n"
+        "1\tC ?\tD .\tnot_entailment\n"
+    },
+    "rte": {
+        "train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tA\tB\tnot_entailment\n"
+        "1\tC\tD\tentailment\n"
+    },
+    "wnli": {"train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tA\tB\t1\n1\tC\tD\t0\n"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def glue(tmp_path):
+    """Return a function that writes a task's files, with changes, and returns the data set."""
+
+    def write(task, old="", new=""):
+        (text,) = FILES[task].values()
+        for file in TASKS[task].splits.values():
+            (tmp_path / file).write_text(text.replace(old, new), encoding="utf-8")
+        return Glue(task=task, folder=str(tmp_path))
+
+    return write
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_each_data_set_is_read(glue, task, tmp_path):
+    data = glue(task).load(tmp_path, 0)
+
+    more = {"mismatched"} if task == "mnli" else set()
+    assert set(data.splits) == {"train", "validation"} | more
+    labels = {*TASKS[task].labels}
+    assert {data.labels[each.label] for each in data.splits["train"]} == labels if labels else True
+    pairs = {each.pair is not None for each in data.splits["train"]}
+    assert pairs == {task not in ("cola", "sst2")}
+
+
+def test_a_quotation_mark_is_a_character(glue, tmp_path):
+    found = glue("qqp").load(tmp_path, 0).splits["train"]
+
+    assert [each.text for each in found] == ['What is "x ?', "How ?"]
+
+
+def test_what_is_left_out_is_counted(glue, tmp_path, caplog):
+    glue("qqp").load(tmp_path, 0)
+    assert "train.tsv: left out 1 rows that lack columns" in caplog.text
+
+    assert len(glue("mnli").load(tmp_path, 0).splits["mismatched"]) == 3
+    assert "dev_mismatched.tsv: left out 1 rows that are '-'" in caplog.text
+
+
+def test_stsb_is_a_task_of_numbers(glue, tmp_path):
+    data = glue("stsb").load(tmp_path, 0)
+
+    assert data.task == RegressionTask.node(mean=3.75, scale=1.25)
+    assert [each.value for each in data.splits["train"]] == [2.5, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("task", "old", "new", "message"),
+    [
+        ("rte", "sentence2\t", "hypothesis\t", r"train.tsv, line 1: no column 'sentence2'; there"),
+        ("rte", "1\tC\tD\t", "C\t", "train.tsv, line 3: 2 columns parted by tabs, expected at"),
+        ("rte", "\tentailment", "\tentailed", "line 3: the label 'entailed' is not one of entail"),
+        ("stsb", "2.5", "nan", "train.tsv, line 2: 'nan' is no number"),
+        ("cola", "\t0\t", "\t1\t", "no training example has the label '0'"),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_is_named(glue, tmp_path, task, old, new, message):
+    with pytest.raises(DataError, match=message):
+        glue(task, old, new).load(tmp_path, 0)
+
+
+def test_a_folder_without_the_files_and_a_task_that_is_none_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"train\.tsv"):
+        Glue(task="rte", folder=str(tmp_path / "none")).load(tmp_path, 0)
+    with pytest.raises(ValueError, match=r"'mmli' is not one of .* Did you mean 'mnli'"):
+        Glue(task="mmli", folder=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ([[40, 10], [5, 45]], 0.7035265),
+        ([[50, 0], [50, 0]], 0.0),
+        ([[3, 0, 0], [0, 4, 0], [0, 0, 5]], 1.0),
+    ],
+)
+def test_matthews_is_the_correlation_of_labels_and_answers(table, expected):
+    table = torch.tensor(table, dtype=torch.float64)
+
+    found = matthews(table.diagonal(), table.sum(1), table.sum(0))
+
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("judged_by", "first", "value"),
+    [("matthews", "matthews", 0.7035265), ("f1", "f1", 90 / 105), ("error_rate", "error_rate", 15)],
+)
+def test_runs_are_judged_by_what_the_benchmark_takes(judged_by, first, value):
+    objective = Classification()
+    task = ClassificationTask(("0", "1"), judged_by=judged_by)
+    objective.setup(TaskInfo(None, task.labels, task=task))
+    totals = {"confusion": torch.tensor([[40, 10], [5, 45]]), "loss": torch.tensor(50.0)}
+
+    found = objective.compute_metrics(totals, {"loss": 100}, TextStats())
+
+    assert objective.declared_metrics()[0].name == first
+    assert [each.name for each in objective.declared_metrics() if each.headline] == [first]
+    assert found[first] == pytest.approx(value, abs=1e-6)
