@@ -216,7 +216,7 @@ def test_a_file_that_does_not_fit_is_refused(transfer, finetuned, own, tmp_path,
     [
         (
             ["split=tset"],
-            "split: 'tset' is not one of auto, all, train, validation, test. Did you mean",
+            "split: this data has no tset split; type split= with one of train, validation, test",
         ),
         (["baseline=unigrm"], "baseline: 'unigrm' is not one of none, unigram. Did you mean"),
         (["baseline=unigram"], "baseline: unigram scores text, and this run classifies"),

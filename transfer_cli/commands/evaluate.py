@@ -37,9 +37,9 @@ from transfer_cli.training.workers import in_process_group
 _ASKED: Mapping[str, Sequence[tuple[str, ...]]] = {
     "auto": (("test",), ("validation",)),
     "all": (datasets.SPLITS,),
-    **{name: ((name,),) for name in datasets.SPLITS},
 }
-"""What `split` may be: sets of splits, of which the first that the data have is scored."""
+"""What `split` may be but the name of one: sets, of which the first that the data have is scored.
+Some labelled data have splits of their own, such as MNLI's `mismatched`."""
 
 BASELINES = ("none", "unigram")
 
@@ -48,7 +48,6 @@ _OF_INPUT = ("text", "pair", "label", "delimiter", "encoding", "header", "format
 
 def evaluate(config: DictConfig) -> None:
     """Print the measures of the splits asked for; write them to `output` if there is one."""
-    one_of("split", config.split, _ASKED)
     one_of("baseline", config.baseline, BASELINES)
     at_least("batch:", config.batch, 1, ConfigError)
     _check_input(config)
@@ -63,7 +62,8 @@ def evaluate(config: DictConfig) -> None:
             if own is None:
                 splits = _of_file(config, trained)
             else:
-                splits = _encoded(*own, trained, _ASKED[config.split], origins)
+                asked = _ASKED.get(config.split, ((config.split,),))
+                splits = _encoded(*own, trained, asked, origins)
         model = trained.model
         if config.baseline == "unigram" and own is not None:
             with distributed.main_first():
@@ -189,6 +189,7 @@ def _encoded(
             note = partial(origins.text, "data")
             prepared, _ = datasets.text(source, place, shape, tokenizer, names, note)
         elif labelled and any(name in labelled.splits for name in names):
+            names = tuple(labelled.splits) if names == datasets.SPLITS else names
             data = origins.labelled("data", _for_run(labelled, trained), names)
             prepared = datasets.task(data, length, tokenizer, shape, names, trained.start.task)
         else:
