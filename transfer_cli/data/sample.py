@@ -22,6 +22,9 @@ NAMES_ASKED = {"train": 8, "validation": 4, "test": 8}
 QUESTIONS_PER_NAME = {"train": 3, "validation": 4, "test": 6}
 """Wordings of the question about each of them."""
 
+PAIRS_PER_QUESTION = 4
+"""Pairs of either answer that each question is the first of."""
+
 TEXTS_ASKED = {"train": 1200, "validation": 120, "test": 300}
 """Texts of a split that are asked for the name of a kind of thing."""
 
@@ -236,6 +239,30 @@ def questions(seed: int = 0) -> tuple[tuple[str, ...], dict[str, list[tuple[str,
         splits[split] = _ask(asked, QUESTIONS_PER_NAME[split], _Draw(derive(seed, "asked", split)))
         start += count
     return tuple(_SENTENCES), splits
+
+
+def pairs(seed: int = 0) -> dict[str, list[tuple[str, str, bool]]]:
+    """Return each split's pairs of questions, and whether both ask about names of one kind.
+
+    Half of them do, and each name stands in as many of these as of the others.
+    """
+    kinds, asked = questions(seed)
+    found = {}
+    for split, rows in asked.items():
+        draw = _Draw(derive(seed, "pairs", split))
+        of_kind = [[text for text, label in rows if label == kind] for kind in range(len(kinds))]
+        found[split] = [
+            (text, choice[draw.number(len(choice))], is_same)
+            for _ in range(PAIRS_PER_QUESTION)
+            for text, label in rows
+            for is_same in (True, False)
+            for choice in [of_kind[label if is_same else _other(label, len(kinds), draw)]]
+        ]
+    return found
+
+
+def _other(label: int, count: int, draw: _Draw) -> int:
+    return (label + 1 + draw.number(count - 1)) % count
 
 
 def choices(seed: int = 0) -> dict[str, list[tuple[str, list[str], int]]]:

@@ -452,6 +452,27 @@ class SampleQuestions(Drawn):
         return self._drawn(data, seed)
 
 
+@dataclass(kw_only=True)
+class SamplePairs(Drawn):
+    """Pairs of the embedded questions: do both ask about things of one kind?
+
+    Which kinds they are, only the encyclopedia tells; see `data.sample`.
+
+    Args:
+        world: Which made-up world they ask about: the one of the encyclopedia read before.
+    """
+
+    world: int = 0
+
+    def load(self, data_dir: Path, seed: int) -> LabelledData:
+        """See `TaskData`; `data_dir` changes nothing."""
+        splits = {
+            name: [Example(text, int(is_same), pair) for text, pair, is_same in rows]
+            for name, rows in sample.pairs(self.world).items()
+        }
+        return self._drawn(LabelledData("sample_pairs", ("different", "same"), splits), seed)
+
+
 # ---------------------------------------------------------------------------------- reading
 
 
