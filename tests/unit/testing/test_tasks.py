@@ -112,7 +112,7 @@ class ForgetsItsOption(ClassificationTask):
     @classmethod
     def sample(cls):
         _, examples = super().sample()
-        return cls(("number", "place"), ("b",)), examples
+        return cls(("number", "place"), options=("b",)), examples
 
 
 @pytest.mark.parametrize(
