@@ -1,215 +1,233 @@
 """Compare fine-tuning on tasks with a plain loop over transformers, by whole commands.
 
     python scripts/bench/finetune_tasks.py --model FOLDER [--peers PYTHON] [--data-dir DIR]
-        [--tasks tags numbers] [--seeds 0] [--threads 2] [--quick] [--json FILE]
+        [--tasks tags numbers spans choices dialog] [--seeds 0] [--threads 2] [--quick]
+        [--json FILE]
 
 Both sides start from the same published model (`python scripts/published_weights.py minilm`), read
 the same files, and train with AdamW, the same rate, warm-up and fall to 0, batch, epochs, dropout
-and clipping; both are scored on the same test set with the weights of the last epoch. The plain
-loop shuffles and pads each batch to its longest text, as transformers' examples do.
+and clipping; both score the same split with the weights of the last epoch. The plain loop is
+`plain_tasks.py`.
 
 tags: WNUT-17, entity F1 of its test set. numbers: STS-B, Pearson's correlation on its test set.
+spans: the part of SQuAD 2.0, F1 of its validation questions, in percent. choices, dialog: the
+embedded samples, from a small GPT-2 that has read the encyclopedia (it is made first); accuracy
+and hits at 1 of their test questions.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import measuring
 from measuring import Command, Figure, Goal, Report
 
-RATE, BATCH, EPOCHS, WARMUP = 1e-4, 16, 3, 0.1
-LABELLED = 200
+from transfer_cli.data import sample
+
+WARMUP = 0.1
+LABELLED = 100
 """Training examples of a trial."""
 
 MOST_OF_PEER = 0.8
 """The goal: our share of the peer's time, and of its memory."""
 
-FILES = {
-    "tags": {
-        "train": "wnut17/wnut17train.conll",
-        "validation": "wnut17/emerging.dev.conll",
-        "test": "wnut17/emerging.test.annotated",
-    },
-    "numbers": {
-        "train": "stsb/stsb-train.csv",
-        "validation": "stsb/stsb-dev.csv",
-        "test": "stsb/stsb-test.csv",
-    },
-}
-OURS = {
-    "tags": ["data=conll", "objective=tagging"],
-    "numbers": [
-        *("data=numbers", "data.header=false", "data.text=1", "data.pair=2", "data.label=3"),
-        "objective=regression",
-    ],
-}
-MEASURES = {"tags": "entity_f1", "numbers": "pearson"}
+GPT2 = "gpt2"
+"""The folder of the model that the samples start from."""
 
-_PEER = """
-import csv, json, sys
-import numpy as np
-import torch
-from transformers import (AutoModelForSequenceClassification, AutoModelForTokenClassification,
-                          AutoTokenizer, get_linear_schedule_with_warmup)
-
-asked = json.loads(sys.argv[1])
-torch.manual_seed(asked["seed"])
-tokenizer = AutoTokenizer.from_pretrained(asked["model"])
+MARKS = ("What", "Why")
+"""Words of the encyclopedia that stand for the speakers of the sample's dialogs."""
 
 
-def conll(path):
-    words, tags = [], []
-    for line in open(path, encoding="utf-8"):
-        cells = line.split()
-        if not cells and words:
-            yield words, tags
-            words, tags = [], []
-        elif cells:
-            words.append(cells[0])
-            tags.append(cells[-1])
-    if words:
-        yield words, tags
+@dataclass
+class Recipe:
+    """A task, and how both sides learn it.
+
+    Args:
+        task: Its name.
+        measure: What is compared, as our records call it.
+        words: What is typed for it.
+        files: Of each split, in the folder of data sets or of what is made.
+        scored: The split that is scored.
+        rate: The peak learning rate.
+        batch: Examples of a step.
+        epochs: Passes over the training examples.
+        length: Most tokens of a window, and
+        overlap: how many two windows share.
+        model: The folder that both start from; by default the published one.
+        speakers: The marks of a dialog's speakers.
+        warmup: Share of the steps in which the rate rises.
+        labelled: Training examples; None: all.
+        out: Where the plain loop writes its score.
+    """
+
+    task: str
+    measure: str
+    words: str
+    files: dict[str, str]
+    scored: str = "test"
+    rate: float = 1e-4
+    batch: int = 16
+    epochs: int = 3
+    length: int | None = None
+    overlap: int | None = None
+    model: str | None = None
+    speakers: tuple[str, str] = MARKS
+    warmup: float = WARMUP
+    labelled: int | None = None
+    seed: int = 0
+    out: str = ""
 
 
-def pairs(path):
-    with open(path, encoding="utf-8", newline="") as file:
-        for one, other, score in csv.reader(file):
-            yield one, other, float(score)
+RECIPES = {
+    each.task: each
+    for each in (
+        Recipe(
+            "tags",
+            "entity_f1",
+            "data=conll objective=tagging",
+            {
+                "train": "wnut17/wnut17train.conll",
+                "validation": "wnut17/emerging.dev.conll",
+                "test": "wnut17/emerging.test.annotated",
+            },
+        ),
+        Recipe(
+            "numbers",
+            "pearson",
+            "data=numbers objective=regression "
+            "data.header=false data.text=1 data.pair=2 data.label=3",
+            {split: f"stsb/stsb-{name}.csv" for split, name in
+             (("train", "train"), ("validation", "dev"), ("test", "test"))},
+        ),
+        Recipe(
+            "spans",
+            "f1",
+            "data=squad objective=span data.length=256 data.step=128",
+            {"train": "squad/train.json", "validation": "squad/validation.json"},
+            scored="validation",
+            epochs=2,
+            length=256,
+            overlap=110,
+        ),
+        Recipe(
+            "choices",
+            "accuracy",
+            "data=choices objective=choice",
+            {split: f"choices-{split}.jsonl" for split in sample.choices()},
+            rate=1e-3,
+            batch=32,
+            epochs=12,
+            model=GPT2,
+        ),
+        Recipe(
+            "dialog",
+            "hits_at_1",
+            "data=dialog objective=next_utterance objective.reply_tokens=0 data.candidates=null "
+            f"data.speakers=[{','.join(MARKS)}] +objective@losses.lm=clm losses.lm.weight=1",
+            {split: f"dialog-{split}.jsonl" for split in sample.dialogs()},
+            rate=2e-3,
+            epochs=20,
+            model=GPT2,
+        ),
+    )
+}  # fmt: skip
 
 
-is_tags = asked["task"] == "tags"
-rows = {name: list((conll if is_tags else pairs)(path)) for name, path in asked["files"].items()}
-rows["train"] = rows["train"][: asked["labelled"]]
-if is_tags:
-    labels = sorted({tag for found in rows.values() for _, tags in found for tag in tags})
-    model = AutoModelForTokenClassification.from_pretrained(asked["model"], num_labels=len(labels))
-else:
-    model = AutoModelForSequenceClassification.from_pretrained(
-        asked["model"], num_labels=1, problem_type="regression")
+def prepare(folder: Path, threads: int) -> None:
+    """Write the samples' files, and a GPT-2 that has read the encyclopedia."""
+    for split, choices in sample.choices().items():
+        rows = [
+            {"context": text, "choices": found, "label": right} for text, found, right in choices
+        ]
+        _write(folder / f"choices-{split}.jsonl", rows)
+    for split, turns in sample.dialogs().items():
+        _write(
+            folder / f"dialog-{split}.jsonl",
+            [{"persona": one, "history": two, "candidates": three} for one, two, three in turns],
+        )
+    run = folder / "gpt2-run"
+    pretrain = ["experiment=sample/pretrain", "model.output_bias=false", "device=cpu"]
+    for words in (
+        ["pretrain", *pretrain, f"run.dir={run}"],
+        ["export", str(run), str(folder / GPT2)],
+    ):
+        subprocess.run(  # noqa: S603 - our own command
+            [sys.executable, "-m", "transfer_cli", *words],
+            check=True, stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )  # fmt: skip
 
 
-def batch_of(some):
-    if not is_tags:
-        found = tokenizer([one for one, _, _ in some], [other for _, other, _ in some],
-                          padding=True, truncation=True, return_tensors="pt")
-        found["labels"] = torch.tensor([score for *_, score in some])
-        return found
-    found = tokenizer([words for words, _ in some], is_split_into_words=True, padding=True,
-                      truncation=True, return_tensors="pt")
-    target = torch.full_like(found["input_ids"], -100)
-    for row, (_, tags) in enumerate(some):
-        before = None
-        for place, word in enumerate(found.word_ids(row)):
-            if word is not None and word != before:
-                target[row, place] = labels.index(tags[word])
-            before = word
-    found["labels"] = target
-    return found
-
-
-batch, epochs = asked["batch"], asked["epochs"]
-decays = [p for p in model.parameters() if p.ndim >= 2]
-others = [p for p in model.parameters() if p.ndim < 2]
-optimizer = torch.optim.AdamW(
-    [{"params": decays}, {"params": others, "weight_decay": 0.0}],
-    lr=asked["rate"], weight_decay=0.01)
-steps = epochs * -(-len(rows["train"]) // batch)
-schedule = get_linear_schedule_with_warmup(optimizer, int(asked["warmup"] * steps), steps)
-model.train()
-for _ in range(epochs):
-    order = torch.randperm(len(rows["train"])).tolist()
-    for first in range(0, len(order), batch):
-        loss = model(**batch_of([rows["train"][n] for n in order[first : first + batch]])).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-model.eval()
-said, given = [], []
-with torch.no_grad():
-    for first in range(0, len(rows["test"]), 64):
-        some = rows["test"][first : first + 64]
-        view = batch_of(some)
-        target = view.pop("labels")
-        logits = model(**view).logits
-        if is_tags:
-            # What was cut from a long sentence has no tag, and counts as one that was missed.
-            for (_, tags), row, real in zip(some, logits.argmax(-1), target):
-                found = [labels[n] for n in row[real != -100].tolist()]
-                said.append(found + ["O"] * (len(tags) - len(found)))
-                given.append(tags)
-        else:
-            said += logits[:, 0].tolist()
-            given += target.tolist()
-if is_tags:
-    from seqeval.metrics import f1_score
-    score = f1_score(given, said)
-else:
-    score = float(np.corrcoef(said, given)[0, 1])
-with open(asked["out"], "w") as file:
-    json.dump(float(score), file)
-"""
+def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
 
 def compare(
-    task: str, seed: int, asked: argparse.Namespace, folder: Path, peers: str | None
+    recipe: Recipe, asked: argparse.Namespace, folder: Path, peers: str
 ) -> tuple[list[Figure], list[str], list[Goal]]:
     """Return both figures, a row of the table, and the goals, of one task and seed."""
-    files = {name: str(asked.data_dir / file) for name, file in FILES[task].items()}
-    epochs = 1 if asked.quick else EPOCHS
-    run, name = folder / f"{task}-{seed}", f"{task}, seed {seed}"
+    run, name = folder / f"{recipe.task}-{recipe.seed}", f"{recipe.task}, seed {recipe.seed}"
     words = [
-        *OURS[task], *(f"data.{split}={path}" for split, path in files.items()),
-        f"init_from={asked.model}", f"seed={seed}", f"optimizer.lr={RATE}", f"loop.batch={BATCH}",
-        f"loop.epochs={epochs}", f"schedule.warmup={WARMUP}", "loop.clip=1", "device=cpu",
-        f"checkpoint.every={epochs} epochs", f"loop.evaluate_every={epochs} epochs",
-        *([f"data.labelled={LABELLED}"] if asked.quick else []),
+        *recipe.words.split(), *(f"data.{split}={path}" for split, path in recipe.files.items()),
+        f"init_from={recipe.model}", f"seed={recipe.seed}", f"optimizer.lr={recipe.rate}",
+        f"loop.batch={recipe.batch}", f"loop.epochs={recipe.epochs}",
+        f"schedule.warmup={recipe.warmup}", "loop.clip=1", "device=cpu",
+        f"checkpoint.every={recipe.epochs} epochs", f"loop.evaluate_every={recipe.epochs} epochs",
+        *([f"data.labelled={recipe.labelled}"] if recipe.labelled else []),
     ]  # fmt: skip
     command = [sys.executable, "-m", "transfer_cli", "finetune", *words, f"run.dir={run}"]
     cache = {"TRANSFER_CACHE": str(folder / f"cache-{run.name}")}
     own = measuring.once(Command(name, command, cache), threads=asked.threads)
-    results = json.loads((run / "results.json").read_text("utf-8"))
-    score = results["measures"]["test"][MEASURES[task]]
-    figures = [Figure.of(f"{name}, transfer", [own])]
-    row = [name, MEASURES[task], f"{score:.4f}", f"{own.wall_s:.1f}", f"{own.peak_mib:.0f}"]
-    if peers is None:
-        return figures, [*row, "", "", "", "", ""], []
-    said = folder / f"{run.name}.json"
-    recipe: dict[str, Any] = {
-        "task": task, "seed": seed, "model": str(asked.model), "files": files, "batch": BATCH,
-        "epochs": epochs, "rate": RATE, "warmup": WARMUP, "out": str(said),
-        "labelled": LABELLED if asked.quick else None,
-    }  # fmt: skip
-    command = [peers, "-c", _PEER, json.dumps(recipe)]
+    measures = json.loads((run / "results.json").read_text("utf-8"))["measures"]
+    ours = measures[recipe.scored][recipe.measure]
+    command = [peers, str(Path(__file__).with_name("plain_tasks.py")), json.dumps(asdict(recipe))]
     peer = measuring.once(Command(f"{name}, transformers", command), threads=asked.threads)
-    figures.append(Figure.of(f"{name}, transformers", [peer]))
-    time, memory = own.wall_s / peer.wall_s, own.peak_mib / peer.peak_mib
-    their_score = json.loads(said.read_text())
-    row += [f"{their_score:.4f}", f"{peer.wall_s:.1f}", f"{peer.peak_mib:.0f}"]
-    row += [f"{time:.2f}", f"{memory:.2f}"]
-    disturbed = any(figure.disturbed for figure in figures)
-    return figures, row, [
-        Goal(f"{name}: time over the peer's", time, MOST_OF_PEER, disturbed=disturbed),
-        Goal(f"{name}: memory over the peer's", memory, MOST_OF_PEER),
+    theirs = json.loads(Path(recipe.out).read_text("utf-8"))
+    figures = [
+        Figure.of(f"{name}, transfer", [own]), Figure.of(f"{name}, transformers", [peer])
     ]  # fmt: skip
+    ratios = {
+        "wall time": own.wall_s / peer.wall_s,
+        "CPU time": own.cpu_s / peer.cpu_s,
+        "memory": own.peak_mib / peer.peak_mib,
+    }
+    disturbed = any(figure.disturbed for figure in figures)
+    goals = [
+        Goal(f"{name}: {what} over the peer's", ratio, MOST_OF_PEER, disturbed=disturbed)
+        for what, ratio in ratios.items()
+    ]
+    row = [name, recipe.measure, f"{ours:.4f}", f"{theirs:.4f}"]
+    return figures, [*row, *(f"{ratio:.2f}" for ratio in ratios.values())], goals
 
 
 def measure(asked: argparse.Namespace) -> Report:
     """Compare on all tasks and seeds."""
     peers = measuring.peers_of(asked.peers) or sys.executable
-    header = ["task", "measure", "transfer", "s", "MiB", "transformers", "s", "MiB"]
-    table, figures, goals = [[*header, "time ratio", "memory ratio"]], list[Figure](), list[Goal]()
+    table = [
+        ["task", "measure", "transfer", "transformers", "wall ratio", "CPU ratio", "memory ratio"]
+    ]
+    figures, goals = list[Figure](), list[Goal]()
     with tempfile.TemporaryDirectory(prefix="tasks-") as made:
-        for task in asked.tasks:
-            for seed in asked.seeds:
-                found, row, own = compare(task, seed, asked, Path(made), peers)
+        folder = Path(made)
+        chosen = [RECIPES[task] for task in asked.tasks]
+        if any(each.model for each in chosen):
+            prepare(folder, asked.threads)
+        for recipe in chosen:
+            of = folder if recipe.model else asked.data_dir
+            recipe.files = {split: str(of / file) for split, file in recipe.files.items()}
+            recipe.model = str(folder / recipe.model if recipe.model else asked.model)
+            if asked.quick:
+                recipe.epochs, recipe.labelled = 1, LABELLED
+            for recipe.seed in asked.seeds:
+                recipe.out = str(folder / f"{recipe.task}-{recipe.seed}.json")
+                found, row, own = compare(recipe, asked, folder, peers)
                 table.append(row)
                 figures += found
                 goals += own
@@ -220,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the comparison from the command line."""
     parser: Any = measuring.parser(__doc__)
     parser.add_argument("--model", required=True, type=Path, help="a published BERT")
-    parser.add_argument("--tasks", nargs="+", choices=[*FILES], default=[*FILES])
+    parser.add_argument("--tasks", nargs="+", choices=[*RECIPES], default=[*RECIPES])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument(
         "--data-dir",
