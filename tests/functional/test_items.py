@@ -48,6 +48,35 @@ def test_items_of_pretraining_are_blocks_without_text(pretrained, read_json, spl
     assert {(item.label, item.predicted, item.text) for item in found} == {("", "", "")}
 
 
+@pytest.mark.parametrize(
+    ("words", "times"),
+    [
+        (["loop.evaluate_every=9 epochs"], 1),
+        (["loop.evaluate_every=1 epoch", "loop.monitor=error_rate", "optimizer.lr=1e-12"], 3),
+    ],
+    ids=["the last weights are the best", "the first are"],
+)
+def test_validation_is_scored_again_only_if_other_weights_are_the_best(
+    words, times, transfer, adapting, read_json, monkeypatch
+):
+    from transfer_cli.training import trainer
+
+    evaluate, scored = trainer.evaluate, []
+
+    def counting(model, objective, split, **rest):
+        scored.append(split.name)
+        return evaluate(model, objective, split, **rest)
+
+    monkeypatch.setattr(trainer, "evaluate", counting)
+    ended = transfer(
+        "finetune", *adapting(), "loop.epochs=2", "loop.steps=null", *words, "run.dir=r"
+    )
+
+    assert ended.code == 0, ended.err
+    assert scored.count("validation") == times
+    check(Path("r"), read_json(Path("r/results.json")), "validation")
+
+
 @pytest.mark.parametrize("preset", ["frozen", "lm_auxiliary"])
 def test_items_with_kept_states_and_with_further_losses(preset, adapted, read_json):
     run = adapted(preset).run

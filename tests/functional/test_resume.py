@@ -497,7 +497,7 @@ def test_best_weights_found_after_the_checkpoint_are_not_the_best_yet(
     assert json.loads(Path("run/checkpoints/best/meta.json").read_text())["step"] == 4
 
     # On a machine that does not repeat its sums: nothing better is found any more.
-    monkeypatch.setattr(Trainer, "_measures", lambda trainer, name: {"loss": 1e9})
+    monkeypatch.setattr(Trainer, "_validate", lambda trainer: {"loss": 1e9})
     resumed = transfer("pretrain", "resume=run")
 
     assert resumed.code == 0, resumed.err

@@ -208,8 +208,8 @@ def _of_file(config: DictConfig, trained: Trained) -> Mapping[str, Split]:
     task = trained.start.task
     if task is None:
         raise ConfigError(
-            "input: this run is a language model, and labelled rows are for runs of labelled data; for text "
-            "say data=text data.train=FILE split=train"
+            "input: this run is a language model, and labelled rows are for runs of labelled data; "
+            "for text say data=text data.train=FILE split=train"
         )
     table = task.table()
     if table is None:

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -64,6 +64,15 @@ SAVING = 0.02
 """The share of the time that `checkpoint.every=auto` leaves to saving."""
 
 
+@dataclass(frozen=True)
+class _Validated:
+    """The scores of validation at a step, and what became of its examples."""
+
+    step: int
+    scores: Scores
+    each: EachExample | None
+
+
 class Trainer:
     """Trains a run, scores its best weights, and writes its files.
 
@@ -89,6 +98,7 @@ class Trainer:
         self._logger: MetricsLogger | NoMetricsLogger = NoMetricsLogger()
         self._began = time.perf_counter()
         self._before = 0.0
+        self._validated: _Validated | None = None
 
     def resume(self, typed: Sequence[str]) -> None:
         """Take up what the run directory holds, and train on.
@@ -161,7 +171,7 @@ class Trainer:
             handlers.attach_validation(
                 trainer,
                 self._progress,
-                lambda: self._measures("validation"),
+                self._validate,
                 every=Length.parse_rhythm(loop.evaluate_every),
                 monitor=self._blueprint.monitor,
                 patience=loop.patience,
@@ -233,10 +243,17 @@ class Trainer:
                 "schedule.warmup"
             ) from error
 
-    def _measures(self, name: str) -> dict[str, float]:
-        """Return the measures of a split: those of the main loss, and of others by their names."""
-        main = self._score(self._blueprint.losses[0], self._run.data.splits[name])
-        return main.measures | self._further_measures(name)
+    def _validate(self) -> dict[str, float]:
+        """Return the measures of validation: those of the main loss, of others by their names.
+
+        Those of the last step are kept: if its weights are the best, they are the run's.
+        """
+        step = self._progress.step
+        if step < self._blueprint.sizes.total_steps:
+            found = self._score(self._blueprint.losses[0], self._run.data.splits["validation"])
+            return found.measures | self._further_measures("validation")
+        self._validated = _Validated(step, *self._of_best("validation"))
+        return self._validated.scores.measures
 
     def _further_measures(self, name: str) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -296,9 +313,7 @@ class Trainer:
         task = run.data.task
         failure = self._failure()
         scores, items = self._judged()
-        measures = {
-            name: found.measures | self._further_measures(name) for name, found in scores.items()
-        }
+        measures = {name: found.measures for name, found in scores.items()}
         if "test" in measures:
             self._logger.write("test", progress.step, measures["test"])
         forgetting = self._forgetting()
@@ -367,8 +382,11 @@ class Trainer:
         task = data.task
         if task is None or not loss.objective.fits_answers:
             return self._run
-        split, each = data.splits["validation"], EachExample()
-        self._score(loss, split, each)
+        split = data.splits["validation"]
+        _, each = self._of_best("validation")
+        if each is None:
+            each = EachExample()
+            self._score(loss, split, each)
         encoded = encoded_of(split)
         rows = {found.index: found.predicted for found in each.gathered()}
         fitted = task.fit(encoded, by_example(encoded, rows))
@@ -376,6 +394,7 @@ class Trainer:
         self._blueprint = self._run.blueprint
         keep = self._config.checkpoint.keep
         self._checkpoints = CheckpointWriter(self._run, self._directory, keep)
+        self._validated = None
         return self._run
 
     def _judged(self) -> tuple[dict[str, Scores], list[Item]]:
@@ -384,10 +403,19 @@ class Trainer:
         for name in ("validation", "test"):
             if name in data.splits:
                 split = data.splits[name]
-                each = noting(split)
-                scores[name] = self._score(self._blueprint.losses[0], split, each)
+                scores[name], each = self._of_best(name)
                 items += items_of(split, data, each)
         return scores, items
+
+    def _of_best(self, name: str) -> tuple[Scores, EachExample | None]:
+        """Return the scores of a split by the best weights, and what became of its examples."""
+        kept = self._validated
+        if name == "validation" and kept is not None and kept.step == self._progress.best_step:
+            return kept.scores, kept.each
+        split = self._run.data.splits[name]
+        each = noting(split)
+        found = self._score(self._blueprint.losses[0], split, each)
+        return replace(found, measures=found.measures | self._further_measures(name)), each
 
     def _failure(self) -> str | None:
         """Return why the run came to nothing, judged by its best weights; None when it did not."""
