@@ -11,7 +11,6 @@ from tests import published, tiny
 from tests.functional.conftest import LOOP, TINY, finished
 from transfer_cli.assembly.finished_run import open_trained
 from transfer_cli.assembly.init_from import open_pretrained
-from transfer_cli.commands.fill import _around
 
 pytestmark = pytest.mark.functional
 
@@ -76,8 +75,8 @@ def test_all_of_it_goes_to_a_file_or_to_standard_output(fill, tmp_path):
 def test_a_gap_stands_in_lines_where_the_model_was_pretrained_on_those(masked):
     trained = open_trained(str(masked), tiny.FP32)
 
-    assert _around(trained) == "lines"
-    assert _around(replace(trained, config=OmegaConf.create({}))) == "sentence"
+    assert trained.around == "lines"
+    assert replace(trained, config=OmegaConf.create({})).around == "sentence"
 
 
 def test_a_published_model_fills_gaps_as_its_own_implementation_does(transfer, tmp_path):

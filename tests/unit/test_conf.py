@@ -42,6 +42,7 @@ NEEDS = {
     ("data", "text"): ["data.train=a.txt"],
     ("data", "table"): ["data.train=a.csv"],
     ("data", "numbers"): ["data.train=a.csv"],
+    ("data", "minimal_pairs"): ["data.files=a.jsonl"],
     ("data", "choices"): ["data.train=a.jsonl"],
     ("data", "squad"): ["data.train=a.json"],
     ("data", "glue"): ["data.task=cola", "data.folder=CoLA"],
@@ -67,6 +68,7 @@ GIVEN = {
     "generate": ["run=RUN", "prompt=PROMPT"],
     "chat": ["run=RUN"],
     "fill": ["run=RUN", "text=TEXT"],
+    "score": ["run=RUN", "data=agreement"],
 }
 
 

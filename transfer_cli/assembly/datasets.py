@@ -16,6 +16,7 @@ from transfer_cli.config.build import build
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
+from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
@@ -142,7 +143,7 @@ def of_run(
         CheckpointError: The tokenizer has.
     """
     place = DataPlace(config.data_dir, config.seed)
-    found = build(config.data, "data", TextData | TaskData)
+    found = source_of(config.data)
     sources = {
         str(name): build(node, f"streams.{name}", StreamSource)
         for name, node in config.streams.items()
@@ -218,6 +219,22 @@ def stream(
         if each.name != "train":
             log.info("streams.%s: %s: %s", name, each.name, each.extent("scores"))
     return replace(prepared, splits=fewer)
+
+
+def source_of(node: Any) -> TextData | TaskData:
+    """Return the data that a config describes, to train on or to evaluate on.
+
+    Raises:
+        ConfigError: They cannot be built, or are for another command.
+    """
+    found: Any = build(node, "data", TextData | TaskData | PairsOfSentences)
+    if isinstance(found, PairsOfSentences):
+        raise ConfigError(
+            "data: these are pairs of sentences, which only score takes: type transfer score "
+            "run=RUN"
+        )
+    source: TextData | TaskData = found
+    return source
 
 
 def of_kind(found: TextData | TaskData, kind: type[TextData] | type[TaskData]) -> Any:

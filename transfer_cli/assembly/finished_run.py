@@ -11,10 +11,13 @@ from transfer_cli.assembly.datasets import block_length
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.config.build import build
 from transfer_cli.config.literal import as_typed
+from transfer_cli.config.schema import PretrainConfig
 from transfer_cli.config.stored import read_stored
 from transfer_cli.data.columns import Wanted, typed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.errors import CheckpointError, ConfigError
+from transfer_cli.generation.filling import Around
+from transfer_cli.generation.prompt_layout import PromptLayout
 from transfer_cli.interop.published_folder import is_published
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
@@ -49,6 +52,22 @@ class Trained:
         """The columns that were typed for the table that it was trained on, if that is one."""
         data = self.config.data
         return typed(data.get("text"), data.get("pair"), data.get("label"))
+
+    @property
+    def prompt_layout(self) -> PromptLayout:
+        """How a causal language model reads the text that it goes on with."""
+        published, tokenizer = self.start.published, self.start.tokenizer
+        if published is None or published.reads_lines:
+            return PromptLayout(tokenizer)
+        return PromptLayout(tokenizer, has_lines=False, before_text=published.before_text)
+
+    @property
+    def around(self) -> Around:
+        """What surrounded the texts that a masked language model was trained on last."""
+        published = self.start.published
+        if published is not None:
+            return "lines" if published.reads_lines else "sentence"
+        return "lines" if OmegaConf.get_type(self.config) is PretrainConfig else "sentence"
 
 
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:

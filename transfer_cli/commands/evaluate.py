@@ -14,7 +14,6 @@ from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.json_lines import check_ending
-from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data import readers
 from transfer_cli.data.readers import SHEET_FORMATS, TABLE_FORMATS
@@ -139,7 +138,7 @@ def data_source(config: DictConfig, trained: Trained) -> tuple[TextData | TaskDa
         typed = CommandLine.of_this_command().overrides
         data_dir = datasets.data_dir_of(own.data_dir, data_dir, typed)
     node = own.data if config.data is None else config.data
-    found = datasets.of_kind(build(node, "data", TextData | TaskData), kind)
+    found = datasets.of_kind(datasets.source_of(node), kind)
     return found, DataPlace(data_dir, own.seed)
 
 

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from transfer_cli.assembly.finished_run import Trained, open_language_model
+from transfer_cli.assembly.finished_run import open_language_model
 from transfer_cli.commands.json_lines import STANDARD_OUTPUT, check_output, write_json_lines
 from transfer_cli.config.literal import text_of
-from transfer_cli.config.schema import PretrainConfig
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import ConfigError, at_least
-from transfer_cli.generation.filling import Around, Candidate, encode_with_gaps, fill, fill_in
+from transfer_cli.generation.filling import Candidate, encode_with_gaps, fill, fill_in
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.terminal import BLANK, Column, Line, Page, Piece, Pieces, TextTable, print_out
 
@@ -26,7 +25,7 @@ def fill_gaps(config: DictConfig) -> None:
     precision = device_and_precision(config.device, config.precision)
     trained = open_language_model(config.run, precision, config.base, MaskedLM)
     tokenizer = trained.start.tokenizer
-    tokens = encode_with_gaps(text, tokenizer, _around(trained))
+    tokens = encode_with_gaps(text, tokenizer, trained.around)
     positions = trained.start.description.shape.positions
     if tokenizer.mask not in tokens:
         raise ConfigError("text: has no gap; write [MASK] where a word is missing")
@@ -42,14 +41,6 @@ def fill_gaps(config: DictConfig) -> None:
         print_out(_page(found, best))
     if config.output is not None:
         write_json_lines(config.output, [_row(text, found, best)])
-
-
-def _around(trained: Trained) -> Around:
-    """Return what surrounded the texts that the model was trained on last."""
-    published = trained.start.published
-    if published is not None:
-        return "lines" if published.reads_lines else "sentence"
-    return "lines" if OmegaConf.get_type(trained.config) is PretrainConfig else "sentence"
 
 
 def _page(found: Sequence[Sequence[Candidate]], best: str) -> Page:

@@ -17,7 +17,7 @@ from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.corpus import TextBlocks
 from transfer_cli.data.tasks import LabelledData, TaskData
-from transfer_cli.data.text import TextData, TextSplit
+from transfer_cli.data.text import TextSplit
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, at_least
 from transfer_cli.model.backbone import BackboneShape
@@ -33,7 +33,7 @@ SHAPE = BackboneShape(1, 1, 1, 1, 128, direction="bidirectional")
 def inspect(config: DictConfig) -> None:
     """Print samples with their tokens and targets, lengths, labels, unknown tokens and overlaps."""
     at_least("samples:", config.samples, 0, ConfigError)
-    found = build(config.data, "data", TextData | TaskData)
+    found = datasets.source_of(config.data)
     start = open_start(
         config.init_from, config.get("base"), CommandLine.of_this_command().overrides
     )

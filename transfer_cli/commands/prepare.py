@@ -2,18 +2,16 @@
 
 from omegaconf import DictConfig
 
-from transfer_cli.assembly.datasets import DataPlace, whole_texts
+from transfer_cli.assembly.datasets import DataPlace, source_of, whole_texts
 from transfer_cli.assembly.init_from import choose_tokenizer, open_start
-from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data.tasks import TaskData
-from transfer_cli.data.text import TextData
 from transfer_cli.terminal import print_line
 
 
 def prepare(config: DictConfig) -> None:
     """Do everything that a run on this data would do before its first step, and say what came."""
-    found = build(config.data, "data", TextData | TaskData)
+    found = source_of(config.data)
     place = DataPlace(config.data_dir, config.seed)
     if isinstance(found, TaskData):
         data = found.load(place.folder, place.seed)

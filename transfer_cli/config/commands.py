@@ -98,7 +98,10 @@ much of the training data is found again in validation and test.""",
             ("transfer inspect data=trec6 init_from=RUN", "a task, with the tokenizer of a run"),
             ("transfer inspect data=wikitext2 objective=mlm", "with what the objective hides"),
         ),
-        hidden=("transfer_cli.objectives.source_distillation.",),
+        hidden=(
+            "transfer_cli.objectives.source_distillation.",
+            "transfer_cli.data.minimal_pairs.",
+        ),
         only=(("tokenizer/", "init_from=null"), ("model/", "init_from=null")),
     ),
     "pretrain": Command(
@@ -128,6 +131,7 @@ TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
         ),
         hidden=(
             "transfer_cli.data.tasks.",
+            "transfer_cli.data.minimal_pairs.",
             "transfer_cli.objectives.classification.",
             "transfer_cli.tasks.",
             "transfer_cli.objectives.source_distillation.",
@@ -177,6 +181,7 @@ weights, for comparison.""",
         ),
         hidden=(
             "transfer_cli.data.text.",
+            "transfer_cli.data.minimal_pairs.",
             "transfer_cli.objectives.causal_lm.",
             "transfer_cli.objectives.masked_lm.",
             "transfer_cli.objectives.source_distillation.",
@@ -344,6 +349,39 @@ each gap, with their probabilities, and the text with the best of them.""",
             ("transfer fill run=RUN text='The [MASK] .' output=- | jq .filled", "as JSON"),
         ),
         typed="text",
+    ),
+    "score": Command(
+        summary="score sentences and prompts by a language model, without training",
+        text="""\
+Asks a language model, of a run or published, which it finds likelier. `data=minimal_pairs` holds
+good and bad sentences, `data=agreement` made-up ones about subjects and verbs. Labelled texts
+(`data=trec6`, `data=table`, ...) are asked for their label by a prompt, with or without examples
+before it, `data=choices` for the likeliest text. What comes of it is a run that `report` compares
+with fine-tuned ones on the same items.""",
+        function="transfer_cli.commands.score.score.score",
+        places=(("run", "RUN"),),
+        keys=(
+            "run",
+            "prompt.item",
+            "prompt.words",
+            "prompt.shots",
+            "prompt.calibrate",
+            "split",
+            "output",
+            "device",
+        ),
+        examples=(
+            ("transfer score RUN data=minimal_pairs data.files='blimp/*.jsonl'", "own pairs"),
+            ("transfer score run=hf:owner/name data=agreement", "subjects and verbs"),
+            (
+                "transfer score RUN data=trec6 prompt.item='{text} Type: {label}' "
+                "prompt.calibrate=true",
+                "labels",
+            ),
+        ),
+        hidden=("transfer_cli.data.text.",),
+        ignores=("tokenizer", "experiment"),
+        lists=("prompt.item", "prompt.head"),
     ),
     "export": Command(
         summary="write a run as a folder that other libraries load",

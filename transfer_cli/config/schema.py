@@ -371,6 +371,49 @@ class FillConfig:
 
 
 @dataclass
+class PromptConfig:
+    """How a language model is asked for labels."""
+
+    item: Any = "{text}\\nAnswer: {label}"
+    """An example, with {text}, {label} and, for pairs, {pair}; \\n ends a line."""
+    head: Any = ""
+    """What stands before all examples."""
+    words: Any = None
+    """The word, or a list of words, for each label: {LABEL: WORD, ...}; none: the label itself."""
+    shots: Any = 0
+    """Training examples of each label that stand before the one that is asked: 0, or [0,1,4]."""
+    orders: int = 1
+    """How often these are drawn; each draw is a run of its own, with the next seed."""
+    norm: str = "none"
+    """What a sum of log-probabilities is divided by: none, token, char, byte; or unconditional."""
+    calibrate: bool = False
+    """Divide by what the model says of texts that say nothing (Zhao et al. 2021)."""
+
+
+@dataclass
+class ScoreConfig(SharedConfig):
+    """What `score` takes."""
+
+    run: str = MISSING
+    """The language model: a run directory, or a published model's folder or `hf:owner/name`."""
+    base: str | None = None
+    split: str = "auto"
+    """The split that is scored; auto: test, where there is none validation."""
+    prompt: PromptConfig = field(default_factory=PromptConfig)
+    first: str = "scored"
+    """The first token of a sentence with nothing before it: scored (after the end of a text), or
+    given."""
+    within_word: bool = True
+    """Of masked models: hide what follows a token within its word, too (Kauf and Ivanova 2023)."""
+    batch: int = 32
+    """Texts that pass through the model at once."""
+    output: str | None = None
+    """The run directory to write, for `report`; none: a new one in `runs/score`."""
+    device: str = "auto"
+    precision: str = "auto"
+
+
+@dataclass
 class ExportConfig:
     """What `export` takes."""
 
@@ -414,6 +457,7 @@ COMMANDS: dict[str, type] = {
     "generate": GenerateConfig,
     "chat": ChatConfig,
     "fill": FillConfig,
+    "score": ScoreConfig,
     "export": ExportConfig,
     "prepare": PrepareConfig,
     "inspect": InspectConfig,

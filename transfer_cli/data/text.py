@@ -153,7 +153,7 @@ class TextFiles(TextData):
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
         """See `TextData`; neither `data_dir` nor `seed` changes anything."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
-        files = {name: _expand(paths) for name, paths in given.items() if paths}
+        files = {name: expand(paths) for name, paths in given.items() if paths}
         _check_disjoint(files)
         if "validation" not in files:
             return self._held_out_splits(files, only)
@@ -191,7 +191,7 @@ def whole_text(paths: str | list[str], name: str) -> TextSplit:
     Raises:
         DataError: There is no such file, or it cannot be read.
     """
-    return _text_of(_expand(paths), name)
+    return _text_of(expand(paths), name)
 
 
 def _text_of(paths: list[Path], name: str, field: str = "text") -> TextSplit:
@@ -325,7 +325,7 @@ def _task_lines(examples: Sequence[Any]) -> list[str]:
     return [" ".join(text.splitlines()) for text in texts if text is not None]
 
 
-def _expand(patterns: str | list[str]) -> list[Path]:
+def expand(patterns: str | list[str]) -> list[Path]:
     """Return the files of paths and globs, each once."""
     paths: list[Path] = []
     for pattern in [patterns] if isinstance(patterns, str) else patterns:

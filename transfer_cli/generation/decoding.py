@@ -57,7 +57,7 @@ def generate(
         logits_BV = _next_logits(model, read_BT, kv_cache, segment_BT, prefix_B)
         logits_BV = logits_BV.expand(rows, -1)
         if kv_cache is not None and number == 0:
-            kv_cache.repeat(rows)
+            kv_cache = kv_cache.fork(rows, most)
         # A head may rule a token out with -inf; the largest is NaN where any is.
         if not logits_BV.amax(1).isfinite().all():
             raise NotFiniteError("run: its prediction")

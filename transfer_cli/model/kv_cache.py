@@ -37,11 +37,12 @@ class LayerKVCache:
         keys, values = self._both
         return keys[:, :, : self.length], values[:, :, : self.length]
 
-    def repeat(self, rows: int) -> None:
-        """Repeat the only row `rows` times."""
+    def fork(self, rows: int, max_length: int, length: int) -> "LayerKVCache":
+        """Return a cache of the only row's first `length` positions, `rows` times."""
+        new = LayerKVCache(max_length)
         if self._both is not None:
-            keys, values = (cache.repeat(rows, 1, 1, 1) for cache in self._both)
-            self._both = keys, values
+            new.extend(*(each[:, :, :length].expand(rows, -1, -1, -1) for each in self._both))
+        return new
 
 
 class KVCache:
@@ -60,7 +61,15 @@ class KVCache:
         """Number of cached positions."""
         return self.layers[0].length
 
-    def repeat(self, rows: int) -> None:
-        """Repeat the only text `rows` times, for several continuations of one prompt."""
-        for layer in self.layers:
-            layer.repeat(rows)
+    def fork(self, rows: int, max_length: int, length: int | None = None) -> "KVCache":
+        """Return a cache of its own for `rows` texts that begin as the only one here does.
+
+        Args:
+            rows: Number of texts.
+            max_length: See `LayerKVCache`.
+            length: How many positions they share with it; None: all.
+        """
+        new = KVCache(0, max_length)
+        shared = self.length if length is None else length
+        new.layers = [layer.fork(rows, max_length, shared) for layer in self.layers]
+        return new

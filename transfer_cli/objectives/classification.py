@@ -29,6 +29,24 @@ METRICS = (
 )
 
 
+def tallies(logits_BC: Tensor, label_B: Tensor) -> dict[str, Tensor]:
+    """Return the summed loss and the counts `[C, C]`: rows are labels, columns predictions.
+
+    Of very many labels `[3, C]`: how often each was predicted rightly, given, and predicted.
+    """
+    classes, said_B = logits_BC.shape[1], logits_BC.argmax(1)
+    loss = F.cross_entropy(logits_BC, label_B, reduction="sum")
+    if classes <= MOST_IN_CONFUSION:
+        cells = torch.bincount(label_B * classes + said_B, minlength=classes**2)
+        return {"loss": loss, "confusion": cells.view(classes, classes)}
+    right_B = torch.where(said_B == label_B, label_B, classes)
+    counts = [
+        torch.bincount(numbers_B, minlength=classes + 1)[:classes]
+        for numbers_B in (right_B, label_B, said_B)
+    ]
+    return {"loss": loss, "labels": torch.stack(counts)}
+
+
 class Classification(SequenceObjective):
     """Cross-entropy of the label, from one vector for each text; see `SequenceObjective`."""
 
@@ -48,22 +66,8 @@ class Classification(SequenceObjective):
     def metric_sums(
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
-        """Return the summed loss and the counts `[C, C]`: rows are labels, columns predictions.
-
-        Of very many labels `[3, C]`: how often each was predicted rightly, given, and predicted.
-        """
-        logits_BC = self.outputs(model, batch, encoded)
-        classes, label_B, said_B = logits_BC.shape[1], batch["label"], logits_BC.argmax(1)
-        loss = F.cross_entropy(logits_BC, label_B, reduction="sum")
-        if classes <= MOST_IN_CONFUSION:
-            cells = torch.bincount(label_B * classes + said_B, minlength=classes**2)
-            return {"loss": loss, "confusion": cells.view(classes, classes)}
-        right_B = torch.where(said_B == label_B, label_B, classes)
-        counts = [
-            torch.bincount(numbers_B, minlength=classes + 1)[:classes]
-            for numbers_B in (right_B, label_B, said_B)
-        ]
-        return {"loss": loss, "labels": torch.stack(counts)}
+        """Return the summed loss and the counts: see `tallies`."""
+        return tallies(self.outputs(model, batch, encoded), batch["label"])
 
     def predictions(
         self, model: TransferModel, batch: Batch, encoded: Encoding

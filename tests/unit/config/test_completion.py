@@ -135,8 +135,10 @@ def test_every_key_of_a_config_is_offered_and_no_other(name):
 
 
 def test_the_words_of_a_key_are_those_that_its_meaning_names():
-    lines = {key: text for name in ("predict", "evaluate", "finetune")
-             for key, text in key_help(name).items()}  # fmt: skip
+    lines: dict[str, str] = {}
+    for name in ("predict", "evaluate", "finetune"):
+        for key, text in key_help(name).items():
+            lines[key] = f"{lines.get(key, '')} {text}"
     values = {key: each.value for name in ("finetune", "predict", "evaluate", "export")
               for key, each in declared(name).items()}  # fmt: skip
     for option in options():

@@ -50,14 +50,7 @@ class MultipleChoice(SequenceObjective):
         self, model: TransferModel, batch: Batch, encoded: Encoding
     ) -> dict[str, Tensor]:
         """Return the summed loss, hits, ranks of the right choices, and hits of a guess."""
-        logits_BC = self.logits(model, batch, encoded)
-        hit_B, rank_B = hits_and_ranks(logits_BC, batch["label"])
-        return {
-            "loss": F.cross_entropy(logits_BC, batch["label"], reduction="sum"),
-            "hits": hit_B.sum(),
-            "ranks": rank_B.sum(),
-            "guessed": (1 / logits_BC.isfinite().sum(1).clamp(min=1)).sum(),
-        }
+        return tallies(self.logits(model, batch, encoded), batch["label"])
 
     def predictions(
         self, model: TransferModel, batch: Batch, encoded: Encoding
@@ -108,6 +101,17 @@ class MultipleChoice(SequenceObjective):
             Metric("mean_rank", higher_is_better=False),
             LOSS,
         )
+
+
+def tallies(logits_BC: Tensor, label_B: Tensor) -> dict[str, Tensor]:
+    """Return the summed loss, hits, ranks of the right choices, and hits of a guess."""
+    hit_B, rank_B = hits_and_ranks(logits_BC, label_B)
+    return {
+        "loss": F.cross_entropy(logits_BC, label_B, reduction="sum"),
+        "hits": hit_B.sum(),
+        "ranks": rank_B.sum(),
+        "guessed": (1 / logits_BC.isfinite().sum(1).clamp(min=1)).sum(),
+    }
 
 
 def hits_and_ranks(logits_BC: Tensor, label_B: Tensor) -> tuple[Tensor, Tensor]:

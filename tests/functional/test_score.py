@@ -1,0 +1,172 @@
+"""`transfer score`: sentences and prompts, by runs that were trained here."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import published
+from transfer_cli.runs.items import read_items
+
+pytestmark = pytest.mark.functional
+
+PAIRS = [
+    ("Where is the river ?", "Where the is river ?"),
+    ("How many are there ?", "How there are many ?"),
+    ("Who built it ?", "Who built it ?"),
+]
+
+
+@pytest.fixture
+def score(transfer, read_json):
+    """Return how to score with a run; gives its results and items, and what was printed."""
+
+    def call(run, *words):
+        ended = transfer("score", f"run={run}", "device=cpu", "output=out", *words)
+        assert ended.code == 0, ended.err
+        results = read_json(Path("out/results.json"))
+        (split,) = results["measures"]
+        return (
+            results["measures"][split],
+            list(read_items(Path("out/items.jsonl"), split)),
+            ended.out,
+        )
+
+    return call
+
+
+def pairs_file(reverse=False):
+    rows = [
+        {"sentence_good": pair[reverse], "sentence_bad": pair[not reverse], "UID": f"group {n % 2}"}
+        for n, pair in enumerate(PAIRS)
+    ]
+    Path("pairs.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return ("data=minimal_pairs", "data.files=pairs.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["clm", "mlm"])
+def test_pairs_the_other_way_round_have_the_other_half(kind, score, pretrained, masked, transfer):
+    run = pretrained if kind == "clm" else masked
+    measures, items, out = score(run, *pairs_file())
+
+    assert [item.score for item in items][2] == 0.5
+    assert measures["accuracy"] == pytest.approx(sum(item.score for item in items) / 3)
+    groups = [measures[f"accuracy/group {n}"] for n in (0, 1)]
+    assert measures["macro_accuracy"] == pytest.approx(sum(groups) / 2)
+    assert re.search(r"group 0: [\d.]+ % of 2 \(", out)
+    Path("out").rename("first")
+    other, _, _ = score(run, *pairs_file(reverse=True), "batch=1")
+    assert other["accuracy"] == pytest.approx(1 - measures["accuracy"])
+    assert transfer("report", "first", "out").code == 0
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    from transfer_cli.cli import main
+
+    run = tmp_path_factory.mktemp("masked") / "run"
+    words = ("data=sample_text", "objective=mlm", "model=tiny", "loop.steps=2", "device=cpu")
+    assert main(["pretrain", *words, "loop.batch=4", f"run.dir={run}"]) == 0
+    return run
+
+
+def test_labels_are_asked_for_by_prompts_and_compared_with_a_fine_tuned_run(
+    score, pretrained, finetuned, transfer
+):
+    words = ("data=sample_questions", "prompt.item={text} {label}", "prompt.calibrate=true")
+    measures, items, out = score(pretrained, *words, "prompt.norm=token")
+
+    assert len(items) == len(list(read_items(finetuned / "items.jsonl", "test")))
+    right = sum(item.predicted == item.label for item in items)
+    assert measures["accuracy"] == measures["accuracy_calibrated"] == right / len(items)
+    assert {"accuracy_none", "accuracy_token"} < set(measures)
+    assert "always saying" in out
+    shown = transfer("report", "out", str(finetuned))
+    assert shown.code == 0, shown.err
+    assert "score" in shown.out
+
+
+def test_shots_and_orders_are_runs_of_their_own(score, pretrained, transfer, read_json):
+    ended = transfer(
+        "score", str(pretrained), "data=sample_questions", "prompt.item={text} {label}",
+        "prompt.shots=[0,1]", "prompt.orders=2", "output=out", "device=cpu",
+    )  # fmt: skip
+
+    assert ended.code == 0, ended.err
+    runs = sorted(path.name for path in Path("out").iterdir())
+    assert runs == ["shots-0-order-0", "shots-1-order-0", "shots-1-order-1"]
+    seeds = [read_json(Path("out") / run / "results.json")["seed"] for run in runs]
+    assert seeds == [0, 0, 1]
+    shown = transfer("report", "out")
+    assert shown.code == 0, shown.err
+    assert "prompt.shots" in shown.out
+
+
+def test_choices_are_scored_as_what_goes_on(score, pretrained):
+    measures, items, _ = score(
+        pretrained, "data=sample_choices", "prompt.item={text} {label}", "prompt.norm=char"
+    )
+
+    assert measures["accuracy"] == pytest.approx(sum(item.score for item in items) / len(items))
+    assert measures["chance"] < 0.5
+
+
+def test_a_masked_model_fills_the_gap(score, masked):
+    measures, items, _ = score(
+        masked, "data=sample_questions", "prompt.item={text} It is a {label} .",
+        "prompt.shots=1", "prompt.calibrate=true",
+    )  # fmt: skip
+
+    assert len(items) == 288
+    assert 0 <= measures["accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prompt.item=say {label}"], r"prompt.item: 'say \{label\}' has to hold \{text\}"),
+        (["prompt.words={rivr: a}"], r"'rivr' is no label.*Did you mean 'river'"),
+        (["prompt.shots=-1"], r"prompt.shots: expected a number"),
+        (["prompt.shots=99"], r"prompt.shots: of one label there are only"),
+        (["prompt.norm=letters"], r"prompt.norm: .*none"),
+        (["split=tests"], r"split: this data has no tests split"),
+        (["data=sample_text"], r"data: this is text; score takes pairs"),
+        (["data=sample_numbers"], r"data: it holds examples of the task regression"),
+        (["data=sample_choices", "prompt.calibrate=true"], r"prompt.calibrate: is for labels"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_one_line(words, message, transfer, pretrained):
+    ended = transfer(
+        "score", f"run={pretrained}", "data=sample_questions", "output=out", "device=cpu", *words
+    )
+
+    assert ended.code == 2
+    assert re.search(message, ended.err)
+    assert ended.err.count("\n") == 1
+    assert not Path("out").exists()
+
+
+def test_a_classifier_is_no_language_model(transfer, finetuned):
+    ended = transfer("score", str(finetuned), "data=agreement", "device=cpu")
+
+    assert ended.code == 2
+    assert "is no language model (Classification)" in ended.err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("command", ["inspect", "prepare", "pretrain", "finetune"])
+def test_pairs_are_for_score_alone(command, transfer, pretrained):
+    start = [f"init_from={pretrained}"] if command == "finetune" else []
+    ended = transfer(command, "data=agreement", *start)
+
+    assert ended.code == 2
+    assert "which only score takes: type transfer score run=RUN" in ended.err
+
+
+def test_a_published_model_scores_pairs(score, tmp_path):
+    published.publish(tmp_path / "gpt2", "gpt2", "LMHeadModel")
+
+    _, items, _ = score(tmp_path / "gpt2", *pairs_file())
+
+    assert len(items) == len(PAIRS)

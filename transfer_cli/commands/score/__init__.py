@@ -1,0 +1,1 @@
+"""`transfer score`: what a language model says of sentences and prompts, without training."""

@@ -1,0 +1,289 @@
+"""The labels, or choices, of texts by the words that a language model finds likeliest.
+
+Legend: B examples, C labels or choices.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from transfer_cli.assembly.finished_run import Trained
+from transfer_cli.commands.score.outcome import Outcome
+from transfer_cli.data.split import TextStats
+from transfer_cli.data.tasks import LabelledData
+from transfer_cli.errors import ConfigError, DataError
+from transfer_cli.generation.filling import encode_with_gaps
+from transfer_cli.generation.likelihood import Ending, Gap, ReadBeginning, score_gaps
+from transfer_cli.generation.prompts import (
+    CONTENT_FREE,
+    Template,
+    calibrated,
+    ending_of,
+    normalised,
+    shares,
+)
+from transfer_cli.metrics import Metric, wilson_interval
+from transfer_cli.objectives.base import TaskInfo
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.classification import tallies as tallies_of_labels
+from transfer_cli.progress import progress
+from transfer_cli.runs.items import Item, shortened
+from transfer_cli.tasks.base import Task
+from transfer_cli.tasks.choice.objective import MultipleChoice
+from transfer_cli.tasks.choice.objective import tallies as tallies_of_choices
+
+SHOWN = 5
+"""Labels of which it is told how often they were said."""
+
+Words = Sequence[Sequence[str]]
+"""The words of each label."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An example as a prompt asks for it."""
+
+    text: str
+    pair: str | None
+    words: Words
+    label: int
+    shown: str
+
+
+@dataclass
+class Prompter:
+    """Asks a language model which of some words goes on with a prompt.
+
+    Args:
+        trained: The language model.
+        template: How examples are written.
+        shots: The items that stand before each one, the first ones left out where all are too long.
+        norm: See `prompts.normalised`.
+        batch: Texts that pass through a masked model at once.
+
+    Attributes:
+        dropped: How many items were left out of all prompts.
+        is_causal: Whether the model goes on with a prompt, or fills a gap in it.
+    """
+
+    trained: Trained
+    template: Template
+    shots: Sequence[str]
+    norm: str
+    batch: int
+    dropped: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.is_causal = isinstance(self.trained.objective, CausalLM)
+        self._encode = self.trained.prompt_layout.encode
+        if self.is_causal:
+            begun = self.template.joined(self.shots)
+            room = self.trained.start.description.shape.positions
+            self._read = ReadBeginning(self.trained.model, self._encode(begun)[: room - 1])
+            self._alone = ReadBeginning(self.trained.model, [])
+
+    def ask(self, examples: Sequence[Asked]) -> list[dict[str, npt.NDArray[np.float64]]]:
+        """Return the probabilities `[C]` of each example's labels, plain and by the norm."""
+        if not self.is_causal:
+            return self._fill(examples)
+        with progress("asking", len(examples), "prompts") as more:
+            found = []
+            for each in examples:
+                found.append(self._go_on(each))
+                more(1)
+        return found
+
+    def _go_on(self, example: Asked) -> dict[str, npt.NDArray[np.float64]]:
+        """Return what a causal model says of an example."""
+        answers = [self.template.answer(word) for own in example.words for word in own]
+        rows = self._rows(example, answers)
+        said = [each.tolist() for each in self._read.score(rows)]
+        alone: list[list[float]] = [[] for _ in answers]
+        if self.norm == "unconditional":
+            bare = [ending_of(self._encode, self.template.bare, answer) for answer in answers]
+            alone = [each.tolist() for each in self._alone.score(_with_start(bare))]
+        found = {}
+        for norm in dict.fromkeys(("none", self.norm)):
+            scores = iter(
+                normalised(own, answer, norm, other)
+                for own, answer, other in zip(said, answers, alone, strict=True)
+            )
+            found[norm] = shares([[next(scores) for _ in own] for own in example.words])
+        return found
+
+    def _rows(self, example: Asked, answers: Sequence[str]) -> list[Ending]:
+        """Return an example's prompt with each answer, with as many items before as there is room.
+
+        Raises:
+            DataError: It is too long even alone.
+        """
+        positions = self.trained.start.description.shape.positions
+        for left in range(len(self.shots) + 1):
+            prompt = self.template.asked(self.shots[left:], example.text, example.pair)
+            rows = [ending_of(self._encode, prompt, answer) for answer in answers]
+            if max(len(row.tokens) for row in rows) <= positions:
+                self.dropped += left
+                return _with_start(rows)
+        raise DataError(_too_long(example, positions))
+
+    def _fill(self, examples: Sequence[Asked]) -> list[dict[str, npt.NDArray[np.float64]]]:
+        """Return what a masked model says of examples, whose label it sees as a gap."""
+        tokenizer = self.trained.start.tokenizer
+        positions = self.trained.start.description.shape.positions
+        gaps = []
+        for example in examples:
+            asked = [self._token(word) for own in example.words for word in own]
+            own = self.template.filled(example.text, example.pair, "[MASK]")
+            for left in range(len(self.shots) + 1):
+                text = self.template.joined([*self.shots[left:], own])
+                tokens = encode_with_gaps(text, tokenizer, self.trained.around)
+                if len(tokens) <= positions:
+                    break
+            else:
+                raise DataError(_too_long(example, positions))
+            self.dropped += left
+            if tokens.count(tokenizer.mask) != 1:
+                raise DataError(f"The text {example.text[:80]!r} holds [MASK], as its prompt does.")
+            gaps.append(Gap(tokens, tokens.index(tokenizer.mask), asked))
+        said = score_gaps(self.trained.model, gaps, tokenizer.pad, self.batch)
+        found = []
+        for example, each in zip(examples, said, strict=True):
+            scores = iter(each.tolist())
+            by_label = shares([[next(scores) for _ in own] for own in example.words])
+            found.append(dict.fromkeys(("none", self.norm), by_label))
+        return found
+
+    def _token(self, word: str) -> int:
+        """Return the one token of a word.
+
+        Raises:
+            ConfigError: It has several.
+        """
+        tokens = self.trained.start.tokenizer.encode(self.template.answer(word))
+        if len(tokens) != 1:
+            raise ConfigError(
+                f"prompt.words: {word!r} has {len(tokens)} tokens, and a masked model fills a gap "
+                "with one; transfer fill shows which words it knows"
+            )
+        return tokens[0]
+
+
+def score_prompts(
+    prompter: Prompter,
+    data: LabelledData,
+    task: Task,
+    split: str,
+    examples: Sequence[Asked],
+    *,
+    calibrate: bool,
+) -> Outcome:
+    """Return how often the right label, or choice, is the likeliest."""
+    found = prompter.ask(examples)
+    bias_C = None
+    variants = {
+        name: [each[name] for each in found] for name in dict.fromkeys(("none", prompter.norm))
+    }
+    if calibrate:
+        # Another [MASK] would be a second gap.
+        texts = [text for text in CONTENT_FREE if prompter.is_causal or text != "[MASK]"]
+        nothing = [replace(examples[0], text=text, pair=None) for text in texts]
+        bias_C = np.mean([each[prompter.norm] for each in prompter.ask(nothing)], axis=0)
+        variants["calibrated"] = [calibrated(each, bias_C) for each in variants[prompter.norm]]
+    chosen = "calibrated" if calibrate else prompter.norm
+    labels_B = np.array([each.label for each in examples])
+    is_choice = task.name == "choice"
+    measures, tables, metrics = _measures(variants[chosen], labels_B, task)
+    names = [f"accuracy_{name}" for name in variants]
+    for name, own in zip(names, variants.values(), strict=True):
+        measures[name] = _measures(own, labels_B, task)[0]["accuracy"]
+    others = [Metric(name, higher_is_better=True, unit="fraction") for name in names]
+    items = [
+        _item(split, index, example, shares_C, is_choice=is_choice, labels=data.labels)
+        for index, (example, shares_C) in enumerate(zip(examples, variants[chosen], strict=True))
+    ]
+    said = Counter(item.predicted for item in items)
+    total, right = len(items), round(measures["accuracy"] * len(items))
+    low, high = wilson_interval(right, total)
+    lines = [
+        f"{100 * right / total:.1f} % right of {total:,} ({100 * low:.1f} to {100 * high:.1f}); "
+        + ", ".join(f"{name} {100 * measures[f'accuracy_{name}']:.1f}" for name in variants)
+    ]
+    details: dict[str, Any] = {"dropped": prompter.dropped}
+    if not is_choice:
+        given = Counter(item.label for item in items)
+        common, times = given.most_common(1)[0]
+        often = ", ".join(f"{name} {count}" for name, count in said.most_common(SHOWN))
+        lines.append(f"always saying {common!r} gets {100 * times / total:.1f}; said: {often}")
+        details["said"] = dict(said)
+    if bias_C is not None:
+        details["bias"] = dict(zip(data.labels, bias_C.tolist(), strict=True))
+    if prompter.dropped:
+        lines.append(f"{prompter.dropped} examples were left out of prompts that were too long")
+    about = {"name": task.name, "expected": task.expected}
+    return Outcome(
+        split, measures, [*metrics, *others], items, lines, data.labels, about, tables, details
+    )  # fmt: skip
+
+
+def _measures(
+    shares_BC: Sequence[npt.NDArray[np.float64]], labels_B: npt.NDArray[np.int64], task: Task
+) -> tuple[dict[str, float], dict[str, Any], Sequence[Metric]]:
+    """Return the measures, tables and metrics that fine-tuned models of the task have."""
+    most = max(len(each) for each in shares_BC)
+    logits_BC = torch.full((len(shares_BC), most), -torch.inf, dtype=torch.float64)
+    for row, shares_C in enumerate(shares_BC):
+        # A share of exactly 0 stays the least likely of those that are there.
+        logits_BC[row, : len(shares_C)] = torch.from_numpy(shares_C).clamp(min=1e-300).log()
+    label_B = torch.from_numpy(labels_B)
+    objective: Classification | MultipleChoice
+    if task.name == "choice":
+        objective, totals = MultipleChoice(), tallies_of_choices(logits_BC, label_B)
+    else:
+        objective, totals = Classification(), tallies_of_labels(logits_BC, label_B)
+    objective.setup(TaskInfo(None, task.labels, task=task))  # type: ignore[arg-type]
+    measures = objective.compute_metrics(totals, {"loss": len(labels_B)}, TextStats())
+    return measures, objective.tables(totals), objective.declared_metrics()
+
+
+def _item(
+    split: str,
+    index: int,
+    example: Asked,
+    shares_C: npt.NDArray[np.float64],
+    *,
+    is_choice: bool,
+    labels: Sequence[str],
+) -> Item:
+    names = [own[0] for own in example.words] if is_choice else labels
+    best = int(shares_C.argmax())
+    ties = float((shares_C == shares_C[best]).sum())
+    is_right = shares_C[example.label] == shares_C[best]
+    return Item(
+        split=split,
+        index=index,
+        label=names[example.label],
+        predicted=names[best],
+        probability=float(shares_C[best]),
+        text=shortened(example.shown),
+        loss=float(-np.log(max(shares_C[example.label], 1e-300))),
+        targets=1,
+        score=is_right / ties if is_choice else None,
+    )
+
+
+def _with_start(rows: Sequence[Ending]) -> list[Ending]:
+    """Return rows whose first token has one before it, as far as there are such tokens."""
+    return [row if row.first else Ending(row.tokens, 1) for row in rows]
+
+
+def _too_long(example: Asked, positions: int) -> str:
+    return (
+        f"The text {example.text[:80]!r} is longer with its prompt than the model's {positions} "
+        "positions."
+    )

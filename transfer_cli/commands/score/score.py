@@ -1,0 +1,250 @@
+"""`transfer score`: what a language model says of sentences and prompts, without training."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from transfer_cli.assembly import datasets
+from transfer_cli.assembly.datasets import DataPlace
+from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.commands.score.outcome import Outcome
+from transfer_cli.commands.score.prompted import Asked, Prompter, score_prompts
+from transfer_cli.commands.score.sentences import SentenceScorer, score_pairs
+from transfer_cli.config.build import build
+from transfer_cli.config.command_line import CommandLine
+from transfer_cli.config.literal import text_of
+from transfer_cli.config.stored import as_yaml
+from transfer_cli.data.minimal_pairs import PairsOfSentences
+from transfer_cli.data.tasks import LabelledData, TaskData
+from transfer_cli.data.text import TextData
+from transfer_cli.engine.precision import device_and_precision
+from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least, one_of
+from transfer_cli.generation.prompts import NORMS, Template, draw_shots, words_of_labels
+from transfer_cli.objectives.language_model import LanguageModel
+from transfer_cli.runs.atomic import write_json
+from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.environment import environment, versions
+from transfer_cli.runs.items import write_items
+from transfer_cli.terminal import print_line
+from transfer_cli.training.measurements import peak_memory
+
+FIRST = ("scored", "given")
+
+
+def score(config: DictConfig) -> None:
+    """Score minimal pairs or prompts; print what came of it, and write it as a run or several."""
+    one_of("first", config.first, FIRST)
+    at_least("batch:", config.batch, 1, ConfigError)
+    source = build(config.data, "data", PairsOfSentences | TaskData | TextData)
+    if isinstance(source, TextData):
+        raise ConfigError(
+            "data: this is text; score takes pairs of sentences and labelled data, and transfer "
+            "evaluate measures a text's perplexity"
+        )
+    shots = _shots(config)
+    if config.output is not None:
+        RunDirectory.check_free(Path(config.output).expanduser())
+    precision = device_and_precision(config.device, config.precision)
+    trained = open_trained(config.run, precision, config.base)
+    if not isinstance(trained.objective, LanguageModel):
+        raise CheckpointError(
+            f"run: {config.run} is no language model ({type(trained.objective).__name__}); score "
+            "needs one, such as the run that this was adapted from"
+        )
+    typed = CommandLine.of_this_command()
+    runs = [
+        (count, order) for count in shots for order in range(config.prompt.orders if count else 1)
+    ]
+    with torch.inference_mode(), precision.context():
+        if isinstance(source, PairsOfSentences):
+            runs = runs[:1]
+        else:
+            prompted = _Prompted(config, source, trained)
+        for count, order in runs:
+            began = time.perf_counter()
+            if isinstance(source, PairsOfSentences):
+                scorer = SentenceScorer(
+                    trained, batch=config.batch, scores_first=config.first == "scored",
+                    within_word=config.within_word,
+                )  # fmt: skip
+                outcome = score_pairs(scorer, source.load())
+            else:
+                outcome = prompted.outcome(count, config.seed + order)
+            seconds = time.perf_counter() - began
+            own = OmegaConf.merge(config, {"prompt": {"shots": count}, "seed": config.seed + order})
+            directory = _directory(config, typed, (count, order) if len(runs) > 1 else None)
+            _write(directory, own, typed, outcome, trained, seconds)  # type: ignore[arg-type]
+            _say(directory.path, outcome, (count, order) if len(runs) > 1 else None)
+
+
+def _shots(config: DictConfig) -> list[int]:
+    """Return the numbers of shots, each 0 or more.
+
+    Raises:
+        ConfigError: They are none.
+    """
+    one_of("prompt.norm", config.prompt.norm, NORMS)
+    at_least("prompt.orders:", config.prompt.orders, 1, ConfigError)
+    typed = config.prompt.shots
+    found = [typed] if isinstance(typed, int) else list(typed) if OmegaConf.is_list(typed) else []
+    if not found or not all(type(each) is int and each >= 0 for each in found):
+        raise ConfigError(
+            f"prompt.shots: expected a number, or a list such as [0,1,4]; got {typed}"
+        )
+    return list(dict.fromkeys(found))
+
+
+def _words(typed: Any) -> Mapping[str, object]:
+    """Return the words that were typed, by label.
+
+    Raises:
+        ConfigError: They are no mapping.
+    """
+    if typed is None:
+        return {}
+    if not OmegaConf.is_dict(typed):
+        raise ConfigError(
+            f"prompt.words: expected {{LABEL: WORD, ...}}, got {typed!r}; quote it for the shell"
+        )
+    plain: Any = OmegaConf.to_container(typed)
+    return {str(name): found for name, found in plain.items()}
+
+
+class _Prompted:
+    """The examples of a split, to be asked for by prompts."""
+
+    def __init__(self, config: DictConfig, source: TaskData, trained: Trained) -> None:
+        place = DataPlace(config.data_dir, config.seed)
+        self._config, self._trained = config, trained
+        self._data = source.load(place.folder, place.seed)
+        self._task = datasets.task_of_data(self._data)
+        if self._task.name not in ("classification", "choice"):
+            raise ConfigError(
+                f"data: it holds examples of the task {self._task.name}; prompts are for texts "
+                "with one label each, and for choices"
+            )
+        self._is_choice = self._task.name == "choice"
+        if self._is_choice and config.prompt.calibrate:
+            raise ConfigError(
+                "prompt.calibrate: is for labels; each question has choices of its own"
+            )
+        self._split = _split(self._data, config.split)
+        item, head = (
+            text_of(config.prompt[key], f"prompt.{key}").replace("\\n", "\n")
+            for key in ("item", "head")
+        )
+        self._template = Template(item, head)
+        words = _words(config.prompt.words)
+        self._words: Sequence[Sequence[str]] = ()
+        if not self._is_choice:
+            self._words = words_of_labels(words, self._data.labels)
+        elif words:
+            raise ConfigError("prompt.words: are for labels; choices are their own words")
+
+    def outcome(self, shots: int, seed: int) -> Outcome:
+        """Return what comes of prompts with so many examples of each label before each item."""
+        train = [self._asked(each) for each in self._data.splits["train"]] if shots else []
+        labels = [0 if self._is_choice else each.label for each in train]
+        items = [
+            self._template.filled(each.text, each.pair, each.words[each.label][0])
+            for each in (train[number] for number in draw_shots(labels, shots, seed))
+        ]
+        config = self._config
+        prompter = Prompter(self._trained, self._template, items, config.prompt.norm, config.batch)
+        examples = [self._asked(each) for each in self._data.splits[self._split]]
+        return score_prompts(
+            prompter, self._data, self._task, self._split, examples,
+            calibrate=config.prompt.calibrate,
+        )  # fmt: skip
+
+    def _asked(self, example: Any) -> Asked:
+        shown = " / ".join(self._task.texts(example))
+        if self._is_choice:
+            text = f"{example.context} {example.question}".strip()
+            words = [[choice] for choice in example.choices]
+            return Asked(text, None, words, example.label, shown)
+        return Asked(example.text, example.pair, self._words, example.label, shown)
+
+
+def _split(data: LabelledData, asked: str) -> str:
+    """Return the split to score.
+
+    Raises:
+        DataError: There is none of that name.
+    """
+    names = [name for name in ("test", "validation") if name in data.splits]
+    found = names[0] if asked == "auto" and names else asked
+    if found not in data.splits:
+        raise DataError(
+            f"split: this data has no {found} split; type split= with one of "
+            f"{', '.join(data.splits)}"
+        )
+    return found
+
+
+def _directory(
+    config: DictConfig, typed: CommandLine, part: tuple[int, int] | None
+) -> RunDirectory:
+    """Return a new run directory: `output`, or one below it for each of several runs."""
+    if config.output is None:
+        return RunDirectory.create_new(Path("runs/score"), typed.presets.get("data", "data"))
+    path = Path(config.output).expanduser()
+    return RunDirectory.create(path if part is None else path / "shots-{}-order-{}".format(*part))
+
+
+def _write(
+    directory: RunDirectory,
+    config: DictConfig,
+    typed: CommandLine,
+    outcome: Outcome,
+    trained: Trained,
+    seconds: float,
+) -> None:
+    """Write a run that has ended."""
+    model = trained.model
+    parameters = sum(each.numel() for each in model.parameters())
+    results: Mapping[str, Any] = {
+        "command": "score",
+        "presets": typed.presets,
+        "seed": config.seed,
+        "measures": {outcome.split: dict(outcome.measures)},
+        "metrics": [metric.as_json() for metric in outcome.metrics],
+        "tables": {outcome.split: outcome.tables} if outcome.tables else {},
+        "labels": list(outcome.labels),
+        "task": outcome.task,
+        "failed": None,
+        "parameters": {"total": parameters, "trainable": 0},
+        "prompts": dict(outcome.details),
+        "versions": versions(),
+    }
+    device = model.backbone.token_embedding.weight.device
+    try:
+        directory.start("score", as_yaml(config), typed.overrides, typed.presets, environment())
+        write_items(directory.items, outcome.items)
+        write_json(
+            directory.timing,
+            {"seconds": round(seconds, 3), "peak_memory_bytes": peak_memory(device)},
+        )
+        write_json(directory.results, results)
+        directory.set_status("finished")
+    except BaseException:
+        directory.discard()
+        raise
+    finally:
+        directory.unlock()
+
+
+def _say(path: Path, outcome: Outcome, part: tuple[int, int] | None) -> None:
+    """Print the measures of a run, and where it is."""
+    if part is not None:
+        print_line(f"shots {part[0]}, order {part[1]}")
+    for line in outcome.lines:
+        print_line(line)
+    for name, value in outcome.measures.items():
+        if "/" not in name:
+            print_line(f"{outcome.split:10s} {name:24s} {value:.6g}")
+    print_line(f"files      {path}")

@@ -1,0 +1,143 @@
+"""Minimal pairs: an acceptable sentence, and one that differs in what makes it unacceptable."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from transfer_cli.data import readers
+from transfer_cli.data.readers import text_of
+from transfer_cli.data.text import expand
+from transfer_cli.errors import DataError, at_least
+
+
+@dataclass(frozen=True)
+class MinimalPair:
+    """Two sentences, and the phenomenon that they are about ("" if that is not said)."""
+
+    good: str
+    bad: str
+    group: str = ""
+
+
+class PairsOfSentences(ABC):
+    """A set of minimal pairs."""
+
+    @abstractmethod
+    def load(self) -> list[MinimalPair]:
+        """Return the pairs.
+
+        Raises:
+            DataError: A file cannot be read, or a line is no pair.
+        """
+
+
+@dataclass(kw_only=True)
+class MinimalPairs(PairsOfSentences):
+    """Own files: JSON lines as those of BLiMP (Warstadt et al. 2020), or tab-separated ones.
+
+    JSON lines may also hold `prefix`, `right` and `wrong`: two forms of the word that goes on
+    (Linzen et al. 2016). Tab-separated lines hold the good and the bad sentence.
+
+    Args:
+        files: Paths or globs.
+        good: The field of the good sentence, and
+        bad: of the bad one.
+        group: The field that says what a pair is about.
+    """
+
+    files: str | list[str]
+    good: str = "sentence_good"
+    bad: str = "sentence_bad"
+    group: str = "UID"
+
+    def load(self) -> list[MinimalPair]:
+        """See `PairsOfSentences`."""
+        found: list[MinimalPair] = []
+        for path in expand(self.files):
+            lines = readers.numbered_lines(path)
+            read = self._objects if path.suffix == ".jsonl" else _cells
+            before = len(found)
+            found += read(lines, str(path))
+            if len(found) == before:
+                raise DataError(f"{path} has no pairs.")
+        return found
+
+    def _objects(self, lines: Iterator[tuple[int, str]], name: str) -> Iterator[MinimalPair]:
+        for record in readers.json_records(lines, name):
+            group = record.fields.get(self.group, "")
+            about = group if isinstance(group, str) else ""
+            if "prefix" in record.fields and self.good not in record.fields:
+                before, right, wrong = (
+                    text_of(record, field, name) for field in ("prefix", "right", "wrong")
+                )
+                yield MinimalPair(f"{before} {right}", f"{before} {wrong}", about)
+            else:
+                good, bad = (text_of(record, field, name) for field in (self.good, self.bad))
+                yield MinimalPair(good, bad, about)
+
+
+def _cells(lines: Iterator[tuple[int, str]], name: str) -> Iterator[MinimalPair]:
+    for number, line in lines:
+        cells = line.split("\t")
+        if not line.strip():
+            continue
+        if len(cells) != 2 or not all(map(str.strip, cells)):
+            raise DataError(
+                f"{name}, line {number} has {len(cells)} columns, expected two that a tab parts: "
+                "the good sentence and the bad one. Files of JSON lines end in .jsonl."
+            )
+        yield MinimalPair(*cells)
+
+
+_NOUNS = (
+    ("author", "authors"), ("doctor", "doctors"), ("farmer", "farmers"), ("teacher", "teachers"),
+    ("woman", "women"), ("child", "children"), ("king", "kings"), ("car", "cars"),
+    ("house", "houses"), ("table", "tables"), ("picture", "pictures"), ("door", "doors"),
+    ("river", "rivers"), ("ship", "ships"),
+)  # fmt: skip
+_PREPOSITIONS = ("near", "behind", "next to")
+_VERBS = (("is", "are", "here."), ("was", "were", "old."), ("has", "have", "a name."))
+
+AGREEMENT = {"none": (0, False), "same": (1, False), "other": (1, True), "two others": (2, True)}
+"""Groups of `Agreement`: how many nouns stand between subject and verb, and whether their number
+is another."""
+
+
+@dataclass(kw_only=True)
+class Agreement(PairsOfSentences):
+    """Made-up sentences whose verb has, or has not, the number of its subject.
+
+    Nouns between them tempt a model to the number of the nearest one (Linzen et al. 2016).
+
+    Args:
+        pairs: Sentences of each group.
+    """
+
+    pairs: int = 60
+
+    def __post_init__(self) -> None:
+        at_least("pairs", self.pairs, 1)
+
+    def load(self) -> list[MinimalPair]:
+        """See `PairsOfSentences`."""
+        return [
+            _agreeing(number, group, *AGREEMENT[group])
+            for group in AGREEMENT
+            for number in range(self.pairs)
+        ]
+
+
+def _agreeing(number: int, group: str, between: int, is_other: bool) -> MinimalPair:  # noqa: FBT001
+    """Return the pair of a number: subjects, verbs and prepositions take turns."""
+    plural = number % 2
+    subject = _NOUNS[number // 2 % len(_NOUNS)]
+    words = ["The", subject[plural]]
+    for each in range(1, between + 1):
+        noun = _NOUNS[(number // 2 + 3 * each + number // 5) % len(_NOUNS)]
+        if noun is subject:
+            noun = _NOUNS[(_NOUNS.index(noun) + 1) % len(_NOUNS)]
+        preposition = _PREPOSITIONS[(number // 3 + each) % len(_PREPOSITIONS)]
+        words += [preposition, "the", noun[plural != is_other]]
+    forms = _VERBS[number // 4 % len(_VERBS)]
+    good, bad = (" ".join([*words, forms[which], forms[2]]) for which in (plural, 1 - plural))
+    return MinimalPair(good, bad, f"agreement/{group}")

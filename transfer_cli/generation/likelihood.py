@@ -1,0 +1,191 @@
+"""Log-probabilities of tokens under a language model.
+
+Legend: B rows, T positions, N scored tokens, D width, V vocabulary.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from transfer_cli.errors import NotFiniteError
+from transfer_cli.model.kv_cache import KVCache
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.model.vocabulary_loss import CHUNK_ELEMENTS
+from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.progress import progress
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A text whose end is scored, given what stands before it.
+
+    Args:
+        tokens: The whole text.
+        first: Where its end begins; at least 1.
+    """
+
+    tokens: Sequence[int]
+    first: int
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A text with mask tokens, and what may stand at one of them.
+
+    Args:
+        tokens: The text.
+        place: The position of the mask token.
+        asked: The tokens that are scored there.
+    """
+
+    tokens: Sequence[int]
+    place: int
+    asked: Sequence[int]
+
+
+Row = TypeVar("Row", Ending, Gap)
+
+
+def score_endings(model: TransferModel, rows: Sequence[Ending], batch: int) -> list[Tensor]:
+    """Return the log-probability of each token of each end, `[N]` in float32, of a causal model.
+
+    Raises:
+        NotFiniteError: The predictions are not finite.
+    """
+    return _batched(rows, batch, lambda some: _read_endings(model, some, None))
+
+
+def score_gaps(model: TransferModel, rows: Sequence[Gap], padding: int, batch: int) -> list[Tensor]:
+    """Return the log-probability of each asked token of each gap, `[N]`, of a masked model.
+
+    Raises:
+        NotFiniteError: The predictions are not finite.
+    """
+    return _batched(rows, batch, lambda some: _read_gaps(model, some, padding))
+
+
+class ReadBeginning:
+    """What several texts begin with, read once by a causal model.
+
+    Args:
+        model: In evaluation mode.
+        tokens: What they begin with; there may be none.
+    """
+
+    def __init__(self, model: TransferModel, tokens: Sequence[int]) -> None:
+        self._model, self._tokens = model, list(tokens)
+        self._cache = _extended(model, KVCache(len(model.backbone.blocks), len(tokens)), tokens)
+
+    def score(self, rows: Sequence[Ending]) -> list[Tensor]:
+        """Return the same as `score_endings`, of texts that differ near their ends.
+
+        What they have in common is read once, and of that what is read already is not read again.
+        """
+        shared = _common([row.tokens for row in rows])[: min(row.first - 1 for row in rows)]
+        common, known = len(shared), len(_common([self._tokens, shared]))
+        cache = self._cache.fork(1, common, known)
+        cache = _extended(self._model, cache, shared[known:])
+        longest = max(len(row.tokens) for row in rows)
+        return _read_endings(self._model, rows, cache.fork(len(rows), longest))
+
+
+def _extended(model: TransferModel, cache: KVCache, tokens: Sequence[int]) -> KVCache:
+    """Return the cache of one text, to which the model has added these tokens."""
+    if tokens:
+        tokens_1T = _on_device(model, [tokens])
+        mask_1T = torch.ones_like(tokens_1T, dtype=torch.bool)
+        model(lambda whole: whole.backbone(tokens_1T, mask_1T, padded=False, kv_cache=cache))
+    return cache
+
+
+def _read_endings(
+    model: TransferModel, rows: Sequence[Ending], cache: KVCache | None
+) -> list[Tensor]:
+    known = 0 if cache is None else cache.length
+    inputs = [list(row.tokens[known:-1]) for row in rows]
+    places = [range(row.first - 1 - known, len(row.tokens) - 1 - known) for row in rows]
+    asked = [list(row.tokens[row.first :]) for row in rows]
+    # What a causal model sees of the padding behind a text is nothing.
+    tokens_BT = _on_device(model, _padded(inputs, 0))
+    mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+    found = _read(model, tokens_BT, mask_BT, places, asked, padded=False, cache=cache)
+    return list(found.split([len(each) for each in asked]))
+
+
+def _read_gaps(model: TransferModel, rows: Sequence[Gap], padding: int) -> list[Tensor]:
+    lengths = [len(row.tokens) for row in rows]
+    tokens_BT = _on_device(model, _padded([list(row.tokens) for row in rows], padding))
+    mask_BT = _on_device(model, _padded([[1] * length for length in lengths], 0)).bool()
+    places = [[row.place] * len(row.asked) for row in rows]
+    asked = [list(row.asked) for row in rows]
+    padded = len(set(lengths)) > 1
+    found = _read(model, tokens_BT, mask_BT, places, asked, padded=padded, cache=None)
+    return list(found.split([len(each) for each in asked]))
+
+
+def _read(
+    model: TransferModel,
+    tokens_BT: Tensor,
+    mask_BT: Tensor,
+    places: Sequence[Iterable[int]],
+    asked: Sequence[Sequence[int]],
+    *,
+    padded: bool,
+    cache: KVCache | None,
+) -> Tensor:
+    """Return the log-probabilities `[N]` of the tokens asked for at places of each row."""
+    width = tokens_BT.shape[1]
+    flat_N = _on_device(model, [row * width + at for row, own in enumerate(places) for at in own])
+    asked_N = _on_device(model, [token for own in asked for token in own])
+
+    def read(whole: TransferModel) -> Tensor:
+        states = whole.backbone(tokens_BT, mask_BT, padded=padded, kv_cache=cache)
+        top_ND = whole.readout(states).flatten(0, 1).index_select(0, flat_N)
+        table_VD = whole.backbone.token_embedding.weight
+        rows = max(1, CHUNK_ELEMENTS["cpu"] // len(table_VD))
+        found = [
+            whole.heads[HEAD](part_RD, table_VD).float().log_softmax(-1).gather(1, asked_R[:, None])
+            for part_RD, asked_R in zip(top_ND.split(rows), asked_N.split(rows), strict=True)
+        ]
+        return torch.cat(found).squeeze(1)
+
+    found_N: Tensor = model(read).cpu()
+    if found_N.isnan().any():
+        raise NotFiniteError("run: its prediction")
+    return found_N
+
+
+def _batched(
+    rows: Sequence[Row], batch: int, read: Callable[[Sequence[Row]], list[Tensor]]
+) -> list[Tensor]:
+    """Return what is read of each row, in batches of like length."""
+    order = sorted(range(len(rows)), key=lambda number: len(rows[number].tokens))
+    found: dict[int, Tensor] = {}
+    with progress("scoring", len(rows), "texts") as more:
+        for first in range(0, len(order), batch):
+            numbers = order[first : first + batch]
+            found |= zip(numbers, read([rows[number] for number in numbers]), strict=True)
+            more(len(numbers))
+    return [found[number] for number in range(len(rows))]
+
+
+def _common(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Return the tokens that all rows begin with."""
+    found = []
+    for tokens in zip(*rows, strict=False):
+        if len(set(tokens)) > 1:
+            break
+        found.append(tokens[0])
+    return found
+
+
+def _padded(rows: Sequence[list[int]], padding: int) -> list[list[int]]:
+    longest = max(map(len, rows))
+    return [row + [padding] * (longest - len(row)) for row in rows]
+
+
+def _on_device(model: TransferModel, values: Sequence[object]) -> Tensor:
+    return torch.tensor(values, device=model.backbone.token_embedding.weight.device)

@@ -1,0 +1,194 @@
+"""Prompts that ask a language model for a label, and what its log-probabilities say of each.
+
+Legend: C labels or choices.
+"""
+
+import math
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from transfer_cli.errors import ConfigError, listed, nearest
+from transfer_cli.generation.likelihood import Ending
+
+LABEL = "{label}"
+_FIELDS = re.compile(r"\{(text|pair|label)\}")
+
+CONTENT_FREE = ("N/A", "", "[MASK]")
+"""Texts that say nothing: what a model makes of them is its bias (Zhao et al. 2021)."""
+
+NORMS = ("none", "token", "char", "byte", "unconditional")
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class Template:
+    """How an example is written.
+
+    Args:
+        item: Its text, with `{text}`, perhaps `{pair}`, and `{label}` where the answer stands.
+        head: What stands before all items.
+        separator: What stands between two of them.
+
+    Raises:
+        ConfigError: The item lacks its text or its label.
+    """
+
+    item: str
+    head: str = ""
+    separator: str = "\n\n"
+
+    def __post_init__(self) -> None:
+        fields = _FIELDS.findall(self.item)
+        if fields.count("label") != 1 or "text" not in fields:
+            raise ConfigError(
+                f"prompt.item: {self.item!r} has to hold {{text}} and, once, {LABEL}, such as "
+                "prompt.item='{text} Label: {label}'"
+            )
+
+    def filled(self, text: str, pair: str | None, label: str) -> str:
+        """Return an item."""
+        values = {"text": text, "pair": pair or "", "label": label}
+        return _FIELDS.sub(lambda found: values[found[1]], self.item)
+
+    def asked(self, items: Sequence[str], text: str, pair: str | None) -> str:
+        """Return a prompt up to its answer, after so many items.
+
+        The space before the answer is part of the answer: that is how tokens are cut.
+        """
+        before = self.item[: self.item.index(LABEL)].rstrip(" ")
+        values = {"text": text, "pair": pair or ""}
+        last = _FIELDS.sub(lambda found: values[found[1]], before)
+        return self.joined([*items, last])
+
+    def joined(self, items: Sequence[str]) -> str:
+        """Return the head and items, one after the other."""
+        return self.separator.join([self.head, *items] if self.head else items)
+
+    def answer(self, word: str) -> str:
+        """Return a word as an answer: with the space that stands before it."""
+        before = self.item[: self.item.index(LABEL)]
+        return before[len(before.rstrip(" ")) :] + word
+
+    @property
+    def bare(self) -> str:
+        """What asks for the answer, without any text: all between the last text and the label."""
+        before = self.item[: self.item.index(LABEL)]
+        return _FIELDS.split(before)[-1].strip() or before.strip()
+
+
+def ending_of(encode: Encode, prompt: str, answer: str) -> Ending:
+    """Return the tokens of a prompt and its answer; the answer begins where they differ.
+
+    Raises:
+        ConfigError: The answer adds no token.
+    """
+    alone, tokens = encode(prompt), encode(prompt + answer)
+    # Some tokenizers join the prompt's end and the answer's beginning.
+    pairs = zip(alone, tokens, strict=False)
+    first = next((at for at, (one, other) in enumerate(pairs) if one != other), len(alone))
+    if first >= len(tokens):
+        raise ConfigError(f"prompt.words: {answer!r} has no tokens of its own; choose other words")
+    return Ending(tokens, first)
+
+
+def draw_shots(labels: Sequence[int], shots: int, seed: int) -> list[int]:
+    """Return the numbers of `shots` examples of each label, in an order that the seed decides.
+
+    Raises:
+        ConfigError: A label has fewer.
+    """
+    draw = random.Random(seed).random  # noqa: S311 - no secret; random() stays as it is
+    order = sorted(range(len(labels)), key=[draw() for _ in labels].__getitem__)
+    kept: list[int] = []
+    for label in sorted(set(labels)):
+        own = [number for number in order if labels[number] == label]
+        if len(own) < shots:
+            raise ConfigError(
+                f"prompt.shots: of one label there are only {len(own)} training examples, not "
+                f"{shots}; take fewer shots"
+            )
+        kept += own[:shots]
+    return sorted(kept, key=[draw() for _ in labels].__getitem__)
+
+
+def normalised(
+    log_probabilities: Sequence[float], answer: str, norm: str, alone: Sequence[float] = ()
+) -> float:
+    """Return the score of an answer from the log-probabilities of its tokens.
+
+    Args:
+        log_probabilities: Given the prompt.
+        answer: Its text.
+        norm: none: their sum; token, char, byte: that over the number of these; unconditional: the
+            sum above that without the text (Brown et al. 2020).
+        alone: The log-probabilities without the text.
+    """
+    total = math.fsum(log_probabilities)
+    if norm == "unconditional":
+        total -= math.fsum(alone)
+    word = answer.strip()
+    lengths = {
+        "none": 1,
+        "unconditional": 1,
+        "token": len(log_probabilities),
+        "char": len(word),
+        "byte": len(word.encode()),
+    }
+    return total / max(1, lengths[norm])
+
+
+def shares(scores: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
+    """Return the probability of each label, `[C]`, from the scores of its words."""
+    by_label = np.array([np.logaddexp.reduce(own) for own in scores])
+    exponential = np.exp(by_label - by_label.max())
+    return np.asarray(exponential / exponential.sum(), np.float64)
+
+
+def calibrated(
+    shares_C: npt.NDArray[np.float64], bias_C: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Return probabilities over the model's bias, which sum to 1 again (Zhao et al. 2021).
+
+    Args:
+        shares_C: The probability of each label.
+        bias_C: The mean of these for texts that say nothing.
+    """
+    over_C = shares_C / np.maximum(bias_C, np.finfo(np.float64).tiny)
+    return np.asarray(over_C / over_C.sum(), np.float64)
+
+
+def words_of_labels(
+    typed: Mapping[str, object], labels: Sequence[str]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the words that stand for each label: those typed, else the label itself.
+
+    Raises:
+        ConfigError: A name is no label, a label has no words, or what stands there is no word.
+    """
+    unknown = next((name for name in typed if name not in labels), None)
+    if unknown is not None:
+        raise ConfigError(
+            f"prompt.words: {unknown!r} is no label; there are {listed(labels, 10)}"
+            f".{nearest(unknown, labels)}"
+        )
+    lacking = [label for label in labels if typed and label not in typed]
+    if lacking:
+        raise ConfigError(f"prompt.words: says nothing of {listed(lacking)}")
+    found: list[tuple[str, ...]] = []
+    for label in labels:
+        words: Any = typed.get(label, label)
+        several = [words] if isinstance(words, str) else words
+        are_words = isinstance(several, list) and all(
+            isinstance(word, str) and word.strip() for word in several
+        )
+        if not are_words or not several:
+            raise ConfigError(f"prompt.words.{label}: expected a word or a list of words")
+        found.append(tuple(several))
+    return tuple(found)
