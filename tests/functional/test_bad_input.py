@@ -26,6 +26,10 @@ TABLES = {
     "one-class.csv": ("text,label", *(f"text {n},a" for n in range(20))),
     "singles.csv": ("text,label", "x,a", "y,b", "z,c"),
     "unlabelled.csv": ("text,label", *ROWS, "something,"),
+    "pairs.csv": (
+        "text,pair,label",
+        *(f"text {n},{'more ' * 5 * n},{'ab'[n % 2]}" for n in range(20)),
+    ),
     "long.csv": ("text,label", *(f"{'very long text ' * 60},{'ab'[n % 2]}" for n in range(20))),
 }
 
@@ -102,6 +106,10 @@ def pretrain(tiny, loop, corpus):
             "given/unseen.csv, line 3: the label 'zebra' of validation is not among the 2 labels",
         ),
         (["data.train=given/unlabelled.csv"], "line 42: the label in 'label' is empty."),
+        (
+            ["data.train=given/pairs.csv", "data.pair=pair", "data.truncate=first"],
+            "given/pairs.csv, line 15: the second text has 65 tokens, and data.length=64 leaves 62",
+        ),
         (["data.train=given/one-class.csv"], "all examples have the label 'a'; there is nothing"),
         (["data.train=given/singles.csv"], "leaves nothing to validate on (3 examples of 3"),
         (

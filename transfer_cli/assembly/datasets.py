@@ -22,7 +22,7 @@ from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
 from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.engine.features.cached import CachedFeatures
-from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.tasks.base import Direction, Encoded, Rows, Task, by_example, task_of
@@ -365,7 +365,10 @@ def task(
     splits = {}
     for name in (each for each in only if each in data.splits):
         examples = data.splits[name]
-        encoded = found.encode(examples, tokenizer, longest, direction_of(shape))
+        try:
+            encoded = found.encode(examples, tokenizer, longest, direction_of(shape))
+        except DataError as error:
+            raise DataError(f"{data.source(name)}, {error}") from error
         warn_of_cuts(encoded.num_cut, len(examples), *found.kept(longest))
         warn_of_empty(sum(is_empty(found.texts(each)) for each in examples), len(examples))
         splits[name] = Split(

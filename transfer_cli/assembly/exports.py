@@ -98,6 +98,7 @@ def ours_of(
         length=length,
         labels=labels,
         added=lasting,
+        truncate="longest_first" if task is None else task.truncate,
     )
 
 

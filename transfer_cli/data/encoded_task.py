@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Truncate = Literal["longest_first", "first", "second"]
+"""Which of two texts loses tokens, at its end, where they are too long together."""
+
 SHORTEST = 5
 """A longest input must hold the three special tokens of a pair and a token of each text."""
 
@@ -121,12 +124,13 @@ def encode_texts(
     length: int,
     direction: Literal["causal", "bidirectional"],
     targets: Mapping[str, Any] | None = None,
-    truncate: Literal["longest_first", "first"] = "longest_first",
+    truncate: Truncate = "longest_first",
+    *,
+    strict: bool = True,
 ) -> EncodedRows:
     """Return one split of texts, or pairs of texts, encoded once.
 
-    A text that is too long loses tokens at its end; of two texts the longer one first (see `kept`).
-    Special tokens are never cut.
+    A text that is too long loses tokens at its end (see `kept`). Special tokens are never cut.
 
     Args:
         examples: The examples, with a `text` and a `pair`.
@@ -135,10 +139,12 @@ def encode_texts(
         direction: The model's, see the table above.
         targets: Further keys of a batch, see `EncodedRows`; None: the examples' labels.
         truncate: Which of two texts loses tokens, see `kept`.
+        strict: Whether it is an error if that text would lose all of them; else the other one is
+            cut as well.
 
     Raises:
         ConfigError: `length` leaves no room for a text.
-        DataError: Some examples have a label and some have none.
+        DataError: Some examples have a label and some have none, or `truncate` makes no room.
     """
     if length < SHORTEST:
         raise ConfigError(
@@ -150,14 +156,13 @@ def encode_texts(
     room = length - len(start) - len(end)
     rows, firsts, is_cut = [], [], []
     for example, text, other in _encoded(examples, tokenizer):
-        if example.pair is None:
-            cut, rest = min(len(text), room), []
-            is_cut.append(len(text) > room)
-        else:
-            for_both = room - len(between)
-            cut, second = kept(len(text), len(other), for_both, truncate)
-            rest = [*between, *other[:second]]
-            is_cut.append(len(text) + len(other) > for_both)
+        left = room if example.pair is None else room - len(between)
+        cut, second = kept(len(text), len(other), left, truncate)
+        rest = [] if example.pair is None else [*between, *other[:second]]
+        is_cut.append(len(text) + len(other) > left)
+        if strict and is_cut[-1] and {"first": cut, "second": second}.get(truncate) == 0:
+            size = len(other) if truncate == "first" else len(text)
+            raise DataError(_no_room(example, truncate, size, left, length))
         rows.append(array("i", start + text[:cut] + rest + end))
         firsts.append(len(start) + cut + len(between))
     return EncodedRows(
@@ -171,24 +176,34 @@ def encode_texts(
 
 
 def kept(
-    first: int,
-    second: int,
-    room: int,
-    truncate: Literal["longest_first", "first"] = "longest_first",
+    first: int, second: int, room: int, truncate: Truncate = "longest_first"
 ) -> tuple[int, int]:
     """Return how many tokens of two texts stay, which together have `room`.
 
     The longer one is cut until both are as long, then both. This is the rule of the tokenizers
     library, an odd token included, so that a model that is exported cuts as it did here. With
-    `first` only the first is cut, and the second where it has no room alone.
+    `first` or `second` only that one is cut, and the other where it has no room alone.
     """
     if first + second <= room:
         return first, second
     if truncate == "first":
         second = min(second, room)
         return room - second, second
+    if truncate == "second":
+        first = min(first, room)
+        return first, room - first
     shorter = min(first, second, room // 2)
     return (room - shorter, shorter) if first > second else (shorter, room - shorter)
+
+
+def _no_room(example: "Example", truncate: Truncate, size: int, room: int, length: int) -> str:
+    """Return why `truncate` cannot make room for a text of `size` tokens beside the other one."""
+    other = "second" if truncate == "first" else "first"
+    line = "" if example.line is None else f"line {example.line}: "
+    return (
+        f"{line}the {other} text has {size:,} tokens, and data.length={length} leaves {room:,} for "
+        f"both, so data.truncate={truncate} makes no room; data.truncate=longest_first does"
+    )
 
 
 def _encoded(

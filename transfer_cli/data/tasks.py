@@ -17,9 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+from transfer_cli.config.build import TARGET
 from transfer_cli.data import any_table, catalog, readers, sample
 from transfer_cli.data.any_table import Refuse, Skipped
 from transfer_cli.data.columns import ANY, FEW_ROWS, Chosen, Wanted, typed
+from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.hub_client import located
 from transfer_cli.data.layout import Layout, delimiter_name
 from transfer_cli.data.overlap import say_overlap
@@ -32,6 +34,9 @@ from transfer_cli.seeds import derive
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
+"""The class of the task of examples with one label."""
 
 INPUT = "input"
 """The split that all rows of a file are."""
@@ -59,11 +64,12 @@ FINE_LABELS = tuple(
 
 @dataclass(frozen=True, slots=True)  # there may be millions
 class Example:
-    """A text, or two, and the number of its label."""
+    """A text, or two, and the number of its label; `line` is that of its file, if it has one."""
 
     text: str
     label: int | None = None
     pair: str | None = None
+    line: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -313,6 +319,8 @@ class Table(LabelledFiles):
         encoding: As Python names it.
         format: `csv`, `tsv`, `jsonl`, `parquet` or `xlsx`; None to go by the files' names.
         errors: Whether a row that cannot be read stops all, or is left out and counted.
+        truncate: Which of two texts is cut where they are too long together, see
+            `encoded_task.kept`.
     """
 
     text: str | int | None = None
@@ -323,6 +331,7 @@ class Table(LabelledFiles):
     encoding: str | None = None
     format: Literal["csv", "tsv", "jsonl", "parquet", "xlsx"] | None = None
     errors: Literal["stop", "skip"] = "stop"
+    truncate: Truncate = "longest_first"
 
     most_labels: ClassVar[float] = MAX_LABELS
     numbers: ClassVar[bool] = False
@@ -358,14 +367,18 @@ class Table(LabelledFiles):
         labels = sorted_labels(row.label for row in rows[first].rows)
         splits = {
             name: [
-                Example(row.text, number, row.pair)
+                Example(row.text, number, row.pair, row.line)
                 for row, (number,) in zip(
                     found.rows, numbers_of(found.rows, labels, paths[name], name), strict=True
                 )
             ]
             for name, found in rows.items()
         }
-        return LabelledData(paths[first].stem, labels, splits, files=paths)
+        return LabelledData(paths[first].stem, labels, splits, self.node(), files=paths)
+
+    def node(self) -> dict[str, Any]:
+        """Return the config node of the task, with the options that it has of the data."""
+        return {TARGET: CLASSIFICATION, "truncate": self.truncate}
 
     def whole(self, own: Wanted) -> LabelledData:
         """See `LabelledFiles`."""

@@ -16,7 +16,7 @@ import numpy as np
 import tokenizers
 import torch
 
-from transfer_cli.data.encoded_task import encode_texts
+from transfer_cli.data.encoded_task import Truncate, encode_texts
 from transfer_cli.data.tasks import Example
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
@@ -25,10 +25,10 @@ from transfer_cli.interop.vocabulary import BEGIN, special_numbers
 from transfer_cli.seeds import derive
 
 CUT = {"direction": "Right", "stride": 0}
-STRATEGIES = {"longest_first": "LongestFirst", "first": "OnlyFirst"}
+STRATEGIES = {"longest_first": "LongestFirst", "first": "OnlyFirst", "second": "OnlySecond"}
 """What `data.encoded_task.kept` does, in the words of the library.
 
-Where only the first text may be cut, it refuses a second one that is too long alone.
+Where only one text may be cut, it refuses another one that is too long alone.
 """
 
 Direction = Literal["causal", "bidirectional"]
@@ -53,7 +53,7 @@ class Inputs:
     layout: str
     pair_layout: str | None
     segments: bool
-    truncate: Literal["longest_first", "first"] = "longest_first"
+    truncate: Truncate = "longest_first"
 
     def settings(self, names: Mapping[str, str], numbers: Mapping[str, int]) -> dict[str, Any]:
         """Return what a `tokenizer.json` says about inputs.
@@ -113,8 +113,12 @@ class Inputs:
         sizes = [0, 1, room // 2 - 1, room // 2, room - 1, room, room + 1, room + min(room, 512)]
         texts = [" ".join(words) for words in _words(tokenizer, sizes)]
         some = [*texts[1:4], texts[-1]]
-        seconds = some[:1] if self.truncate == "first" else some
-        pairs = [Example(text, pair=other) for text in some for other in seconds]
+        firsts, seconds = (
+            some[:1] if self.truncate == kept else some for kept in ("second", "first")
+        )
+        pairs = [Example(text, pair=other) for text in firsts for other in seconds]
+        if self.truncate == "second":
+            texts = [text for text in texts if len(tokenizer.encode(text)) <= room]
         # Apart, since a batch has segments if one of its rows has a second text.
         for examples in ([Example(text) for text in texts], pairs):
             rows = encode_texts(examples, tokenizer, self.length, direction, truncate=self.truncate)

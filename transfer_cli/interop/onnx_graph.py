@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.encoded_task import SHORTEST
+from transfer_cli.data.encoded_task import SHORTEST, Truncate
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
 from transfer_cli.interop.files import dump_json
@@ -111,7 +111,8 @@ def write_onnx(
     usual, pair = layouts_of("labelled" if graph.with_pairs else "lines", direction, tokenizer)
     shape = model.backbone.shape
     length = length or shape.positions
-    cut = objective.truncate if isinstance(objective, SequenceObjective) else "longest_first"
+    task = objective.info.task if objective else None
+    cut: Truncate = "longest_first" if task is None else task.truncate
     if graph.with_pairs and length >= SHORTEST:
         inputs = Inputs(length, usual, pair, segments=shape.segments > 1, truncate=cut)
         inputs.write(folder / FILE, tokenizer)

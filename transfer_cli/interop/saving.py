@@ -171,5 +171,4 @@ def _inputs(ours: Ours) -> Inputs:
     texts: Literal["lines", "labelled"] = "lines" if ours.texts == "lines" else "labelled"
     layouts = vocabulary.layouts_of(texts, ours.shape.direction, ours.tokenizer)
     length = None if texts == "lines" else ours.length
-    cut = "longest_first" if ours.classifier is None else ours.classifier.truncate
-    return Inputs(length, *layouts, segments=ours.shape.segments > 1, truncate=cut)
+    return Inputs(length, *layouts, segments=ours.shape.segments > 1, truncate=ours.truncate)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError, one_of
 from transfer_cli.interop import own_code
@@ -40,6 +41,7 @@ class Ours:
         length: The longest text in tokens that it reads, special ones included.
         labels: Names of the classes of its head, if that has any.
         added: The module that each added tensor belongs to, by the tensor's name.
+        truncate: Which of two texts is cut where they are too long together.
     """
 
     shape: BackboneShape
@@ -51,6 +53,7 @@ class Ours:
     length: int
     labels: tuple[str, ...] = ()
     added: Mapping[str, Added] = field(default_factory=dict)
+    truncate: Truncate = "longest_first"
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,6 @@ class SequenceObjective(Objective):
 
     problem_type: ClassVar[str | None]
     """What transformers calls what its head says of a text; None: it judges several texts."""
-    truncate: ClassVar[Literal["longest_first", "first"]] = "longest_first"
-    """Which of two texts is cut, see `data.encoded_task.kept`."""
 
     @property
     @abstractmethod

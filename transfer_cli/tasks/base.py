@@ -19,9 +19,10 @@ import numpy as np
 
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.columns import Chosen
+from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.readers import Record, text_of
 from transfer_cli.data.split import Dataset
-from transfer_cli.data.tasks import LabelledFiles
+from transfer_cli.data.tasks import CLASSIFICATION, LabelledFiles
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
 
@@ -32,8 +33,6 @@ Answer = Mapping[str, Any]
 
 Rows = Mapping[int, Mapping[str, Any]]
 """Row number -> an objective's predictions for that row, by name, without the batch dimension."""
-
-CLASSIFICATION = "transfer_cli.tasks.classification.ClassificationTask"
 
 
 class Encoded(Dataset, Protocol):
@@ -173,6 +172,11 @@ class Task(ABC):
             length: The longest row in tokens, special tokens included.
             direction: The model's.
         """
+
+    @property
+    def truncate(self) -> Truncate:
+        """Which of two texts is cut where they are too long together."""
+        return "longest_first"
 
     def kept(self, length: int) -> tuple[int, str]:
         """Return how many tokens of an example `encode` keeps, and the key that says so."""

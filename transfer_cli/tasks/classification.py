@@ -6,11 +6,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from transfer_cli.data.encoded_task import EncodedRows, encode_texts
 from transfer_cli.data.tasks import Example, Table
-from transfer_cli.data.tokenizer import Tokenizer
-from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task
 from transfer_cli.tasks.probabilities import DECIMALS, check_same_labels, mean_by_label
+from transfer_cli.tasks.texts import TextsTask
 from transfer_cli.tasks.words import MOST_LABELS, right_by_words
 
 MARGIN = 0.02
@@ -18,10 +17,11 @@ MARGIN = 0.02
 
 
 @dataclass(frozen=True)
-class ClassificationTask(Task):
+class ClassificationTask(TextsTask):
     """One label for a text, or for a pair of texts.
 
     Args:
+        truncate: See `TextsTask`.
         judged_by: The measure that runs are judged by: `error_rate`, `matthews` (the correlation of
             labels and answers) or, of two labels, `f1`, that of the second one.
     """
@@ -44,12 +44,6 @@ class ClassificationTask(Task):
     def labels_of(self, example: Example) -> Sequence[str]:
         """See `Task`."""
         return () if example.label is None else (self.labels[example.label],)
-
-    def encode(
-        self, examples: Sequence[Example], tokenizer: Tokenizer, length: int, direction: Direction
-    ) -> EncodedRows:
-        """See `Task`; a text that is too long is cut."""
-        return encode_texts(examples, tokenizer, length, direction)
 
     @classmethod
     def sample(cls) -> tuple["ClassificationTask", Sequence[Example]]:

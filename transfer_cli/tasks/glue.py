@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.data import readers
+from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.tasks import Drawn, Example, LabelledData
 from transfer_cli.errors import DataError, listed, nearest, one_of
 from transfer_cli.tasks.classification import ClassificationTask
@@ -75,10 +76,12 @@ class Glue(Drawn):
     Args:
         task: One of `TASKS`.
         folder: Where its files lie, as GLUE gives them out.
+        truncate: Which of two texts is cut where they are too long together.
     """
 
     task: str
     folder: str
+    truncate: Truncate = "longest_first"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,10 +106,11 @@ class Glue(Drawn):
             raise DataError(f"{paths[empty]} has no rows.")
         labels = self._files.labels
         if not labels:
-            data = LabelledData(self.task, (), splits, RegressionTask.node(), files=paths)
+            node = RegressionTask.node(truncate=self.truncate)
+            data = LabelledData(self.task, (), splits, node, files=paths)
             return with_scale(self._drawn(data, seed))
-        task = ClassificationTask.node(judged_by=self._files.judged_by)
-        return self._drawn(LabelledData(self.task, labels, splits, task, files=paths), seed)
+        node = ClassificationTask.node(judged_by=self._files.judged_by, truncate=self.truncate)
+        return self._drawn(LabelledData(self.task, labels, splits, node, files=paths), seed)
 
     def _examples(self, path: Path) -> Iterator[Example | NumberExample]:
         """Yield the examples of a file; how many rows were left out is logged."""
@@ -155,10 +159,10 @@ class Glue(Drawn):
         if not labels:
             if not is_number(label):
                 raise DataError(f"{path}, line {line}: {label!r:.80} is no number.")
-            return NumberExample(text, float(label), pair)
+            return NumberExample(text, float(label), pair, line)
         if label not in labels:
             raise DataError(
                 f"{path}, line {line}: the label {label!r:.80} is not one of {listed(labels)}."
                 f"{nearest(label, labels)}"
             )
-        return Example(text, labels.index(label), pair)
+        return Example(text, labels.index(label), pair, line)

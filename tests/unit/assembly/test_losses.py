@@ -1,6 +1,7 @@
 """Which losses a config asks for, what they read and how much they count."""
 
 import importlib
+import inspect
 import pkgutil
 
 import pytest
@@ -32,10 +33,14 @@ def asked(main=configs.CLASSIFICATION, *, streams=(), **losses):
 
 
 def of_tasks(base):
-    """Return the classes of the package that are a task."""
+    """Return the classes of the package that belong to a task, and can be made."""
     for module in pkgutil.walk_packages(tasks.__path__, f"{tasks.__name__}."):
         importlib.import_module(module.name)
-    return [each for each in base.__subclasses__() if each.__module__.startswith(tasks.__name__)]
+    found = []
+    for each in base.__subclasses__():
+        is_ours = each.__module__.startswith(tasks.__name__) and not inspect.isabstract(each)
+        found += [*([each] if is_ours else []), *of_tasks(each)]
+    return found
 
 
 @pytest.mark.parametrize("task", of_tasks(Task), ids=lambda task: task.name)

@@ -108,6 +108,37 @@ def test_the_longer_of_two_texts_is_cut_first(first, second, length, direction):
     assert body == expected
 
 
+@pytest.mark.parametrize(
+    ("truncate", "first", "second", "kept"),
+    [
+        ("first", 9, 3, (3, 3)), ("first", 9, 5, (1, 5)), ("second", 3, 9, (3, 3)),
+        ("second", 5, 9, (5, 1)), ("first", 0, 6, (0, 6)), ("second", 6, 0, (6, 0)),
+    ],
+)  # fmt: skip
+def test_one_text_alone_is_cut_where_it_is_asked(truncate, first, second, kept):
+    example = Example(words(first), pair=words(second))
+
+    found = encode_texts([example], TOKENIZER, 8, "causal", truncate=truncate)
+
+    expected = [*tokens(kept[0]), SEP, *tokens(kept[1]), CLS]
+    assert found.batch(np.array([0]))["tokens"].tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("truncate", "first", "second", "message"),
+    [
+        ("first", 9, 6, "line 7: the second text has 6 tokens, and data.length=8 leaves 6 for"),
+        ("second", 60, 3, "the first text has 60 tokens, .* data.truncate=second makes no room"),
+        ("second", 8, None, "line 7: the first text has 8 tokens, and data.length=8 leaves 7 for"),
+    ],
+)  # fmt: skip
+def test_a_text_that_would_be_gone_is_refused(truncate, first, second, message):
+    example = Example(words(first), pair=None if second is None else words(second), line=7)
+
+    with pytest.raises(DataError, match=message):
+        encode_texts([Example("who"), example], TOKENIZER, 8, "causal", truncate=truncate)
+
+
 def test_lengths_count_the_special_tokens():
     task = encode_texts([Example(words(n)) for n in (0, 2)], TOKENIZER, 10, "bidirectional")
 

@@ -38,6 +38,21 @@ def test_what_is_written_is_what_a_run_reads(tmp_path, kind, direction, length):
     made.check(path, TOKENIZERS[kind], direction, "to")
 
 
+@pytest.mark.parametrize("truncate", ["first", "second"])
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_which_text_is_cut_is_written_too(tmp_path, direction, truncate):
+    made = Inputs(9, *LAYOUTS["labelled", direction], segments=True, truncate=truncate)
+    made.write(tmp_path / "tokenizer.json", TOKENIZERS["wordpiece"])
+
+    made.check(tmp_path / "tokenizer.json", TOKENIZERS["wordpiece"], direction, "to")
+
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert (
+        content["truncation"]["strategy"]
+        == {"first": "OnlyFirst", "second": "OnlySecond"}[truncate]
+    )
+
+
 @pytest.mark.parametrize(
     "changes",
     [

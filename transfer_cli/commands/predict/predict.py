@@ -77,7 +77,7 @@ def predict(config: DictConfig) -> None:
             most = _most_rows(config.batch * distributed.world_size(), ensemble.task)
             num_texts = 0
             for window in reading.windows(rows, most, given.is_there):
-                found = [] if earlier.has(window) else _together(ensemble, window, more)
+                found = [] if earlier.has(window) else _together(ensemble, window, name, more)
                 with stop.waiting():
                     if found:
                         _write(answers, window, found, name)
@@ -111,12 +111,17 @@ def _shown(config: DictConfig, runs: int) -> AbstractContextManager[More]:
     )
 
 
-def _together(ensemble: Ensemble, window: Sequence[Row], more: More) -> list[Answer | None]:
+def _together(
+    ensemble: Ensemble, window: Sequence[Row], name: str, more: More
+) -> list[Answer | None]:
     examples = [row.example for row in window]
     if distributed.world_size() > 1:
         # The first process alone reads: there is one standard input.
         distributed.broadcast_text(json.dumps(list(map(asdict, examples))))
-    return ensemble.together(examples, more)
+    try:
+        return ensemble.together(examples, more)
+    except DataError as error:
+        raise DataError(f"{name}, {error}") from error
 
 
 def _write(

@@ -4,7 +4,7 @@ Legend: B batch, C choices, S sequences that are there.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,6 @@ class MultipleChoice(SequenceObjective):
 
     task = "choice"
     problem_type: ClassVar[str | None] = None
-    truncate: ClassVar[Literal["longest_first", "first"]] = "first"
     num_outputs = 1
 
     def logits(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 
 from transfer_cli.data.columns import Chosen
 from transfer_cli.data.encoded_groups import EncodedGroups
-from transfer_cli.data.encoded_task import encode_texts
+from transfer_cli.data.encoded_task import Truncate, encode_texts
 from transfer_cli.data.readers import Record
 from transfer_cli.data.tasks import Example, LabelledFiles
 from transfer_cli.data.tokenizer import Tokenizer
@@ -97,11 +97,16 @@ class ChoiceTask(Task):
         labels = [each.label for each in examples]
         return EncodedGroups(
             examples,
-            encode_texts(pairs, tokenizer, length, direction, truncate="first"),
+            encode_texts(pairs, tokenizer, length, direction, truncate=self.truncate, strict=False),
             [len(each.choices) for each in examples],
             tokenizer.pad,
             {} if None in labels else {"label": labels},
         )
+
+    @property
+    def truncate(self) -> Truncate:
+        """See `Task`."""
+        return "first"
 
     @classmethod
     def sample(cls) -> tuple["ChoiceTask", Sequence[ChoiceExample]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from transfer_cli.data import readers, sample
 from transfer_cli.data.columns import FEW_ROWS, Chosen, Wanted, parts_of
@@ -118,14 +118,18 @@ class LabelsTable(_Multilabelled, Table):
         labels = sorted_labels(chain.from_iterable(row.labels for row in rows[first].rows))
         splits = {
             name: [
-                LabelsExample(row.text, tuple(sorted(numbers)), row.pair)
+                LabelsExample(row.text, tuple(sorted(numbers)), row.pair, row.line)
                 for row, numbers in zip(
                     found.rows, numbers_of(found.rows, labels, paths[name], name), strict=True
                 )
             ]
             for name, found in rows.items()
         }
-        return LabelledData(paths[first].stem, labels, splits, MultilabelTask.node(), files=paths)
+        return LabelledData(paths[first].stem, labels, splits, self.node(), files=paths)
+
+    def node(self) -> dict[str, Any]:
+        """See `Table`."""
+        return MultilabelTask.node(truncate=self.truncate)
 
 
 @dataclass(kw_only=True)
@@ -159,4 +163,4 @@ def _with_shares(data: LabelledData) -> LabelledData:
     train = data.splits["train"]
     count = Counter(chain.from_iterable(example.label for example in train))
     shares = [count[number] / len(train) for number in range(len(data.labels))]
-    return replace(data, task=MultilabelTask.node(shares=shares))
+    return replace(data, task={**(data.task or {}), "shares": shares})

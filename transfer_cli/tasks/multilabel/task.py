@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data.encoded_task import EncodedRows, encode_texts
 from transfer_cli.data.tasks import Table
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError, listed
-from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task
 from transfer_cli.tasks.probabilities import DECIMALS, check_same_labels, mean_by_label
+from transfer_cli.tasks.texts import TextsTask
 
 SEPARATOR = "|"
 """What parts labels in a cell of a table."""
@@ -33,15 +32,17 @@ class LabelsExample:
     text: str
     label: tuple[int, ...] | None = None
     pair: str | None = None
+    line: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
-class MultilabelTask(Task):
+class MultilabelTask(TextsTask):
     """Any number of labels for a text, or for a pair of texts.
 
     A label is said where its probability is above its threshold: `fitted["thresholds"]`, else 0.5.
 
     Args:
+        truncate: See `TextsTask`.
         shares: The share of the training examples that have each label.
     """
 
@@ -73,18 +74,8 @@ class MultilabelTask(Task):
         """See `Task`."""
         return [self.labels[number] for number in example.label or ()]
 
-    def encode(
-        self,
-        examples: Sequence[LabelsExample],
-        tokenizer: Tokenizer,
-        length: int,
-        direction: Direction,
-    ) -> EncodedRows:
-        """See `Task`; a text that is too long is cut.
-
-        Raises:
-            DataError: Some examples have labels and of some they are not known.
-        """
+    def targets(self, examples: Sequence[LabelsExample]) -> Mapping[str, Any]:
+        """See `TextsTask`."""
         numbers = [example.label for example in examples]
         known = [each for each in numbers if each is not None]
         if known and len(known) < len(numbers):
@@ -96,9 +87,7 @@ class MultilabelTask(Task):
         targets = np.full((len(known), max(map(len, known), default=0)), _NONE, dtype=np.int64)
         for row, own in enumerate(known):
             targets[row, : len(own)] = own
-        return encode_texts(
-            examples, tokenizer, length, direction, {"labels": targets} if known else {}
-        )
+        return {"labels": targets} if known else {}
 
     @classmethod
     def sample(cls) -> tuple["MultilabelTask", Sequence[LabelsExample]]:

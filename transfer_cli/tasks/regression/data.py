@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -65,11 +65,17 @@ class NumberTable(Numbered, Table):
     def of_rows(self, rows: Mapping[str, TableRows], paths: Mapping[str, Path]) -> LabelledData:
         """See `Table`."""
         splits = {
-            name: [NumberExample(row.text, float(row.label), row.pair) for row in found.rows]
+            name: [
+                NumberExample(row.text, float(row.label), row.pair, row.line) for row in found.rows
+            ]
             for name, found in rows.items()
         }
         first = next(iter(rows))
-        return LabelledData(paths[first].stem, (), splits, RegressionTask.node(), files=paths)
+        return LabelledData(paths[first].stem, (), splits, self.node(), files=paths)
+
+    def node(self) -> dict[str, Any]:
+        """See `Table`."""
+        return RegressionTask.node(truncate=self.truncate)
 
 
 @dataclass(kw_only=True)
@@ -99,8 +105,8 @@ class SampleNumbers(Numbered):
 def with_scale(data: LabelledData) -> LabelledData:
     """Return data with the mean and the deviation of its training examples."""
     values = _values(data.splits["train"])
-    task = RegressionTask.node(mean=float(values.mean()), scale=float(values.std()))
-    return replace(data, task=task)
+    scale = {"mean": float(values.mean()), "scale": float(values.std())}
+    return replace(data, task={**(data.task or {}), **scale})
 
 
 def _values(examples: Sequence[NumberExample]) -> npt.NDArray[np.float64]:

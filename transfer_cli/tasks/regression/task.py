@@ -1,18 +1,17 @@
 """The record of the task: its examples, its answers, its correlations."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data.encoded_task import EncodedRows, encode_texts
 from transfer_cli.data.tasks import Table
-from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import DataError
-from transfer_cli.tasks.base import Answer, Direction, Encoded, Result, Rows, Task
+from transfer_cli.tasks.base import Answer, Encoded, Result, Rows, Task
 from transfer_cli.tasks.probabilities import check_same_labels
+from transfer_cli.tasks.texts import TextsTask
 
 DIGITS = 7
 """Digits of a number that is written, as many as float32 has."""
@@ -28,13 +27,15 @@ class NumberExample:
     text: str
     value: float | None = None
     pair: str | None = None
+    line: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
-class RegressionTask(Task):
+class RegressionTask(TextsTask):
     """A number for a text, or for a pair of texts.
 
     Args:
+        truncate: See `TextsTask`.
         mean: Of the training examples' numbers.
         scale: Their standard deviation.
     """
@@ -64,26 +65,15 @@ class RegressionTask(Task):
         """See `Task`."""
         return () if example.value is None else (shown(example.value),)
 
-    def encode(
-        self,
-        examples: Sequence[NumberExample],
-        tokenizer: Tokenizer,
-        length: int,
-        direction: Direction,
-    ) -> EncodedRows:
-        """See `Task`; a text that is too long is cut.
-
-        Raises:
-            DataError: Some examples have a number and some have none.
-        """
+    def targets(self, examples: Sequence[NumberExample]) -> Mapping[str, Any]:
+        """See `TextsTask`."""
         values = [example.value for example in examples]
         known = [value for value in values if value is not None]
         if known and len(known) < len(values):
             raise DataError(
                 f"Example {values.index(None) + 1} of {len(values)} has no number, others have one."
             )
-        targets = {"value": np.array(known, dtype=np.float64)} if known else {}
-        return encode_texts(examples, tokenizer, length, direction, targets)
+        return {"value": np.array(known, dtype=np.float64)} if known else {}
 
     @classmethod
     def sample(cls) -> tuple["RegressionTask", Sequence[NumberExample]]:

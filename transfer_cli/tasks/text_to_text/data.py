@@ -1,12 +1,13 @@
 """Data sets of texts that are made from others: own tables, and an embedded sample."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from transfer_cli.data import readers, sample
 from transfer_cli.data.columns import Chosen, Wanted
+from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.readers import Record
 from transfer_cli.data.tasks import Drawn, LabelledData, Table, TableRow, TableRows
 from transfer_cli.errors import DataError, at_least
@@ -61,6 +62,8 @@ class TextPairsTable(_Paired, Table):
 
     `text` is the column of the source, `label` that of the target.
     """
+
+    truncate: Truncate = field(default="longest_first", init=False)  # there is one text
 
     @property
     def columns(self) -> Wanted:
