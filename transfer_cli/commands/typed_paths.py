@@ -30,6 +30,8 @@ def check_paths(overrides: Iterable[str], command: str, *, multirun: bool) -> No
         last = {"resume": last["resume"]}  # a run that is finished needs nothing else
     if "data.train" not in last:  # then the others name no files, but splits, or a share
         last = {key: value for key, value in last.items() if not key.startswith("data.")}
+    if last.get("output_format") == "glue":  # its output may be a folder, and `predict` looks at it
+        last.pop("output", None)
     for key, value in last.items():
         for path in _values(value, multirun=multirun) if key in looks else ():
             looks[key](path, key)

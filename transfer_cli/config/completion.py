@@ -22,8 +22,9 @@ Found = dict[str, str]
 _VALUES = {
     "device": "auto cpu cuda", "precision": "auto fp32 bf16 fp16", "init": "pretrained scratch",
     "parallel": "ddp fsdp", "split": "auto train validation test all", "baseline": "none unigram",
-    "errors": "stop skip", "output_format": "auto jsonl csv tsv", "data.changed": "refuse accept",
-    "data.format": "csv tsv jsonl", "forgetting.data": "source", "resume": "auto",
+    "errors": "stop skip", "output_format": "auto jsonl csv tsv glue",
+    "data.changed": "refuse accept", "data.format": "csv tsv jsonl", "forgetting.data": "source",
+    "resume": "auto",
     "sweep.on_error": "continue stop", "sweep.sampler": "tpe random", "sweep.workers": "auto",
     "sweep.direction": "auto minimize maximize", "checkpoint.every": "auto",
     "adaptation.store": "all trained merged", "adaptation.schedule_per": "run stage",

@@ -274,7 +274,7 @@ class PredictConfig:
     format: str = "auto"
     """Of the input: auto (by its ending), text (one a line), jsonl, csv, tsv, parquet or xlsx."""
     output_format: str = "auto"
-    """auto (by the output's ending, else jsonl), jsonl, csv or tsv."""
+    """auto (by the output's ending, else jsonl), jsonl, csv, tsv, or glue for that benchmark."""
     text: str | None = None
     """The column with the text; none: as in training, else by its name or contents."""
     pair: str | None = None

@@ -27,7 +27,7 @@ from transfer_cli.data.layout import Layout, delimiter_name
 from transfer_cli.data.overlap import say_overlap
 from transfer_cli.data.readers import Record
 from transfer_cli.data.split import Whole
-from transfer_cli.errors import DataError, at_least, listed, nearest
+from transfer_cli.errors import ConfigError, DataError, at_least, listed, nearest
 from transfer_cli.progress import progress
 from transfer_cli.seeds import derive
 
@@ -43,6 +43,8 @@ INPUT = "input"
 
 MAX_LABELS = 10_000
 """For own tables. More are rather texts, or numbers: a column that was not meant."""
+
+_SUBMITTED_DECIMALS = 3
 
 _FINE_NAMES = {
     "ABBR": "abb exp",
@@ -120,6 +122,43 @@ class LabelledData:
         return replace(self, labels=labels, splits=splits)
 
 
+@dataclass(frozen=True)
+class Submission:
+    """How a benchmark wants the answers to a test file of a data set.
+
+    Args:
+        files: A word in the test file's name -> the name of the file of answers; the first that
+            fits counts, and "" fits all.
+        texts: The columns of the texts.
+        bounds: The least and the greatest number that an answer may be; None: answers are labels.
+    """
+
+    files: Mapping[str, str]
+    texts: tuple[str, ...]
+    bounds: tuple[float, float] | None = None
+
+    def name_of(self, test: str) -> str:
+        """Return the name of the file of answers.
+
+        Raises:
+            ConfigError: The name of the test file does not tell.
+        """
+        found = next((file for word, file in self.files.items() if word in Path(test).stem), None)
+        if found is None:
+            raise ConfigError(
+                f"input: {test!r} is called neither {listed(map(repr, self.files))}, so it does "
+                "not tell what its answers are called; name the file in output=, with .tsv"
+            )
+        return found
+
+    def shown(self, answer: str | float) -> str:
+        """Return an answer as it is written: a label, or a number within the bounds."""
+        if self.bounds is None:
+            return str(answer)
+        least, greatest = self.bounds
+        return f"{min(greatest, max(least, float(answer))):.{_SUBMITTED_DECIMALS}f}"
+
+
 @dataclass(kw_only=True)
 class TaskData(ABC):
     """A labelled data set.
@@ -133,6 +172,10 @@ class TaskData(ABC):
     def __post_init__(self) -> None:
         if self.length is not None:
             at_least("length", self.length, 2)
+
+    def submission(self) -> Submission | None:
+        """Return how answers to its test files are handed in; None: it is of no benchmark."""
+        return None
 
     @abstractmethod
     def load(self, data_dir: Path, seed: int) -> LabelledData:

@@ -12,7 +12,7 @@ from typing import Any
 
 from transfer_cli.data import readers
 from transfer_cli.data.encoded_task import Truncate
-from transfer_cli.data.tasks import Drawn, Example, LabelledData
+from transfer_cli.data.tasks import Drawn, Example, LabelledData, Submission
 from transfer_cli.errors import DataError, listed, nearest, one_of
 from transfer_cli.tasks.classification import ClassificationTask
 from transfer_cli.tasks.regression.data import Numbered, is_number, with_scale
@@ -29,6 +29,7 @@ class _Files:
     """How the files of a data set are read.
 
     Args:
+        answers: The name of the file of answers to its test set; see `Submission.files`.
         texts: The columns of the texts, by name; by number where there is no header.
         label: That of the label.
         labels: All labels; none: the label is a number.
@@ -38,6 +39,7 @@ class _Files:
         may_be_short: Whether rows that lack columns are left out, and not refused.
     """
 
+    answers: str | Mapping[str, str]
     texts: tuple[str | int, ...]
     label: str | int
     labels: tuple[str, ...] = _YES_NO
@@ -53,18 +55,21 @@ _SENTENCES = ("sentence1", "sentence2")
 _MNLI = {"train": "train.tsv", "validation": "dev_matched.tsv", "mismatched": "dev_mismatched.tsv"}
 
 TASKS: Mapping[str, _Files] = {
-    "cola": _Files((3,), 1, judged_by="matthews"),
-    "sst2": _Files(("sentence",), "label"),
-    "mrpc": _Files(("#1 String", "#2 String"), "Quality", judged_by="f1"),
-    "stsb": _Files(_SENTENCES, "score", ()),
-    "qqp": _Files(("question1", "question2"), "is_duplicate", judged_by="f1", may_be_short=True),
+    "cola": _Files("CoLA.tsv", (3,), 1, judged_by="matthews"),
+    "sst2": _Files("SST-2.tsv", ("sentence",), "label"),
+    "mrpc": _Files("MRPC.tsv", ("#1 String", "#2 String"), "Quality", judged_by="f1"),
+    "stsb": _Files("STS-B.tsv", _SENTENCES, "score", ()),
+    "qqp": _Files(
+        "QQP.tsv", ("question1", "question2"), "is_duplicate", judged_by="f1", may_be_short=True,
+    ),
     "mnli": _Files(
+        {"mismatched": "MNLI-mm.tsv", "matched": "MNLI-m.tsv", "diagnostic": "AX.tsv"},
         _SENTENCES, "gold_label", ("contradiction", "entailment", "neutral"),
         splits=_MNLI, left_out="-",
     ),
-    "qnli": _Files(("question", "sentence"), "label", _ENTAILED),
-    "rte": _Files(_SENTENCES, "label", _ENTAILED),
-    "wnli": _Files(_SENTENCES, "label"),
+    "qnli": _Files("QNLI.tsv", ("question", "sentence"), "label", _ENTAILED),
+    "rte": _Files("RTE.tsv", _SENTENCES, "label", _ENTAILED),
+    "wnli": _Files("WNLI.tsv", _SENTENCES, "label"),
 }  # fmt: skip
 """The data sets by the names that GLUE's folders have, in lower case and without a hyphen."""
 
@@ -87,6 +92,13 @@ class Glue(Drawn):
         super().__post_init__()
         one_of("task", self.task, TASKS, ValueError)
         self._files = TASKS[self.task]
+
+    def submission(self) -> Submission:
+        """See `TaskData`; test sets have a header, that of CoLA as well."""
+        files = self._files.answers
+        texts = tuple("sentence" if isinstance(each, int) else each for each in self._files.texts)
+        bounds = None if self._files.labels else (0.0, 5.0)
+        return Submission({"": files} if isinstance(files, str) else files, texts, bounds)
 
     def strata(self, examples: Sequence[Any]) -> Sequence[int]:
         """See `Drawn`."""

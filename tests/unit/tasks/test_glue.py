@@ -1,10 +1,17 @@
 """GLUE's files, with their traps, and the measures that the benchmark takes."""
 
+import io
+
 import pytest
 import torch
 
+from transfer_cli.commands.predict.reading import Columns, rows_of
+from transfer_cli.commands.predict.writing import Submitted
+from transfer_cli.data import any_table
+from transfer_cli.data.columns import Wanted
+from transfer_cli.data.layout import Layout
 from transfer_cli.data.split import TextStats
-from transfer_cli.errors import DataError
+from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.objectives.base import TaskInfo
 from transfer_cli.objectives.classification import Classification, matthews
 from transfer_cli.tasks.classification import ClassificationTask
@@ -141,3 +148,64 @@ def test_runs_are_judged_by_what_the_benchmark_takes(judged_by, first, value):
     assert objective.declared_metrics()[0].name == first
     assert [each.name for each in objective.declared_metrics() if each.headline] == [first]
     assert found[first] == pytest.approx(value, abs=1e-6)
+
+
+TESTS = {
+    "cola": ("test.tsv", "CoLA.tsv", "index\tsentence", "0\tBill's \" book ."),
+    "sst2": ("test.tsv", "SST-2.tsv", "index\tsentence", "0\tuneasy ."),
+    "mrpc": (
+        "test.tsv", "MRPC.tsv", "\ufeffindex\t#1 ID\t#2 ID\t#1 String\t#2 String", "0\t1\t2\tA\tB",
+    ),
+    "stsb": (
+        "test.tsv", "STS-B.tsv",
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2",
+        "0\tnews\tx\t2012\t9\ts\ts\tA , b\tB",
+    ),
+    "qqp": ("test.tsv", "QQP.tsv", "id\tquestion1\tquestion2", "0\tWhy \" ?\tHow ?"),
+    "mnli": (
+        "test_mismatched.tsv", "MNLI-mm.tsv",
+        "index\tpromptID\tpairID\tsentence1_parse\tsentence1\tsentence2", "0\t1\t2\t( A\tA\tB",
+    ),
+    "qnli": ("test.tsv", "QNLI.tsv", "index\tquestion\tsentence", "0\tA ?\tB ."),
+    "rte": ("test.tsv", "RTE.tsv", "index\tsentence1\tsentence2", "0\tA\tB"),
+    "wnli": ("test.tsv", "WNLI.tsv", "index\tsentence1\tsentence2", "0\tA\tB"),
+}  # fmt: skip
+"""For each task its test file, that of its answers, and the first lines of the former."""
+
+
+@pytest.mark.parametrize("task", TESTS)
+def test_the_answers_to_each_test_set_have_the_form_that_the_benchmark_wants(task, tmp_path):
+    test, name, header, row = TESTS[task]
+    (tmp_path / test).write_text(f"{header}\n{row}\n{row.replace('0', '1', 1)}\n", encoding="utf-8")
+    submission = Glue(task=task, folder="").submission()
+    labels = TASKS[task].labels
+    record = ClassificationTask(labels) if labels else RegressionTask()
+    shares = [float(label == labels[-1]) for label in labels]
+    said = [{"probabilities": shares, "value": 5.25}, {"probabilities": shares, "value": 2.46}]
+    out = io.StringIO()
+
+    text, pair = (*submission.texts, None)[:2]
+    columns = Columns(text, pair, keep=False, task=record, submission=submission)
+    layout = Layout("tab", None, header=True)
+    with any_table.opened(tmp_path / test, "tsv", layout, Wanted(text, pair)) as table:
+        rows = list(rows_of(table, columns, pytest.fail))
+    answers = Submitted(out, columns)
+    answers.write_window([answers.renamed(each) for each in rows], said)
+
+    expected = [labels[-1]] * 2 if labels else ["5.000", "2.460"]
+    assert submission.name_of(f"GLUE/{test}") == name
+    assert out.getvalue() == f"index\tprediction\n0\t{expected[0]}\n1\t{expected[1]}\n"
+    assert (
+        list(map(answers.is_for, rows, answers.read(iter(out.getvalue().splitlines()))))
+        == [True] * 2
+    )
+    assert [len(record.texts(each.example)) for each in rows] == [len(submission.texts)] * 2
+
+
+def test_the_answers_to_three_test_sets_of_mnli_are_told_apart_by_name():
+    submission = Glue(task="mnli", folder="").submission()
+
+    tests = ("test_matched.tsv", "test_mismatched.tsv", "diagnostic.tsv")
+    assert [submission.name_of(each) for each in tests] == ["MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"]
+    with pytest.raises(ConfigError, match=r"'test\.tsv' is called neither 'mismatched', 'matched'"):
+        submission.name_of("test.tsv")

@@ -9,13 +9,15 @@ import numpy as np
 
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.config.build import TARGET, build
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.sampler import shard
+from transfer_cli.data.tasks import Submission, TaskData
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import predictions, row_by_row
 from transfer_cli.engine.precision import Precision
-from transfer_cli.errors import CheckpointError
+from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.progress import More
 from transfer_cli.tasks.base import Answer, Task, by_example
 
@@ -52,6 +54,21 @@ class Ensemble:
     def columns(self) -> Wanted:
         """The columns that were typed for the table that the first run was trained on."""
         return self._runs[0][0].columns
+
+    def submission(self) -> Submission:
+        """Return how the answers of the first run are handed in to a benchmark.
+
+        Raises:
+            ConfigError: Its data are of none.
+        """
+        node = self._runs[0][0].config.data
+        source = build(node, "data", TaskData) if TARGET in node else None
+        found: Submission | None = source.submission() if source else None
+        if found is None:
+            raise ConfigError(
+                "output_format: glue is for runs of data=glue; take jsonl, csv or tsv"
+            )
+        return found
 
     @property
     def num_runs(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from transfer_cli.commands.json_lines import check_output
 from transfer_cli.commands.predict import output, reading, writing
 from transfer_cli.commands.predict.ensemble import Ensemble
 from transfer_cli.commands.predict.output import Earlier, Stop
@@ -20,6 +21,7 @@ from transfer_cli.data.any_table import OpenTable, Skipped
 from transfer_cli.data.columns import ANY, Wanted
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import SHEET_FORMATS, OnError
+from transfer_cli.data.tasks import Submission
 from transfer_cli.engine import distributed
 from transfer_cli.engine.evaluation import SHOWN
 from transfer_cli.engine.precision import device_and_precision
@@ -55,20 +57,21 @@ def predict(config: DictConfig) -> None:
             return
         write = writing.FORMATS[writing.format_of(config.output_format, config.output)]
         table_format = reading.format_of(config.format, config.input)
-        asked, own = Wanted(config.text, config.pair, labelled=False, keys=""), ensemble.columns
-        if table_format == "text":
-            asked, own = Wanted(labelled=False, keys=""), ANY
-        wanted = own if config.text is None else asked
+        is_handed_in = config.output_format == writing.SUBMITTED
+        submission = ensemble.submission() if is_handed_in else None
+        asked, own = _wanted(config, ensemble, table_format, submission)
+        wanted = own if asked.text is None else asked
+        path = _path(config, submission)
         with (
             reading.opened(config.input, table_format, _layout(config), wanted) as given,
-            output.opened(config.output, ensemble.digest, resume=config.resume) as (out, partial),
+            output.opened(path, ensemble.digest, resume=config.resume) as (out, partial),
             stop.listening(),
             _shown(config, ensemble.num_runs) as more,
         ):
             name = given.table.name
             chosen = ensemble.task.columns_of(given.table.names, name)
             chosen = chosen or given.table.columns(asked, own)
-            columns = Columns(chosen.text, chosen.pair, config.keep, ensemble.task)
+            columns = Columns(chosen.text, chosen.pair, config.keep, ensemble.task, submission)
             answers = write(out, columns)
             earlier = Earlier(partial if config.resume else None, answers, name)
             skipped = Skipped()
@@ -155,9 +158,35 @@ def _rows(table: OpenTable, answers: Answers, on_error: OnError) -> Iterator[Row
             on_error(DataError(f"{table.name}, line {row.line}: {problem}"))
 
 
+def _wanted(
+    config: DictConfig, ensemble: Ensemble, table_format: str, submission: Submission | None
+) -> tuple[Wanted, Wanted]:
+    """Return the columns that are asked for, and those of the training data."""
+    if table_format == "text":
+        return Wanted(labelled=False, keys=""), ANY
+    text, pair, *_ = (*(submission.texts if submission else ()), None, None)
+    asked = Wanted(config.text or text, config.pair or pair, labelled=False, keys="")
+    return asked, ensemble.columns
+
+
+def _path(config: DictConfig, submission: Submission | None) -> str:
+    """Return where answers go; those to a benchmark have their own name in a folder that is there.
+
+    Raises:
+        ConfigError: The name is not known, or there is no such folder.
+    """
+    folder = Path(config.output).expanduser()
+    if submission is not None and config.output != "-" and folder.is_dir():
+        return str(folder / submission.name_of(config.input))
+    check_output(config.output)
+    return str(config.output)
+
+
 def _layout(config: DictConfig) -> Layout:
+    is_test = config.output_format == writing.SUBMITTED  # nothing to recognise: text may hold all
+    delimiter, header = ("tab", True) if is_test else (None, None)
     try:
-        return Layout(config.delimiter, config.encoding, config.header)
+        return Layout(config.delimiter or delimiter, config.encoding, config.header or header)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -170,6 +199,8 @@ def _check(config: DictConfig) -> None:
             f"pair: plain text has no column {config.pair!r}; for a table say format=csv, tsv "
             "or jsonl"
         )
+    if config.keep and config.output_format == writing.SUBMITTED:
+        raise ConfigError("keep: output_format=glue has no columns but its own two; leave it out")
     if config.resume:
         output.check_resume(config.output)
     files = [Path(name).expanduser().resolve() for name in (config.input, config.output)]

@@ -21,6 +21,7 @@ from transfer_cli.data.any_table import OpenTable
 from transfer_cli.data.columns import Wanted
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import OnError, Record
+from transfer_cli.data.tasks import Submission
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.base import Task
 
@@ -43,12 +44,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns of the texts, and whether the others go to the output."""
+    """The names of the columns of the texts, and whether the others go to the output.
+
+    Where answers are handed in to a benchmark, `submission` says how.
+    """
 
     text: str
     pair: str | None
     keep: bool
     task: Task
+    submission: Submission | None = None
 
     @property
     def read(self) -> set[str]:
@@ -63,7 +68,7 @@ class Columns:
         """
         example = self.task.read(record, self.text, self.pair, name)
         kept = _NOTHING
-        if self.keep:
+        if self.keep or self.submission:
             read = self.read
             kept = {key: value for key, value in record.fields.items() if key not in read}
         return Row(record.line, example, kept, sum(map(len, self.task.texts(example))))

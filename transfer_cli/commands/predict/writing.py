@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
@@ -19,6 +20,9 @@ from transfer_cli.data import readers
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.safe_files import STRICT_JSON
 from transfer_cli.tasks.base import Answer
+
+SUBMITTED = "glue"
+"""The format of answers that are handed in to that benchmark."""
 
 _INPUT = "input/"
 """Stands before the name of a column of the input that is the name of one of ours."""
@@ -207,12 +211,49 @@ class Tsv(Csv):
         super().write(row, answer)
 
 
+class Submitted(Answers):
+    """Columns `index` and `prediction`, parted by a tab, as a benchmark wants them."""
+
+    NUMBERS = ("index", "id")
+    """What benchmarks call the column of the number of a row."""
+
+    def __init__(self, out: TextIO, columns: Columns) -> None:
+        super().__init__(out, columns, ())
+
+    def problem_of(self, row: Row) -> str | None:
+        """See `Answers`."""
+        if self._number(row):
+            return super().problem_of(row)
+        return f"no column {self.NUMBERS[0]!r} with its number, which output_format=glue writes."
+
+    def write(self, row: Row, answer: Answer) -> None:
+        """Write one answer, and before the first one the names of the columns."""
+        if not self.begun:
+            self.out.write("index\tprediction\n")
+            self.begun = True
+        said, *_ = self.task.cells(answer)
+        shown = self.columns.submission.shown(said) if self.columns.submission else said
+        self.out.write(f"{self._number(row)}\t{shown}\n")
+
+    def read(self, lines: Iterator[str]) -> Iterator[Any]:
+        """See `Answers`."""
+        return (line.split("\t") for line in islice(lines, 1, None))
+
+    def is_for(self, row: Row, found: Any) -> bool:
+        """See `Answers`."""
+        return len(found) == 2 and found[0] == self._number(row)
+
+    def _number(self, row: Row) -> str:
+        return next((str(row.kept[name]) for name in self.NUMBERS if name in row.kept), "")
+
+
 ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 
 FORMATS: Mapping[str, Callable[[TextIO, Columns], Answers]] = {
     "jsonl": JsonLines,
     "csv": Csv,
     "tsv": Tsv,
+    SUBMITTED: Submitted,
 }
 
 

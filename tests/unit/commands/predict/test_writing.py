@@ -131,7 +131,7 @@ def test_an_answer_does_not_break_a_row(answer):
 def test_half_a_surrogate_pair_is_said_before_it_is_written():
     row = Row(1, Example("a"), {"n": json.loads('"\\ud800"')}, 0)
 
-    for table_format in FORMATS:
+    for table_format in ("jsonl", "csv", "tsv"):
         assert "half of a surrogate pair" in problem(table_format, row)
 
 
