@@ -226,6 +226,17 @@ def test_a_sharded_run_goes_on_with_another_number_of_processes(words, transfer_
     assert values("one") == pytest.approx(values("whole"), rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
+def test_spans_are_hidden_alike_on_two_processes(words, transfer_alone):
+    words = (*words[:-3], "objective=prefix_lm", "objective.corrupt=0.3", "tokenizer.sentinels=20")
+    assert transfer_alone(*words, "run.dir=one").code == 0
+
+    ended = transfer(*words, "run.dir=two", "devices=2")
+
+    assert ended.returncode == 0, ended.stderr
+    assert values("two") == pytest.approx(values("one"), rel=1e-4, abs=1e-6)
+
+
 PRESETS = sorted(
     path.stem
     for path in (conf_dir() / "adaptation").glob("*.yaml")

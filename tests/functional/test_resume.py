@@ -28,6 +28,14 @@ ROOT = Path(__file__).parents[2]
 KINDS = {
     "clm": ("pretrain", "data=text", "data.train={corpus}", "objective=clm"),
     "mlm": ("pretrain", "data=text", "data.train={corpus}", "objective=mlm"),
+    "corrupted": (
+        "pretrain",
+        "data=text",
+        "data.train={corpus}",
+        "objective=prefix_lm",
+        "objective.corrupt=0.15",
+        "tokenizer.sentinels=9",
+    ),
     "full": ("finetune", "data=sample_questions", "init_from={pretrained}"),
     "frozen": ("finetune", "data=sample_questions", "init_from={pretrained}", "adaptation=frozen"),
     "bucketed": ("finetune", "data=sample_questions", "init_from={pretrained}", "loop.bucket=true"),
@@ -104,6 +112,7 @@ def wait_for_records(process, run):
     [
         ("clm", 3),
         ("mlm", 3),
+        ("corrupted", 3),
         ("full", 3),
         ("bucketed", 3),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in (("clm", 6), ("frozen", 3))),

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from transfer_cli.assembly.model import build_model, make_edits
 from transfer_cli.config.build import build
-from transfer_cli.data.tokenizer import FromFile, Inherited, Tokenizer, TokenizerRecipe
+from transfer_cli.data.tokenizer import (
+    FromFile,
+    Inherited,
+    Tokenizer,
+    TokenizerRecipe,
+    sentinel_names,
+)
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.hub import fetch
@@ -228,7 +234,7 @@ def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) ->
         part = key.partition(".")[0]
         # A tokenizer from a file is compared with the model's own.
         from_file = word == "tokenizer=file" or key == "tokenizer.path"
-        grows = word == "tokenizer=inherited" or key == "tokenizer.add"
+        grows = word == "tokenizer=inherited" or key in ("tokenizer.add", "tokenizer.sentinels")
         takes_none = word.startswith("~") or word.endswith("=null")
         if part in ("model", "tokenizer") and not (from_file or grows or takes_none):
             raise ConfigError(f"{word}: init_from brings its own {part}; leave {key}= out")
@@ -253,8 +259,8 @@ def choose_tokenizer(
             "init_from: that model was trained with another tokenizer than tokenizer.path; "
             "leave tokenizer= out to use the model's own"
         )
-    if isinstance(recipe, Inherited) and recipe.add:
-        return start.tokenizer.with_added(recipe.add)
+    if isinstance(recipe, Inherited):
+        return start.tokenizer.with_added([*recipe.add, *sentinel_names(recipe.sentinels)])
     return start.tokenizer
 
 

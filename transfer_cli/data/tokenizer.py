@@ -27,7 +27,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from transfer_cli.data.text_growth import TextGrowth, check_growth
-from transfer_cli.errors import DataError
+from transfer_cli.errors import DataError, at_least
 from transfer_cli.progress import progress
 from transfer_cli.runs.atomic import replaced_file
 from transfer_cli.safe_files import UnreadableError, parse_json, read_text
@@ -38,6 +38,9 @@ SPECIALS = ("[PAD]", UNKNOWN, "[CLS]", "[SEP]", "[MASK]")
 # What files from elsewhere call them. Those of causal models lack some, and the token that ends a
 # text stands for them.
 _ENDS_OF_TEXT = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>")
+SENTINEL = "<extra_id_{}>"
+"""What stands for hidden parts of a text, by number from 0 (Raffel et al. 2020)."""
+
 _NAMES = {
     "pad": ("[PAD]", "<pad>", *_ENDS_OF_TEXT),
     "unk": (UNKNOWN, "[UNK]", *_ENDS_OF_TEXT),
@@ -86,6 +89,7 @@ class Tokenizer:
         starts_word: `[size]`, True where a token begins a word.
         begin: The token that stands before each text, where none stands behind it (Llama); None:
             there is none.
+        sentinels: The tokens `<extra_id_0>`, `<extra_id_1>` and so on, as many as there are.
         separators: How many `sep` stand between two texts: 1, in RoBERTa 2.
         is_byte_level: Whether its tokens are made of bytes, the space before a word among them.
 
@@ -117,6 +121,9 @@ class Tokenizer:
         self.begin, self.separators = _around_texts(data["post_processor"], vocabulary)
         self._splits_at_spaces = _splits_at_spaces(data)
         self._marks_spaces = _marks_spaces(data)
+        self.sentinels: tuple[int, ...] = ()
+        while (name := SENTINEL.format(len(self.sentinels))) in vocabulary:
+            self.sentinels += (vocabulary[name],)
         self.is_byte_level = _is_byte_level(data)
         # The special tokens that a text can still produce by writing their names.
         self._leaking: frozenset[int] = frozenset()
@@ -203,6 +210,8 @@ class Tokenizer:
         Raises:
             DataError: One of them is there already, or is no name.
         """
+        if not names:
+            return self
         data: dict[str, Any] = json.loads(self._backend.to_str())
         known = set(self._pieces)
         for number, name in enumerate(names, self.size):
@@ -263,17 +272,21 @@ class WordPiece(TokenizerRecipe):
     Args:
         size: Size of the vocabulary; smaller when the text does not hold as many pieces.
         lowercase: Drop case and accents.
+        sentinels: Further tokens that stand for hidden parts of a text, see `SENTINEL`.
     """
 
     size: int = 28_996
     lowercase: bool = False
+    sentinels: int = 0
 
     def __post_init__(self) -> None:
         _check_size(self.size, len(SPECIALS) + 2, "the special tokens and a letter")
+        at_least("sentinels", self.sentinels, 0)
 
     def key(self) -> str:
         """Describe everything but the text that changes the tokenizer."""
-        return f"wordpiece 1 size={self.size} lowercase={self.lowercase}"
+        own = f"wordpiece 1 size={self.size} lowercase={self.lowercase}"
+        return own + _key_of(self.sentinels)
 
     def make(self, lines: Lines) -> Tokenizer:
         """Train on `lines`."""
@@ -298,7 +311,7 @@ class WordPiece(TokenizerRecipe):
         backend.pre_tokenizer = splitter
         # Tokenised text has spaces before its commas: leave them.
         backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
-        return Tokenizer(backend)
+        return Tokenizer(backend).with_added(sentinel_names(self.sentinels))
 
 
 @dataclass(frozen=True)
@@ -310,16 +323,19 @@ class BytePairs(TokenizerRecipe):
 
     Args:
         size: Size of the vocabulary; smaller when the text does not hold as many pieces.
+        sentinels: Further tokens that stand for hidden parts of a text, see `SENTINEL`.
     """
 
     size: int = 32_768
+    sentinels: int = 0
 
     def __post_init__(self) -> None:
         _check_size(self.size, len(SPECIALS) + 256, "the special tokens and every byte")
+        at_least("sentinels", self.sentinels, 0)
 
     def key(self) -> str:
         """Describe everything but the text that changes the tokenizer."""
-        return f"bytepairs 1 size={self.size}"
+        return f"bytepairs 1 size={self.size}" + _key_of(self.sentinels)
 
     def make(self, lines: Lines) -> Tokenizer:
         """Train on `lines`."""
@@ -336,7 +352,7 @@ class BytePairs(TokenizerRecipe):
         backend.decoder = decoders.Sequence(
             [decoders.Replace(UNKNOWN, f"{_WORD_MARKS[0]}{UNKNOWN}"), decoders.ByteLevel()]
         )
-        return Tokenizer(backend)
+        return Tokenizer(backend).with_added(sentinel_names(self.sentinels))
 
 
 @dataclass(frozen=True)
@@ -367,9 +383,14 @@ class Inherited(TokenizerRecipe):
 
     Args:
         add: Tokens to add to it; no text is read as one.
+        sentinels: How many tokens to add that stand for hidden parts of a text, see `SENTINEL`.
     """
 
     add: tuple[str, ...] = ()
+    sentinels: int = 0
+
+    def __post_init__(self) -> None:
+        at_least("sentinels", self.sentinels, 0)
 
     def key(self) -> str:
         """See `TokenizerRecipe`; without a model there is none."""
@@ -383,6 +404,15 @@ class Inherited(TokenizerRecipe):
 _ORPHAN = (
     "tokenizer=inherited is that of init_from=RUN, and there is none; take tokenizer=wordpiece."
 )
+
+
+def sentinel_names(count: int) -> list[str]:
+    """Return the names of so many sentinels."""
+    return [SENTINEL.format(number) for number in range(count)]
+
+
+def _key_of(sentinels: int) -> str:
+    return f" sentinels={sentinels}" if sentinels else ""
 
 
 def _check_size(size: int, smallest: int, holds: str) -> None:
@@ -593,8 +623,14 @@ def _splits_at_spaces(data: dict[str, Any]) -> bool:
         data["model"]["type"] == "WordPiece"
         and (data["normalizer"] or {}).get("type") in (None, "BertNormalizer")
         and parts[0].get("type") in ("BertPreTokenizer", "WhitespaceSplit")
-        and len(data["added_tokens"]) == len(_NAMES)
+        and _are_known(data["added_tokens"])
     )
+
+
+def _are_known(added: list[dict[str, Any]]) -> bool:
+    """Return whether the added tokens are ours, of which a text has none but the unknown one."""
+    known = {SENTINEL.format(number) for number in range(len(added))}
+    return len([each for each in added if each["content"] not in known]) == len(_NAMES)
 
 
 def _is_byte_level(data: dict[str, Any]) -> bool:
@@ -613,5 +649,5 @@ def _marks_spaces(data: dict[str, Any]) -> bool:
         and splitter.get("type") == "ByteLevel"
         and bool(splitter["add_prefix_space"])
         and bool(splitter.get("use_regex", True))
-        and len(data["added_tokens"]) == len(_NAMES)
+        and _are_known(data["added_tokens"])
     )

@@ -34,12 +34,28 @@ def lines():
 
 WORDPIECE = WordPiece(400).make(lines)
 BYTES = BytePairs(400).make(lines)
+WITH_SENTINELS = [WordPiece(400, sentinels=3).make(lines), BytePairs(400, sentinels=3).make(lines)]
 both = pytest.mark.parametrize("tokenizer", [WORDPIECE, BYTES], ids=["wordpiece", "bpe"])
 recipes = pytest.mark.parametrize("recipe", [WordPiece(400), BytePairs(400)])
 
 # Text that finds what letters alone do not: spaces in a row, tabs, controls, marks, our names.
 texts = st.lists(
-    st.sampled_from([" ", "  ", "\t", "\x00", "\xa0", "<unk>", "[CLS]", "@-@", "'s", "Lomta", ""])
+    st.sampled_from(
+        [
+            " ",
+            "  ",
+            "\t",
+            "\x00",
+            "\xa0",
+            "<unk>",
+            "<extra_id_0>",
+            "[CLS]",
+            "@-@",
+            "'s",
+            "Lomta",
+            "",
+        ]
+    )
     | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=6)
 ).map("".join)
 
@@ -130,7 +146,7 @@ def test_words_with_spaces_between_come_back(tokenizer: Tokenizer):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@both
+@pytest.mark.parametrize("tokenizer", [WORDPIECE, BYTES, *WITH_SENTINELS])
 @given(line=texts)
 def test_units_encoded_one_by_one_give_the_line(tokenizer: Tokenizer, line: str):
     parts = tokenizer.encode_batch(tokenizer.units(line))
@@ -279,6 +295,20 @@ def test_a_recipe_from_a_file_is_keyed_by_what_the_file_does(tmp_path: Path):
 def test_a_size_without_room_for_letters_is_refused(recipe):
     with pytest.raises(ValueError, match="size is 6"):
         recipe(size=6)
+
+
+def test_sentinels_stand_behind_the_others_and_are_in_no_text():
+    for own, grown in zip([WORDPIECE, BYTES], WITH_SENTINELS, strict=True):
+        assert grown.sentinels == (own.size, own.size + 1, own.size + 2)
+        assert grown.pieces(grown.sentinels) == ["<extra_id_0>", "<extra_id_1>", "<extra_id_2>"]
+        assert grown.encode("the <extra_id_1> the") == own.encode("the <extra_id_1> the")
+        assert len(grown.units("the mayor of")) == 3  # words by heart, as without them
+        assert own.sentinels == ()
+    assert (
+        WordPiece(400, sentinels=3).key()
+        != WordPiece(400).key()
+        == WordPiece(400, sentinels=0).key()
+    )
 
 
 @both

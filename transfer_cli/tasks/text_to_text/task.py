@@ -103,8 +103,7 @@ class TextToTextTask(Task):
             DataError: Some examples have a target and some have none.
         """
         is_causal = direction == "causal"
-        begin = [] if is_causal else [tokenizer.cls]
-        end = tokenizer.cls if is_causal else tokenizer.sep
+        begin, end = ends(tokenizer, causal=is_causal)
         room = length - self.most_new(length) - len(begin) - 1
         if room < 1:
             raise ConfigError(
@@ -175,3 +174,8 @@ class TextToTextTask(Task):
         (found,) = rows.values()
         text: str = data.text_of(found["answer"])  # type: ignore[attr-defined]  # of `encode`
         return text
+
+
+def ends(tokenizer: Tokenizer, *, causal: bool) -> tuple[list[int], int]:
+    """Return the special tokens before a source, and the one that ends a target."""
+    return ([], tokenizer.cls) if causal else ([tokenizer.cls], tokenizer.sep)
