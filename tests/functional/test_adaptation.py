@@ -116,6 +116,7 @@ ADDED = {
     "new_rows": {
         "_target_": "transfer_cli.adaptation.edits.NewRows", "tokens": ["cls", "unk", "sep"],
     },
+    "segments": {"_target_": "transfer_cli.adaptation.edits.Segments"},
 }  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def parts_of(run, edits=None, **changes):
     return build_run(config, "finetune")
 
 
-@pytest.mark.parametrize("names", [["adapters"], ["lora"], ["new_rows"], list(ADDED)])
+@pytest.mark.parametrize("names", [["adapters"], ["lora"], ["new_rows"], ["segments"], list(ADDED)])
 def test_what_is_added_changes_no_state_before_the_first_step(names, adapted):
     run = adapted("full").run
     plain, edited = parts_of(run), parts_of(run, {name: ADDED[name] for name in names})

@@ -7,6 +7,7 @@ import shlex
 import signal
 
 import pytest
+from safetensors.torch import load_file
 
 from transfer_cli.config.locate import conf_dir
 
@@ -47,6 +48,7 @@ def words(pretrained, file, loop):
     """Return a command line that fine-tunes on them."""
     return ("finetune", "data=dialog", "objective=next_utterance", f"data.train={file}", *loop,
             "+objective@losses.lm=clm", "losses.lm.weight=2", "data.speakers=[the,it]",
+            "adaptation/edits=[segments]",
             f"init_from={pretrained}", "optimizer.lr=3e-3", "loop.steps=30", "loop.batch=16",
             "loop.evaluate_every=15 steps", "checkpoint.every=15 steps")  # fmt: skip
 
@@ -69,6 +71,15 @@ def test_replies_are_learnt_and_measured(run, read_json):
     assert measures["perplexity"] < 100
     assert 0 <= measures["f1"] <= 1
     assert [each["name"] for each in results["metrics"] if each["headline"]] == ["hits_at_1"]
+
+
+def test_speakers_have_embeddings_that_were_learnt(run):
+    weights = load_file(run / "model" / "weights.safetensors")
+
+    found = weights["backbone.new_segments.weight"]
+    assert found.shape == (2, weights["backbone.token_embedding.weight"].shape[1])
+    assert found.any(1).all()
+    assert (found[0] != found[1]).any()
 
 
 def test_candidates_are_ranked(transfer, run, tmp_path):

@@ -1,4 +1,4 @@
-"""Changes of a model before training: adapters, LoRA, layer mixes, new rows, new top blocks.
+"""Changes of a model before training: adapters, LoRA, layer mixes, new embeddings and top blocks.
 
 An edit is called once a run, after the pretrained weights are loaded. Every loaded tensor keeps its
 name; an added module is an `Added`, and at first leaves the model's outputs unchanged.
@@ -17,6 +17,7 @@ from transfer_cli.model.added import added_modules, added_parameters
 from transfer_cli.model.block import ACTIVATIONS, Activation, Block
 from transfer_cli.model.lora import Target, add_lora
 from transfer_cli.model.new_rows import AddedRows
+from transfer_cli.model.new_segments import AddedSegments
 from transfer_cli.model.readout import ScalarMix, TopLayer
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 
@@ -226,6 +227,34 @@ class NewRows(Edit):
         tokens = sorted({special[name] for name in self.tokens})
         table = backbone.token_embedding.weight
         backbone.new_rows = AddedRows(tokens, backbone.shape.embedding_size).to(table)
+        return set()
+
+
+@dataclass(frozen=True)
+class Segments(Edit):
+    """Embeddings of segments, such as speakers, where the pretrained model has none.
+
+    Wolf et al. 2019 add the embedding of the speaker's token in their place; these are new, and
+    zero at first.
+
+    Args:
+        count: Number of segments.
+    """
+
+    count: int = 2
+
+    def __post_init__(self) -> None:
+        at_least("count", self.count, 2)
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Add the embeddings."""
+        backbone = model.backbone
+        if backbone.num_segments:
+            raise ValueError(
+                f"the model has embeddings of {backbone.num_segments} segments already"
+            )
+        table = backbone.token_embedding.weight
+        backbone.new_segments = AddedSegments(self.count, backbone.shape.embedding_size).to(table)
         return set()
 
 

@@ -114,7 +114,7 @@ def write_onnx(
     task = objective.info.task if objective else None
     cut: Truncate = "longest_first" if task is None else task.truncate
     if graph.with_pairs and length >= SHORTEST:
-        inputs = Inputs(length, usual, pair, segments=shape.segments > 1, truncate=cut)
+        inputs = Inputs(length, usual, pair, segments=model.backbone.num_segments > 1, truncate=cut)
         inputs.write(folder / FILE, tokenizer)
         inputs.check(folder / FILE, tokenizer, direction, "format=onnx")
     else:
@@ -213,7 +213,7 @@ def compare(path: Path, output: str, model: TransferModel, objective: Objective 
 def _batch(model: TransferModel, rows: int, length: int) -> Batch:
     """Return a batch of any tokens, padded on the right."""
     generator = torch.Generator().manual_seed(rows * length)
-    vocabulary, segments = model.backbone.vocabulary, model.backbone.shape.segments
+    vocabulary, segments = model.backbone.vocabulary, model.backbone.num_segments
     tokens_BT = torch.randint(vocabulary, (rows, length), generator=generator)
     real_B = torch.randint(1, length + 1, (rows,), generator=generator)
     real_B[0] = length

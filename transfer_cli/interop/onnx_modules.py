@@ -32,7 +32,7 @@ class Graph(nn.Module):
     @property
     def inputs(self) -> tuple[str, ...]:
         """Their names, in order."""
-        segments = ("token_type_ids",) if self.backbone.shape.segments > 1 else ()
+        segments = ("token_type_ids",) if self.backbone.num_segments > 1 else ()
         return ("input_ids", "attention_mask", *segments)
 
     def forward(

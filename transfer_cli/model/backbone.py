@@ -14,6 +14,7 @@ from transfer_cli.model.block import RESIDUALS, Block
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.new_rows import AddedRows
+from transfer_cli.model.new_segments import AddedSegments
 from transfer_cli.model.norms import NORMS, build_norm
 from transfer_cli.model.patterns import PATTERNS
 from transfer_cli.model.positions import POSITIONS, count_positions
@@ -39,6 +40,8 @@ class Backbone(nn.Module):
 
     new_rows: AddedRows | None
     """Added to the embeddings of a few tokens; None without an edit."""
+    new_segments: AddedSegments | None
+    """The embeddings of segments of a model whose shape has none; None without an edit."""
 
     def __init__(self, shape: BackboneShape, vocabulary: int) -> None:
         super().__init__()
@@ -51,6 +54,7 @@ class Backbone(nn.Module):
         size = shape.embedding_size
         self.token_embedding = nn.Embedding(vocabulary, size)
         self.register_module("new_rows", None)
+        self.register_module("new_segments", None)
         self.position_embedding = POSITIONS[shape.position_kind](shape)
         if shape.segments:
             self.segment_embedding = nn.Embedding(shape.segments, size)
@@ -157,6 +161,12 @@ class Backbone(nn.Module):
             hidden_states[-1] = self.final_norm(hidden_states[-1])
         return hidden_states
 
+    @property
+    def num_segments(self) -> int:
+        """Number of segments that it tells apart; 0 for none."""
+        added = self.new_segments
+        return self.shape.segments if added is None else len(added.weight)
+
     def embed(
         self, tokens_BT: Tensor, position_BT: Tensor, segment_BT: Tensor | None = None
     ) -> Tensor:
@@ -171,10 +181,11 @@ class Backbone(nn.Module):
         if self.shape.embedding_scale != 1:
             token_BTD = token_BTD * self.shape.embedding_scale
         summed = self.position_embedding.embed(token_BTD, position_BT)
-        if self.shape.segments:
+        if self.num_segments:
             segment_BT = torch.zeros_like(tokens_BT) if segment_BT is None else segment_BT
-            kind_BT = segment_BT.clamp(max=self.shape.segments - 1)
-            summed = summed + self.segment_embedding(kind_BT)
+            kind_BT = segment_BT.clamp(max=self.num_segments - 1)
+            table = self.new_segments or self.segment_embedding
+            summed = summed + table(kind_BT)
         if self.shape.has_embedding_norm:
             summed = self.embedding_norm(summed)
         dropped: Tensor = self.drop(summed)

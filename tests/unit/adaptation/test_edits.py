@@ -18,6 +18,7 @@ from transfer_cli.adaptation.edits import (
     LoRA,
     MixLayers,
     NewRows,
+    Segments,
     make_edit,
 )
 from transfer_cli.config.build import build
@@ -48,6 +49,7 @@ EDITS = [
     FreshTop(blocks=3),
     NewRows(),
     NewRows(("sep", "cls", "mask", "unk", "pad")),
+    Segments(),
 ]
 
 
@@ -299,6 +301,31 @@ def test_new_rows_twice_are_refused():
         NewRows(("sep",))(model, SPECIAL)
 
 
+# Segments.
+
+
+def test_a_model_without_segments_learns_to_tell_speakers_apart():
+    backbone, plain = edited(Segments()).backbone, edited().backbone
+    speaker_BT = torch.arange(12).expand(2, -1) % 2
+
+    with torch.no_grad():
+        backbone.new_segments.weight[1] = 0.5
+        found = backbone.embed(TOKENS, MASK.cumsum(1) - 1, speaker_BT)
+        wanted = plain.embed(TOKENS, MASK.cumsum(1) - 1)
+    without = backbone.embed(TOKENS, MASK.cumsum(1) - 1)
+
+    assert_close(found, wanted + 0.5 * speaker_BT[..., None])
+    assert torch.equal(without, wanted)
+    assert backbone.num_segments == 2
+
+
+def test_a_model_with_segments_gets_no_others():
+    with pytest.raises(ValueError, match="has embeddings of 2 segments already"):
+        edited(Segments(), segments=2)
+    with pytest.raises(ValueError, match="has embeddings of 2 segments already"):
+        edited(Segments(), Segments())
+
+
 # As configs.
 
 
@@ -312,6 +339,7 @@ def test_new_rows_twice_are_refused():
         ("scalar_mix", MixLayers()),
         ("fresh_top", FreshTop()),
         ("new_rows", NewRows()),
+        ("segments", Segments()),
     ],
 )
 def test_a_config_is_the_edit_that_it_names(name, edit):

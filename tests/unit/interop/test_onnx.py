@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests import tiny
-from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows
+from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments
 from transfer_cli.batch import Batch
 from transfer_cli.data.tokenizer import Tokenizer, WordPiece
 from transfer_cli.errors import CheckpointError, ConfigError, pip_install
@@ -75,7 +75,7 @@ SLOW = {
     "cls_last, bidirectional": lambda: Case(
         Classification("cls_last"), {"direction": "bidirectional"}
     ),
-    "cls_first, causal": lambda: Case(Classification("cls_first")),
+    "cls_first, causal, new segments": lambda: Case(Classification("cls_first"), {}, (Segments(),)),
     "batch norm without hidden layers": lambda: Case(Classification(batch_norm=True)),
     "normalised mix of three layers": lambda: Case(
         Classification("mean"), {"depth": 3}, (MixLayers(norm=True),)
@@ -119,8 +119,8 @@ def batch_of(rows, length, model):
         "tokens": torch.randint(tiny.VOCABULARY.size, (rows, length)),
         "mask": torch.arange(length) < real,
     }
-    if model.backbone.shape.segments > 1:
-        batch["segment"] = torch.randint(model.backbone.shape.segments, (rows, length))
+    if model.backbone.num_segments > 1:
+        batch["segment"] = torch.randint(model.backbone.num_segments, (rows, length))
     return batch
 
 

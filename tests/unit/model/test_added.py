@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tests import tiny
-from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, make_edit
+from transfer_cli.adaptation.edits import Adapters, LoRA, MixLayers, NewRows, Segments, make_edit
 from transfer_cli.model.added import (
     Added,
     Mergeable,
@@ -18,7 +18,8 @@ from transfer_cli.model.added import (
 )
 from transfer_cli.objectives.causal_lm import CausalLM
 
-EVERY = {"lora": LoRA(), "bottleneck": Adapters(4), "rows": NewRows(), "mix": MixLayers()}
+EVERY = {"lora": LoRA(), "bottleneck": Adapters(4), "rows": NewRows(), "mix": MixLayers(),
+         "segments": Segments()}  # fmt: skip
 
 
 def edited(**edits):
@@ -68,6 +69,7 @@ def test_only_edits_that_can_be_merged_are():
         "bottleneck": "adapters between its layers (adaptation.edits.bottleneck)",
         "rows": "embeddings that are added to others (adaptation.edits.rows)",
         "mix": "a mix of its layers (adaptation.edits.mix)",
+        "segments": "embeddings of segments (adaptation.edits.segments)",
     }
 
 
@@ -103,7 +105,7 @@ def test_what_lasts_is_what_a_merge_leaves():
 
     merge(model)
     assert lasting == added_parameters(model)
-    assert {part.edit for part in lasting.values()} == {"bottleneck", "rows", "mix"}
+    assert {part.edit for part in lasting.values()} == EVERY.keys() - {"lora"}
 
 
 def test_unmerging_puts_back_what_was_there():
