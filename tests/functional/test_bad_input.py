@@ -1,5 +1,6 @@
 """What bad input gets: one line with cause and cure, exit code 2, and nothing half-written."""
 
+import json
 import pickle
 import resource
 import shutil
@@ -124,6 +125,69 @@ def pretrain(tiny, loop, corpus):
 )
 def test_labelled_data_that_cannot_be_learnt_from(refusal, finetune, words, message):
     assert message in refusal(*finetune, *words)
+
+
+def of_lines(*rows):
+    return "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows)
+
+
+TAGGED = of_lines(*["Lomta B-LOC", "is O", ""] * 20)
+CHOSEN = [{"context": "a", "choices": ["x", "y"], "label": n % 2} for n in range(20)]
+ASKED = {"id": "a", "question": "what ?", "answers": [{"text": "red", "answer_start": 0}]}
+ANSWERED = {"data": [{"paragraphs": [{"context": "it is red", "qas": [ASKED]}]}]}
+SAID = {"history": ["a"], "candidates": ["x", "y"]}
+NUMBERED = of_lines("text,score", *(f"t {n},{n}" for n in range(20)))
+
+
+@pytest.mark.parametrize(
+    ("data", "files", "message"),
+    [
+        (
+            "conll", {"train": TAGGED, "test": TAGGED + "Bob B-PER\n"},
+            "given/test, line 61: the tag 'B-PER' is not among the 2 of the training file",
+        ),
+        (
+            "squad", {"train.json": json.dumps(ANSWERED)},
+            "data[0].paragraphs[0].qas[0]: its answer does not stand in the text at answer_start",
+        ),
+        (
+            "choices", {"train.jsonl": of_lines(*CHOSEN, {**CHOSEN[0], "label": 2})},
+            "given/train.jsonl, line 21: 'label' is 2, expected a number from 0 to 1, since there",
+        ),
+        (
+            "dialog", {"train.jsonl": of_lines(*CHOSEN)},
+            "given/train.jsonl, line 1: 'history' is no list of texts, expected at least 1. For "
+            "such columns: data=choices objective=choice.",
+        ),
+        (
+            "numbers", {"train.csv": NUMBERED + "t,1e308\n"},
+            "given/train.csv, line 22: '1e308' in 'score' is more than 32 bits hold, 3e38",
+        ),
+        ("numbers", {"train.csv": "text,score\n"}, "given/train.csv has no rows that can be read"),
+        (
+            "labels", {"train.csv": of_lines("text,labels", *["a,x", "b,x|y"] * 20),
+                       "validation.csv": "text,labels\n"},
+            "given/validation.csv has no rows",
+        ),
+        (
+            "table", {"train.jsonl": of_lines(*[SAID] * 9)},
+            "For such columns: data=dialog objective=next_utterance.",
+        ),
+        (
+            "table", {"train.csv": of_lines("text,label", *(f"t,x{n}" for n in range(100_000)))},
+            "given/train.csv, line 10002: more than 10,000 different labels. Is 'label' the column",
+        ),
+    ],
+)  # fmt: skip
+def test_each_kind_of_data_says_where_it_is_wrong(
+    refusal, finetune, tmp_path, data, files, message
+):
+    words = [f"data={data}"]
+    for name, text in files.items():
+        (tmp_path / "given" / name).write_text(text)
+        words.append(f"data.{name.partition('.')[0]}=given/{name}")
+
+    assert message in refusal(*finetune[:1], *words, *finetune[2:])
 
 
 @pytest.mark.parametrize(

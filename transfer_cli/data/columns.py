@@ -33,6 +33,18 @@ _WRITTEN = (
 )  # fmt: skip
 """Usual names of texts, and of those that people wrote to them."""
 
+_OTHER_DATA = {
+    ("tokens", "tags"): "data=conll objective=tagging",
+    ("text", "entities"): "data=conll objective=tagging",
+    ("question", "context", "answers"): "data=squad objective=span",
+    ("context", "choices"): "data=choices objective=choice",
+    ("sent1", "sent2", "ending0"): "data=choices objective=choice",
+    ("premise", "choice1", "choice2"): "data=choices objective=choice",
+    ("article", "questions", "options"): "data=choices objective=choice",
+    ("history", "candidates"): "data=dialog objective=next_utterance",
+}
+"""What to say for columns that are no text with a label."""
+
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
 _NO_TEXT = re.compile(r"[-+0-9.,:/%\s]*|https?://\S+|[0-9a-fA-F]{8}[0-9a-fA-F-]*")
 """Numbers, dates, addresses and identifiers."""
@@ -121,6 +133,14 @@ def typed(text: str | int | None, pair: str | int | None, label: str | int | Non
     """Return columns as a config has them."""
     found = [None if each is None else str(each) for each in (text, pair, label)]
     return Wanted(found[0], found[1], found[2])
+
+
+def other_data(names: Collection[str]) -> str:
+    """Return " For such columns: ..." where names of columns are those of other data, else ""."""
+    found = next((data for own, data in _OTHER_DATA.items() if {*own} <= {*names}), None)
+    # SQuAD's file is one object.
+    found = "data=squad objective=span" if "data" in names and len(names) < 3 else found
+    return f" For such columns: {found}." if found else ""
 
 
 def is_known(name: str) -> bool:
@@ -274,8 +294,10 @@ class _Search:
         cure = (
             f" For the numbers in {numbers!r}: data=numbers objective=regression."
             if numbers
-            else ""
+            else other_data(self.columns)
         )
+        if self.asked.labelled and not self.sample:
+            return DataError(f"{self.name} has no rows that can be read. The columns are {every}.")
         return DataError(f"{self.name}: {asks} (say {typed}). The columns are {every}.{cure}")
 
     def _numbers(self) -> str | None:

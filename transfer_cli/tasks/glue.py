@@ -15,7 +15,7 @@ from transfer_cli.data.encoded_task import Truncate
 from transfer_cli.data.tasks import Drawn, Example, LabelledData, Submission
 from transfer_cli.errors import DataError, listed, nearest, one_of
 from transfer_cli.tasks.classification import ClassificationTask
-from transfer_cli.tasks.regression.data import Numbered, is_number, with_scale
+from transfer_cli.tasks.regression.data import Numbered, problem_of, with_scale
 from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
 
 log = logging.getLogger(__name__)
@@ -169,8 +169,9 @@ class Glue(Drawn):
         text, pair = texts[0], texts[1] if len(texts) > 1 else None
         labels = self._files.labels
         if not labels:
-            if not is_number(label):
-                raise DataError(f"{path}, line {line}: {label!r:.80} is no number.")
+            problem = problem_of(label)
+            if problem is not None:
+                raise DataError(f"{path}, line {line}: {label!r:.80} {problem}.")
             return NumberExample(text, float(label), pair, line)
         if label not in labels:
             raise DataError(

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from transfer_cli.data import any_table, readers
-from transfer_cli.data.columns import ANY
+from transfer_cli.data.columns import ANY, other_data
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import Record, text_of
 from transfer_cli.errors import DataError, nearest
@@ -198,5 +198,5 @@ def _recognised(names: Sequence[str], name: str, line: int | None, among: Sequen
     close = next(filter(None, (nearest(each, sum(columns.values(), ())) for each in names)), "")
     raise DataError(
         f"{where}: the columns {', '.join(repr(each[:40]) for each in names[:10])} are those of no "
-        f"format ({expected}).{close}"
+        f"format ({expected}).{other_data(names) or close}"
     )

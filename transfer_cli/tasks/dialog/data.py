@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_cli.data import readers, sample
-from transfer_cli.data.columns import Wanted
+from transfer_cli.data.columns import Wanted, other_data
 from transfer_cli.data.readers import Record, text_of
 from transfer_cli.data.tasks import INPUT, Drawn, LabelledData, LabelledFiles, hold_out
 from transfer_cli.errors import DataError, at_least
@@ -192,7 +192,8 @@ def _texts(fields: Mapping[str, object], name: str, where: str, least: int) -> l
     found = fields.get(name, [] if least == 0 else None)
     if not isinstance(found, list) or len(found) < least:
         few = f"has {len(found)}" if isinstance(found, list) else "is no list of texts"
-        raise DataError(f"{where}: {name!r} {few}, expected at least {least}.")
+        cure = other_data(fields) if name == "history" else ""
+        raise DataError(f"{where}: {name!r} {few}, expected at least {least}.{cure}")
     wrong = next((each for each in found if not isinstance(each, str)), None)
     if wrong is not None:
         raise DataError(f"{where}: {name!r} holds {wrong!r:.40}, expected texts.")

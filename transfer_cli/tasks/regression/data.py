@@ -16,6 +16,9 @@ from transfer_cli.data.tasks import Drawn, LabelledData, Table, TableRow, TableR
 from transfer_cli.errors import DataError
 from transfer_cli.tasks.regression.task import NumberExample, RegressionTask
 
+_MOST = 3e38
+"""The largest number that can be learnt; the largest of 32 bits is 3.4e38."""
+
 _SIZES = {"disease": 0.0, "mineral": 1.0, "animal": 2.0, "person": 3.0, "city": 4.0, "river": 5.0}
 
 
@@ -55,9 +58,10 @@ class NumberTable(Numbered, Table):
     ) -> TableRow:
         """See `Table`."""
         row = super().row_of(record, columns, name, labels)
-        if not is_number(row.label):
+        problem = problem_of(row.label)
+        if problem is not None:
             raise DataError(
-                f"{name}, line {row.line}: {row.label!r:.80} in {columns.label!r} is no number; "
+                f"{name}, line {row.line}: {row.label!r:.80} in {columns.label!r} {problem}; "
                 "data=table takes names of classes."
             )
         return row
@@ -114,9 +118,12 @@ def _values(examples: Sequence[NumberExample]) -> npt.NDArray[np.float64]:
     return np.array([each.value for each in examples], dtype=np.float64)
 
 
-def is_number(text: str) -> bool:
-    """Return whether a text is a finite number."""
+def problem_of(text: str) -> str | None:
+    """Return why a text is no number that can be learnt, or None."""
     try:
-        return math.isfinite(float(text))
+        value = float(text)
     except ValueError:
-        return False
+        value = math.nan
+    if not math.isfinite(value):
+        return "is no number"
+    return None if abs(value) <= _MOST else "is more than 32 bits hold, 3e38"

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from transfer_cli.data.columns import other_data
 from transfer_cli.data.readers import Record, numbered_lines, read_table, text_of
 from transfer_cli.errors import DataError, listed
 from transfer_cli.tasks.tagging.schemes import Entity, of_entities
@@ -171,7 +172,7 @@ def _jsonl(path: Path, columns: TagColumns) -> Iterator[Sentence]:
         else:
             raise DataError(
                 f"{where}: expected 'tokens' and 'tags', or 'text' and 'entities'; there is "
-                f"{listed(map(repr, fields), 10) or 'nothing'}."
+                f"{listed(map(repr, fields), 10) or 'nothing'}.{other_data(fields)}"
             )
 
 
