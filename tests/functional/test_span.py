@@ -186,7 +186,7 @@ def best_pair(start_T, end_T, first, past):
     return max(pairs)[1:]
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "electra"])
+@pytest.mark.parametrize("family", ["bert", "distilbert", "electra", "roberta"])
 def test_a_published_model_answers_as_its_reference_does(transfer, tmp_path, family):
     lib = reference()
     publish(tmp_path / "published", family, "QuestionAnswering")

@@ -1,0 +1,111 @@
+"""Every kind of task: with every preset of conf/adaptation, resumed, by two processes."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from transfer_cli.config.locate import conf_dir
+
+pytestmark = [pytest.mark.functional, pytest.mark.slow]
+
+PRESETS = sorted(path.stem for path in (conf_dir() / "adaptation").glob("*.yaml"))
+KINDS = {
+    "sample_questions": ("classification", {"text": "Where is it ?"}),
+    "sample_pairs": ("classification", {"text": "Where is it ?", "text_pair": "Who is it ?"}),
+    "sample_numbers": ("regression", {"text": "Where is it ?"}),
+    "sample_labels": ("multilabel", {"text": "Where is it ?"}),
+    "sample_tags": ("tagging", {"text": "Where is it ?"}),
+    "sample_spans": ("span", {"question": "Where is it ?", "context": "It is in the sea ."}),
+    "sample_choices": ("choice", {"context": "Where is it ?", "choices": ["here", "in the sea"]}),
+    "sample_dialog": ("next_utterance", {"history": ["Where ?"], "candidates": ["Here .", "No ."]}),
+    "sample_text_pairs": ("prefix_lm", {"text": "Where is it ?"}),
+}
+
+BESIDES = {"next_utterance": ("objective.reply_tokens=0", "data.speakers=[the,in]")}
+
+
+def test_no_kind_of_task_is_missing():
+    samples = {path.stem for path in (conf_dir() / "data").glob("sample_*.yaml")}
+
+    assert set(KINDS) == {name for name in samples if not name.endswith("_text")}
+
+
+@pytest.fixture
+def words_of(adapting):
+    """Return how to write the words that fine-tune a small model for a task with a preset."""
+
+    def words(data, preset, **loop):
+        objective, _ = KINDS[data]
+        loop = {"batch": 1, "epochs": 1, "evaluate_every": "1 epoch"} | loop
+        chosen = [
+            word
+            for word in adapting(preset)
+            if not word.startswith(("data=", "data.", "loop.", "checkpoint."))
+        ]
+        return (
+            "finetune", f"data={data}", f"objective={objective}", *chosen, "data.labelled=12",
+            *(f"loop.{key}={value}" for key, value in loop.items()),
+            "checkpoint.every=9 epochs", *BESIDES.get(objective, ()),
+        )  # fmt: skip
+
+    return words
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("data", KINDS)
+def test_a_preset_works_on_a_task(data, preset, transfer, words_of, read_json):
+    _, asked = KINDS[data]
+
+    ended = transfer(*words_of(data, preset), "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    results = read_json(Path("run/results.json"))
+    assert results["presets"]["adaptation"] == preset
+    again = transfer("evaluate", "run", "device=cpu", "output=again.json")
+    assert again.code == 0, again.err
+    expected = results["measures"]["test"]
+    found = read_json(Path("again.json"))["measures"]["test"]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    # Ranks and decisions turn over where answers are nearly equal, as they are after 12 steps.
+    close = {name: expected[name] for name in found}
+    assert found == pytest.approx(close, rel=0.05, abs=0.05, nan_ok=True)
+    Path("asked.jsonl").write_text(json.dumps(asked) + "\n")
+    answered = transfer("predict", "run", "asked.jsonl", "output=said.jsonl", "device=cpu")
+    assert answered.code == 0, answered.err
+    assert len(Path("said.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("data", KINDS)
+def test_a_run_that_was_stopped_ends_bit_for_bit_as_one_that_was_not(
+    data, transfer, words_of, at_record
+):
+    words = words_of(data, "full", evaluate_every="5 steps", batch=2, epochs=2)
+    assert transfer(*words, "run.dir=whole").code == 0
+    at_record("after", "validation", 5, lambda: signal.raise_signal(signal.SIGTERM))
+    assert transfer(*words, "run.dir=cut").code == 75
+
+    resumed = transfer("finetune", "resume=cut")
+
+    assert resumed.code == 0, resumed.err
+    for name in ("model/weights.safetensors", "results.json", "items.jsonl"):
+        assert Path("cut", name).read_bytes() == Path("whole", name).read_bytes(), name
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("data", KINDS)
+def test_two_processes_do_what_one_does(data, transfer, words_of, shell, read_json):
+    objective, _ = KINDS[data]
+    dropout = ["objective.dropout=0"] if objective not in ("prefix_lm", "span") else []
+    words = (*words_of(data, "frozen", batch=4, micro_batch=2), *dropout)
+    assert transfer(*words, "run.dir=one").code == 0
+
+    ended = shell(*words, "run.dir=two", "devices=2")
+
+    assert ended.wait(240) == 0, ended.stderr.read()
+    ended.communicate()
+    one, two = (read_json(Path(run) / "results.json")["measures"] for run in ("one", "two"))
+    for split, measures in one.items():
+        assert two[split]["loss"] == pytest.approx(measures["loss"], rel=1e-4)
+        assert two[split] == pytest.approx(measures, rel=0.05, abs=0.05, nan_ok=True)
