@@ -156,8 +156,8 @@ NUMBERED = of_lines("text,score", *(f"t {n},{n}" for n in range(20)))
         ),
         (
             "dialog", {"train.jsonl": of_lines(*CHOSEN)},
-            "given/train.jsonl, line 1: 'history' is no list of texts, expected at least 1. For "
-            "such columns: data=choices objective=choice.",
+            "given/train.jsonl, line 1: 'history' is no list of texts, expected at least 1. "
+            "Such columns are those of data=choices objective=choice.",
         ),
         (
             "numbers", {"train.csv": NUMBERED + "t,1e308\n"},
@@ -171,7 +171,7 @@ NUMBERED = of_lines("text,score", *(f"t {n},{n}" for n in range(20)))
         ),
         (
             "table", {"train.jsonl": of_lines(*[SAID] * 9)},
-            "For such columns: data=dialog objective=next_utterance.",
+            "Such columns are those of data=dialog objective=next_utterance.",
         ),
         (
             "table", {"train.csv": of_lines("text,label", *(f"t,x{n}" for n in range(100_000)))},

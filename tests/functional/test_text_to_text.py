@@ -86,6 +86,15 @@ def test_predict_and_generate_write_the_same(transfer, run, tmp_path):
         assert said.out.strip() == "old", said.err
 
 
+def test_the_source_of_a_table_is_found_by_its_name_or_typed(transfer, run, table, tmp_path):
+    (tmp_path / "new.csv").write_text("id,source,text\n7,the old bridge,the blue bridge\n")
+
+    found = transfer("predict", str(run), "new.csv", "device=cpu")
+    typed = transfer("predict", str(run), "new.csv", "text=text", "device=cpu")
+
+    assert [json.loads(each.out)["answer"] for each in (found, typed)] == ["old", "blue"]
+
+
 def test_every_row_of_a_table_is_scored(transfer, run, table, read_json, tmp_path):
     ended = transfer("evaluate", str(run), str(table), "output=out.json", "device=cpu")
 

@@ -136,11 +136,16 @@ def typed(text: str | int | None, pair: str | int | None, label: str | int | Non
 
 
 def other_data(names: Collection[str]) -> str:
-    """Return " For such columns: ..." where names of columns are those of other data, else ""."""
+    """Return a sentence where names of columns are those of another kind of data, else ""."""
     found = next((data for own, data in _OTHER_DATA.items() if {*own} <= {*names}), None)
     # SQuAD's file is one object.
     found = "data=squad objective=span" if "data" in names and len(names) < 3 else found
-    return f" For such columns: {found}." if found else ""
+    return f" Such columns are those of {found}." if found else ""
+
+
+def source_of(names: Collection[str]) -> str | None:
+    """Return the column that is called as texts are of which people made others, or None."""
+    return next((source for source, _ in _WRITTEN if source in names), None)
 
 
 def is_known(name: str) -> bool:

@@ -18,7 +18,7 @@ from transfer_cli.commands.predict.reading import Columns, Row
 from transfer_cli.commands.predict.writing import Answers
 from transfer_cli.data import any_table, readers
 from transfer_cli.data.any_table import OpenTable, Skipped
-from transfer_cli.data.columns import ANY, Wanted
+from transfer_cli.data.columns import ANY, Chosen, Wanted
 from transfer_cli.data.layout import Layout
 from transfer_cli.data.readers import SHEET_FORMATS, OnError
 from transfer_cli.data.tasks import Submission
@@ -69,8 +69,7 @@ def predict(config: DictConfig) -> None:
             _shown(config, ensemble.num_runs) as more,
         ):
             name = given.table.name
-            chosen = ensemble.task.columns_of(given.table.names, name)
-            chosen = chosen or given.table.columns(asked, own)
+            chosen = _chosen(given.table, asked, own, ensemble.task)
             columns = Columns(chosen.text, chosen.pair, config.keep, ensemble.task, submission)
             answers = write(out, columns)
             earlier = Earlier(partial if config.resume else None, answers, name)
@@ -167,6 +166,13 @@ def _wanted(
     text, pair, *_ = (*(submission.texts if submission else ()), None, None)
     asked = Wanted(config.text or text, config.pair or pair, labelled=False, keys="")
     return asked, ensemble.columns
+
+
+def _chosen(table: OpenTable, asked: Wanted, own: Wanted, task: Task) -> Chosen:
+    """Return the columns to read: those that were typed, now or for training, else the task's."""
+    is_typed = (asked.text or own.text) in table.names
+    found = None if is_typed else task.columns_of(table.names, table.name)
+    return found or table.columns(asked, own)
 
 
 def _path(config: DictConfig, submission: Submission | None) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from transfer_cli.batch import IGNORE
+from transfer_cli.data.columns import LABEL, Chosen, source_of
 from transfer_cli.data.encoded_task import EncodedRows
 from transfer_cli.data.readers import Record, text_of
 from transfer_cli.data.tasks import LabelledFiles
@@ -74,6 +75,11 @@ class TextToTextTask(Task):
         from transfer_cli.tasks.text_to_text.data import TextPairsTable
 
         return TextPairsTable
+
+    def columns_of(self, names: Sequence[str], name: str) -> Chosen | None:
+        """See `Task`."""
+        source = source_of(names)
+        return None if source is None else Chosen(source, None, LABEL)
 
     def read(self, record: Record, text: str, pair: str | None, name: str) -> TextToTextExample:
         """See `Task`."""
