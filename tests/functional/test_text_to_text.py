@@ -52,6 +52,17 @@ def test_texts_are_learnt_and_measured(run, read_json):
     assert [each["name"] for each in results["metrics"] if each["headline"]] == ["perplexity"]
 
 
+def test_the_head_of_the_language_model_is_taken_over(transfer, words, run, tmp_path):
+    ended = transfer(*words, "loop.steps=1", "run.dir=first")
+    again = transfer(*(f"init_from={run}" if each.startswith("init_from") else each
+                       for each in words), "data.target_length=6", "loop.steps=1",
+                     "run.dir=again")  # fmt: skip
+
+    for each in (ended, again):
+        assert each.code == 0, each.err
+        assert "new: " not in each.out + each.err
+
+
 def test_items_tell_what_was_written(run):
     items = [json.loads(line) for line in (run / "items.jsonl").read_text().splitlines()]
 

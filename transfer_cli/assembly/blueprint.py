@@ -45,6 +45,7 @@ from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.model.weights import Base, LoadReport, ModelDescription, load_pretrained
 from transfer_cli.objectives.base import TaskInfo, declared_metrics
+from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Schedule
@@ -378,9 +379,13 @@ def _check_bounded_by_time(stage_plans: Sequence[StagePlan], target_only: str | 
 def _of_these_labels(
     tensors: Mapping[str, Tensor], start: Pretrained, info: Mapping[str, TaskInfo]
 ) -> dict[str, Tensor]:
-    """Leave out heads of other labels: that their shape fits by chance means nothing."""
+    """Leave out heads of other labels: that their shape fits by chance means nothing.
+
+    That of a language model is about the vocabulary, and no task's labels.
+    """
     same = start.task == info["main"].task
-    tasks = [task for task in (start.task, *(each.task for each in info.values())) if task]
+    every = (start.task, *(each.task for each in info.values()))
+    tasks = [task for task in every if task and task.head != HEAD]
     refused = tuple(f"heads.{task.head}_" for task in tasks)
     refused += () if same else tuple(f"heads.{task.head}." for task in tasks)
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(refused)}
