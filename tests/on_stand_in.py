@@ -23,7 +23,15 @@ from torch import Tensor
 
 from tests import stand_in, tiny
 from transfer_cli.adaptation import plans
-from transfer_cli.adaptation.edits import Adapters, Edit, FreshTop, LoRA, MixLayers, NewRows
+from transfer_cli.adaptation.edits import (
+    Adapters,
+    Edit,
+    FreshTop,
+    LoRA,
+    MixLayers,
+    NewRows,
+    Segments,
+)
 from transfer_cli.adaptation.penalties import EWC, L2SP, Penalty, Start
 from transfer_cli.adaptation.plans import Plan
 from transfer_cli.batch import IGNORE, Batch
@@ -86,7 +94,7 @@ WAITS = {
     "tasks.span.objective.SpanExtraction.samples": "the same",
     "tasks.tagging.objective.TokenTagging.samples": "the same",
     "tasks.tagging.objective.TokenTagging.metric_sums": "bincount, as in classification",
-    "objectives.classification.Classification.metric_sums": "bincount asks for the largest "
+    "objectives.classification.tallies": "bincount asks for the largest "
     "number; the sums of the batch are read right after",
     "objectives.language_model.LanguageModel.example_results": "each text's number of targets, "
     "so that there are never more logits than one text's",
@@ -323,7 +331,7 @@ def _evaluated(name: str, device: torch.device) -> Any:
 for _name, (_make, _, _) in OBJECTIVES.items():
     _waits = {
         Classification: (
-            "Classification.metric_sums",
+            "classification.tallies",
             "EachExample.note",
             "row_by_row",
             "Classification.samples",
@@ -374,7 +382,7 @@ def _(device: torch.device) -> list[float]:
 
 EDITS = (
     Adapters(4), LoRA(2, dropout=0), LoRA(2, dropout=0, targets=("output", "feed_forward")),
-    MixLayers(), FreshTop(), NewRows(("cls", "sep")),
+    MixLayers(), FreshTop(), NewRows(("cls", "sep")), Segments(),
 )  # fmt: skip
 PENALTIES: Mapping[str, Callable[[], Penalty]] = {
     "l2_sp": lambda: L2SP(0.1, 0.1),
@@ -560,7 +568,7 @@ TRAINED = (
     READ, "attach_metrics_logger", "run.build_run", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
     "EachExample.note", "row_by_row", "Sums.update", "Classification.samples",
-    "Classification.metric_sums",
+    "classification.tallies",
     "LanguageModel.example_results", "LanguageModel.samples", "finished_run.open_trained",
 )  # fmt: skip
 

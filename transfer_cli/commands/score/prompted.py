@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from transfer_cli.assembly.finished_run import Trained
-from transfer_cli.commands.score.outcome import Outcome
+from transfer_cli.commands.score.findings import Findings
 from transfer_cli.data.split import TextStats
 from transfer_cli.data.tasks import LabelledData
 from transfer_cli.errors import ConfigError, DataError
@@ -46,7 +46,7 @@ Words = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class PromptExample:
     """An example as a prompt asks for it."""
 
     text: str
@@ -88,7 +88,7 @@ class Prompter:
             self._read = ReadBeginning(self.trained.model, self._encode(begun)[: room - 1])
             self._alone = ReadBeginning(self.trained.model, [])
 
-    def ask(self, examples: Sequence[Asked]) -> list[dict[str, npt.NDArray[np.float64]]]:
+    def ask(self, examples: Sequence[PromptExample]) -> list[dict[str, npt.NDArray[np.float64]]]:
         """Return the probabilities `[C]` of each example's labels, plain and by the norm."""
         if not self.is_causal:
             return self._fill(examples)
@@ -99,7 +99,7 @@ class Prompter:
                 more(1)
         return found
 
-    def _go_on(self, example: Asked) -> dict[str, npt.NDArray[np.float64]]:
+    def _go_on(self, example: PromptExample) -> dict[str, npt.NDArray[np.float64]]:
         """Return what a causal model says of an example."""
         answers = [self.template.answer(word) for own in example.words for word in own]
         rows = self._rows(example, answers)
@@ -117,7 +117,7 @@ class Prompter:
             found[norm] = shares([[next(scores) for _ in own] for own in example.words])
         return found
 
-    def _rows(self, example: Asked, answers: Sequence[str]) -> list[Ending]:
+    def _rows(self, example: PromptExample, answers: Sequence[str]) -> list[Ending]:
         """Return an example's prompt with each answer, with as many items before as there is room.
 
         Raises:
@@ -132,7 +132,7 @@ class Prompter:
                 return _with_start(rows)
         raise DataError(_too_long(example, positions))
 
-    def _fill(self, examples: Sequence[Asked]) -> list[dict[str, npt.NDArray[np.float64]]]:
+    def _fill(self, examples: Sequence[PromptExample]) -> list[dict[str, npt.NDArray[np.float64]]]:
         """Return what a masked model says of examples, whose label it sees as a gap."""
         tokenizer = self.trained.start.tokenizer
         positions = self.trained.start.description.shape.positions
@@ -179,10 +179,10 @@ def score_prompts(
     data: LabelledData,
     task: Task,
     split: str,
-    examples: Sequence[Asked],
+    examples: Sequence[PromptExample],
     *,
     calibrate: bool,
-) -> Outcome:
+) -> Findings:
     """Return how often the right label, or choice, is the likeliest."""
     found = prompter.ask(examples)
     bias_C = None
@@ -226,7 +226,7 @@ def score_prompts(
     if prompter.dropped:
         lines.append(f"{prompter.dropped} examples were left out of prompts that were too long")
     about = {"name": task.name, "expected": task.expected}
-    return Outcome(
+    return Findings(
         split, measures, [*metrics, *others], items, lines, data.labels, about, tables, details
     )  # fmt: skip
 
@@ -254,7 +254,7 @@ def _measures(
 def _item(
     split: str,
     index: int,
-    example: Asked,
+    example: PromptExample,
     shares_C: npt.NDArray[np.float64],
     *,
     is_choice: bool,
@@ -282,7 +282,7 @@ def _with_start(rows: Sequence[Ending]) -> list[Ending]:
     return [row if row.first else Ending(row.tokens, 1) for row in rows]
 
 
-def _too_long(example: Asked, positions: int) -> str:
+def _too_long(example: PromptExample, positions: int) -> str:
     return (
         f"The text {example.text[:80]!r} is longer with its prompt than the model's {positions} "
         "positions."

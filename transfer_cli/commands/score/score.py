@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
-from transfer_cli.commands.score.outcome import Outcome
-from transfer_cli.commands.score.prompted import Asked, Prompter, score_prompts
+from transfer_cli.commands.score.findings import Findings
+from transfer_cli.commands.score.prompted import Prompter, PromptExample, score_prompts
 from transfer_cli.commands.score.sentences import SentenceScorer, score_pairs
 from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
@@ -145,7 +145,7 @@ class _Prompted:
         elif words:
             raise ConfigError("prompt.words: are for labels; choices are their own words")
 
-    def outcome(self, shots: int, seed: int) -> Outcome:
+    def outcome(self, shots: int, seed: int) -> Findings:
         """Return what comes of prompts with so many examples of each label before each item."""
         train = [self._asked(each) for each in self._data.splits["train"]] if shots else []
         labels = [0 if self._is_choice else each.label for each in train]
@@ -161,13 +161,13 @@ class _Prompted:
             calibrate=config.prompt.calibrate,
         )  # fmt: skip
 
-    def _asked(self, example: Any) -> Asked:
+    def _asked(self, example: Any) -> PromptExample:
         shown = " / ".join(self._task.texts(example))
         if self._is_choice:
             text = f"{example.context} {example.question}".strip()
             words = [[choice] for choice in example.choices]
-            return Asked(text, None, words, example.label, shown)
-        return Asked(example.text, example.pair, self._words, example.label, shown)
+            return PromptExample(text, None, words, example.label, shown)
+        return PromptExample(example.text, example.pair, self._words, example.label, shown)
 
 
 def _split(data: LabelledData, asked: str) -> str:
@@ -200,7 +200,7 @@ def _write(
     directory: RunDirectory,
     config: DictConfig,
     typed: CommandLine,
-    outcome: Outcome,
+    outcome: Findings,
     trained: Trained,
     seconds: float,
 ) -> None:
@@ -238,7 +238,7 @@ def _write(
         directory.unlock()
 
 
-def _say(path: Path, outcome: Outcome, part: tuple[int, int] | None) -> None:
+def _say(path: Path, outcome: Findings, part: tuple[int, int] | None) -> None:
     """Print the measures of a run, and where it is."""
     if part is not None:
         print_line(f"shots {part[0]}, order {part[1]}")

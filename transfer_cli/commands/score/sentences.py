@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from transfer_cli.assembly.finished_run import Trained
-from transfer_cli.commands.score.outcome import Outcome
+from transfer_cli.commands.score.findings import Findings
 from transfer_cli.data.minimal_pairs import MinimalPair
 from transfer_cli.errors import DataError
 from transfer_cli.generation.likelihood import Ending, Gap, score_endings, score_gaps
@@ -93,7 +93,7 @@ class SentenceScorer:
             )
 
 
-def score_pairs(scorer: SentenceScorer, pairs: Sequence[MinimalPair]) -> Outcome:
+def score_pairs(scorer: SentenceScorer, pairs: Sequence[MinimalPair]) -> Findings:
     """Return how often the good sentence of a pair is the likelier one; a tie counts half."""
     sums, counts = scorer.score([text for pair in pairs for text in (pair.good, pair.bad)])
     items, longer = [], []
@@ -134,7 +134,7 @@ def score_pairs(scorer: SentenceScorer, pairs: Sequence[MinimalPair]) -> Outcome
             f"({100 * low:.1f} to {100 * high:.1f})"
         )
     task = {"name": "minimal_pairs", "expected": "good sentence"}
-    return Outcome("test", measures, METRICS, items, lines, task=task)
+    return Findings("test", measures, METRICS, items, lines, task=task)
 
 
 def _share(difference: float) -> float:

@@ -9,7 +9,7 @@ from transfer_cli.runs.items import Item
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Findings:
     """The results of a split.
 
     Args:
