@@ -90,7 +90,7 @@ def test_labels_are_asked_for_by_prompts_and_compared_with_a_fine_tuned_run(
 def test_shots_and_orders_are_runs_of_their_own(score, pretrained, transfer, read_json):
     ended = transfer(
         "score", str(pretrained), "data=sample_questions", "prompt.item={text} {label}",
-        "prompt.shots=[0,1]", "prompt.orders=2", "output=out", "device=cpu",
+        "prompt.shots=[0,1]", "prompt.orders=2", "split=validation", "output=out", "device=cpu",
     )  # fmt: skip
 
     assert ended.code == 0, ended.err
@@ -105,7 +105,11 @@ def test_shots_and_orders_are_runs_of_their_own(score, pretrained, transfer, rea
 
 def test_choices_are_scored_as_what_goes_on(score, pretrained):
     measures, items, _ = score(
-        pretrained, "data=sample_choices", "prompt.item={text} {label}", "prompt.norm=char"
+        pretrained,
+        "data=sample_choices",
+        "prompt.item={text} {label}",
+        "prompt.norm=char",
+        "split=validation",
     )
 
     assert measures["accuracy"] == pytest.approx(sum(item.score for item in items) / len(items))
@@ -115,10 +119,10 @@ def test_choices_are_scored_as_what_goes_on(score, pretrained):
 def test_a_masked_model_fills_the_gap(score, masked):
     measures, items, _ = score(
         masked, "data=sample_questions", "prompt.item={text} It is a {label} .",
-        "prompt.shots=1", "prompt.calibrate=true",
+        "prompt.shots=1", "prompt.calibrate=true", "split=validation",
     )  # fmt: skip
 
-    assert len(items) == 288
+    assert len(items) == 96
     assert 0 <= measures["accuracy"] <= 1
 
 
