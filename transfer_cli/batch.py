@@ -31,6 +31,8 @@ key            shape, type     meaning
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared
 `target_rows`  [N] int64       made by `with_facts`: where there is a target, counted through the
                                batch row by row; likewise `compared_rows`
+`real_rows`    [N] int64       made by `with_facts` where anything is padding: where a real token
+                               is, counted through the batch row by row
 `sequences`    [S] int64       made by `with_facts` where examples have several sequences: which
                                of all B * C are there
 `padded`       [] bool         made by `with_facts`, and always on the host: whether anything is
@@ -58,6 +60,8 @@ def with_facts(batch: Batch) -> Batch:
     To read a tensor on a device, the host waits for all work queued there.
     """
     found = {"padded": ~batch["mask"].all(), **batch}
+    if found["padded"]:
+        found["real_rows"] = batch["mask"].flatten().nonzero().squeeze(1)
     if batch["mask"].dim() > 2:
         found["sequences"] = real_sequences(batch)
     if "target" in batch or "next_tokens" in batch:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from transfer_cli.model.kv_cache import LayerKVCache
 from transfer_cli.model.norms import build_norm
+from transfer_cli.model.packing import Packing
 
 if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
@@ -31,12 +32,14 @@ class AttentionInputs:
         kv_cache: Keys and values of earlier positions, which queries also see; the pass appends
             its own.
         rotate: The position kind's rotation of queries, `[B, H, T, W]`, and keys, `[B, G, T, W]`.
+        packing: How the hidden states were packed, `[1, N, D]`; None: they are `[B, T, D]`.
     """
 
     attn_mask: Tensor | None = None
     causal: bool = False
     kv_cache: LayerKVCache | None = None
     rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    packing: Packing | None = None
 
 
 class SelfAttention(nn.Module):
@@ -68,7 +71,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        query, key, value = self._split(hidden_BTD)
+        packed = self.packed(hidden_BTD)
+        if inputs.packing is not None:
+            packed = inputs.packing.unpack(packed)
+        query, key, value = self._split(packed)
         if hasattr(self, "query_norm"):
             query, key = self.query_norm(query), self.key_norm(key)
         if inputs.rotate is not None:
@@ -87,14 +93,17 @@ class SelfAttention(nn.Module):
             probabilities_BHTS = _probabilities(query, key, inputs)
             self.on_probabilities(probabilities_BHTS)
             mixed_BHTW = F.dropout(probabilities_BHTS, dropout) @ value
-        out: Tensor = self.output(mixed_BHTW.transpose(1, 2).flatten(2))
+        mixed_BTD = mixed_BHTW.transpose(1, 2).flatten(2)
+        if inputs.packing is not None:
+            mixed_BTD = inputs.packing.pack(mixed_BTD)
+        out: Tensor = self.output(mixed_BTD)
         return out
 
-    def _split(self, hidden_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _split(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Split before the heads: the backward pass then joins three gradients by one copy, not two.
         query, key, value = (
             part.unflatten(2, (-1, self.head_width)).transpose(1, 2)
-            for part in self.packed(hidden_BTD).split(self.rows, dim=2)
+            for part in packed.split(self.rows, dim=2)
         )
         return query, key, value
 

@@ -16,6 +16,7 @@ from transfer_cli.model.kv_cache import KVCache
 from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.new_segments import AddedSegments
 from transfer_cli.model.norms import NORMS, build_norm
+from transfer_cli.model.packing import Packing
 from transfer_cli.model.patterns import PATTERNS
 from transfer_cli.model.positions import POSITIONS, count_positions
 from transfer_cli.model.shape import MAX_SIZE, BackboneShape, Direction
@@ -116,6 +117,7 @@ class Backbone(nn.Module):
         padded: bool = True,
         kv_cache: KVCache | None = None,
         prefix_B: Tensor | None = None,
+        rows_N: Tensor | None = None,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
@@ -132,6 +134,8 @@ class Backbone(nn.Module):
                 own. Only the new hidden states are returned.
             prefix_B: The length of each sequence's prefix, all of which every position sees; what
                 follows is causal, whatever the model's direction. None: its direction decides.
+            rows_N: Where `mask_BT` is True, counted row by row: only attention then computes
+                padding. None: every layer does.
 
         Raises:
             ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
@@ -154,11 +158,18 @@ class Backbone(nn.Module):
         if kv_cache is not None:
             pairs = zip(inputs, kv_cache.layers, strict=True)
             inputs = [replace(each, kv_cache=layer) for each, layer in pairs]
+        if rows_N is not None:
+            packing = Packing(rows_N, *tokens_BT.shape)
+            inputs = [replace(each, packing=packing) for each in inputs]
+            tokens_BT, position_BT = packing.pack(tokens_BT), packing.pack(position_BT)
+            segment_BT = None if segment_BT is None else packing.pack(segment_BT)
         hidden_states = [self.embed(tokens_BT, position_BT, segment_BT)]
         for block, each in zip(self.blocks, inputs, strict=True):
             hidden_states.append(block(hidden_states[-1], each))
         if self.shape.has_final_norm:
             hidden_states[-1] = self.final_norm(hidden_states[-1])
+        if rows_N is not None:
+            hidden_states = [packing.unpack(each) for each in hidden_states]
         return hidden_states
 
     @property

@@ -97,6 +97,7 @@ class Encoding:
             None if segment is None else _sequences(segment),
             padded=is_padded(batch),
             prefix_B=batch.get("prefix"),
+            rows_N=batch.get("real_rows"),
         )
         return states
 
