@@ -30,4 +30,4 @@ class Packing:
         """Return `[B, T, ...]` of `[1, N, ...]`, with 0 at padding."""
         padded = packed.new_zeros(self.batch * self.positions, *packed.shape[2:])
         padded = padded.index_copy(0, self.rows, packed[0])
-        return padded.unflatten(0, (self.batch, self.positions))
+        return padded.view(self.batch, self.positions, *packed.shape[2:])
