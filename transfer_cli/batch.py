@@ -31,7 +31,7 @@ key            shape, type     meaning
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared
 `target_rows`  [N] int64       made by `with_facts`: where there is a target, counted through the
                                batch row by row; likewise `compared_rows`
-`real_rows`    [N] int64       made by `with_facts` where anything is padding: where a real token
+`real_rows`    [N] int64       made by `with_facts` where enough is padding: where a real token
                                is, counted through the batch row by row
 `sequences`    [S] int64       made by `with_facts` where examples have several sequences: which
                                of all B * C are there
@@ -49,6 +49,10 @@ IGNORE = -100
 """The target that marks a position without loss."""
 
 
+PACKED_BELOW = 0.95
+"""The share of real tokens from which on their padding costs less than to leave it out."""
+
+
 def size(batch: Batch) -> int:
     """Return the number of examples."""
     return int(batch["tokens"].shape[0])
@@ -60,7 +64,7 @@ def with_facts(batch: Batch) -> Batch:
     To read a tensor on a device, the host waits for all work queued there.
     """
     found = {"padded": ~batch["mask"].all(), **batch}
-    if found["padded"]:
+    if batch["mask"].sum() < PACKED_BELOW * batch["mask"].numel():
         found["real_rows"] = batch["mask"].flatten().nonzero().squeeze(1)
     if batch["mask"].dim() > 2:
         found["sequences"] = real_sequences(batch)

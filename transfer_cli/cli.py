@@ -151,9 +151,6 @@ def _load(module: str) -> ModuleType:
     Torch and Ignite make a million objects that stay. Python would search among them again and
     again, which takes a tenth of the whole start, and later in the middle of a training step.
     """
-    # Read by torch when it first takes memory: it then asks Linux for pages of 2 MiB, and a step on
-    # a CPU, which takes and gives back hundreds of MiB, is not held up by thousands of small ones.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if module in sys.modules or not gc.isenabled():
         return importlib.import_module(module)
     gc.disable()
@@ -234,6 +231,11 @@ def _perform(name: str, command: Command, request: "Request", config: "DictConfi
     from transfer_cli.config.foreign import check_environment
     from transfer_cli.runs.environment import computing_threads
 
+    if name == "pretrain":
+        # Read by torch when it first takes memory: it then asks Linux for pages of 2 MiB, and a
+        # step, which takes and gives back hundreds of MiB, is not held up by thousands of small
+        # ones. Where lengths vary from step to step, such blocks leave gaps: twice the memory.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     check_environment()
     check(config, name)
     if command.scales:

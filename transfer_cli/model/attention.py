@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transfer_cli.model.attention_dropout import attend_with_dropout, can_attend_with_dropout
 from transfer_cli.model.kv_cache import LayerKVCache
 from transfer_cli.model.norms import build_norm
 from transfer_cli.model.packing import Packing
@@ -47,8 +48,8 @@ class SelfAttention(nn.Module):
 
     The input projection packs queries, keys and values. Consecutive heads of queries may share a
     head of keys and values (Ainslie et al. 2023); the cache holds the shared ones. Attention uses
-    torch's fused kernels. Dropout, in training, applies to the attention probabilities. The fused
-    CPU kernels do not support it, so a value above 0 costs time and memory there.
+    torch's fused kernels, or on a CPU with dropout, which applies to the attention probabilities in
+    training, those of `attention_dropout`.
     """
 
     rows: tuple[int, int, int]
@@ -84,7 +85,15 @@ class SelfAttention(nn.Module):
         if self.sharing > 1:
             key, value = (each.repeat_interleave(self.sharing, dim=1) for each in (key, value))
         dropout = self.dropout if self.training else 0.0
-        if self.on_probabilities is None:
+        if (
+            self.on_probabilities is None
+            and dropout
+            and can_attend_with_dropout(query, value, inputs.attn_mask)
+        ):
+            attn_mask = _causal_mask(query, key) if inputs.causal else inputs.attn_mask
+            lengths = None if inputs.packing is None else inputs.packing.lengths
+            mixed_BHTW = attend_with_dropout(query, key, value, attn_mask, dropout, lengths)
+        elif self.on_probabilities is None:
             mixed_BHTW = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=inputs.attn_mask, dropout_p=dropout,
                 is_causal=inputs.causal,
@@ -113,9 +122,14 @@ def _probabilities(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs
     scores = query_BHTW @ key_BHSW.transpose(-2, -1) / math.sqrt(query_BHTW.shape[-1])
     attn_mask = inputs.attn_mask
     if inputs.causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        attn_mask = _causal_mask(query_BHTW, key_BHSW)
     if attn_mask is None:
         return scores.softmax(-1)
     if attn_mask.dtype == torch.bool:
         return scores.masked_fill(~attn_mask, -math.inf).softmax(-1)
     return (scores + attn_mask).softmax(-1)
+
+
+def _causal_mask(query_BHTW: Tensor, key_BHSW: Tensor) -> Tensor:
+    shape = query_BHTW.shape[2], key_BHSW.shape[2]
+    return torch.ones(shape, dtype=torch.bool, device=query_BHTW.device).tril()

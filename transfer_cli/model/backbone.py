@@ -117,7 +117,7 @@ class Backbone(nn.Module):
         padded: bool = True,
         kv_cache: KVCache | None = None,
         prefix_B: Tensor | None = None,
-        rows_N: Tensor | None = None,
+        packing: Packing | None = None,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
 
@@ -134,8 +134,8 @@ class Backbone(nn.Module):
                 own. Only the new hidden states are returned.
             prefix_B: The length of each sequence's prefix, all of which every position sees; what
                 follows is causal, whatever the model's direction. None: its direction decides.
-            rows_N: Where `mask_BT` is True, counted row by row: only attention then computes
-                padding. None: every layer does.
+            packing: Of where `mask_BT` is True: attention alone then sees padding, and the hidden
+                states are returned packed, `[1, N, D]`. None: every layer computes padding.
 
         Raises:
             ValueError: The sequences exceed the model's positions, or a bidirectional model gets a
@@ -158,8 +158,7 @@ class Backbone(nn.Module):
         if kv_cache is not None:
             pairs = zip(inputs, kv_cache.layers, strict=True)
             inputs = [replace(each, kv_cache=layer) for each, layer in pairs]
-        if rows_N is not None:
-            packing = Packing(rows_N, *tokens_BT.shape)
+        if packing is not None:
             inputs = [replace(each, packing=packing) for each in inputs]
             tokens_BT, position_BT = packing.pack(tokens_BT), packing.pack(position_BT)
             segment_BT = None if segment_BT is None else packing.pack(segment_BT)
@@ -168,8 +167,6 @@ class Backbone(nn.Module):
             hidden_states.append(block(hidden_states[-1], each))
         if self.shape.has_final_norm:
             hidden_states[-1] = self.final_norm(hidden_states[-1])
-        if rows_N is not None:
-            hidden_states = [packing.unpack(each) for each in hidden_states]
         return hidden_states
 
     @property

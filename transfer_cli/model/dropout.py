@@ -2,7 +2,7 @@
 
 torch draws one 32-bit number an element, on one core: at the tutorial's size that takes a sixth of
 the time of all matrix products of a step. Sixteen bits an element, from a generator four times as
-fast, suffice.
+fast, suffice; the backward pass draws them again, so that nothing is kept for it.
 """
 
 from typing import Any
@@ -29,34 +29,48 @@ class Dropout(nn.Dropout):
         is_fast = hidden.device.type == "cpu" and hidden.numel() >= LEAST_ELEMENTS
         if not is_fast or torch.compiler.is_compiling():
             return F.dropout(hidden, self.p)
-        dropped: Tensor = _Masked.apply(hidden, _kept(hidden, self.p), self.p)  # type: ignore[no-untyped-call]
+        dropped: Tensor = _Dropped.apply(hidden, self.p, draw_seed())  # type: ignore[no-untyped-call]
         return dropped
 
 
-def _kept(hidden: Tensor, probability: float) -> Tensor:
-    """Return True at the elements to keep, in the shape of `hidden`."""
-    seed = int(torch.randint(2**63 - 1, ()))
-    count = hidden.numel()
-    words = np.random.SFC64(seed).random_raw(-(-count // 4))
-    draws = torch.from_numpy(words.view(np.int16))[:count].view(hidden.shape)
-    return draws >= _dropped_levels(probability) - LEVELS // 2
+def draw_seed() -> int:
+    """Return a seed for `KeepFactors` from torch's generator."""
+    return int(torch.randint(2**63 - 1, ()))
 
 
-def _dropped_levels(probability: float) -> int:
-    return min(LEVELS - 1, round(probability * LEVELS))
+class KeepFactors:
+    """Draws what dropout multiplies elements with; the same again from the same seed.
+
+    Args:
+        probability: Of an element to be dropped.
+        seed: Of the draws.
+    """
+
+    def __init__(self, probability: float, seed: int) -> None:
+        dropped = min(LEVELS - 1, round(probability * LEVELS))
+        self._least = dropped - LEVELS // 2
+        self._scale = LEVELS / (LEVELS - dropped)
+        self._generator = np.random.SFC64(seed)
+
+    def next_like(self, values: Tensor) -> Tensor:
+        """Return the factors of the next elements, in the shape and type of `values`."""
+        count = values.numel()
+        words = self._generator.random_raw(-(-count // 4))
+        draws = torch.from_numpy(words.view(np.int16))[:count].view(values.shape)
+        # Written as numbers at once: a comparison's booleans would have to be turned into them.
+        kept = torch.ge(
+            draws, self._least, out=torch.empty_like(values, memory_format=torch.contiguous_format)
+        )
+        return kept.mul_(self._scale)
 
 
-class _Masked(torch.autograd.Function):
-    """Keeps one byte an element for the backward pass, where torch keeps four."""
-
+class _Dropped(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, kept: Tensor, probability: float) -> Tensor:
-        ctx.save_for_backward(kept)
-        ctx.scale = LEVELS / (LEVELS - _dropped_levels(probability))
-        return kept.to(hidden.dtype).mul_(hidden).mul_(ctx.scale)
+    def forward(ctx: Any, hidden: Tensor, probability: float, seed: int) -> Tensor:
+        ctx.drawn_by = probability, seed
+        return KeepFactors(probability, seed).next_like(hidden).mul_(hidden)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = upstream
-        (kept,) = ctx.saved_tensors
-        return kept.to(gradient.dtype).mul_(gradient).mul_(ctx.scale), None, None
+        return KeepFactors(*ctx.drawn_by).next_like(gradient).mul_(gradient), None, None

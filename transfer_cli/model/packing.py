@@ -16,11 +16,24 @@ class Packing:
         rows: Where the real tokens are, `[N]`, counted through the batch row by row.
         batch: B.
         positions: T.
+        lengths: The positions of each sequence up to its last real token; None on a device, which
+            would have to be asked for them.
     """
 
     rows: Tensor
     batch: int
     positions: int
+    lengths: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, mask_BT: Tensor, rows: Tensor) -> "Packing":
+        """Return the packing of a batch with this mask, True at `rows`."""
+        lengths = None
+        if mask_BT.device.type == "cpu":
+            backwards_BT = mask_BT.flip(1).int()
+            lengths = tuple((mask_BT.any(1) * (mask_BT.shape[1] - backwards_BT.argmax(1))).tolist())
+        batch, positions = mask_BT.shape
+        return cls(rows, batch, positions, lengths)
 
     def pack(self, padded: Tensor) -> Tensor:
         """Return `[1, N, ...]` of `[B, T, ...]`."""
@@ -29,5 +42,5 @@ class Packing:
     def unpack(self, packed: Tensor) -> Tensor:
         """Return `[B, T, ...]` of `[1, N, ...]`, with 0 at padding."""
         padded = packed.new_zeros(self.batch * self.positions, *packed.shape[2:])
-        padded = padded.index_copy(0, self.rows, packed[0])
+        padded[self.rows] = packed[0]  # `index_copy` would keep `packed` for the backward pass
         return padded.view(self.batch, self.positions, *packed.shape[2:])

@@ -19,6 +19,7 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, pool
+from transfer_cli.model.packing import Packing
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.seeds import ExampleNoise
 
@@ -87,6 +88,26 @@ class Encoding:
     @cached_property
     def states(self) -> Sequence[Tensor]:
         """L + 1 hidden states, each `[S, T, D]`; or those of the batch."""
+        return [self._unpacked(state) for state in self._passed]
+
+    @cached_property
+    def top(self) -> Tensor:
+        """The input of the heads, `[S, T, D]`."""
+        return self._unpacked(self._model.readout(self._passed))
+
+    @cached_property
+    def _packing(self) -> Packing | None:
+        batch = self._batch
+        if "states" in batch or "real_rows" not in batch:
+            return None
+        return Packing.of(_sequences(batch["mask"]), batch["real_rows"])
+
+    def _unpacked(self, state: Tensor) -> Tensor:
+        return state if self._packing is None else self._packing.unpack(state)
+
+    @cached_property
+    def _passed(self) -> Sequence[Tensor]:
+        """The hidden states as the backbone returns them."""
         batch = self._batch
         if "states" in batch:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
@@ -97,15 +118,9 @@ class Encoding:
             None if segment is None else _sequences(segment),
             padded=is_padded(batch),
             prefix_B=batch.get("prefix"),
-            rows_N=batch.get("real_rows"),
+            packing=self._packing,
         )
         return states
-
-    @cached_property
-    def top(self) -> Tensor:
-        """The input of the heads, `[S, T, D]`."""
-        top: Tensor = self._model.readout(self.states)
-        return top
 
     def pooled(self, pooling: Pooling) -> Tensor:
         """Return one vector a sequence, see `model.heads.pool`; or that of the batch."""

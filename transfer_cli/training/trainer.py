@@ -311,8 +311,8 @@ class Trainer:
             self._checkpoints.take_best()
         run = self._fit_answers()
         task = run.data.task
-        failure = self._failure()
         scores, items = self._judged()
+        failure = self._failure(scores.get("validation"))
         measures = {name: found.measures for name, found in scores.items()}
         if "test" in measures:
             self._logger.write("test", progress.step, measures["test"])
@@ -417,10 +417,15 @@ class Trainer:
         found = self._score(self._blueprint.losses[0], split, each)
         return replace(found, measures=found.measures | self._further_measures(name)), each
 
-    def _failure(self) -> str | None:
-        """Return why the run came to nothing, judged by its best weights; None when it did not."""
+    def _failure(self, validation: Scores | None) -> str | None:
+        """Return why the run came to nothing, judged by its best weights; None when it did not.
+
+        What it can do on validation it has learnt: its training examples need not be asked.
+        """
         data = self._run.data
         if data.task is None or not data.task.can_fail:
+            return None
+        if validation and not data.task.failure(validation.measures, validation.tables):
             return None
         found = self._score(self._blueprint.losses[0], some_of(data.splits["train"], MOST_JUDGED))
         return data.task.failure(found.measures, found.tables)

@@ -13,14 +13,14 @@ from transfer_cli.model.positions import POSITIONS
 LENGTHS = torch.tensor([3, 9, 0, 12, 7])  # one sequence is not there
 MASK = torch.arange(12) < LENGTHS[:, None]
 TOKENS = torch.randint(0, 50, MASK.shape, generator=torch.Generator().manual_seed(0))
-ROWS = with_facts({"tokens": TOKENS, "mask": MASK})["real_rows"]
+PACKING = Packing.of(MASK, with_facts({"tokens": TOKENS, "mask": MASK})["real_rows"])
 
 
-def passed(backbone, mask, rows, prefix):
+def passed(backbone, mask, packing, prefix):
     """Return the hidden states at real tokens, and the gradients of a sum over them."""
     backbone.zero_grad()
-    states = backbone(TOKENS, mask, MASK.long().cumsum(1) % 2, prefix_B=prefix, rows_N=rows)
-    found = [each[mask] for each in states]
+    states = backbone(TOKENS, mask, MASK.long().cumsum(1) % 2, prefix_B=prefix, packing=packing)
+    found = [each[mask] if packing is None else each[0] for each in states]
     sum((each * each.cos()).sum() for each in found).backward()
     return found, [each.grad.clone() for each in backbone.parameters()]
 
@@ -36,8 +36,8 @@ def check(prefix=None, mask=MASK, **changes):
         ),
         50,
     ).double()  # fmt: skip
-    rows = with_facts({"tokens": TOKENS, "mask": mask})["real_rows"]
-    whole, packed = (passed(backbone, mask, each, prefix) for each in (None, rows))
+    packing = Packing.of(mask, mask.flatten().nonzero().squeeze(1))
+    whole, packed = (passed(backbone, mask, each, prefix) for each in (None, packing))
     assert_close(packed, whole, rtol=0, atol=1e-10)
 
 
@@ -69,13 +69,16 @@ def test_layers_see_real_tokens_alone():
     for block in backbone.blocks:
         for part in (block.feed_forward, block.attention_norm, block.attention.output):
             part.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[:2]))
-    states = backbone(TOKENS, MASK, rows_N=ROWS)
+    backbone(TOKENS, MASK, packing=PACKING)
     assert seen == [(1, int(LENGTHS.sum()))] * 6
-    assert not states[-1][~MASK].any()
 
 
 def test_unpacking_restores_what_was_packed():
-    packing = Packing(ROWS, *MASK.shape)
     values = TOKENS + 1
-    assert torch.equal(packing.unpack(packing.pack(values)), values * MASK)
+    assert torch.equal(PACKING.unpack(PACKING.pack(values)), values * MASK)
     assert "real_rows" not in with_facts({"tokens": TOKENS[:1, :3], "mask": MASK[:1, :3]})
+
+
+def test_lengths_reach_to_the_last_real_token():
+    assert PACKING.lengths == tuple(LENGTHS.tolist())
+    assert Packing.of(MASK.flip(1), PACKING.rows).lengths == (12, 12, 0, 12, 12)
