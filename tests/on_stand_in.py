@@ -64,7 +64,8 @@ from transfer_cli.tasks.text_to_text.objective import PrefixLM
 
 WAITS = {
     # A step.
-    "engine.skipped_steps.SkippedSteps.read": "whether a gradient was finite, asked a step late",
+    "engine.skipped_steps.HostCopy.__init__": "begins to copy whether a gradient was finite, which "
+    "is read a step late; the reading touches the host alone",
     "engine.step.TrainStep._update": "the same at once: fp16, optimizers that are not fused",
     "engine.handlers.attach_metrics_logger": "what is written down, each `loop.log_every` steps",
     # Before the first step.
@@ -108,7 +109,7 @@ WAITS = {
 """Functions of the package that may wait for the device, and what for. Cases name them by their
 last words."""
 
-READ = "SkippedSteps.read"
+NOTED = "HostCopy.__init__"
 SPECIAL = {name: getattr(tiny.VOCABULARY, name) for name in ("cls", "sep", "mask", "unk", "pad")}
 BOTH_SIDES = {"direction": "bidirectional"}
 ADAMW = functools.partial(AdamW, fused=True)
@@ -357,12 +358,12 @@ for _name, (_make, _, _) in OBJECTIVES.items():
         type(_make()),
         ("LanguageModel.example_results", "EachExample.note", "LanguageModel.samples"),
     )
-    case(f"steps and scores: {_name}", READ, "Sums.update", *_waits)(
+    case(f"steps and scores: {_name}", NOTED, "Sums.update", *_waits)(
         functools.partial(_evaluated, _name)
     )
 
 
-@case("mixed losses on streams of their own", READ)
+@case("mixed losses on streams of their own", NOTED)
 def _(device: torch.device) -> list[float]:
     losses = [
         Loss("main", Classification(dropout=0)),
@@ -397,26 +398,26 @@ PLANS: tuple[Plan, ...] = (
 
 for _edit in EDITS:
 
-    @case(f"edit {_edit}", READ)
+    @case(f"edit {_edit}", NOTED)
     def _(device: torch.device, edit: Edit = _edit) -> list[float]:
         return losses_of(Classification(dropout=0), device, edit=edit)
 
 
 for _name, _penalty in PENALTIES.items():
 
-    @case(f"penalty {_name}", READ, *(("EWC.start",) if "ewc" in _name else ()))
+    @case(f"penalty {_name}", NOTED, *(("EWC.start",) if "ewc" in _name else ()))
     def _(device: torch.device, penalty: Callable[[], Penalty] = _penalty) -> list[float]:
         return losses_of(CausalLM(), device, penalty=penalty())
 
 
 for _plan in PLANS:
 
-    @case(f"plan {_plan}", READ)
+    @case(f"plan {_plan}", NOTED)
     def _(device: torch.device, plan: Plan = _plan) -> list[float]:
         return losses_of(Classification(dropout=0), device, plan=plan, total=6, frozen_eval=True)
 
 
-@case("a stage that ends early, with its best weights", READ)
+@case("a stage that ends early, with its best weights", NOTED)
 def _(device: torch.device) -> Any:
     run = begun(Classification(dropout=0), device, plan=plans.ChainThaw("4 steps", 1), total=20)
     stages = run.step.stages
@@ -430,7 +431,7 @@ def _after_a_step() -> Any:
     return Events.ITERATION_COMPLETED
 
 
-@case("a resume", READ, "load_state_dict")
+@case("a resume", NOTED, "load_state_dict")
 def _(device: torch.device) -> Any:
     whole = begun(CausalLM(), device, total=4).go()
     first, second = begun(CausalLM(), device, total=2), begun(CausalLM(), device, total=4)
@@ -452,11 +453,11 @@ OPTIMIZERS = {"AdamW": ADAMW, "Muon": MuonWithAdamW}
 
 for _name, _optimizer in OPTIMIZERS.items():
 
-    @case(f"{_name} in micro-batches", READ)
+    @case(f"{_name} in micro-batches", NOTED)
     def _(device: torch.device, optimizer: Any = _optimizer) -> list[float]:
         return losses_of(CausalLM(), device, optimizer=optimizer, micro_batch=3)
 
-    @case(f"{_name} where a gradient is not finite", READ)
+    @case(f"{_name} where a gradient is not finite", NOTED)
     def _(device: torch.device, optimizer: Any = _optimizer) -> Any:
         run = begun(CausalLM(), device, optimizer=optimizer, rate=0.1)
         steps: list[int] = []
@@ -473,29 +474,29 @@ for _name, _optimizer in OPTIMIZERS.items():
         return losses, sum(report.skipped for report in reports) + run.step.read()
 
 
-@case("an optimizer that is not fused", READ, "TrainStep._update")
+@case("an optimizer that is not fused", NOTED, "TrainStep._update")
 def _(device: torch.device) -> list[float]:
     return losses_of(CausalLM(), device, optimizer=torch.optim.SGD)
 
 
-@case("no clipping", READ)
+@case("no clipping", NOTED)
 def _(device: torch.device) -> list[float]:
     return losses_of(CausalLM(), device, clip=None)
 
 
-@case("dropout, and blocks that are computed again", READ, on_host=False)
+@case("dropout, and blocks that are computed again", NOTED, on_host=False)
 def _(device: torch.device) -> list[float]:
     run = begun(CausalLM(), device, shape={"dropout": 0.1, "attention_dropout": 0.1})
     run.step.model.backbone.recompute(True)
     return run.go().losses
 
 
-@case("bf16", READ)
+@case("bf16", NOTED)
 def _(device: torch.device) -> list[float]:
     return losses_of(MaskedLM(), device, kind="bf16", shape=BOTH_SIDES)
 
 
-@case("fp16", READ, "TrainStep._update", on_host=False)
+@case("fp16", NOTED, "TrainStep._update", on_host=False)
 def _(device: torch.device) -> list[float]:
     return losses_of(CausalLM(), device, kind="fp16")
 
@@ -503,7 +504,7 @@ def _(device: torch.device) -> list[float]:
 # --- what else is computed ------------------------------------------------------------------------
 
 
-@case("cached features", READ)
+@case("cached features", NOTED)
 def _(device: torch.device) -> Any:
     run = begun(Classification(dropout=0), device, plan=plans.Only(("head.*",)))
     options = {"batch": 7, "keep_on": device}
@@ -565,7 +566,7 @@ def transfer(*words: object) -> str:
 
 
 TRAINED = (
-    READ, "attach_metrics_logger", "run.build_run", "load_strictly", "_write_state",
+    NOTED, "attach_metrics_logger", "run.build_run", "load_strictly", "_write_state",
     "CheckpointWriter.tensors",
     "EachExample.note", "row_by_row", "Sums.update", "Classification.samples",
     "classification.tallies",
@@ -644,7 +645,7 @@ FAULTS: Mapping[str, tuple[str, Callable[[Tensor], Any]]] = {
 
 for _name, (_error, _fault) in FAULTS.items():
 
-    @case(f"planted: {_name}", READ, fault=_error)
+    @case(f"planted: {_name}", NOTED, fault=_error)
     def _(device: torch.device, fault: Callable[[Tensor], Any] = _fault) -> list[float]:
         return losses_of(Faulty(fault), device)
 

@@ -216,7 +216,8 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _check_copy(func: Any, goes_there: bool, crosses: bool, non_blocking: bool) -> None:
-    # From the device, what is copied is not there before the device is done.
+    # From the device, what is copied is not there before the device is done; a copy that does not
+    # block counts as a wait all the same: who begins one has to be listed.
     if crosses and not (goes_there and non_blocking):
         _wait(f"{func} to {'the device, blocking' if goes_there else 'the host'}")
 

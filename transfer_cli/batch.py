@@ -109,7 +109,8 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     """Return the batch on `device`; the host does not wait for the copies."""
     if device.type == "cuda":
         # Copies from memory that is not pinned wait for the device.
-        batch = {k: v if v.is_cuda else v.pin_memory() for k, v in batch.items()}
+        stays = {k for k, v in batch.items() if v.is_cuda or k == "padded"}
+        batch = {k: v if k in stays else v.pin_memory() for k, v in batch.items()}
     return {
         key: value if key == "padded" else value.to(device, non_blocking=True)
         for key, value in batch.items()

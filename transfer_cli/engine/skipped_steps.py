@@ -27,19 +27,43 @@ def decides_on_device(optimizer: Optimizer, model: nn.Module, scaler: torch.amp.
     return fused and not scaler.is_enabled() and not is_sharded(model)
 
 
+class HostCopy:
+    """A tensor of a device on its way to the host.
+
+    To read the tensor itself, the host would wait for all that the device has got to do since;
+    here it waits for the copy alone.
+
+    Args:
+        tensor: What is copied, without waiting.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = tensor.to("cpu", non_blocking=True)
+        self._arrival = None
+        if tensor.is_cuda:
+            self._arrival = torch.cuda.Event()
+            self._arrival.record()
+
+    def read(self) -> Tensor:
+        """Return the copy, once it is there."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._copy
+
+
 @dataclass(frozen=True)
 class NotedStep:
     """A step that the host reads later.
 
     Args:
         step: Its number.
-        finite: Whether loss and gradient are finite; a bool on the device.
+        finite: Whether loss and gradient are finite.
         norms: Of each parameter's gradient, by name.
         micro_batches: Its micro-batches, for the error.
     """
 
     step: int
-    finite: Tensor
+    finite: HostCopy
     norms: Mapping[str, Tensor]
     micro_batches: Sequence[Mapping[str, Batch]]
 
@@ -76,7 +100,7 @@ class SkippedSteps:
         skipped = 0
         while len(self._unread) > leave:
             noted = self._unread.pop(0)
-            if bool(noted.finite):
+            if noted.finite.read():
                 self.in_a_row = 0
                 continue
             skipped += 1

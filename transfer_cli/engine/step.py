@@ -19,7 +19,7 @@ from transfer_cli.engine.distributed.replicated import (
 )
 from transfer_cli.engine.optimizer_state import checked_state
 from transfer_cli.engine.precision import Precision
-from transfer_cli.engine.skipped_steps import NotedStep, SkippedSteps, decides_on_device
+from transfer_cli.engine.skipped_steps import HostCopy, NotedStep, SkippedSteps, decides_on_device
 from transfer_cli.engine.stages import Stages
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel
 from transfer_cli.objectives.base import Encoding, Objective
@@ -347,7 +347,7 @@ class TrainStep:
         own_norm = nn.utils.get_total_norm(list(norms.values()))
         norm = full_tensor(own_norm)
         finite = torch.isfinite(norm + loss)
-        self._skipped.note(NotedStep(step, finite, norms, micro_batches))
+        self._skipped.note(NotedStep(step, HostCopy(finite), norms, micro_batches))
         take = self._decides_on_device or bool(finite)
         if take and self._clip is not None:
             nn.utils.clip_grads_with_norm_(moving.values(), self._clip, own_norm)

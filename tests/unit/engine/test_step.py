@@ -10,7 +10,6 @@ from tests import tiny
 from transfer_cli.adaptation.penalties import L2SP, Start
 from transfer_cli.batch import size
 from transfer_cli.data.sampler import StepSampler
-from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import DivergedError
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -426,33 +425,3 @@ def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():
         run.go()
 
     assert run.progress.step == 7
-
-
-class Unasked(torch.optim.SGD):
-    """An optimizer that leaves the decision about a step to the device."""
-
-    _step_supports_amp_scaling = True
-
-    def step(self, closure=None):
-        assert self.found_inf.shape == ()
-        self.found_inf = None
-        super().step(closure)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_within_a_step_nothing_is_read_back_from_the_device(case):
-    objective, data, changes = CASES[case]
-    objective, data = objective(), data()
-    model = tiny.model(objective, dropout=0.2, **changes)
-    # What is on `meta` has no values: whoever asks for one gets an error.
-    nowhere = torch.device("meta")
-    recipe = tiny.Recipe(
-        clip=1.0, optimizer=partial(Unasked, foreach=False), precision=Precision("fp32", nowhere)
-    )
-    step = tiny.train_step(model.to(nowhere), objective, recipe)
-
-    report = step([{"main": data.batch(np.arange(4))}, {"main": data.batch(np.arange(4, 8))}], 0)
-
-    assert report.gradient_norm.device == report.total.device == nowhere
-    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
-        step.read()

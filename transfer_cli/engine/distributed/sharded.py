@@ -46,9 +46,11 @@ def shard_model(model: TransferModel, device: torch.device) -> None:
     """
     mesh = init_device_mesh(device.type, (world_size(),))
     numbers = _replicate_numbers(model, mesh, device)
+    # Torch 2.6 does not know the argument.
+    ignored: dict[str, Any] = {"ignored_params": numbers} if numbers else {}
     for block in model.backbone.blocks:
-        fully_shard(block, mesh=mesh, ignored_params=numbers)
-    fully_shard(model, mesh=mesh, ignored_params=numbers)
+        fully_shard(block, mesh=mesh, **ignored)
+    fully_shard(model, mesh=mesh, **ignored)
 
 
 def _replicate_numbers(
