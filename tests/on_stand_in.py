@@ -661,14 +661,15 @@ def tried(chosen: Case, device: torch.device) -> dict[str, Any]:
         with stand_in.watched(chosen.waits) as met:
             found = chosen.compute(device)
         if chosen.on_host:
-            torch.testing.assert_close(_flat(stand_in.on_host(found)), _flat(expected), **TOLERANCE)
+            torch.testing.assert_close(flat(stand_in.on_host(found)), flat(expected), **TOLERANCE)
     except Exception as error:
         lines = traceback.format_exception(error)
         return {"error": type(error).__name__, "detail": "".join(lines), "waits": sorted(met)}
     return {"error": None, "detail": "", "waits": sorted(met)}
 
 
-def _flat(found: Any) -> list[Tensor]:
+def flat(found: Any) -> list[Tensor]:
+    """Return the numbers of a nested value as tensors."""
     leaves = torch.utils._pytree.tree_leaves(found)
     return [torch.as_tensor(each) for each in leaves if isinstance(each, Tensor | float | int)]
 

@@ -1,6 +1,6 @@
-"""Calls a function on several processes that talk over gloo, as torchrun starts them.
+"""Calls a function on several processes, as torchrun starts them.
 
-Run as a program it is one of these processes: `several.py MODULE FUNCTION FOLDER`.
+Run as a program it is one of these processes: `several.py MODULE FUNCTION FOLDER DEVICE`.
 """
 
 import importlib
@@ -36,19 +36,24 @@ def torchrun(processes: int, *words: str, **options: Any) -> subprocess.Complete
     )  # fmt: skip
 
 
-def on_processes(count: int, function: Callable[[], Any], folder: Path) -> list[Any]:
-    """Return what the function returns in each process: tensors and plain values."""
+def on_processes(
+    count: int, function: Callable[[], Any], folder: Path, device: str = "cpu"
+) -> list[Any]:
+    """Return what the function returns in each process: tensors and plain values.
+
+    The processes exchange gradients over gloo, or where `device` is cuda over NCCL.
+    """
     ended = torchrun(
-        count, str(Path(__file__)), function.__module__, function.__name__, str(folder)
+        count, str(Path(__file__)), function.__module__, function.__name__, str(folder), device
     )
     assert ended.returncode == 0, ended.stderr
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(count)]
 
 
-def _main(module: str, function: str, folder: str) -> None:
+def _main(module: str, function: str, folder: str, device: str) -> None:
     from transfer_cli.engine import distributed
 
-    with distributed.process_group(torch.device("cpu"), timeout_minutes=1):
+    with distributed.process_group(torch.device(device), timeout_minutes=1):
         found = getattr(importlib.import_module(module), function)()
         torch.save(found, Path(folder) / f"{distributed.rank()}.pt")
 

@@ -120,7 +120,7 @@ def test_stopped_in_and_between_all_stages_it_ends_as_if_it_was_not(
 PATIENT = (
     "adaptation.plan.every=4 steps", "adaptation.plan.patience=2", "loop.evaluate_every=1 steps",
     "checkpoint.every=1 steps", "checkpoint.keep=0", "loop.steps=24", "optimizer=sgd",
-    "optimizer.lr=5",
+    "optimizer.lr=12",
 )  # fmt: skip
 
 

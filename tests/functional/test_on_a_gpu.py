@@ -1,0 +1,279 @@
+"""What only a GPU can show: `make test-gpu`, or the stage `check` of `scripts/gpu/trial.py`.
+
+TRANSFER_TEST_DEVICE=cpu tries the tests themselves on a machine without one.
+"""
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from tests import on_stand_in, several, tiny
+from tests.on_stand_in import CASES, LOOP, TINY
+from transfer_cli.engine import distributed
+from transfer_cli.engine.compiling import compile_passes
+from transfer_cli.engine.distributed.replicated import Parallel, Replicated, full_tensor
+from transfer_cli.engine.distributed.sharded import shard_model
+from transfer_cli.engine.precision import Precision
+from transfer_cli.engine.step import TrainStep
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.classification import Classification
+
+NAME = os.environ.get("TRANSFER_TEST_DEVICE", "cuda")
+DEVICE = torch.device(NAME, 0) if NAME == "cuda" else torch.device(NAME)
+IS_GPU = DEVICE.type == "cuda"
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        NAME == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"
+    ),
+]
+on_a_gpu_alone = pytest.mark.skipif(not IS_GPU, reason="only a GPU does this")
+
+PLANTED = [name for name, case in CASES.items() if case.fault]
+COMMANDS = [name for name in CASES if name.startswith("commands: ")]
+WORKING = [name for name in CASES if name not in (*PLANTED, *COMMANDS)]
+
+TOLERANCE = {
+    "fp32": {"rtol": 1e-4, "atol": 1e-4},
+    "bf16": {"rtol": 3e-2, "atol": 3e-2},
+    "fp16": {"rtol": 1e-2, "atol": 1e-2},
+}
+"""Of losses, over those of float32 on the host. bfloat16 has 8 bits of precision, float16 11."""
+
+
+@contextlib.contextmanager
+def no_waits(allowed: frozenset[str]) -> Iterator[None]:
+    """Let no training step wait for the device, except where a case lists its update."""
+    whole, update = TrainStep.__call__, TrainStep._update
+
+    def strictly(step, *args):
+        with _waiting_is("error"):
+            return whole(step, *args)
+
+    def freely(step, *args):
+        with _waiting_is("default"):
+            return update(step, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainStep, "__call__", strictly)
+        if "engine.step.TrainStep._update" in allowed:
+            patch.setattr(TrainStep, "_update", freely)
+        yield
+
+
+@contextlib.contextmanager
+def _waiting_is(mode: str) -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode() if IS_GPU else 0
+    try:
+        if IS_GPU:
+            torch.cuda.set_sync_debug_mode(mode)
+        yield
+    finally:
+        if IS_GPU:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+def plain(found):
+    """Return what was found as tensors of the host."""
+    return [each.cpu() for each in on_stand_in.flat(found)]
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_the_device_computes_what_the_host_does_and_no_step_waits(name):
+    case = CASES[name]
+    with no_waits(case.waits):
+        found = case.compute(DEVICE)
+    if case.on_host:
+        assert_close(
+            plain(found), plain(case.compute(torch.device("cpu"))), **on_stand_in.TOLERANCE
+        )
+
+
+@on_a_gpu_alone
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_found(name):
+    with pytest.raises(RuntimeError), no_waits(CASES[name].waits):
+        CASES[name].compute(DEVICE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_whole_commands_run(name):
+    with no_waits(CASES[name].waits):
+        CASES[name].compute(DEVICE)
+
+
+# --- how it trains --------------------------------------------------------------------------------
+
+OBJECTIVES = {
+    "text": (CausalLM, lambda: tiny.blocks(tokens=1100)),
+    "questions": (partial(Classification, dropout=0), lambda: tiny.Questions(examples=40)),
+}
+MODELS = {"gpt": {}, "llama": {**tiny.MODERN}}
+
+
+def losses(device, data, *, kind="fp32", compiled=False, recomputed=False, **shape):
+    """Return the losses of eight steps."""
+    objective, made = OBJECTIVES[data]
+    run = on_stand_in.begun(objective(), device, made(), kind=kind, shape=shape, total=8)
+    run.step.model.backbone.recompute(recomputed)
+    if compiled:
+        compile_passes(run.step.model, device, lengths_vary=data == "questions")
+    return run.go().losses
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("data", OBJECTIVES)
+@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", TOLERANCE)
+def test_losses_are_those_of_the_host(kind, compiled, recomputed, data, model):
+    if kind == "fp16" and not IS_GPU:
+        pytest.skip("a CPU has no fp16")
+    if compiled and not IS_GPU:
+        pytest.skip("tests/unit/engine/test_compiling.py does this on a CPU")
+    shape = MODELS[model]
+    expected = losses(torch.device("cpu"), data, **shape)
+    found = losses(DEVICE, data, kind=kind, compiled=compiled, recomputed=recomputed, **shape)
+    assert_close(found, expected, **TOLERANCE[kind])
+
+
+@on_a_gpu_alone
+def test_dropout_drops_its_share_and_a_recomputed_block_the_same():
+    states = torch.ones(512, 1024, device=DEVICE)
+    from transfer_cli.model.dropout import Dropout
+
+    dropped = Dropout(0.25)(states)
+    assert (dropped == 0).float().mean().item() == pytest.approx(0.25, abs=0.005)
+    shape = {"dropout": 0.2, "attention_dropout": 0.2}
+    torch.manual_seed(0)
+    stored = losses(DEVICE, "text", **shape)
+    assert_close(losses(DEVICE, "text", recomputed=True, **shape), stored, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not IS_GPU, reason="graphs are counted where they are made fast")
+def test_batches_of_all_lengths_need_few_graphs(record_property):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    objective = Classification(dropout=0)
+    run = on_stand_in.begun(objective, DEVICE, tiny.Questions(examples=200), total=50)
+    compile_passes(run.step.model, DEVICE, lengths_vary=True)
+    run.go()
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    record_property("graphs", graphs)
+    assert graphs <= 4, graphs  # padded or not, packed or not
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def trained(parallel: str | None = None) -> dict[str, object]:
+    """Return losses and weights after some steps, alone or as one of several processes."""
+    objective, data = Classification(dropout=0), tiny.Questions(examples=65)
+    model = tiny.model(objective).to(DEVICE)
+    if parallel == "fsdp":
+        shard_model(model, DEVICE)
+    recipe = tiny.Recipe(
+        rate=0.1, total=6, clip=0.5, optimizer=torch.optim.SGD, precision=Precision("fp32", DEVICE)
+    )
+    step = tiny.train_step(model, objective, recipe)
+    if parallel == "ddp" and distributed.world_size() == 1:
+        assert type(step._forward) is Parallel
+        step._forward = Replicated(model, some_unused=False)
+        step._forward.enter_stage()
+    run = tiny.Run(step, data, recipe, 32, 8).go()
+    weights = {n: full_tensor(t.detach()).cpu() for n, t in model.named_parameters()}
+    return {"losses": run.losses, "weights": weights}
+
+
+replicated, sharded = partial(trained, "ddp"), partial(trained, "fsdp")
+for _name, _function in (("replicated", replicated), ("sharded", sharded)):
+    _function.__module__, _function.__name__ = __name__, _name  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("count", "function", "over"),
+    [(1, replicated, NAME), (1, sharded, NAME), (2, trained, "cpu")],
+    ids=["copies over NCCL", "shards over NCCL", "two processes over gloo"],
+)
+def test_processes_give_what_one_gives(count, function, over, tmp_path):
+    alone = trained()
+    for found in several.on_processes(count, function, tmp_path, over):
+        assert_close(found["losses"], alone["losses"], rtol=1e-4, atol=1e-5)
+        assert_close(found["weights"], alone["weights"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_command_under_torchrun(parallel, tmp_path):
+    run = tmp_path / "run"
+    words = ("pretrain", *TINY, *LOOP, f"device={NAME}", f"parallel={parallel}", f"run.dir={run}")
+    ended = several.torchrun(1, "-m", "transfer_cli", *words, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads((run / "results.json").read_text())["measures"]["validation"]["loss"] > 0
+
+
+# --- whole commands -------------------------------------------------------------------------------
+
+ALIKE = ("model.output_bias=false", "checkpoint.keep=0", "precision=fp32", f"device={NAME}")
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Return the weights that a run has left."""
+    return load_file(run / "model" / "weights.safetensors")
+
+
+@pytest.fixture
+def begin(transfer, tmp_path):
+    """Return how to pretrain on the device, and the run directory."""
+
+    def call(name="run"):
+        ended = transfer("pretrain", *TINY, *LOOP, *ALIKE, f"run.dir={tmp_path / name}")
+        return tmp_path / name, ended
+
+    return call
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not(begin, transfer, at_record, record_property):
+    whole, _ = begin("whole")
+    at_record("after", "validation", 2, lambda: signal.raise_signal(signal.SIGTERM))
+    stopped, ended = begin("stopped")
+    assert "go on with transfer pretrain resume=" in ended.err
+    transfer("pretrain", f"resume={stopped}")
+    found, expected = weights(stopped), weights(whole)
+    is_bitwise = all(each.equal(expected[name]) for name, each in found.items())
+    record_property("bitwise", is_bitwise)
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert is_bitwise or IS_GPU
+
+
+def test_what_was_trained_scores_the_same_on_the_host(begin, transfer, tmp_path, read_json):
+    run, _ = begin()
+    measures = []
+    for name in (NAME, "cpu"):
+        transfer(
+            "evaluate", f"run={run}", f"device={name}", "precision=fp32", f"output={name}.json"
+        )
+        measures.append(read_json(tmp_path / f"{name}.json")["measures"]["validation"])
+    assert measures[0] == pytest.approx(measures[1], rel=1e-4)
+
+
+def test_an_exported_folder_goes_on_with_the_same_text(begin, transfer, tmp_path):
+    run, _ = begin()
+    assert transfer("export", f"run={run}", f"to={tmp_path / 'out'}").code == 0
+    greedy = ("temperature=0", "max_tokens=12", "precision=fp32", f"device={NAME}")
+    texts = [
+        transfer("generate", f"run={folder}", "prompt=The city", *greedy).out
+        for folder in (run, tmp_path / "out")
+    ]
+    assert texts[0]
+    assert texts[0] == texts[1]
