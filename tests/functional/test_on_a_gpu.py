@@ -261,7 +261,12 @@ def test_what_was_trained_scores_the_same_on_the_host(begin, transfer, tmp_path,
     measures = []
     for name in (NAME, "cpu"):
         transfer(
-            "evaluate", f"run={run}", f"device={name}", "precision=fp32", f"output={name}.json"
+            "evaluate",
+            f"run={run}",
+            f"device={name}",
+            "precision=fp32",
+            "split=validation",
+            f"output={name}.json",
         )
         measures.append(read_json(tmp_path / f"{name}.json")["measures"]["validation"])
     assert measures[0] == pytest.approx(measures[1], rel=1e-4)
