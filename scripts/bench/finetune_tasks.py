@@ -1,21 +1,22 @@
 """Compare fine-tuning on tasks with a plain loop over transformers, by whole commands.
 
     python scripts/bench/finetune_tasks.py --model FOLDER [--peers PYTHON] [--data-dir DIR]
-        [--tasks tags numbers spans choices dialog] [--seeds 0] [--threads 2] [--quick]
-        [--json FILE]
+        [--tasks labels tags numbers spans choices dialog] [--seeds 0] [--threads 2]
+        [--device cpu] [--quick] [--json FILE]
 
 Both sides start from the same published model (`python scripts/published_weights.py minilm`), read
 the same files, and train with AdamW, the same rate, warm-up and fall to 0, batch, epochs, dropout
 and clipping; both score the same split with the weights of the last epoch. The plain loop is
 `plain_tasks.py`.
 
-tags: WNUT-17, entity F1 of its test set. numbers: STS-B, Pearson's correlation on its test set.
-spans: the part of SQuAD 2.0, F1 of its validation questions, in percent. choices, dialog: the
-embedded samples, from a small GPT-2 that has read the encyclopedia (it is made first); accuracy
-and hits at 1 of their test questions.
+labels: TREC's six kinds of questions, accuracy on its test set. tags: WNUT-17, entity F1 of its
+test set. numbers: STS-B, Pearson's correlation on its test set. spans: the part of SQuAD 2.0, F1
+of its validation questions, in percent. choices, dialog: the embedded samples, from a small GPT-2
+that has read the encyclopedia (it is made first); accuracy and hits at 1 of their test questions.
 """
 
 import argparse
+import csv
 import json
 import os
 import subprocess
@@ -45,6 +46,12 @@ MARKS = ("What", "Why")
 """Words of the encyclopedia that stand for the speakers of the sample's dialogs."""
 
 
+TREC = {"train": "trec/train_5500.label", "test": "trec/TREC_10.label"}
+"""Latin-1: a label and a finer one, then the question."""
+HELD_OUT = 10
+"""Of so many training questions one is for validation."""
+
+
 @dataclass
 class Recipe:
     """A task, and how both sides learn it.
@@ -65,6 +72,7 @@ class Recipe:
         warmup: Share of the steps in which the rate rises.
         labelled: Training examples; None: all.
         out: Where the plain loop writes its score.
+        device: cpu, or cuda, where both compute in bfloat16.
     """
 
     task: str
@@ -83,11 +91,18 @@ class Recipe:
     labelled: int | None = None
     seed: int = 0
     out: str = ""
+    device: str = "cpu"
 
 
 RECIPES = {
     each.task: each
     for each in (
+        Recipe(
+            "labels",
+            "accuracy",
+            "data=table objective=classification data.text=text data.label=label",
+            {split: f"labels-{split}.csv" for split in (*TREC, "validation")},
+        ),
         Recipe(
             "tags",
             "entity_f1",
@@ -165,6 +180,21 @@ def prepare(folder: Path, threads: int) -> None:
         )  # fmt: skip
 
 
+def as_tables(data_dir: Path, folder: Path) -> None:
+    """Write TREC's questions as tables, which both sides read."""
+    found = {
+        split: (data_dir / name).read_text("latin-1").splitlines() for split, name in TREC.items()
+    }
+    found["validation"] = found["train"][::HELD_OUT]
+    del found["train"][::HELD_OUT]
+    for split, lines in found.items():
+        with (folder / f"labels-{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(("label", "text"))
+            for label, _, question in (line.partition(" ") for line in lines):
+                rows.writerow((label.partition(":")[0], question))
+
+
 def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
@@ -178,7 +208,7 @@ def compare(
         *recipe.words.split(), *(f"data.{split}={path}" for split, path in recipe.files.items()),
         f"init_from={recipe.model}", f"seed={recipe.seed}", f"optimizer.lr={recipe.rate}",
         f"loop.batch={recipe.batch}", f"loop.epochs={recipe.epochs}",
-        f"schedule.warmup={recipe.warmup}", "loop.clip=1", "device=cpu",
+        f"schedule.warmup={recipe.warmup}", "loop.clip=1", f"device={recipe.device}",
         f"checkpoint.every={recipe.epochs} epochs", f"loop.evaluate_every={recipe.epochs} epochs",
         *([f"data.labelled={recipe.labelled}"] if recipe.labelled else []),
     ]  # fmt: skip
@@ -220,7 +250,10 @@ def measure(asked: argparse.Namespace) -> Report:
         if any(each.model for each in chosen):
             prepare(folder, asked.threads)
         for recipe in chosen:
-            of = folder if recipe.model else asked.data_dir
+            if recipe.task == "labels":
+                as_tables(asked.data_dir, folder)
+            of = folder if recipe.model or recipe.task == "labels" else asked.data_dir
+            recipe.device = asked.device
             recipe.files = {split: str(of / file) for split, file in recipe.files.items()}
             recipe.model = str(folder / recipe.model if recipe.model else asked.model)
             if asked.quick:
@@ -239,6 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser: Any = measuring.parser(__doc__)
     parser.add_argument("--model", required=True, type=Path, help="a published BERT")
     parser.add_argument("--tasks", nargs="+", choices=[*RECIPES], default=[*RECIPES])
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument(
         "--data-dir",

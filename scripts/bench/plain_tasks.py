@@ -61,6 +61,34 @@ class Task:
         raise NotImplementedError
 
 
+class Labels(Task):
+    """A label for a text: accuracy."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        super().__init__(asked)
+        self.rows = {split: list(_table(path))[1:] for split, path in asked["files"].items()}
+        self.labels = sorted({label for rows in self.rows.values() for label, _ in rows})
+        self.model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            asked["model"], num_labels=len(self.labels)
+        )
+
+    def batch(self, some: Sequence[Any]) -> dict[str, Any]:
+        """See `Task`."""
+        labels, texts = zip(*some, strict=True)
+        found = self.tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
+        return {**found, "labels": torch.tensor([self.labels.index(label) for label in labels])}
+
+    def answers(self, view: dict[str, Any], some: Sequence[Any]) -> Sequence[Any]:
+        """See `Task`."""
+        del view["labels"]
+        return [self.labels[number] for number in self.model(**view).logits.argmax(-1).tolist()]
+
+    def score(self, said: Sequence[Any]) -> float:
+        """See `Task`."""
+        right = [label for label, _ in self.rows[self.asked["scored"]]]
+        return float(np.mean([one == other for one, other in zip(said, right, strict=True)]))
+
+
 class Tags(Task):
     """A tag for each word: entity F1."""
 
@@ -194,7 +222,10 @@ class Spans(Task):
         del view["start_positions"], view["end_positions"]
         found, said = self.model(**view), []
         for row, (_, _, _, number, places) in enumerate(some):
-            starts, ends = found.start_logits[row].numpy(), found.end_logits[row].numpy()
+            starts, ends = (
+                logits[row].float().cpu().numpy()
+                for logits in (found.start_logits, found.end_logits)
+            )
             best, text = -np.inf, ""
             context = self.questions[self.asked["scored"]][number][1]
             for first in np.argsort(-starts)[:20]:
@@ -323,7 +354,14 @@ class Dialog(Choices):
         return found.loss + found.mc_loss
 
 
-TASKS = {"tags": Tags, "numbers": Numbers, "spans": Spans, "choices": Choices, "dialog": Dialog}
+TASKS = {
+    "labels": Labels,
+    "tags": Tags,
+    "numbers": Numbers,
+    "spans": Spans,
+    "choices": Choices,
+    "dialog": Dialog,
+}
 
 
 def train(task: Task, asked: dict[str, Any]) -> None:
@@ -345,11 +383,23 @@ def train(task: Task, asked: dict[str, Any]) -> None:
     for _ in range(epochs):
         order = torch.randperm(len(rows)).tolist()
         for first in range(0, len(order), batch):
-            task.loss(task.batch([rows[at] for at in order[first : first + batch]])).backward()
+            view = _on_device(task.batch([rows[at] for at in order[first : first + batch]]), asked)
+            with _precision(asked):
+                loss = task.loss(view)
+            loss.backward()
             nn.utils.clip_grad_norm_(parameters, 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
+
+
+def _on_device(view: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    return {name: each.to(asked["device"]) for name, each in view.items()}
+
+
+def _precision(asked: dict[str, Any]) -> Any:
+    kind = torch.device(asked["device"]).type
+    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda")
 
 
 @torch.no_grad()
@@ -360,7 +410,8 @@ def score(task: Task, asked: dict[str, Any], batch: int = 64) -> float:
     rows = task.rows[asked["scored"]]
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
-        said += task.answers(task.batch(some), some)
+        with _precision(asked):
+            said += task.answers(_on_device(task.batch(some), asked), some)
     return task.score(said)
 
 
@@ -409,6 +460,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     torch.manual_seed(asked["seed"])
     task = TASKS[asked["task"]](asked)
+    task.model.to(asked["device"])
     train(task, asked)
     Path(asked["out"]).write_text(json.dumps(score(task, asked)), encoding="utf-8")
 

@@ -1,7 +1,7 @@
 """Compare `transfer predict` with the pipeline of transformers, on the same weights and texts.
 
     python scripts/bench/predict.py [--weights FOLDER] [--data-dir DIR] [--peers PYTHON]
-        [--threads 2] [--rounds N] [--quick] [--json FILE]
+        [--threads 2] [--device cpu] [--rounds N] [--quick] [--json FILE]
 
 The peers' interpreter writes a folder of `BertForSequenceClassification`: 6 blocks of width 384
 with random weights (speed does not depend on them) and a vocabulary of the words that are asked
@@ -100,7 +100,7 @@ def _vocabulary(texts: Sequence[str]) -> list[str]:
 # ------------------------------------------------------------------------------------- workers
 
 
-def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str) -> None:
+def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str, device: str) -> None:
     """Label the questions as `transfer predict` does, from lines to JSON lines.
 
     Args:
@@ -108,6 +108,7 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str) -> N
         folder: The model.
         texts: A JSON file with the questions.
         answers: Where to write the probabilities before the first turn.
+        device: cpu or cuda.
     """
     import io
     import os
@@ -124,7 +125,7 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str) -> N
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     questions = json.loads(Path(texts).read_text("utf-8"))
     content = "".join(f"{question}\n" for question in questions).encode()
-    precision = Precision("fp32", torch.device("cpu"))
+    precision = Precision("fp32", torch.device(device))
     ensemble = Ensemble([folder], precision, base=None, batch=BATCH)
     columns = Columns("text", None, keep=False, task=ensemble.task)
 
@@ -148,7 +149,9 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str) -> N
             once(nowhere)
 
 
-def theirs(arrive: Callable[[], None], folder: str, texts: str, answers: str, batch: int) -> None:
+def theirs(
+    arrive: Callable[[], None], folder: str, texts: str, answers: str, device: str, batch: int
+) -> None:
     """Label the questions by the pipeline of transformers, as `ours`, with a batch."""
     import os
 
@@ -157,7 +160,7 @@ def theirs(arrive: Callable[[], None], folder: str, texts: str, answers: str, ba
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     questions = json.loads(Path(texts).read_text("utf-8"))
-    label = pipeline("text-classification", model=folder, device="cpu")
+    label = pipeline("text-classification", model=folder, device=device)
     found = label(questions, batch_size=batch, top_k=None)
     shares = [{one["label"]: one["score"] for one in each} for each in found]
     Path(answers).write_text(json.dumps(shares))
@@ -187,6 +190,7 @@ def compare(asked: argparse.Namespace, folder: Path) -> Report:
 
     def variant(name: str, function: str, python: str = "", **options: Any) -> Variant:
         given = {"folder": str(model), "texts": str(texts), "answers": str(folder / name)}
+        given["device"] = asked.device
         return Variant(name, "predict", function, {**given, **options}, python, env)
 
     variants = [
@@ -265,6 +269,7 @@ def _report(
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmark from the command line."""
     parser = measuring.parser(__doc__)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--weights", type=Path, help="folder of a published BERT")
     parser.add_argument("--data-dir", type=Path, help="where TREC lies or is fetched to")
     asked = parser.parse_args(argv)
