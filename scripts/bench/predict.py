@@ -115,34 +115,37 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str, devi
 
     import torch
 
-    from transfer_cli.commands.predict import predict
-    from transfer_cli.commands.predict import reading as predict_input
+    from transfer_cli.commands.predict import predict, reading
     from transfer_cli.commands.predict.ensemble import Ensemble
     from transfer_cli.commands.predict.reading import Columns
     from transfer_cli.commands.predict.writing import JsonLines
+    from transfer_cli.data import any_table
+    from transfer_cli.data.columns import Wanted
+    from transfer_cli.data.layout import Layout
     from transfer_cli.engine.precision import Precision
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     questions = json.loads(Path(texts).read_text("utf-8"))
-    content = "".join(f"{question}\n" for question in questions).encode()
+    lines = Path(answers).with_suffix(".txt")
+    lines.write_text("".join(f"{question}\n" for question in questions), "utf-8")
     precision = Precision("fp32", torch.device(device))
     ensemble = Ensemble([folder], precision, base=None, batch=BATCH)
+    wanted = Wanted(labelled=False, keys="")
     columns = Columns("text", None, keep=False, task=ensemble.task)
 
     def once(out: Any) -> None:
-        rows = predict_input.rows_of(
-            io.BytesIO(content), "questions", "text", columns, predict_input.stop
-        )
         written = JsonLines(out, columns)
         most = BATCH * predict.WINDOW_BATCHES
-        for window in predict_input.windows(rows, most, lambda: True):
-            found = ensemble.together([row.example for row in window])
-            written.write_window(window, found)
+        with reading.opened(str(lines), "text", Layout(), wanted) as given:
+            rows = reading.rows_of(given.table, columns, any_table.Refuse("errors"))
+            for window in reading.windows(rows, most, given.is_there):
+                found = ensemble.together([row.example for row in window])
+                written.write_window(window, found)
 
     out = io.StringIO()
     once(out)
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    Path(answers).write_text(json.dumps([line["probabilities"] for line in lines]))
+    found = [json.loads(line) for line in out.getvalue().splitlines()]
+    Path(answers).write_text(json.dumps([each["probabilities"] for each in found]))
     with Path(os.devnull).open("w") as nowhere:
         while True:
             arrive()
