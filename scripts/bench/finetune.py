@@ -155,7 +155,7 @@ def states(arrive: Gate, words: Sequence[str], timed: int) -> None:
         arrive.note(steps=len(portions), tokens=sum(_padded(parts, each) for each in portions))
         arrive()
         some = _Some(data, portions[number])
-        CachedFeatures(some, parts.model, parts.precision, batch=BATCH, layers=(-1,))
+        CachedFeatures(some, parts.model, parts.blueprint.precision, batch=BATCH, layers=(-1,))
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def score(arrive: Gate, words: Sequence[str], *, in_order: bool) -> None:
     objective = parts.blueprint.losses[0].objective
     while True:
         arrive()
-        evaluate(parts.model, objective, asked, batch=BATCH, precision=parts.precision)
+        evaluate(parts.model, objective, asked, batch=BATCH, precision=parts.blueprint.precision)
 
 
 def _parts(words: Sequence[str]) -> Any:

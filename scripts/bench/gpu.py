@@ -86,7 +86,9 @@ def variants(name: str, asked: argparse.Namespace, folder: Path) -> list[Variant
         Variant(PLAIN, "gpu", "plain_loop", theirs),
     ]
     peers = measuring.peers_of(asked.peers)
-    return found + ([Variant(TRAINER, "gpu", "trainer", theirs, peers)] if peers else [])
+    if peers and measuring.can_import(peers, "transformers", "accelerate"):
+        found.append(Variant(TRAINER, "gpu", "trainer", theirs, peers))
+    return found
 
 
 def measure(name: str, asked: argparse.Namespace, peak_tflops: float) -> Report:
@@ -133,7 +135,7 @@ def measure(name: str, asked: argparse.Namespace, peak_tflops: float) -> Report:
             Goal("base: MFU", share, 0.45, at_most=False),
             Goal("base: million tokens a second", speed / 1e6, 0.8, at_most=False),
         ]
-    notes = [] if measuring.peers_of(asked.peers) else [measuring.NO_PEERS]
+    notes = [] if TRAINER in {way.name for way in ways} else [measuring.NO_PEERS]
     title = f"{name}: {size['batch']} x {size['length']} tokens a step on {asked.device}"
     return Report(title, figures, goals, rows=rows, notes=notes)
 

@@ -750,6 +750,12 @@ def peers_of(named: str | None) -> str | None:
     return str(PEERS) if PEERS.exists() else None
 
 
+def can_import(python: str, *modules: str) -> bool:
+    """Return whether an interpreter has some modules."""
+    words = [python, "-c", f"import {', '.join(modules)}"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0  # noqa: S603 - the peers' own
+
+
 NO_PEERS = (
     "peers are left out: python3 -m venv scripts/bench/.venv && scripts/bench/.venv/bin/pip "
     "install -c constraints.txt -r scripts/bench/requirements.txt"

@@ -1,0 +1,356 @@
+"""The jobs of each stage of `trial.py`, the most telling first."""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "scripts" / "bench"
+TESTS = "tests/functional/test_on_a_gpu.py"
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What was asked for.
+
+    Args:
+        out: Where results go.
+        data_dir: Where data sets lie; None: nowhere.
+        model: The folder of a published BERT; None: there is none.
+        peers: The interpreter that has transformers.
+        dry: Whether all is tried on a CPU, at the smallest sizes.
+    """
+
+    out: Path
+    data_dir: Path | None
+    model: Path | None
+    peers: str
+    dry: bool
+
+    @property
+    def device(self) -> str:
+        """Where jobs compute."""
+        return "cpu" if self.dry else "cuda"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command, and what to read of what it leaves.
+
+    Args:
+        name: Its own in its stage.
+        words: The command.
+        figures: Returns figures by name, of the stage's folder and of what was printed.
+        seconds: How long it may take.
+        env: Environment variables besides those of all jobs.
+    """
+
+    name: str
+    words: list[str]
+    figures: Callable[[Path, str], Figures]
+    seconds: float = 120.0
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def transfer(*words: object) -> list[str]:
+    """Return a command of ours."""
+    return [sys.executable, "-m", "transfer_cli", *map(str, words)]
+
+
+# --- check ---------------------------------------------------------------------------------------
+
+PARTS = {
+    "steps": "device_computes or planted",
+    "precision-and-compiler": "losses_are_those or dropout or graphs",
+    "commands": "whole_commands or stopped or scores_the_same or exported",
+    "processes": "processes or torchrun",
+}
+"""The tests of `make test-gpu`, by parts of their names."""
+
+DRY_PARTS = {
+    "steps": "edit or penalty or planted",
+    "processes": "torchrun and ddp",
+    "commands": "stopped",
+}
+
+
+def check(trial: Trial) -> list[Job]:
+    """Return the parts of `make test-gpu`."""
+    return [
+        Job(
+            part,
+            [
+                sys.executable, "-m", "pytest", str(ROOT / TESTS), "-m", "gpu", "-q", "-k", names,
+                "-p", "no:cacheprovider", "-o", "addopts=", "-o", "junit_family=xunit1",
+                f"--rootdir={ROOT}", f"--junit-xml={part}.xml",
+            ],
+            lambda folder, _, part=part: _tests(folder / f"{part}.xml"),
+            seconds=300,
+            env={"TRANSFER_TEST_DEVICE": trial.device, "TMPDIR": "/tmp"},  # noqa: S108 - pytest's own
+        )
+        for part, names in (DRY_PARTS if trial.dry else PARTS).items()
+    ]  # fmt: skip
+
+
+def _tests(path: Path) -> Figures:
+    """Return how many tests passed, what failed, and what tests have noted."""
+    root = ElementTree.parse(path).getroot()  # noqa: S314 - pytest has written it
+    [suite] = root.iter("testsuite")
+    number = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    passed = number["tests"] - number["failures"] - number["errors"] - number["skipped"]
+    found: Figures = {"passed": passed, "skipped": number["skipped"]}
+    for case in root.iter("testcase"):
+        for problem in (*case.iter("failure"), *case.iter("error")):
+            found[f"failed: {case.get('name')}"] = (problem.get("message") or "")[:300]
+        for noted in case.iter("property"):
+            found[f"{case.get('name')}: {noted.get('name')}"] = noted.get("value")
+    return found
+
+
+# --- speed ---------------------------------------------------------------------------------------
+
+
+def speed(trial: Trial) -> list[Job]:
+    """Return benchmarks beside peers, and a profile of a step."""
+    quick = ["--quick"] if trial.dry else []
+    sizes = ["base"] if trial.dry else ["base", "bert-base", "tutorial"]
+
+    def bench(name: str, script: str, *words: str, seconds: float) -> Job:
+        common = ["--peers", trial.peers, "--device", trial.device, "--json", f"{name}.json"]
+        command = [sys.executable, str(BENCH / script), *words, *common, *quick]
+        return Job(name, command, lambda folder, _: _report(folder / f"{name}.json"), seconds)
+
+    jobs = [bench(size, "gpu.py", "--sizes", size, seconds=170) for size in sizes]
+    words = ["--device", trial.device, *(["--quick"] if trial.dry else [])]
+    profile = [sys.executable, str(Path(__file__).with_name("profile_step.py")), *words]
+    jobs.insert(1, Job("profile", profile, lambda _, said: _last_json(said)))
+    if trial.model and trial.data_dir:
+        of = ("--model", str(trial.model), "--data-dir", str(trial.data_dir))
+        jobs.append(bench("fine-tune", "finetune_tasks.py", "--tasks", "labels", *of, seconds=150))
+    if trial.data_dir:
+        data = ("--data-dir", str(trial.data_dir))
+        jobs.append(bench("predict", "predict.py", *data, seconds=100))
+    return jobs
+
+
+def _report(path: Path) -> Figures:
+    """Return the rows of a benchmark's tables, and its goals."""
+    found: Figures = {}
+    for report in json.loads(path.read_text("utf-8"))["reports"]:
+        header, *rows = report["rows"]
+        for name, *cells in rows:
+            pairs = zip(header[1:], cells, strict=True)
+            found[name] = ", ".join(f"{title} {cell}" for title, cell in pairs if cell)
+        for goal in report["goals"]:
+            side = "at most" if goal["at_most"] else "at least"
+            found[f"goal: {goal['text']}"] = f"{goal['value']:.3g} ({side} {goal['limit']:g})"
+    return found
+
+
+def _last_json(said: str) -> Figures:
+    found: Figures = json.loads(said.strip().splitlines()[-1])
+    return found
+
+
+# --- recipe --------------------------------------------------------------------------------------
+
+SMALL = (
+    "model=toy", "data=sample_text", "data.length=32", "tokenizer.size=600", "loop.batch=8",
+    "loop.steps=8",
+)  # fmt: skip
+
+
+def corpus(trial: Trial) -> tuple[str, ...]:
+    """Return the largest text at hand, and its tokenizer."""
+    if trial.dry or trial.data_dir is None:
+        return SMALL
+    if (trial.data_dir / "wikitext-103" / "wiki.train.tokens").exists():
+        return ("data=wikitext103", f"data_dir={trial.data_dir}", "tokenizer.size=29056")
+    folder = trial.data_dir / "enwiki-2015"
+    return (
+        "data=text", f"data.train={folder / 'train.txt.xz'}",
+        f"data.validation={folder / 'valid.txt'}", "data.length=256", "tokenizer.size=29056",
+    )  # fmt: skip
+
+
+def pretraining(trial: Trial, name: str, minutes: float, *words: str) -> Job:
+    """Return a pretraining that ends after some minutes, with its rate decayed."""
+    fast = (
+        () if trial.dry else ("loop.compile=true", "loop.steps=1000000", f"loop.minutes={minutes}")
+    )
+    run = trial.out / name
+    command = transfer(
+        "pretrain", *words, *corpus(trial), *fast, "loop.evaluate_every=200 steps",
+        "checkpoint.every=1000000 steps", f"device={trial.device}", f"run.dir={run}",
+    )  # fmt: skip
+    return Job(name, command, lambda *_: _pretrained(run), 60 * minutes + 90)
+
+
+def _pretrained(run: Path) -> Figures:
+    """Return what a pretraining reached, and the loss after each share of its time."""
+    results, timing = (json.loads((run / f"{n}.json").read_text()) for n in ("results", "timing"))
+    steps, seconds = results["seen"]["steps"], timing["seconds"]
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    curve = [
+        f"{seconds * each['step'] / steps:.0f} s: {each['loss']:.3f}"
+        for each in lines
+        if each["kind"] == "validation"
+    ]
+    return {
+        **results["measures"]["validation"], "steps": steps, "tokens": results["seen"]["tokens"],
+        "tokens a second": timing["per_second"]["tokens"], "loss by seconds": "; ".join(curve),
+    }  # fmt: skip
+
+
+def recipe(trial: Trial) -> list[Job]:
+    """Return the recipe, and in half of the stage the tutorial's settings."""
+    recipe_clm = ("experiment=recipe/clm", "model=base")
+    clm = ("experiment=tutorial/pretrain_clm", "model=tutorial-fast")
+    if trial.dry:
+        recipe_clm, clm = ("experiment=recipe/clm",), ("experiment=tutorial/pretrain_clm",)
+    base = ("model=base",) if not trial.dry else ()
+    return [
+        pretraining(trial, "recipe", 1.5, *recipe_clm),
+        pretraining(trial, "tutorial-settings", 4, *clm),
+        pretraining(trial, "base", 1.5, *base, "optimizer.lr=6e-4"),
+    ]
+
+
+# --- reproduce -----------------------------------------------------------------------------------
+
+PUBLISHED = {"full": 3.6, "adapters": 4.0, "unfreezing": 5.2, "multitask": 3.4}
+"""The tutorial's errors on TREC-6, in percent; one run each."""
+
+
+def reproduce(trial: Trial) -> list[Job]:
+    """Return the tutorial's model, causal and masked, and every scheme from each."""
+    jobs = []
+    for kind, minutes in (("clm", 2.0), ("mlm", 1.5)):
+        words = (f"experiment=tutorial/pretrain_{kind}", "model=tutorial-fast")
+        jobs.append(
+            pretraining(trial, f"tutorial-{kind}", minutes, *words[: 1 if trial.dry else 2])
+        )
+        # The last part has a causal loss beside the main one, which a masked model cannot have.
+        some = list(PUBLISHED)[: 4 if kind == "clm" else 3]
+        jobs.append(schemes(trial, f"trec-{kind}", trial.out / f"tutorial-{kind}", some))
+    if trial.model:
+        jobs.append(schemes(trial, "trec-published", trial.model, list(PUBLISHED)[:3]))
+    return jobs
+
+
+def schemes(trial: Trial, name: str, source: Path, some: list[str]) -> Job:
+    """Return some of the tutorial's schemes from a model: five seeds, four jobs at once."""
+    words: tuple[str, ...] = ("seed=0,1,2,3,4", f"data_dir={trial.data_dir}", "sweep.workers=4")
+    if trial.dry:
+        words = ("seed=0", "data=sample_questions", "loop.epochs=1", "sweep.isolate=false")
+    folder = trial.out / name
+    command = transfer(
+        "finetune", "-m", "experiment=" + ",".join(f"tutorial/{each}" for each in some), *words,
+        f"init_from={source}",
+        f"device={trial.device}", f"hydra.sweep.dir={folder}",
+    )  # fmt: skip
+    return Job(name, command, lambda *_: _schemes(folder), 200)
+
+
+def _schemes(folder: Path) -> Figures:
+    """Return the test errors of each scheme, their mean and deviation."""
+    errors: dict[str, list[float]] = {}
+    for path in sorted(folder.glob("*/results.json")):
+        results = json.loads(path.read_text())
+        scheme = results["presets"].get("experiment", "?").rpartition("/")[2]
+        errors.setdefault(scheme, []).append(results["measures"]["test"]["error_rate"])
+    found: Figures = {}
+    for scheme, each in errors.items():
+        mean = sum(each) / len(each)
+        spread = (sum((one - mean) ** 2 for one in each) / max(1, len(each) - 1)) ** 0.5
+        listed = " ".join(f"{one:.1f}" for one in each)
+        said = f"{mean:.1f} +- {spread:.1f} % of {len(each)} seeds ({listed})"
+        found[scheme] = f"{said}; published {PUBLISHED.get(scheme, '-')}"
+    return found
+
+
+# --- scale ---------------------------------------------------------------------------------------
+
+BILLION = (
+    "model=modern", "model.width=2048", "model.heads=32", "model.depth=16",
+    "model.feedforward=8192", "model.positions=512",
+)  # fmt: skip
+
+
+def scale(trial: Trial) -> list[Job]:
+    """Return a billion parameters with LoRA, then batch, length and depth until memory ends."""
+    jobs = []
+    big = SMALL if trial.dry else (*BILLION, *corpus(trial), "data.length=256")
+    run, lora = trial.out / "billion", trial.out / "billion-lora"
+    on = (f"device={trial.device}", "checkpoint.every=1000000 steps")
+    short = () if trial.dry else ("loop.batch=8", "loop.steps=4")
+    jobs.append(_sized("billion", transfer("pretrain", *big, *short, *on, f"run.dir={run}"), run))
+    tune = transfer(
+        "finetune", "adaptation=lora", "data=sample_questions", f"init_from={run}", "loop.steps=20",
+        *(() if trial.dry else ("precision=bf16",)), *on, f"run.dir={lora}",
+    )  # fmt: skip
+    jobs.append(_sized("billion-lora", tune, lora))
+    again = ("loop.activation_checkpointing=true",)
+    sizes: dict[str, tuple[str, ...]] = {}
+    for batch in (64, 256, 1024, 4096):
+        sizes[f"batch-{batch}"] = (f"loop.batch={batch}",)
+        sizes[f"batch-{batch}-recomputed"] = (f"loop.batch={batch}", *again)
+    for length in (1024, 4096, 16384):
+        long = (f"data.length={length}", f"model.positions={length}", "loop.batch=8")
+        sizes[f"length-{length}"] = long
+        sizes[f"length-{length}-recomputed"] = (*long, *again)
+    for depth in (44, 176):
+        sizes[f"depth-{depth}"] = (f"model.depth={depth}", "loop.batch=64")
+        sizes[f"depth-{depth}-recomputed"] = (f"model.depth={depth}", "loop.batch=64", *again)
+    if trial.dry:
+        sizes = {"batch-8": ("loop.batch=8",), "batch-8-recomputed": ("loop.batch=8", *again)}
+    for name, words in sizes.items():
+        given = SMALL if trial.dry else ("model=base", *corpus(trial), "data.length=256")
+        words = (*given, "loop.steps=6", *words, *on)
+        run = trial.out / "sizes" / name
+        jobs.append(_sized(name, transfer("pretrain", *words, f"run.dir={run}"), run))
+        planned = transfer("plan", "pretrain", *words)
+        jobs.append(Job(f"{name}-planned", planned, _planned, 60))
+    sharded = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1",
+        *transfer("pretrain", *given, "loop.steps=6", "parallel=fsdp", *on)[1:],
+    ]  # fmt: skip
+    run = trial.out / "sizes" / "fsdp"
+    jobs.append(_sized("fsdp", [*sharded, f"run.dir={run}"], run))
+    return jobs
+
+
+def _sized(name: str, words: list[str], run: Path) -> Job:
+    return Job(name, words, lambda _, said: _size(run, said), 120)
+
+
+def _size(run: Path, said: str) -> Figures:
+    """Return the memory and speed of a run, or that there was too little."""
+    if not (run / "timing.json").exists():
+        ended = re.findall(r".*(?:out of memory|memory).*", said, re.IGNORECASE)
+        return {"ended": ended[-1][:300] if ended else said[-300:]}
+    timing = json.loads((run / "timing.json").read_text())
+    parameters = json.loads((run / "results.json").read_text())["parameters"]
+    return {
+        "parameters": parameters["total"], "trained": parameters["trainable"],
+        "peak MiB": round(timing["peak_memory_bytes"] / 2**20),
+        "tokens a second": timing["per_second"]["tokens"],
+    }  # fmt: skip
+
+
+def _planned(_: Path, said: str) -> Figures:
+    """Return what `transfer plan` says of memory."""
+    lines = [" ".join(line.split()) for line in said.splitlines() if "memory" in line.lower()]
+    return {"planned": "; ".join(lines)[:300]}
+
+
+STAGES: dict[str, Callable[[Trial], list[Job]]] = {
+    "check": check, "speed": speed, "recipe": recipe, "reproduce": reproduce, "scale": scale,
+}  # fmt: skip
