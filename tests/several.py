@@ -21,7 +21,7 @@ def torchrun(processes: int, *words: str, **options: Any) -> subprocess.Complete
     """Run a Python program by torchrun, with one thread a process."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "OMP_NUM_THREADS": "1",
         **options.pop("environment", {}),
     }

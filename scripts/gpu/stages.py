@@ -11,6 +11,9 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "scripts" / "bench"
+sys.path.insert(0, str(BENCH))
+import measuring  # noqa: E402 - imports nothing but the standard library
+
 TESTS = "tests/functional/test_on_a_gpu.py"
 
 Figures = dict[str, Any]
@@ -38,6 +41,10 @@ class Trial:
     def device(self) -> str:
         """Where jobs compute."""
         return "cpu" if self.dry else "cuda"
+
+    def has(self, name: str) -> bool:
+        """Return whether a data set is there."""
+        return self.data_dir is not None and (self.data_dir / name).is_dir()
 
 
 @dataclass(frozen=True)
@@ -131,10 +138,12 @@ def speed(trial: Trial) -> list[Job]:
     words = ["--device", trial.device, *(["--quick"] if trial.dry else [])]
     profile = [sys.executable, str(Path(__file__).with_name("profile_step.py")), *words]
     jobs.insert(1, Job("profile", profile, lambda _, said: _last_json(said)))
-    if trial.model and trial.data_dir:
+    if not measuring.can_import(trial.peers, "transformers"):
+        return jobs
+    if trial.model and trial.has("trec"):
         of = ("--model", str(trial.model), "--data-dir", str(trial.data_dir))
         jobs.append(bench("fine-tune", "finetune_tasks.py", "--tasks", "labels", *of, seconds=150))
-    if trial.data_dir:
+    if trial.has("trec"):
         data = ("--data-dir", str(trial.data_dir))
         jobs.append(bench("predict", "predict.py", *data, seconds=100))
     return jobs
@@ -169,8 +178,9 @@ SMALL = (
 
 def corpus(trial: Trial) -> tuple[str, ...]:
     """Return the largest text at hand, and its tokenizer."""
-    if trial.dry or trial.data_dir is None:
+    if trial.dry:
         return SMALL
+    assert trial.data_dir is not None  # noqa: S101 - `trial.py` has asked for it
     if (trial.data_dir / "wikitext-103" / "wiki.train.tokens").exists():
         return ("data=wikitext103", f"data_dir={trial.data_dir}", "tokenizer.size=29056")
     folder = trial.data_dir / "enwiki-2015"

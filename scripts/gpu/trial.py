@@ -133,7 +133,10 @@ def text_of(stage: str, records: Sequence[Mapping[str, Any]], facts: Mapping[str
     for record in records:
         code = {0: "", None: "ran out of time"}.get(record["code"], f"exit {record['code']}")
         lines.append(f"| {record['job']} | seconds | {record['seconds']} {code} |")
-        lines += [f"| | {name} | {value} |" for name, value in record["figures"].items()]
+        lines += [
+            f"| | {name} | {' '.join(str(value).split())} |"
+            for name, value in record["figures"].items()
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -157,6 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = machine()
     if facts["gpu"] is None and not asked.dry:
         problem = "there is no CUDA device here; --dry tries a stage on the CPU"
+    elif asked.data_dir is None and not asked.dry:
+        problem = "name the folder of data sets: --data-dir DIR, or TRANSFER_DATA"
     if problem is not None:
         print(f"trial.py: {problem}", file=sys.stderr)
         return 2
