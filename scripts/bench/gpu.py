@@ -46,6 +46,8 @@ SIZES: dict[str, tuple[str, dict[str, int]]] = {
 }
 _TRIAL = {"width": 64, "heads": 1, "depth": 1, "feedforward": 128, "length": 32, "batch": 4}
 
+MFU_GOALS = {"base": 0.45, "bert-base": 0.55}
+
 NOMINAL_TFLOPS = {"H100": 989.4, "H200": 989.4, "A100": 312.0}
 """Dense bfloat16, by what the name of the GPU contains (Nvidia's data sheets)."""
 
@@ -124,17 +126,16 @@ def measure(name: str, asked: argparse.Namespace, peak_tflops: float) -> Report:
                 f"{figure.noted('gpu_mib'):,.0f}",
             ]
         )
-    goals = [
-        compare(f"{name}: time over that of {peer.name}", figures[0], peer, 1.0)
-        for peer in figures[1:]
-    ]
-    if name == "base":
-        speed = tokens / figures[0].wall_s
-        share = speed * flops / (peak_tflops * 1e12)
-        goals += [
-            Goal("base: MFU", share, 0.45, at_most=False),
-            Goal("base: million tokens a second", speed / 1e6, 0.8, at_most=False),
-        ]
+    goals = []
+    for peer in figures[1:]:
+        limit = 1 / 1.4 if peer.name == TRAINER else 1.0
+        goals.append(compare(f"{name}: time over that of {peer.name}", figures[0], peer, limit))
+        if peer.name == TRAINER and peer.noted("gpu_mib"):
+            ratio = figures[0].noted("gpu_mib") / peer.noted("gpu_mib")
+            goals.append(Goal(f"{name}: GPU memory over that of {peer.name}", ratio, 0.5))
+    if name in MFU_GOALS:
+        share = tokens / figures[0].wall_s * flops / (peak_tflops * 1e12)
+        goals.append(Goal(f"{name}: MFU", share, MFU_GOALS[name], at_most=False))
     notes = [] if TRAINER in {way.name for way in ways} else [measuring.NO_PEERS]
     title = f"{name}: {size['batch']} x {size['length']} tokens a step on {asked.device}"
     return Report(title, figures, goals, rows=rows, notes=notes)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -238,6 +239,9 @@ def recipe(trial: Trial) -> list[Job]:
 PUBLISHED = {"full": 3.6, "adapters": 4.0, "unfreezing": 5.2, "multitask": 3.4}
 """The tutorial's errors on TREC-6, in percent; one run each."""
 
+RATES = {"full": 6.5e-5, "adapters": 6.5e-4, "unfreezing": 6.5e-5, "multitask": 6.5e-5}
+"""The tutorial's rates; three times as much is tried as well, and validation chooses."""
+
 
 def reproduce(trial: Trial) -> list[Job]:
     """Return the tutorial's model, causal and masked, and every scheme from each."""
@@ -249,41 +253,53 @@ def reproduce(trial: Trial) -> list[Job]:
         )
         # The last part has a causal loss beside the main one, which a masked model cannot have.
         some = list(PUBLISHED)[: 4 if kind == "clm" else 3]
-        jobs.append(schemes(trial, f"trec-{kind}", trial.out / f"tutorial-{kind}", some))
+        jobs += [fine_tuning(trial, kind, trial.out / f"tutorial-{kind}", each) for each in some]
     if trial.model:
-        jobs.append(schemes(trial, "trec-published", trial.model, list(PUBLISHED)[:3]))
+        jobs += [fine_tuning(trial, "published", trial.model, each) for each in list(RATES)[:3]]
     return jobs
 
 
-def schemes(trial: Trial, name: str, source: Path, some: list[str]) -> Job:
-    """Return some of the tutorial's schemes from a model: five seeds, four jobs at once."""
-    words: tuple[str, ...] = ("seed=0,1,2,3,4", f"data_dir={trial.data_dir}", "sweep.workers=4")
+def fine_tuning(trial: Trial, start: str, source: Path, scheme: str) -> Job:
+    """Return a scheme of the tutorial from a model: two rates, five seeds, five runs at once."""
+    words: tuple[str, ...] = (
+        f"optimizer.lr={RATES[scheme]:g},{3 * RATES[scheme]:g}", "seed=0,1,2,3,4",
+        f"data_dir={trial.data_dir}", "sweep.workers=5",
+    )  # fmt: skip
     if trial.dry:
         words = ("seed=0", "data=sample_questions", "loop.epochs=1", "sweep.isolate=false")
-    folder = trial.out / name
+    name = f"{start}-{scheme}"
+    folder = trial.out / "trec" / name
     command = transfer(
-        "finetune", "-m", "experiment=" + ",".join(f"tutorial/{each}" for each in some), *words,
-        f"init_from={source}",
+        "finetune", "-m", f"experiment=tutorial/{scheme}", *words, f"init_from={source}",
         f"device={trial.device}", f"hydra.sweep.dir={folder}",
     )  # fmt: skip
-    return Job(name, command, lambda *_: _schemes(folder), 200)
+    return Job(name, command, lambda *_: _errors(folder, scheme), 150)
 
 
-def _schemes(folder: Path) -> Figures:
-    """Return the test errors of each scheme, their mean and deviation."""
-    errors: dict[str, list[float]] = {}
+def _errors(folder: Path, scheme: str) -> Figures:
+    """Return the test errors at each rate, and which of the rates validation prefers."""
+    runs: dict[float, list[tuple[float, float]]] = {}
     for path in sorted(folder.glob("*/results.json")):
-        results = json.loads(path.read_text())
-        scheme = results["presets"].get("experiment", "?").rpartition("/")[2]
-        errors.setdefault(scheme, []).append(results["measures"]["test"]["error_rate"])
-    found: Figures = {}
-    for scheme, each in errors.items():
-        mean = sum(each) / len(each)
-        spread = (sum((one - mean) ** 2 for one in each) / max(1, len(each) - 1)) ** 0.5
-        listed = " ".join(f"{one:.1f}" for one in each)
-        said = f"{mean:.1f} +- {spread:.1f} % of {len(each)} seeds ({listed})"
-        found[scheme] = f"{said}; published {PUBLISHED.get(scheme, '-')}"
+        measures = json.loads(path.read_text())["measures"]
+        [rate] = re.findall(
+            r"^  lr: (\S+)", (path.parent / "config.yaml").read_text(), re.MULTILINE
+        )
+        pair = measures["validation"]["error_rate"], measures["test"]["error_rate"]
+        runs.setdefault(float(rate), []).append(pair)
+    found: Figures = {"published": f"{PUBLISHED[scheme]} %"}
+    for rate, pairs in runs.items():
+        validation, test = ([pair[n] for pair in pairs] for n in range(2))
+        listed = " ".join(f"{each:.1f}" for each in test)
+        found[f"rate {rate:g}"] = (
+            f"validation {_spread(validation)}, test {_spread(test)} ({listed})"
+        )
+    found["chosen"] = min(runs, key=lambda rate: sum(pair[0] for pair in runs[rate]))
     return found
+
+
+def _spread(errors: list[float]) -> str:
+    deviation = statistics.stdev(errors) if len(errors) > 1 else 0.0
+    return f"{statistics.fmean(errors):.1f} +- {deviation:.1f} % ({len(errors)} seeds)"
 
 
 # --- scale ---------------------------------------------------------------------------------------
