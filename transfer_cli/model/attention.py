@@ -71,11 +71,11 @@ class SelfAttention(nn.Module):
         """Called with the attention probabilities `[B, H, T, S]` of a pass; see `captures`."""
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
-        """Return `[B, T, D]`."""
-        packed = self.packed(hidden_BTD)
+        """Return `[B, T, D]`, or packed as the hidden states are."""
+        projected = self.packed(hidden_BTD)
         if inputs.packing is not None:
-            packed = inputs.packing.unpack(packed)
-        query, key, value = self._split(packed)
+            projected = inputs.packing.unpack(projected)
+        query, key, value = self._split(projected)
         if hasattr(self, "query_norm"):
             query, key = self.query_norm(query), self.key_norm(key)
         if inputs.rotate is not None:
@@ -84,35 +84,33 @@ class SelfAttention(nn.Module):
             key, value = inputs.kv_cache.extend(key, value)
         if self.sharing > 1:
             key, value = (each.repeat_interleave(self.sharing, dim=1) for each in (key, value))
-        dropout = self.dropout if self.training else 0.0
-        if (
-            self.on_probabilities is None
-            and dropout
-            and can_attend_with_dropout(query, value, inputs.attn_mask)
-        ):
-            attn_mask = _causal_mask(query, key) if inputs.causal else inputs.attn_mask
-            lengths = None if inputs.packing is None else inputs.packing.lengths
-            mixed_BHTW = attend_with_dropout(query, key, value, attn_mask, dropout, lengths)
-        elif self.on_probabilities is None:
-            mixed_BHTW = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=inputs.attn_mask, dropout_p=dropout,
-                is_causal=inputs.causal,
-            )  # fmt: skip
-        else:
-            probabilities_BHTS = _probabilities(query, key, inputs)
-            self.on_probabilities(probabilities_BHTS)
-            mixed_BHTW = F.dropout(probabilities_BHTS, dropout) @ value
-        mixed_BTD = mixed_BHTW.transpose(1, 2).flatten(2)
+        mixed_BTD = self._mix(query, key, value, inputs).transpose(1, 2).flatten(2)
         if inputs.packing is not None:
             mixed_BTD = inputs.packing.pack(mixed_BTD)
         out: Tensor = self.output(mixed_BTD)
         return out
 
-    def _split(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _mix(self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return the values, weighted, `[B, H, T, W]`."""
+        dropout = self.dropout if self.training else 0.0
+        if self.on_probabilities is not None:
+            probabilities_BHTS = _probabilities(query, key, inputs)
+            self.on_probabilities(probabilities_BHTS)
+            return F.dropout(probabilities_BHTS, dropout) @ value
+        if dropout and can_attend_with_dropout(query, value, inputs.attn_mask):
+            attn_mask = _causal_mask(query, key) if inputs.causal else inputs.attn_mask
+            lengths = None if inputs.packing is None else inputs.packing.lengths
+            return attend_with_dropout(query, key, value, attn_mask, dropout, lengths)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=inputs.attn_mask, dropout_p=dropout,
+            is_causal=inputs.causal,
+        )  # fmt: skip
+
+    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Split before the heads: the backward pass then joins three gradients by one copy, not two.
         query, key, value = (
             part.unflatten(2, (-1, self.head_width)).transpose(1, 2)
-            for part in packed.split(self.rows, dim=2)
+            for part in projected.split(self.rows, dim=2)
         )
         return query, key, value
 
