@@ -1,7 +1,7 @@
 """Compare training on a GPU with a compiled plain loop and with Hugging Face's Trainer.
 
-    python scripts/bench/gpu.py [--peers PYTHON] [--sizes tutorial base bert-base] [--rounds N]
-        [--steps 20] [--device cuda] [--quick] [--json FILE]
+    python scripts/bench/gpu.py [--peers PYTHON] [--sizes tutorial base base-long bert-base]
+        [--rounds N] [--steps 20] [--device cuda] [--quick] [--json FILE]
 
 One command, meant to end within nine minutes on one large GPU: for each size `transfer pretrain`
 (bf16, `loop.compile=true`), a nanoGPT-style loop (bf16, compiled, fused AdamW) and GPT-2 under
@@ -38,6 +38,10 @@ SIZES: dict[str, tuple[str, dict[str, int]]] = {
     "base": (
         "base",
         {"width": 512, "heads": 8, "depth": 11, "feedforward": 2048, "length": 256, "batch": 64},
+    ),
+    "base-long": (
+        "base",
+        {"width": 512, "heads": 8, "depth": 11, "feedforward": 2048, "length": 1024, "batch": 16},
     ),
     "bert-base": (
         "bert-base",

@@ -128,7 +128,7 @@ def _tests(path: Path) -> Figures:
 def speed(trial: Trial) -> list[Job]:
     """Return benchmarks beside peers, and a profile of a step."""
     quick = ["--quick"] if trial.dry else []
-    sizes = ["base"] if trial.dry else ["base", "bert-base", "tutorial"]
+    sizes = ["base"] if trial.dry else ["base", "bert-base", "tutorial", "base-long"]
 
     def bench(name: str, script: str, *words: str, seconds: float) -> Job:
         common = ["--peers", trial.peers, "--device", trial.device, "--json", f"{name}.json"]
@@ -342,8 +342,10 @@ def scale(trial: Trial) -> list[Job]:
         words = (*given, "loop.steps=6", *words, *on)
         run = trial.out / "sizes" / name
         jobs.append(_sized(name, transfer("pretrain", *words, f"run.dir={run}"), run))
-        planned = transfer("plan", "pretrain", *words)
-        jobs.append(Job(f"{name}-planned", planned, _planned, 60))
+        eight = (*words, "devices=8", "parallel=fsdp")
+        for title, asked in ((f"{name}-planned", words), (f"{name}-planned-on-eight", eight)):
+            planned = transfer("plan", "pretrain", *asked, "plan.steps=0")
+            jobs.append(Job(title, planned, _planned, 60))
     sharded = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1",
         *transfer("pretrain", *given, "loop.steps=6", "parallel=fsdp", *on)[1:],

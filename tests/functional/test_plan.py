@@ -185,6 +185,28 @@ def test_no_step_is_taken_where_that_is_not_wanted_or_not_quick(
     assert ended.out.splitlines()[-1].startswith(said or "memory: ")
 
 
+@pytest.mark.slow
+def test_memory_is_that_of_one_of_the_processes(transfer, untouched):
+    def planned(*words):
+        given = ("model=small", "data=sample_text", "tokenizer.size=600", "loop.batch=64")
+        ended = transfer("plan", "pretrain", *given, "plan.steps=0", *words)
+        assert ended.code == 0, ended.err
+        said = ended.out.splitlines()[-1]
+        return {
+            name: int(size.replace(",", ""))
+            for name, size in re.findall(r"(weights|optimizer|states).*? ([\d,]+) MiB", said)
+        }
+
+    alone, copies = planned(), planned("devices=4")
+    assert copies == {**alone, "states": pytest.approx(alone["states"] / 4, rel=0.01)}
+    shards = planned("devices=4", "parallel=fsdp")
+    assert shards["weights"] == pytest.approx(alone["weights"] / 4, abs=1)
+    assert shards["optimizer"] == pytest.approx(alone["optimizer"] / 4, abs=1)
+    again = planned("loop.activation_checkpointing=true")
+    assert again == {**alone, "states": again["states"]}
+    assert again["states"] < alone["states"] / 3
+
+
 def test_fewer_than_no_steps_are_refused(transfer, adapting, untouched):
     ended = transfer("plan", "finetune", *adapting(), "plan.steps=-1")
 

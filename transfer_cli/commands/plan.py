@@ -57,10 +57,13 @@ def plan(config: DictConfig, command: str) -> None:
     for warning in blueprint.warnings:
         print_out(fact("warning", warning))
     moments = 2 if str(config.optimizer.get("_target_", "")).endswith(("Adam", "AdamW")) else 1
-    parts = _memory_parts(blueprint, moments, config.data.get("length"))
+    processes = config.devices if isinstance(config.devices, int) else 1
+    shards = processes if config.parallel == "fsdp" else 1
+    parts = _memory_parts(blueprint, moments, config.data.get("length"), processes, shards)
     needed = FLOAT * sum(count for _, count in parts)
     listed = ", ".join(f"{name} {FLOAT * count / 2**20:,.0f} MiB" for name, count in parts)
-    print_out(fact("memory", f"about {needed / 2**20:,.0f} MiB in float32 ({listed})"))
+    each = f" in each of {processes} processes" if processes > 1 else ""
+    print_out(fact("memory", f"about {needed / 2**20:,.0f} MiB in float32{each} ({listed})"))
     of_weights = FLOAT * sum(count for name, count in parts if not name.startswith(_STATES))
     if steps is None and of_weights > MOST_BYTES:
         print_out(fact("time", "not measured for so much; plan.steps=3 takes three steps to say"))
@@ -74,13 +77,17 @@ plan_pretrain = partial(plan, command="pretrain")
 plan_finetune = partial(plan, command="finetune")
 
 
-def _memory_parts(blueprint: Blueprint, moments: int, length: int | None) -> list[tuple[str, int]]:
-    """Return what takes memory in training, and how many numbers each is.
+def _memory_parts(
+    blueprint: Blueprint, moments: int, length: int | None, processes: int, shards: int
+) -> list[tuple[str, int]]:
+    """Return what takes memory in training in a process, and how many numbers each is.
 
     Args:
         blueprint: Of the run.
         moments: Running averages that the optimizer has of each weight.
         length: Tokens of a text at most; None: as many as the model has positions.
+        processes: Among which a batch is divided.
+        shards: Of the weights and of all that is kept of each.
     """
     chosen, loop = blueprint.adaptation, blueprint.loop
     sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
@@ -92,7 +99,8 @@ def _memory_parts(blueprint: Blueprint, moments: int, length: int | None) -> lis
             sizes[n] for n in blueprint.inherited
         )
     shape = blueprint.model.backbone.shape
-    rows = min(loop.micro_batch or loop.batch, loop.batch)
+    share = -(-loop.batch // processes)
+    rows = min(loop.micro_batch or share, share)
     length = length or shape.positions
     # Kept for the backward pass, a position: about 8 widths of attention and norms, inner layers.
     blocks = [
@@ -104,12 +112,15 @@ def _memory_parts(blueprint: Blueprint, moments: int, length: int | None) -> lis
     lowest = min(blocks, default=shape.depth)
     inner = FEED_FORWARDS[shape.feedforward_kind].kept_states * shape.feedforward
     block = 8 * shape.width + inner
-    held = rows * length * (shape.depth - lowest) * block
+    passed = shape.depth - lowest
+    # Of blocks that are computed again, the input stays, and all of one at a time.
+    numbers = passed * shape.width + block if loop.activation_checkpointing else passed * block
+    held = rows * length * numbers
     parts = {
-        "weights": sum(sizes.values()),
-        "gradients": at_once,
-        "optimizer": moments * sum(sizes[name] for name in ever),
-        "copies of the start": copies,
+        "weights": sum(sizes.values()) // shards,
+        "gradients": at_once // shards,
+        "optimizer": moments * sum(sizes[name] for name in ever) // shards,
+        "copies of the start": copies // shards,
         f"{_STATES} {rows} x {length} tokens": held,
     }
     return [(name, count) for name, count in parts.items() if count]
