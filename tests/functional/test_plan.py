@@ -186,7 +186,7 @@ def test_no_step_is_taken_where_that_is_not_wanted_or_not_quick(
 
 
 @pytest.mark.slow
-def test_memory_is_that_of_one_of_the_processes(transfer, untouched):
+def test_memory_is_that_of_one_of_the_processes(transfer):
     def planned(*words):
         given = ("model=small", "data=sample_text", "tokenizer.size=600", "loop.batch=64")
         ended = transfer("plan", "pretrain", *given, "plan.steps=0", *words)
