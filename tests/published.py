@@ -15,6 +15,8 @@ _MODULES = tempfile.TemporaryDirectory(prefix="transformers_modules")
 FAMILIES = ("bert", "distilbert", "roberta", "electra", "gpt2")
 LLAMAS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 """Families that share a module, and so most tests."""
+ROBERTAS = ("roberta", "xlm-roberta", "mpnet")
+"""Families that find padding by its token."""
 
 TEXT = [
     "The capital of France is Paris, and the river there is the Seine.",
@@ -121,6 +123,34 @@ def sentence_pieces(folder: Path) -> int:
     return len(names)
 
 
+def unigrams(folder: Path) -> int:
+    """Write XLM-R's kind of tokenizer; return its size."""
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    backend.normalizer = tokenizers.normalizers.NFKC()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [tokenizers.pre_tokenizers.WhitespaceSplit(), tokenizers.pre_tokenizers.Metaspace()]
+    )
+    backend.decoder = tokenizers.decoders.Metaspace()
+    names = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = tokenizers.trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=names, unk_token="<unk>", show_progress=False,  # noqa: S106
+    )  # fmt: skip
+    backend.train_from_iterator(TEXT * 3, trainer)
+    backend.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True)])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[(name, backend.token_to_id(name)) for name in ("<s>", "</s>")],
+    )  # fmt: skip
+    backend.save(str(folder / "tokenizer.json"))
+    options = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>",
+        "cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>",
+        "mask_token": "<mask>",
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    return backend.get_vocab_size()
+
+
 def config_of(family: str, vocabulary: int, **options):
     """Return the config of a small model."""
     lib = reference()
@@ -143,6 +173,14 @@ def config_of(family: str, vocabulary: int, **options):
         "bert": lambda: lib.BertConfig(**{**common, **options}),
         "roberta": lambda: lib.RobertaConfig(
             **{**common, "layer_norm_eps": 1e-5, "type_vocab_size": 1, **options}
+        ),
+        "xlm-roberta": lambda: lib.XLMRobertaConfig(
+            **{**common, "layer_norm_eps": 1e-5, "type_vocab_size": 1, **options}
+        ),
+        "albert": lambda: lib.AlbertConfig(**{**common, "embedding_size": 8, **options}),
+        "mpnet": lambda: lib.MPNetConfig(**{**common, **options}),
+        "gpt_neox": lambda: lib.GPTNeoXConfig(
+            **{**common, "num_attention_heads": 2, "bos_token_id": 0, "eos_token_id": 0, **options}
         ),
         "modernbert": lambda: lib.ModernBertConfig(
             **{
@@ -190,14 +228,16 @@ def publish(folder: Path, family: str, kind: str = "", **options):
 
     Args:
         folder: Where to; made if it is not there.
-        family: One of `FAMILIES` or `LLAMAS`, or "modernbert".
+        family: Its `model_type`.
         kind: "" for the backbone alone, else "MaskedLM", "LMHeadModel", "CausalLM",
             "SequenceClassification" or "PreTraining".
         options: Of its config.
     """
     lib = reference()
     folder.mkdir(parents=True, exist_ok=True)
-    if family in LLAMAS:
+    if family in ROBERTAS[1:]:
+        vocabulary = unigrams(folder)
+    elif family in (*LLAMAS, "gpt_neox"):
         vocabulary = byte_pairs(folder, ["<|endoftext|>", "<|im_start|>"], "GPT2Tokenizer")
         _one_file(folder)
     elif family == "gpt2":

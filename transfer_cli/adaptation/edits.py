@@ -199,6 +199,8 @@ class FreshTop(Edit):
         depth = model.backbone.shape.depth
         if self.blocks > depth:
             raise ValueError(f"blocks is {self.blocks}, but the model has {depth}")
+        if model.backbone.shape.distinct_blocks < depth:
+            raise ValueError("the model's blocks are shared, so the top ones are not apart")
         model.backbone.redraw_top(self.blocks)
         fresh = {f"block.{number}" for number in range(depth - self.blocks, depth)}
         groups = [group for group in layer_groups(model, set()) if group.name in fresh]

@@ -43,7 +43,10 @@ def plan_page(blueprint: Blueprint) -> Page:
             head = f"{number + 1:5}  {steps:>15}  {share:>26}" if row == 0 else ""
             text: Pieces = [Piece(f"{groups}:", "name"), f" {rates}", until if row == 0 else ""]
             blocks.append(Entry([head], text, _COLUMN))
-    return Page(*blocks, BLANK, *_tensors(blueprint), fact("exports", blueprint.exports))
+    return Page(
+        *blocks, BLANK, *_shared(blueprint), *_tensors(blueprint),
+        fact("exports", blueprint.exports),
+    )  # fmt: skip
 
 
 def at_most(loop: LoopConfig) -> str:
@@ -54,6 +57,14 @@ def at_most(loop: LoopConfig) -> str:
 def fact(name: str, text: str) -> Entry:
     """Return a named line of the plan; a long text is wrapped below itself."""
     return Entry([Piece(f"{name}: ", "heading")], [text], len(name) + 2)
+
+
+def _shared(blueprint: Blueprint) -> list[Renderable]:
+    shape = blueprint.model.backbone.shape
+    if shape.distinct_blocks == shape.depth:
+        return []
+    said = f"{shape.distinct_blocks} at {shape.depth} places, with whatever is added to them"
+    return [fact("blocks", f"{said} (model.share={shape.share})")]
 
 
 def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:

@@ -109,7 +109,7 @@ def _memory_parts(
         if ever & set(group.parameters) and not group.name.startswith("head.")
     ]
     # Gradients pass through the lowest block that trains and all above it.
-    lowest = min(blocks, default=shape.depth)
+    lowest = shape.visits.index(min(blocks)) if blocks else shape.depth
     inner = FEED_FORWARDS[shape.feedforward_kind].kept_states * shape.feedforward
     block = 8 * shape.width + inner
     passed = shape.depth - lowest

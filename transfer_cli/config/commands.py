@@ -151,10 +151,9 @@ TensorBoard curves; `transfer finetune init_from=RUN` goes on from there.""",
         summary="adapt a pretrained model to a labelled task",
         text="""\
 Puts a new head on a pretrained model and trains both on labelled texts. The model and the
-tokenizer are those of `init_from`: a run, or a published BERT, RoBERTa, DistilBERT, ELECTRA or
-GPT-2 (a folder, or `hf:owner/name`). The weights that did best on the validation split are kept,
-and the test split sees only those, once. `init=scratch` trains the same model from fresh
-weights, for comparison.""",
+tokenizer are those of `init_from`: a run, or a published model of many families (a folder, or
+`hf:owner/name`). The weights that did best on the validation split are kept, and the test split
+sees only those, once. `init=scratch` trains the same model from fresh weights, for comparison.""",
         function="transfer_cli.commands.finetune.finetune",
         keys=(
             "init_from",
@@ -388,9 +387,9 @@ with fine-tuned ones on the same items.""",
         text="""\
 Writes the model of a run for use without this tool. `format=hf` writes what Hugging Face's
 `transformers` loads by `AutoModel...from_pretrained`, with the tokenizer, the names of the labels
-and a model card: as a GPT-2, BERT, DistilBERT, RoBERTa or ELECTRA where it is one, else with the
-code to load it (`trust_remote_code=True`). Low-rank updates are folded in. `transfer plan` says
-beforehand which it will be. `format=onnx` writes an ONNX graph, checked against torch.""",
+and a model card: as a model of a published family where it is one (GPT-2, BERT, Llama, ...), else
+with the code to load it (`trust_remote_code=True`). Low-rank updates are folded in. `transfer plan`
+says beforehand which it will be. `format=onnx` writes an ONNX graph, checked against torch.""",
         function="transfer_cli.commands.export.export.export",
         places=(("run", "RUN"), ("to", "FOLDER")),
         keys=("run", "to", "format", "family", "head", "base"),

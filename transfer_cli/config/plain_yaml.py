@@ -29,6 +29,7 @@ _LATER_OPTIONS = {
     "rotary": {"base": 10_000.0, "share": 1.0, "scaling": None, "local_base": None},
     "biases": "all", "key_value_heads": None, "head_width": None, "query_key_norm": False,
     "embedding_scale": 1.0, "window": 128, "global_every": 0, "global_from": 0,
+    "output_activation": "gelu", "share": "none",
 }  # fmt: skip
 """Options of a model that older configs leave out, with their values then."""
 

@@ -47,7 +47,7 @@ def generate(
     """
     device = model.backbone.token_embedding.weight.device
     most = len(prompt) + max_new_tokens
-    kv_cache = KVCache(len(model.backbone.blocks), most) if use_cache else None
+    kv_cache = KVCache(model.backbone.shape.depth, most) if use_cache else None
     read_BT = torch.tensor([prompt], device=device)
     for number in range(max_new_tokens):
         first = len(prompt) + number - read_BT.shape[1]

@@ -77,7 +77,7 @@ class ReadBeginning:
 
     def __init__(self, model: TransferModel, tokens: Sequence[int]) -> None:
         self._model, self._tokens = model, list(tokens)
-        self._cache = _extended(model, KVCache(len(model.backbone.blocks), len(tokens)), tokens)
+        self._cache = _extended(model, KVCache(model.backbone.shape.depth, len(tokens)), tokens)
 
     def score(self, rows: Sequence[Ending]) -> list[Tensor]:
         """Return the same as `score_endings`, of texts that differ near their ends.

@@ -21,13 +21,19 @@ _LLAMA3 = {
 }  # fmt: skip
 
 
-def rotary_of(settings: PublishedConfig) -> Rotary:
+def rotary_of(settings: PublishedConfig, usual_share: float | None = None) -> Rotary:
     """Return the angles of a model whose blocks all have the same.
+
+    Args:
+        settings: Its config.
+        usual_share: The share of a head that is turned where the config does not say; None: the
+            family turns whole heads.
 
     Raises:
         CheckpointError: They are none that we can build.
     """
-    return _rotary(settings, _said(settings, "rope_parameters") or _said(settings, "rope_scaling"))
+    given = _said(settings, "rope_parameters") or _said(settings, "rope_scaling")
+    return _rotary(settings, given, usual_share)
 
 
 def rotary_config(rotary: Rotary) -> dict[str, Any]:
@@ -109,14 +115,18 @@ class TwoKinds:
         return {"global_every": every, "global_from": first}
 
 
-def _rotary(settings: PublishedConfig, given: Mapping[str, Any]) -> Rotary:
+def _rotary(
+    settings: PublishedConfig, given: Mapping[str, Any], usual_share: float | None = None
+) -> Rotary:
     rope = replace(settings, values={**settings.values, **given})
     # `type` is what `rope_type` was called in 2023.
     kind = given.get("rope_type", given.get("type", "default"))
     base = rope.value("rope_theta", 10_000.0, float)
-    rope.only("partial_rotary_factor", 1.0)
+    if usual_share is None:
+        rope.only("partial_rotary_factor", 1.0)
+    share = rope.value("partial_rotary_factor", usual_share or 1.0, float)
     if kind == "default":
-        return Rotary(base)
+        return Rotary(base, share)
     if kind not in ("linear", "llama3"):
         named = replace(settings, values={"rope_type": kind})
         raise named.wrong("rope_type", "one of default, linear, llama3")
@@ -124,14 +134,16 @@ def _rotary(settings: PublishedConfig, given: Mapping[str, Any]) -> Rotary:
     if kind == "llama3":
         more = {name: rope.value(key, None, of) for name, (key, of) in _LLAMA3.items()}
     scaling = RotaryScaling(kind, rope.value("factor", None, float), **more)
-    return Rotary(base, scaling=scaling)
+    return Rotary(base, share, scaling)
 
 
 def _described(rotary: Rotary) -> dict[str, Any]:
-    scaling = rotary.scaling
+    scaling, said = rotary.scaling, {"rope_theta": rotary.base, "rope_type": "default"}
+    if rotary.share != 1:
+        said["partial_rotary_factor"] = rotary.share
     if scaling is None:
-        return {"rope_theta": rotary.base, "rope_type": "default"}
-    said = {"rope_theta": rotary.base, "rope_type": scaling.kind, "factor": scaling.factor}
+        return said
+    said |= {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind == "llama3":
         said |= {key: getattr(scaling, name) for name, (key, _) in _LLAMA3.items()}
     return said

@@ -1,7 +1,8 @@
 """BERT and its relatives: the same encoder with other positions, embeddings and heads.
 
-Sources: Devlin et al. 2019 (BERT), Liu et al. 2019 (RoBERTa), Clark et al. 2020 (ELECTRA), Sanh et
-al. 2019 (DistilBERT).
+Sources: Devlin et al. 2019 (BERT), Liu et al. 2019 (RoBERTa), Conneau et al. 2020 (XLM-R), Clark et
+al. 2020 (ELECTRA), Lan et al. 2020 (ALBERT), Song et al. 2020 (MPNet), Sanh et al. 2019
+(DistilBERT).
 """
 
 from collections.abc import Mapping
@@ -24,8 +25,10 @@ from transfer_cli.interop.family import (
     token_classification,
 )
 from transfer_cli.interop.published_config import PublishedConfig
-from transfer_cli.interop.rules import Rule, from_row, packed_attention, same
+from transfer_cli.interop.rules import Rule, from_row, packed_attention, same, with_prefix
 from transfer_cli.model.backbone import BackboneShape
+from transfer_cli.model.block import Activation
+from transfer_cli.model.positions import RelativeBias
 
 PAD = 1
 """RoBERTa's padding token."""
@@ -70,10 +73,19 @@ class EncoderFamily(Family):
             QUESTION_ANSWERING: question_answering(stem),
             TOKEN_CLASSIFICATION: token_classification(stem),
         }
-        if self.is_gelu_head or shape.activation == "gelu":  # that of our head
+        if shape.output_activation == self.output_activation(shape.activation):
             rules = self._language_model(shape)
             found[LANGUAGE_MODEL] = PublishedHead(f"{stem}ForMaskedLM", "fill-mask", rules)
         return found
+
+    def output_activation(self, activation: Activation) -> Activation:
+        """Return the activation of its language model's head, by that of its blocks."""
+        return "gelu" if self.is_gelu_head else activation
+
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
+        """Return the fields of the shape."""
+        found = super().shape_fields(settings)
+        return {**found, "output_activation": self.output_activation(found["activation"])}
 
     def _language_model(self, shape: BackboneShape) -> list[Rule]:
         transform, norm, last = self.lm_head
@@ -183,11 +195,19 @@ class Roberta(Bert):
     def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
         """Return what no model of this family has."""
         wrong = super().misfits(shape, tokenizer)
-        if shape.segments != 1:
+        if "segments" not in self.fixed and shape.segments != 1:
             wrong.append(f"segments={shape.segments}, not 1")
         if (tokenizer.pad, tokenizer.pieces([tokenizer.cls])) != (PAD, ["<s>"]):
             wrong.append("a tokenizer without <s>")
         return wrong
+
+
+class XlmRoberta(Roberta):
+    """XLM-R (Conneau et al. 2020): a RoBERTa with sentence pieces of a hundred languages."""
+
+    name = "XLM-R"
+    model_type = "xlm-roberta"
+    base_model = "XLMRobertaModel"
 
 
 class Electra(Bert):
@@ -226,6 +246,122 @@ class Electra(Bert):
         if shape.embedding_size != shape.width:
             rules += same("backbone.embedding_projection", "embeddings_project")
         return rules
+
+
+class Albert(Bert):
+    """ALBERT: blocks that share their weights, narrow embeddings."""
+
+    name = "ALBERT"
+    model_type = "albert"
+    base_model = "AlbertModel"
+    prefix = "albert"
+    blocks = "encoder.albert_layer_groups"
+    fixed: ClassVar[Mapping[str, Any]] = {**Electra.fixed, "tie_output": True}
+    varies = ("share",)
+    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        "dropout": ("hidden_dropout_prob", 0.0),
+        "attention_dropout": ("attention_probs_dropout_prob", 0.0),
+        "activation": ("hidden_act", "gelu_new"),
+        "segments": ("type_vocab_size", 2),
+        "epsilon": ("layer_norm_eps", 1e-12),
+    }
+    only: ClassVar[Mapping[str, Any]] = {
+        **Bert.only, "inner_group_num": 1, "tie_word_embeddings": True,
+    }  # fmt: skip
+    lm_head = ("predictions.dense", "predictions.LayerNorm", "predictions")
+    classifier = choice = ("albert.pooler", "classifier")
+    bare_pooler = "pooler"
+
+    def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
+        """Return the fields of the shape."""
+        found = super().shape_fields(settings)
+        size = settings.value("embedding_size", 128, int)
+        if size == found["width"]:
+            raise settings.wrong("embedding_size", "another number than hidden_size")
+        groups = settings.value("num_hidden_groups", 1, int)
+        share = {1: "all", found["depth"]: "none"}.get(groups, groups)
+        return {**found, "embedding_width": size, "share": share}
+
+    def config(self, shape: BackboneShape) -> dict[str, Any]:
+        """Return the config that describes a shape."""
+        return {
+            **super().config(shape),
+            "embedding_size": shape.embedding_size,
+            "num_hidden_groups": shape.distinct_blocks,
+            "inner_group_num": 1,
+        }
+
+    def misfits(self, shape: BackboneShape, tokenizer: Tokenizer) -> list[str]:
+        """Return what no model of this family has."""
+        wrong = super().misfits(shape, tokenizer)
+        if shape.embedding_size == shape.width:
+            wrong.append("embedding_width=null, not less than width")
+        return wrong
+
+    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of the embeddings."""
+        mapping = same("backbone.embedding_projection", "encoder.embedding_hidden_mapping_in")
+        return [*super().outside_blocks(shape), *mapping]
+
+    def block(self, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of a block."""
+        attention = "attention"
+        rules = [
+            *packed_attention(f"{attention}.query", f"{attention}.key", f"{attention}.value"),
+            *same("attention.output", f"{attention}.dense"),
+            *same("attention_norm", f"{attention}.LayerNorm"),
+            *same("feed_forward.inner", "ffn"),
+            *same("feed_forward.output", "ffn_output"),
+            *same("feed_forward_norm", "full_layer_layer_norm"),
+        ]
+        return with_prefix(rules, "albert_layers.0.")
+
+
+class MPNet(Roberta):
+    """MPNet (Song et al. 2020): no segments, and a bias of the scores for each distance."""
+
+    name = "MPNet"
+    model_type = "mpnet"
+    base_model = "MPNetModel"
+    prefix = "mpnet"
+    fixed: ClassVar[Mapping[str, Any]] = {
+        **Roberta.fixed, "position_kind": "relative_bias", "segments": 0,
+    }  # fmt: skip
+    options: ClassVar[Mapping[str, tuple[str, Any]]] = {
+        ours: there for ours, there in Roberta.options.items() if ours != "segments"
+    }
+    only: ClassVar[Mapping[str, Any]] = {
+        "pad_token_id": PAD, "relative_attention_num_buckets": RelativeBias.ranges,
+    }  # fmt: skip
+    choice = ("mpnet.pooler.dense", "classifier")
+
+    def config(self, shape: BackboneShape) -> dict[str, Any]:
+        """Return the config that describes a shape."""
+        found = super().config(shape)
+        return {**found, "relative_attention_num_buckets": RelativeBias.ranges}
+
+    def constants(self, shape: BackboneShape) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
+
+    def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of the embeddings and the biases."""
+        biases = same(
+            "backbone.position_embedding.bias", "encoder.relative_attention_bias", "weight"
+        )
+        return [*super().outside_blocks(shape), *biases]
+
+    def block(self, shape: BackboneShape) -> list[Rule]:
+        """Return the rules of a block."""
+        there = "attention.attn"
+        return [
+            *packed_attention(f"{there}.q", f"{there}.k", f"{there}.v"),
+            *same("attention.output", f"{there}.o"),
+            *same("attention_norm", "attention.LayerNorm"),
+            *same("feed_forward.inner", "intermediate.dense"),
+            *same("feed_forward.output", "output.dense"),
+            *same("feed_forward_norm", "output.LayerNorm"),
+        ]
 
 
 class DistilBert(EncoderFamily):

@@ -25,6 +25,7 @@ ACTIVATIONS = {
 COMMON = {
     "norm": "layer", "feedforward_kind": "mlp", "attention_pattern": "full", "biases": "all",
     "key_value_heads": None, "head_width": None, "query_key_norm": False, "embedding_scale": 1.0,
+    "share": "none",
 }  # fmt: skip
 """What `fixed` holds in every family that does not say otherwise."""
 
@@ -91,6 +92,7 @@ class Family(ABC):
         pooler_activation: That of the classifier's pooler; none: it has no pooler.
         bare_pooler: The pooler of a model without a classifier, by its name after the prefix;
             "": there is none.
+        synonyms: Parts of names that some files have, and what others call the same.
         mask_lstrip: Whether the mask token of its tokenizer takes the space before it.
     """
 
@@ -108,6 +110,7 @@ class Family(ABC):
     pooling: ClassVar[str] = "cls_first"
     pooler_activation: ClassVar[str] = "none"
     bare_pooler: ClassVar[str] = ""
+    synonyms: ClassVar[Mapping[str, str]] = {}
     mask_lstrip: ClassVar[bool] = False
 
     @property
@@ -168,7 +171,7 @@ class Family(ABC):
     def backbone(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of the backbone; their names there lack the prefix."""
         rules, block = self.outside_blocks(shape), self.block(shape)
-        for number in range(shape.depth):
+        for number in range(shape.distinct_blocks):
             rules += with_prefix(block, f"{self.blocks}.{number}.", f"backbone.blocks.{number}.")
         return rules
 

@@ -18,6 +18,8 @@ WEIGHTS = "model.safetensors"
 PICKLE = "pytorch_model.bin"
 """The format before safetensors. It is read with `weights_only`, which builds no objects."""
 
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""What the oldest files call a tensor, and what it is called today."""
 
 MOST_NAMES = 4
 """How often the numbers of a pickle may stand in its tensors, on average. A table that is also the
@@ -55,11 +57,14 @@ class _Tensors(Mapping[str, Tensor]):
         return len(self._places)
 
 
-def read_tensors(folder: Path, *, values: bool = True) -> Mapping[str, Tensor]:
+def read_tensors(
+    folder: Path, synonyms: Mapping[str, str] | None = None, *, values: bool = True
+) -> Mapping[str, Tensor]:
     """Return all tensors of a folder, numbers of half precision in float32.
 
     Those of safetensors files are read when they are asked for, so that a model of several files
     takes the memory of the tensors that are kept. Without values, they are on the meta device.
+    `synonyms` are further parts of names that some files have, and what they stand for.
 
     Raises:
         CheckpointError: There are none, or a file is missing, damaged or holds code.
@@ -72,18 +77,19 @@ def read_tensors(folder: Path, *, values: bool = True) -> Mapping[str, Tensor]:
                 found = dict.fromkeys(inside, inside)
             else:
                 found = _join(index, read)
-            # The oldest files call the parameters of a LayerNorm otherwise.
-            places = {
-                each.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-                    "LayerNorm.beta", "LayerNorm.bias"
-                ): (there, each)
-                for each, there in found.items()
-            }
+            names = {**_OLD_NAMES, **(synonyms or {})}
+            places = {_renamed(each, names): (there, each) for each, there in found.items()}
             return _Tensors(places, values=values)
     raise CheckpointError(
         f"{folder} has a config.json and no weights: expected {WEIGHTS}, {WEIGHTS}.index.json with "
         f"its parts, or {PICKLE}"
     )
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    for part, new in names.items():
+        name = name.replace(part, new)
+    return name
 
 
 def dump_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -197,13 +197,16 @@ class TransferModel(TransferPreTrainedModel):
         self.token_embedding = nn.Embedding(config.vocab_size, size)
         if config.position_kind == "learned":
             self.position_embedding = nn.Embedding(config.positions, size)
+        elif config.position_kind == "relative_bias":
+            self.position_embedding = RelativeBias(config, size)
         if config.segments:
             self.segment_embedding = nn.Embedding(config.segments, size)
         if config.embedding_norm:
             self.embedding_norm = norm_of(config, size)
         if size != config.width:
             self.embedding_projection = nn.Linear(size, config.width)
-        self.blocks = nn.ModuleList(Block(config, number) for number in range(config.depth))
+        blocks = 1 + max(config.visits)
+        self.blocks = nn.ModuleList(Block(config, number) for number in range(blocks))
         if config.final_norm:
             self.final_norm = norm_of(config, config.width)
         if config.mix:
@@ -231,11 +234,16 @@ class TransferModel(TransferPreTrainedModel):
         if self.config.direction == "causal":
             seen_B1TS = seen_B1TS & torch.ones_like(itself_TT).tril()
         near_B1TS = seen_B1TS & self._near(itself_TT)
+        if self.config.position_kind == "relative_bias":
+            bias_1HTS = self.position_embedding.scores(itself_TT.shape[0])
+            near_B1TS, seen_B1TS = (
+                bias_1HTS.masked_fill(~each, -math.inf) for each in (near_B1TS, seen_B1TS)
+            )
         whole, local = (self._angles(mask_BT, name) for name in ("angles", "local_angles"))
         states = [state]
-        for block, is_local in zip(self.blocks, self.config.has_window, strict=True):
+        for number, is_local in zip(self.config.visits, self.config.has_window, strict=True):
             given = (near_B1TS, local) if is_local else (seen_B1TS, whole)
-            states.append(block(states[-1], *given))
+            states.append(self.blocks[number](states[-1], *given))
         if self.config.final_norm:
             states[-1] = self.final_norm(states[-1])
         top_BTD = self.mix(states) if self.config.mix else states[-1]
@@ -259,7 +267,7 @@ class TransferModel(TransferPreTrainedModel):
         config = self.config
         position_BT = (mask_BT.long().cumsum(1) - 1).clamp(min=0)
         token_BTE = self.token_embedding(tokens_BT) * config.embedding_scale
-        if config.position_kind == "learned":
+        if config.position_kind in ("learned", "relative_bias"):
             summed = token_BTE + self.position_embedding(position_BT)
         elif config.position_kind == "rotary":
             summed = token_BTE
@@ -274,6 +282,23 @@ class TransferModel(TransferPreTrainedModel):
         if config.embedding_width not in (None, config.width):
             summed = self.embedding_projection(summed)
         return summed
+
+
+class RelativeBias(nn.Embedding):
+    """Embeddings of positions, and a bias of each head for each distance (Song et al. 2020)."""
+
+    def __init__(self, config: Any, size: int) -> None:
+        super().__init__(config.positions, size)
+        self.bias = nn.Embedding(32, config.heads)
+
+    def scores(self, length: int) -> Tensor:
+        """Return the biases of all pairs of positions, `[1, H, T, T]`."""
+        place_T = torch.arange(length, device=self.bias.weight.device)
+        distance_TT = place_T - place_T[:, None]
+        far_TT = distance_TT.abs()
+        share = (far_TT.clamp(min=1) / 8).log() / math.log(16)
+        row_TT = torch.where(far_TT < 8, far_TT, (8 + (share * 8).long()).clamp(max=15))
+        return self.bias(row_TT + 16 * (distance_TT > 0)).permute(2, 0, 1)[None]
 
 
 def sinusoids(position_BT: Tensor, size: int) -> Tensor:
@@ -309,6 +334,7 @@ class LanguageModelHead(nn.Module):
         if config.output_transform:
             self.transform = nn.Linear(config.width, size, bias=config.biases == "all")
             self.norm = norm_of(config, size)
+            self.activation = ACTIVATIONS[config.output_activation]
         if not config.tie_output:
             self.weight = nn.Parameter(torch.empty(config.vocab_size, size))
         if config.output_bias:
@@ -317,7 +343,7 @@ class LanguageModelHead(nn.Module):
     def forward(self, hidden_BTD: Tensor, table_VE: Tensor) -> Tensor:
         """Return `[B, T, V]`."""
         if hasattr(self, "transform"):
-            hidden_BTD = self.norm(F.gelu(self.transform(hidden_BTD)))
+            hidden_BTD = self.norm(self.activation(self.transform(hidden_BTD)))
         table_VE = getattr(self, "weight", table_VE)
         return F.linear(hidden_BTD, table_VE, getattr(self, "bias", None))
 

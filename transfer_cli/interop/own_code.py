@@ -33,15 +33,15 @@ _OPTIONS = (
     "width", "heads", "depth", "feedforward", "positions", "activation", "residual",
     "position_kind", "direction", "output_bias", "tie_output", "segments", "output_transform",
     "embedding_width", "epsilon", "norm", "feedforward_kind", "biases", "query_key_norm",
-    "embedding_scale", "window",
+    "embedding_scale", "window", "output_activation", "visits",
 )  # fmt: skip
-"""Fields of a `BackboneShape` that the code reads."""
+"""What the code reads of a `BackboneShape`."""
 
 _BUILT = {
     "norm": ("layer", "layer_no_bias", "rms", "rms_unit"),
     "feedforward_kind": ("mlp", "gated"),
     "attention_pattern": ("full", "window"),
-    "position_kind": ("learned", "sinusoidal", "rotary"),
+    "position_kind": ("learned", "sinusoidal", "rotary", "relative_bias"),
     "residual": (
         "pre", "post", "tutorial", "pre_first_plain", "sandwich", "reordered", "parallel",
     ),

@@ -86,7 +86,7 @@ class Published:
 
     def tensors(self, *, values: bool = True) -> dict[str, Tensor]:
         """Return its weights under our names, in float32; without values, on the meta device."""
-        found = files.read_tensors(self.folder, values=values)
+        found = files.read_tensors(self.folder, self.family.synonyms, values=values)
         made = {r.ours: r.conversion.take([found[n] for n in r.theirs]) for r in self.rules}
         vocabulary = self.description.vocabulary
         for name in ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias"):
@@ -114,7 +114,8 @@ def open_folder(folder: Path, key: str) -> Published:
         shape = family.shape(settings)
     except ValueError as error:
         raise CheckpointError(f"{settings.path}: {error}") from error
-    found, tokenizer = files.read_tensors(folder, values=False), read_tokenizer(folder)
+    found = files.read_tensors(folder, family.synonyms, values=False)
+    tokenizer = read_tokenizer(folder)
     there = _Folder(settings, family, shape, found)
     backbone = family.backbone(shape)
     if any(name.startswith(f"{family.prefix}.") for name in found):
@@ -179,7 +180,8 @@ class _Folder:
                 f"{place.parent}: the weights lack {listed(lost)}, which {place.name} asks for "
                 f"({depth}); without the whole backbone nothing is loaded"
             )
-        surplus = [n for n in self.found if (self.family.block_number(n) or 0) >= self.shape.depth]
+        blocks = self.shape.distinct_blocks
+        surplus = [n for n in self.found if (self.family.block_number(n) or 0) >= blocks]
         if surplus:
             raise CheckpointError(
                 f"{place} says {depth}, and the weights hold {listed(surplus)}; one of the two is "

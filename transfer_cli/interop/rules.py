@@ -49,6 +49,18 @@ def stacked(rows: Sequence[int]) -> Conversion:
     )
 
 
+def by_head(heads: int) -> Conversion:
+    """Return the conversion of queries, keys and values that are stored head by head (GPT-NeoX)."""
+
+    def swapped(rows: Tensor, first: int, second: int) -> Tensor:
+        parts: Tensor = rows.unflatten(0, (first, second, -1))
+        return parts.transpose(0, 1).flatten(0, 2).contiguous()
+
+    return Conversion(
+        lambda theirs: swapped(theirs[0], heads, 3), lambda ours, _: [swapped(ours, 3, heads)]
+    )
+
+
 def from_row(row: int) -> Conversion:
     """Return the conversion of a table whose rows before `row` no token uses (RoBERTa's positions).
 

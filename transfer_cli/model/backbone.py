@@ -66,7 +66,7 @@ class Backbone(nn.Module):
         self.drop = Dropout(shape.dropout)
         self.attention_pattern = PATTERNS[shape.attention_pattern](shape)
         block = RESIDUALS[shape.residual]
-        self.blocks = nn.ModuleList(block(shape) for _ in range(shape.depth))
+        self.blocks = nn.ModuleList(block(shape) for _ in range(shape.distinct_blocks))
         if block.plain_start:
             self.blocks[0].attention_norm = nn.Identity()
         if shape.has_final_norm:
@@ -163,8 +163,8 @@ class Backbone(nn.Module):
             tokens_BT, position_BT = packing.pack(tokens_BT), packing.pack(position_BT)
             segment_BT = None if segment_BT is None else packing.pack(segment_BT)
         hidden_states = [self.embed(tokens_BT, position_BT, segment_BT)]
-        for block, each in zip(self.blocks, inputs, strict=True):
-            hidden_states.append(block(hidden_states[-1], each))
+        for number, each in zip(self.shape.visits, inputs, strict=True):
+            hidden_states.append(self.blocks[number](hidden_states[-1], each))
         if self.shape.has_final_norm:
             hidden_states[-1] = self.final_norm(hidden_states[-1])
         return hidden_states

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transfer_cli.model.backbone import BackboneShape, initialise_plain
+from transfer_cli.model.block import ACTIVATIONS
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.norms import build_norm
 from transfer_cli.model.vocabulary_loss import summed_cross_entropy
@@ -36,6 +37,7 @@ class LanguageModelHead(nn.Module):
         if shape.output_transform:
             self.transform = nn.Linear(shape.width, size, bias=shape.biases == "all")
             self.norm = build_norm(shape, size)
+            self.activation = ACTIVATIONS[shape.output_activation]
             initialise_plain(self.transform)
         if not shape.tie_output:
             self.weight = nn.Parameter(torch.empty(vocabulary, size))
@@ -59,7 +61,7 @@ class LanguageModelHead(nn.Module):
     def _transformed(self, hidden_ND: Tensor) -> Tensor:
         if not hasattr(self, "transform"):
             return hidden_ND
-        transformed: Tensor = self.norm(F.gelu(self.transform(hidden_ND)))
+        transformed: Tensor = self.norm(self.activation(self.transform(hidden_ND)))
         return transformed
 
 

@@ -1,12 +1,13 @@
-"""Position kinds, by name: learned and sinusoidal embeddings, rotated queries and keys.
+"""Position kinds, by name: embeddings, rotated queries and keys, biases of scores.
 
-Legend: B batch, H heads, T positions, E size of an embedding, W width of a head, F frequencies.
+Legend: B batch, H heads, T positions, S positions including cached ones, E size of an embedding, W
+width of a head, F frequencies.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -175,8 +176,54 @@ def _turned(states_BHTW: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:
     return torch.cat([*(each.to(rest.dtype) for each in turned), rest], dim=-1)
 
 
+class RelativeBias(LearnedPositions):
+    """Learned embeddings, and a learned bias of each head for each distance (MPNet).
+
+    Distances share a bias in ranges that grow with them, as in Raffel et al. 2020; all blocks have
+    the same. Song et al. 2020.
+    """
+
+    ranges: ClassVar[int] = 32
+    farthest: ClassVar[int] = 128
+    """The distance from which on all have one bias."""
+
+    def __init__(self, shape: "BackboneShape") -> None:
+        super().__init__(shape)
+        self.bias = nn.Embedding(self.ranges, shape.heads)
+
+    def attend(
+        self, inputs: Sequence[AttentionInputs], position_BT: Tensor
+    ) -> Sequence[AttentionInputs]:
+        """Return the attention inputs of each block with the biases in their masks."""
+        masks = {id(each): self._mask(each, position_BT) for each in inputs}
+        return [replace(each, attn_mask=masks[id(each)], causal=False) for each in inputs]
+
+    def _mask(self, inputs: AttentionInputs, position_BT: Tensor) -> Tensor:
+        """Return floats to add to the scores, broadcast to `[B, H, T, S]`."""
+        new, seen = position_BT.shape[1], inputs.attn_mask
+        if seen is not None:
+            cached = seen.shape[-1] - new
+        else:  # one new token sees all cached ones, and has no mask
+            cached = int(position_BT[0, 0]) if new == 1 else 0
+        place_S = torch.arange(cached + new, device=position_BT.device)
+        distance_TS = place_S - place_S[cached:, None]
+        bias_1HTS: Tensor = self.bias(self._range(distance_TS)).permute(2, 0, 1)[None]
+        if inputs.causal:
+            seen = distance_TS <= 0
+        return bias_1HTS if seen is None else bias_1HTS.masked_fill(~seen, -math.inf)
+
+    def _range(self, distance_TS: Tensor) -> Tensor:
+        """Return the row of each distance: half of the rows are for keys behind their query."""
+        half = self.ranges // 2
+        exact, far = half // 2, distance_TS.abs()
+        share = (far.clamp(min=1) / exact).log() / math.log(self.farthest / exact)
+        grown = (exact + (share * (half - exact)).long()).clamp(max=half - 1)
+        return torch.where(far < exact, far, grown) + half * (distance_TS > 0)
+
+
 POSITIONS: dict[str, type[Positions]] = {
     "learned": LearnedPositions, "sinusoidal": SinusoidalPositions, "rotary": RotaryPositions,
+    "relative_bias": RelativeBias,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from transfer_cli.model.positions import POSITIONS, Rotary, rotary_frequencies
 Direction = Literal["auto", "causal", "bidirectional"]
 PoolerActivation = Literal["none", "tanh", "gelu", "relu"]
 Biases = Literal["all", "none", "qkv"]
+Share = Literal["none", "all"]
 
 MAX_SIZE = 2**24
 """Maximum of all sizes: a hundred times the largest model trained so far."""
@@ -21,7 +22,8 @@ MAX_DEPTH = 10_000
 """The deepest Transformers have 1000 blocks, and even on meta a block is many Python objects."""
 
 _CHOICES: dict[str, Collection[str]] = {
-    "activation": get_args(Activation), "direction": get_args(Direction),
+    "activation": get_args(Activation), "output_activation": get_args(Activation),
+    "direction": get_args(Direction),
     "pooler": get_args(PoolerActivation), "biases": get_args(Biases), "residual": RESIDUALS,
     "norm": NORMS,
     "feedforward_kind": FEED_FORWARDS, "position_kind": POSITIONS, "attention_pattern": PATTERNS,
@@ -46,15 +48,16 @@ class BackboneShape:
             `model.block`).
         norm: layer, layer_no_bias, rms or rms_unit (see `model.norms`).
         feedforward_kind: mlp or gated (see `model.block`).
-        position_kind: learned, sinusoidal or rotary (see `model.positions`).
+        position_kind: learned, sinusoidal, rotary or relative_bias (see `model.positions`).
         attention_pattern: full or window (see `model.patterns`).
         direction: causal, bidirectional, or auto: the objective's.
         embedding_norm: Whether the embeddings have a norm; None: only with `post`.
         output_bias: Whether the language-model head has a bias.
         tie_output: Whether the language-model head uses the token embedding as its matrix.
         segments: Number of segment embeddings (BERT has 2); 0 for none.
-        output_transform: Whether the language-model head reads LN(gelu(W h + b)) instead of h
+        output_transform: Whether the language-model head reads LN(act(W h + b)) instead of h
             (BERT).
+        output_activation: That activation.
         embedding_width: Size of the embeddings if it is not `width`; a linear layer then projects
             them to it (ELECTRA, Clark et al. 2020).
         epsilon: Added to the variance in every norm. BERT's 1e-12 rounds to 0 in half precision.
@@ -72,6 +75,8 @@ class BackboneShape:
             `model.patterns.window_mask`.
         global_every: With windows, each block of so many sees everything; 0: none does.
         global_from: The first block that does.
+        share: Which of the L blocks are one and the same (ALBERT, Lan et al. 2020): none, all, or
+            a number of groups of blocks that follow one another.
     """
 
     width: int
@@ -105,6 +110,8 @@ class BackboneShape:
     window: int = 128
     global_every: int = 0
     global_from: int = 0
+    output_activation: Activation = "gelu"
+    share: int | Share = "none"
 
     def __post_init__(self) -> None:
         for name in ("width", "heads", "depth", "feedforward", "positions"):
@@ -131,15 +138,40 @@ class BackboneShape:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
         for name, known in _CHOICES.items():
             one_of(name, getattr(self, name), known, ValueError)
+        self._check_share()
         if self.position_kind == "rotary":
             rotary_frequencies(self.rotary, self.head_size)
 
+    def _check_share(self) -> None:
+        if isinstance(self.share, str):
+            one_of("share", self.share, get_args(Share), ValueError)
+        else:
+            _check_size("share", self.share, 1, self.depth)
+        if self.distinct_blocks < self.depth and RESIDUALS[self.residual].plain_start:
+            raise ValueError(
+                f"share={self.share}: with residual={self.residual} the first block is unlike the "
+                "others"
+            )
+
     def least_bytes(self, vocabulary: int) -> int:
         """Return the bytes of the largest matrices in float32."""
-        embeddings = self.embedding_size * (vocabulary + self.positions)
+        positions = 0 if self.position_kind == "rotary" else self.positions
+        embeddings = self.embedding_size * (vocabulary + positions)
         heads = 2 * (self.heads + self.shared_heads) * self.head_size
-        blocks = self.depth * self.width * (heads + 2 * self.feedforward)
+        blocks = self.distinct_blocks * self.width * (heads + 2 * self.feedforward)
         return 4 * (embeddings + blocks)
+
+    @property
+    def distinct_blocks(self) -> int:
+        """The number of blocks with weights of their own."""
+        if isinstance(self.share, str):
+            return 1 if self.share == "all" else self.depth
+        return self.share
+
+    @property
+    def visits(self) -> list[int]:
+        """The number of the distinct block at each of the L places, bottom first."""
+        return [place * self.distinct_blocks // self.depth for place in range(self.depth)]
 
     @property
     def head_size(self) -> int:

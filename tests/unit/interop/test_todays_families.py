@@ -1,4 +1,4 @@
-"""Llama, its relatives and ModernBERT, against the reference implementation, in both directions."""
+"""Llama, its relatives and others, against the reference implementation, in both directions."""
 
 import json
 import warnings
@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from tests.published import HARD_TEXT, LLAMAS, publish, reference, sentence_pieces
+from tests.published import HARD_TEXT, LLAMAS, ROBERTAS, publish, reference, sentence_pieces
 from tests.unit.interop.test_import import batch_of, opened
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import CheckpointError
@@ -21,6 +22,7 @@ from transfer_cli.interop.saving import Ours, write_folder
 from transfer_cli.interop.targets import target_of
 from transfer_cli.interop.vocabulary import begins_with, read_tokenizer
 from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.heads import LanguageModelHead, Pooler
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.positions import Rotary, RotaryScaling
 from transfer_cli.objectives.classification import Classification
@@ -45,11 +47,28 @@ VARIANTS = {
         }
     },
     "other order": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "one after the other": {"use_parallel_residual": False, "tie_word_embeddings": True},
+    "whole heads": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 1.0}
+    },
+    "half heads": {
+        "rope_parameters": {
+            "rope_type": "linear",
+            "rope_theta": 1e4,
+            "factor": 2.0,
+            "partial_rotary_factor": 0.5,
+        }
+    },
+    "two groups": {"num_hidden_groups": 2},
+    "own blocks, relu": {"num_hidden_groups": 3, "hidden_act": "relu"},
     "untied": {"tie_word_embeddings": False, "decoder_bias": False},
 }
-CASES = [(family, "plain") for family in (*LLAMAS[1:], "modernbert")]
+ENCODERS = ("modernbert", "xlm-roberta", "albert", "mpnet")
+CASES = [(family, "plain") for family in (*LLAMAS[1:], *ENCODERS)]
 CASES += [("llama", name) for name in ("plain", "tied", "wide heads", "linear", "llama3")]
 CASES += [("gemma3_text", name) for name in ("wide heads", "all local", "scaled")]
+CASES += [("gpt_neox", name) for name in ("one after the other", "whole heads", "half heads")]
+CASES += [("albert", name) for name in ("two groups", "own blocks, relu")]
 CASES += [("mistral", "all global"), ("modernbert", "other order"), ("modernbert", "untied")]
 OLD_GEMMA3 = {
     "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2,
@@ -60,11 +79,46 @@ OLD_MODERNBERT = {
     "local_rope_theta": 1e4,
     "global_attn_every_n_layers": 2,
 }
+_KEYS = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings",
+)  # fmt: skip
+_LLAMAS = {"tie_word_embeddings": True}
+_SMALLER = {"embedding_size": 128, "tie_word_embeddings": True}
+_OLD_NEOX = {"rotary_pct": 0.25, "rotary_emb_base": 10_000}
 SIZES = {
-    "SmolLM2-135M": ((576, 30, 9, 3, 1536, 49_152), 134_515_008),
-    "SmolLM2-360M": ((960, 32, 15, 5, 2560, 49_152), 361_821_120),
-    "Llama-3.2-1B": ((2048, 16, 32, 8, 8192, 128_256), 1_235_814_400),
-}
+    "SmolLM2-135M": ("llama", (576, 30, 9, 1536, 8192), 49_152,
+                     {**_LLAMAS, "num_key_value_heads": 3}, 134_515_008),
+    "SmolLM2-360M": ("llama", (960, 32, 15, 2560, 8192), 49_152,
+                     {**_LLAMAS, "num_key_value_heads": 5}, 361_821_120),
+    "Llama-3.2-1B": ("llama", (2048, 16, 32, 8192, 131_072), 128_256,
+                     {**_LLAMAS, "num_key_value_heads": 8}, 1_235_814_400),
+    "TinyLlama": ("llama", (2048, 22, 32, 5632, 2048), 32_000,
+                  {"num_key_value_heads": 4}, 1_100_048_384),
+    "Qwen2.5-0.5B": ("qwen2", (896, 24, 14, 4864, 32_768), 151_936,
+                     {**_LLAMAS, "num_key_value_heads": 2}, 494_032_768),
+    "Qwen3-0.6B": ("qwen3", (1024, 28, 16, 3072, 40_960), 151_936,
+                   {**_LLAMAS, "num_key_value_heads": 8, "head_dim": 128}, 596_049_920),
+    "Gemma 3 270m": ("gemma3_text", (640, 18, 4, 2048, 32_768), 262_144,
+                     {"num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512,
+                      "query_pre_attn_scalar": 256}, 268_098_176),
+    "Pythia 14m": ("gpt_neox", (128, 6, 4, 512, 2048), 50_304, _OLD_NEOX, 14_067_712),
+    "Pythia 70m": ("gpt_neox", (512, 6, 8, 2048, 2048), 50_304, _OLD_NEOX, 70_426_624),
+    "Pythia 160m": ("gpt_neox", (768, 12, 12, 3072, 2048), 50_304, _OLD_NEOX, 162_322_944),
+    "ModernBERT base": ("modernbert", (768, 22, 12, 1152, 8192), 50_368,
+                        {"local_attention": 128}, 149_014_272),
+    "ModernBERT large": ("modernbert", (1024, 28, 16, 2624, 8192), 50_368,
+                         {"local_attention": 128}, 394_781_696),
+    "ALBERT base": ("albert", (768, 12, 12, 3072, 512), 30_000, _SMALLER, 11_683_584),
+    "ALBERT large": ("albert", (1024, 24, 16, 4096, 512), 30_000, _SMALLER, 17_683_968),
+    "ALBERT xlarge": ("albert", (2048, 24, 16, 8192, 512), 30_000, _SMALLER, 58_724_864),
+    "ALBERT xxlarge": ("albert", (4096, 12, 64, 16_384, 512), 30_000, _SMALLER, 222_595_584),
+    "MPNet base": ("mpnet", (768, 12, 12, 3072, 514), 30_527, {}, 109_486_464),
+    "XLM-R base": ("xlm-roberta", (768, 12, 12, 3072, 514), 250_002,
+                   {"type_vocab_size": 1}, 278_043_648),
+}  # fmt: skip
+"""Family, sizes, vocabulary, other keys of the config, and parameters, poolers and outputs of their
+own included."""
 
 
 def ours_of(folder, head=LANGUAGE_MODEL):
@@ -76,10 +130,12 @@ def ours_of(folder, head=LANGUAGE_MODEL):
 
 @pytest.mark.parametrize(("family", "variant"), CASES)
 def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, family, variant):
-    kind = "MaskedLM" if family == "modernbert" else "CausalLM"
+    kind = "MaskedLM" if family in ENCODERS else "CausalLM"
     theirs = publish(tmp_path / "first", family, kind, **VARIANTS[variant])
     start, ours, report = opened(tmp_path / "first")
     tokens, mask = batch_of(start.description.vocabulary)
+    if family in ROBERTAS:
+        tokens = torch.where(mask, tokens, 1)
 
     with torch.no_grad():
         expected = theirs(
@@ -109,7 +165,8 @@ def test_states_and_tensors_are_those_of_the_reference_there_and_back(tmp_path, 
     assert not told["missing_keys"]
     assert not told["unexpected_keys"]
     with torch.no_grad():
-        torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits, atol=1e-5, rtol=0)
+        logits = [model(tokens, attention_mask=mask.long()).logits for model in (again, theirs)]
+    torch.testing.assert_close(logits[0][mask], logits[1][mask], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +195,11 @@ def test_configs_from_before_2026_are_read(tmp_path, old, rotary):
         ("gemma3_text", OLD_GEMMA3,
          Rotary(1e6, scaling=RotaryScaling("linear", 8.0), local_base=1e4), [True, False, True]),
         ("modernbert", OLD_MODERNBERT, Rotary(160_000.0, local_base=1e4), [False, True, False]),
+        ("gpt_neox", {"rotary_pct": 0.5, "rotary_emb_base": 1e3}, Rotary(1e3, 0.5), [False] * 3),
+        ("gpt_neox", {}, Rotary(1e4, 0.25), [False] * 3),
     ],
 )  # fmt: skip
-def test_older_configs_with_two_kinds_of_blocks_are_read(tmp_path, family, old, rotary, has_window):
+def test_older_configs_with_words_of_their_own_are_read(tmp_path, family, old, rotary, has_window):
     publish(tmp_path, family)
     settings = PublishedConfig.read(tmp_path)
     new = ("rope_parameters", "layer_types")
@@ -167,6 +226,13 @@ def test_older_configs_with_two_kinds_of_blocks_are_read(tmp_path, family, old, 
         ("modernbert", {"norm_bias": True}, "norm_bias is True, expected False"),
         ("modernbert", {"layer_types": ["full_attention"] * 2 + ["sliding_attention"]},
          "layer_types is .* expected full_attention at equal distances"),
+        ("gpt_neox", {"attention_bias": False}, "attention_bias is False, expected True"),
+        ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.1}}, "of 8 are 0"),
+        ("albert", {"inner_group_num": 2}, "inner_group_num is 2, expected 1"),
+        ("albert", {"embedding_size": 16}, "embedding_size is 16, expected another number"),
+        ("albert", {"num_hidden_groups": 4}, "share must be at most 3, got 4"),
+        ("mpnet", {"relative_attention_num_buckets": 16}, "is 16, expected 32"),
+        ("xlm-roberta", {"pad_token_id": 0}, "pad_token_id is 0, expected 1"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window is True, expected False"),
     ],
 )  # fmt: skip
@@ -181,16 +247,52 @@ def test_what_cannot_be_built_is_refused_by_its_key(tmp_path, family, changes, m
 
 @pytest.mark.parametrize("name", SIZES)
 def test_published_configs_give_published_sizes(name):
-    (*sizes, vocabulary), parameters = SIZES[name]
-    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-            "intermediate_size", "max_position_embeddings")  # fmt: skip
-    config = dict(zip(keys, (*sizes, 8192), strict=True))
-    shape = Llama().shape(PublishedConfig(config, "config.json"))
+    kind, sizes, vocabulary, others, parameters = SIZES[name]
+    family = families()[kind]
+    config = {**dict(zip(_KEYS, sizes, strict=True)), **others}
+    shape = family.shape(PublishedConfig(config, "config.json"))
 
     with without_weights():
-        backbone = Backbone(shape, vocabulary)
+        parts = [Backbone(shape, vocabulary)]
+        if family.bare_pooler:
+            parts.append(Pooler(shape.width, family.pooler_activation))
+        if not shape.tie_output:
+            parts.append(LanguageModelHead(shape, vocabulary))
 
-    assert sum(each.numel() for each in backbone.parameters()) == parameters
+    unread = getattr(family, "first_position", 0) * shape.width  # rows for no position
+    assert sum(each.numel() for part in parts for each in part.parameters()) + unread == parameters
+    assert sum(each.numel() for each in parts[0].parameters()) * 4 > shape.least_bytes(vocabulary)
+
+
+def test_both_names_of_the_output_of_gpt_neox_are_read(tmp_path):
+    publish(tmp_path, "gpt_neox", "CausalLM")
+    new = open_folder(tmp_path, "init_from").tensors()
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors.pop("embed_out.weight")
+    tensors["gpt_neox.layers.0.attention.masked_bias"] = torch.zeros(())
+    save_file(tensors, path)
+
+    found = open_folder(tmp_path, "init_from")
+
+    assert found.dropped == ("gpt_neox.layers.0.attention.masked_bias",)
+    assert found.tensors().keys() == new.keys()
+    assert torch.equal(found.tensors()["heads.lm.weight"], new["heads.lm.weight"])
+
+
+@pytest.mark.parametrize("family", ["xlm-roberta", "mpnet"])
+def test_tokens_of_unigrams_are_those_of_the_reference(tmp_path, family):
+    publish(tmp_path, family)
+    theirs = reference().AutoTokenizer.from_pretrained(tmp_path)
+
+    ours = read_tokenizer(tmp_path)
+
+    assert ours.pieces([ours.cls, ours.sep, ours.pad, ours.mask]) == [
+        "<s>", "</s>", "<pad>", "<mask>"
+    ]  # fmt: skip
+    assert ours.separators == 2
+    for text in HARD_TEXT:
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
 
 
 def test_tokens_of_sentence_pieces_are_those_of_the_reference(tmp_path):
