@@ -325,7 +325,7 @@ def test_the_table_of_published_models_lists_the_families_that_there_are():
     page = (DOCS / "published.md").read_text()
     table = page.partition("## What is read")[2].partition("\n\n")[2].partition("\n\n")[0]
 
-    kinds = [re.search(r"\| `(\w+)` \|", row)[1] for row in table.splitlines()[2:]]
+    kinds = [re.search(r"\| `([\w-]+)` \|", row)[1] for row in table.splitlines()[2:]]
 
     own = [kind for kind, each in families().items() if each.__module__.startswith("transfer_cli.")]
     assert sorted(kinds) == sorted(own)
