@@ -62,6 +62,8 @@ class EncodedText:
         num_unknown: Unknown tokens.
         path: Its folder in the cache.
         part_of: What it is a part of; None: it is complete.
+        starts: Where documents begin, in tokens: at the end of the line before. None: they are not
+            told apart.
     """
 
     tokens: npt.NDArray[Any]
@@ -71,6 +73,7 @@ class EncodedText:
     num_unknown: int
     path: Path
     part_of: Whole | None = None
+    starts: npt.NDArray[np.int64] | None = None
 
 
 def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> EncodedText:
@@ -98,7 +101,22 @@ def encode_text(split: "TextSplit", tokenizer: Tokenizer, cache_dir: Path) -> En
 
     found = _cached(entry, _open_entry, make)
     num_bytes = found.num_bytes if split.size_bytes is None else split.size_bytes
-    return replace(found, num_bytes=num_bytes, part_of=split.part_of)
+    starts = None if split.begins is None else _starts(found, split.begins(), tokenizer.sep)
+    return replace(found, num_bytes=num_bytes, part_of=split.part_of, starts=starts)
+
+
+def _starts(text: EncodedText, begins: Iterator[bool], sep: int) -> npt.NDArray[np.int64]:
+    """Return where documents begin, given whether one does with each line."""
+    ends = np.flatnonzero(text.tokens == sep)
+    begins_N = np.fromiter(begins, np.bool_)
+    if len(ends) != len(begins_N) + 1:
+        raise DataError(
+            f"data.documents=separate: the text has {len(begins_N):,} lines, and the token that "
+            f"ends them, number {sep}, stands {len(ends) - 1:,} times behind the first; with this "
+            "tokenizer lines cannot be told apart. Leave it at cross."
+        )
+    # The end of the line before is what the first token is predicted from.
+    return ends[:-1][begins_N]
 
 
 def cached_tokenizer(recipe: TokenizerRecipe, split: "TextSplit", cache_dir: Path) -> Tokenizer:
@@ -139,6 +157,8 @@ def _cached(entry: Path, read: Callable[[Path], T], make: Callable[[], T]) -> T:
 class TextBlocks:
     """A text cut into blocks of `length` inputs, each with the tokens after them as targets.
 
+    Where documents are told apart, the end of the line before one is its first input.
+
     Neighbouring blocks overlap by one token: every token but the first is a target exactly once.
     The last block may be short.
     """
@@ -157,7 +177,7 @@ class TextBlocks:
         return -(-self.num_targets // self.length)
 
     def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
-        """Return `tokens`, `mask`, `next_tokens` and `index` of the blocks `indices`."""
+        """Return `tokens`, `mask`, `next_tokens`, `index` and perhaps `document` of some blocks."""
         index_B = np.asarray(indices, dtype=np.int64)
         if index_B.size and not 0 <= index_B.min() <= index_B.max() < len(self):
             raise IndexError(f"blocks {indices} of {len(self)}")
@@ -165,12 +185,17 @@ class TextBlocks:
         lengths_B = np.minimum(self.length, self.num_targets - starts_B)
         tokens_BT, mask_BT = gather(self.text.tokens, starts_B, lengths_B, self.pad)
         next_BT, _ = gather(self.text.tokens, starts_B + 1, lengths_B, IGNORE)
-        return {
+        batch = {
             "tokens": torch.from_numpy(tokens_BT),
             "mask": torch.from_numpy(mask_BT),
             "next_tokens": torch.from_numpy(next_BT),
             "index": torch.from_numpy(index_B.copy()),
         }
+        if self.text.starts is not None:
+            places_BT = starts_B[:, None] + np.arange(tokens_BT.shape[1])
+            document_BT = np.searchsorted(self.text.starts, places_BT, side="right")
+            batch["document"] = torch.from_numpy(document_BT)
+        return batch
 
 
 def gather(

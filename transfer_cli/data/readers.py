@@ -108,13 +108,12 @@ def read_lines(path: Path) -> Iterator[str]:
         yield line
 
 
-def read_text(path: Path, field: str) -> Iterator[str]:
-    """Yield lines of text: those of a text file, or those of `field` in every JSON line."""
+def json_texts(path: Path, field: str) -> Iterator[str] | None:
+    """Return the texts in `field` of every JSON line; None: the file has another format."""
     if _suffix(path) not in _JSON_SUFFIXES:
-        yield from read_lines(path)
-        return
-    for record in json_records(numbered_lines(path), str(path)):
-        yield from paragraphs(text_of(record, field, str(path)))
+        return None
+    records = json_records(numbered_lines(path), str(path))
+    return (text_of(record, field, str(path)) for record in records)
 
 
 def paragraphs(text: str) -> list[str]:

@@ -6,22 +6,26 @@ Lines are read anew each time, one after the other, so a text may be larger than
 import glob
 import hashlib
 import itertools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, floor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from transfer_cli.data import catalog, readers, sample, sheets
 from transfer_cli.data.hub_client import located
 from transfer_cli.data.identity import SplitIdentity
 from transfer_cli.data.split import Whole
 from transfer_cli.data.tasks import TaskData
-from transfer_cli.errors import DataError, at_least, listed
+from transfer_cli.errors import DataError, at_least, listed, one_of
 from transfer_cli.progress import progress
 from transfer_cli.runs.directory import HUB
+
+TITLE = "= [^=].* ="
+"""The first line of an article in WikiText."""
 
 _HOLD_OUT_LINES = 64
 """Maximum number of lines of a held-out block."""
@@ -40,6 +44,7 @@ class TextSplit:
     Args:
         name: `train`, `validation` or `test`.
         lines: Yields the text anew at each call: one paragraph or heading a line, without its end.
+        begins: Yields for each line whether a document begins with it; None: nobody asks.
         fingerprint: Hex digest that changes when the lines do.
         source: The name of its file, or files, in messages.
         files: The digest of each file.
@@ -57,12 +62,15 @@ class TextSplit:
     part_of: Whole | None = None
     source: str = "this text"
     files: Mapping[str, str] = field(default_factory=dict)
+    begins: Callable[[], Iterator[bool]] | None = None
 
     @property
     def identity(self) -> SplitIdentity:
         """What it is, to be compared later."""
         return SplitIdentity(self.source, self.fingerprint, files=self.files)
 
+
+Documents = Literal["cross", "separate"]
 
 Only = Sequence[str] | None
 """Names of the splits to return, since a test set can be scored without the training set."""
@@ -74,13 +82,22 @@ class TextData(ABC):
 
     Args:
         length: Tokens in a block; None: as many as the model has positions.
+        documents: cross: a token sees what is before it in its block; separate: of its document
+            alone, in which positions count from 0. What of a document is in the next block begins
+            anew there.
     """
 
     length: int | None = None
+    documents: Documents = "cross"
 
     def __post_init__(self) -> None:
         if self.length is not None:
             at_least("length", self.length, 2)
+        one_of("documents", self.documents, get_args(Documents), ValueError)
+
+    def _told_apart(self, split: TextSplit, begins: Callable[[], Iterator[bool]]) -> TextSplit:
+        """Return a split that says where documents begin, if that is asked for."""
+        return split if self.documents == "cross" else replace(split, begins=begins)
 
     @abstractmethod
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
@@ -117,6 +134,7 @@ class WikiText(TextData):
             path = catalog.find_text(named, part, data_dir)
             lines = partial(_wikitext_lines, path)
             whole = _split(part, lines, ["wikitext"], path.name, [path])
+            whole = self._told_apart(whole, partial(_begins, lines, TITLE))
             parts[part] = replace(whole, size_bytes=path.stat().st_size)
         return parts
 
@@ -133,6 +151,9 @@ class TextFiles(TextData):
         test: The same; without it there is no test set.
         field: The column of the text in JSON lines and Parquet; `a.b` is `b` in the object `a`.
         validation_share: The held-out share of the training text, in (0, 0.5].
+        heading: With `documents=separate`, a regular expression of the first line of a document of
+            `.txt`, such as `= [^=].* =`; None: a document follows an empty line. Of JSON lines and
+            Parquet each row is a document.
     """
 
     train: str | list[str]
@@ -140,6 +161,7 @@ class TextFiles(TextData):
     test: str | list[str] | None = None
     field: str = "text"
     validation_share: float = 0.01
+    heading: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.validation_share <= 0.5:
@@ -148,6 +170,10 @@ class TextFiles(TextData):
             )
         if not self.train:
             raise ValueError("train is empty, expected a path or glob.")
+        try:
+            re.compile(self.heading or "")
+        except re.error as error:
+            raise ValueError(f"heading is no regular expression: {error}") from error
         super().__post_init__()
 
     def splits(self, data_dir: Path, seed: int, *, only: Only = None) -> dict[str, TextSplit]:
@@ -157,10 +183,14 @@ class TextFiles(TextData):
         _check_disjoint(files)
         if "validation" not in files:
             return self._held_out_splits(files, only)
-        return {name: _text_of(files[name], name, self.field) for name in _wanted(files, only)}
+        return {name: self._whole(files[name], name) for name in _wanted(files, only)}
+
+    def _whole(self, paths: list[Path], name: str) -> TextSplit:
+        begins = partial(_file_begins, paths, self.field, self.heading)
+        return self._told_apart(_text_of(paths, name, self.field), begins)
 
     def _held_out_splits(self, files: dict[str, list[Path]], only: Only) -> dict[str, TextSplit]:
-        whole = _text_of(files["train"], "train", self.field)
+        whole = self._whole(files["train"], "train")
         block = _hold_out_block(whole.lines(), self.validation_share)
         if block == 0:
             raise DataError(
@@ -170,10 +200,11 @@ class TextFiles(TextData):
         parts = {}
         for name in _wanted(("train", "validation", *files), only):
             if name == "test":
-                parts[name] = _text_of(files[name], name, self.field)
+                parts[name] = self._whole(files[name], name)
                 continue
             hold_out = _HoldOut(self.validation_share, block, name == "validation")
             lines = partial(hold_out.of, whole.lines)
+            begins = whole.begins and partial(hold_out.begins, whole.lines, whole.begins)
             parts[name] = replace(
                 whole,
                 name=name,
@@ -181,6 +212,7 @@ class TextFiles(TextData):
                 fingerprint=_digest([whole.fingerprint, repr(hold_out)]),
                 about_bytes=hold_out.about(whole.about_bytes),
                 part_of=hold_out.whole(files["train"]),
+                begins=begins,
             )
         return parts
 
@@ -214,7 +246,10 @@ class SampleText(TextData):
         """See `TextData`; neither `data_dir` nor `seed` changes anything."""
         text = sample.encyclopedia(self.world)
         return {
-            name: _split(name, partial(iter, text[name]), text[name], "sample_text")
+            name: self._told_apart(
+                _split(name, partial(iter, text[name]), text[name], "sample_text"),
+                partial(_begins, partial(iter, text[name]), TITLE),
+            )
             for name in _wanted(text, only)
         }
 
@@ -240,7 +275,10 @@ class TaskText(TextData):
         examples = self.task.load(data_dir, seed).splits
         texts = {name: _task_lines(examples[name]) for name in _wanted(examples, only)}
         return {
-            name: _split(name, partial(iter, lines), ["task", *lines], "the task")
+            name: self._told_apart(
+                _split(name, partial(iter, lines), ["task", *lines], "the task"),
+                partial(itertools.repeat, True, len(lines)),  # noqa: FBT003
+            )
             for name, lines in texts.items()
         }
 
@@ -308,11 +346,46 @@ def _wikitext_lines(path: Path) -> Iterator[str]:
 
 def _file_lines(paths: list[Path], field: str) -> Iterator[str]:
     for path in paths:
-        if readers.format_of(path) == sheets.PARQUET:
-            for record in sheets.parquet_records(path, field):
-                yield from readers.paragraphs(readers.text_of(record, field, str(path)))
+        yield from path_lines(path, field)
+
+
+def path_lines(path: Path, field: str) -> Iterator[str]:
+    """Yield the lines of a text file, or those of the texts in `field` of its rows."""
+    texts = _row_texts(path, field)
+    if texts is None:
+        yield from readers.read_lines(path)
+    else:
+        yield from itertools.chain.from_iterable(map(readers.paragraphs, texts))
+
+
+def _row_texts(path: Path, field: str) -> Iterator[str] | None:
+    """Return the texts of JSON lines or Parquet; None: it is plain text."""
+    if readers.format_of(path) != sheets.PARQUET:
+        return readers.json_texts(path, field)
+    records = sheets.parquet_records(path, field)
+    return (readers.text_of(record, field, str(path)) for record in records)
+
+
+def _begins(lines: Callable[[], Iterator[str]], heading: str | None) -> Iterator[bool]:
+    """Yield for each line of a text whether a document begins with it."""
+    is_after_empty = True
+    for number, line in enumerate(lines()):
+        is_empty = not line.strip()
+        if heading is None:
+            yield number == 0 or (is_after_empty and not is_empty)
         else:
-            yield from readers.read_text(path, field)
+            yield number == 0 or re.fullmatch(heading, line) is not None
+        is_after_empty = is_empty
+
+
+def _file_begins(paths: list[Path], field: str, heading: str | None) -> Iterator[bool]:
+    for path in paths:
+        texts = _row_texts(path, field)
+        if texts is None:
+            yield from _begins(partial(readers.read_lines, path), heading)
+            continue
+        for text in texts:
+            yield from (number == 0 for number, _ in enumerate(readers.paragraphs(text)))
 
 
 def _task_lines(examples: Sequence[Any]) -> list[str]:
@@ -375,15 +448,28 @@ class _HoldOut:
         return None if size is None else round(share * size)
 
     def of(self, lines: Callable[[], Iterator[str]]) -> Iterator[str]:
+        return (line for line, is_kept in self._marked(lines()) if is_kept)
+
+    def begins(
+        self, lines: Callable[[], Iterator[str]], begins: Callable[[], Iterator[bool]]
+    ) -> Iterator[bool]:
+        """Yield for each line whether a document begins with it, or the part that is kept."""
+        is_kept = False
+        for (_, keeps), begins_here in zip(self._marked(lines()), begins(), strict=True):
+            if keeps:
+                yield begins_here or not is_kept
+            is_kept = keeps
+
+    def _marked(self, lines: Iterator[str]) -> Iterator[tuple[str, bool]]:
+        """Yield each line, and whether it is kept."""
         number = -1
-        for line in lines():
+        for line in lines:
             # An empty line goes with the line before it.
             number += bool(line.strip())
             block = max(number, 0) // self.block
             before = floor(block * self.share + _HOLD_OUT_OFFSET)
             is_held_out = floor((block + 1) * self.share + _HOLD_OUT_OFFSET) > before
-            if is_held_out == self.keep_held_out:
-                yield line
+            yield line, is_held_out == self.keep_held_out
 
 
 def _hold_out_block(lines: Iterator[str], share: float) -> int:

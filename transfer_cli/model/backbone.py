@@ -17,8 +17,8 @@ from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.new_segments import AddedSegments
 from transfer_cli.model.norms import NORMS, build_norm
 from transfer_cli.model.packing import Packing
-from transfer_cli.model.patterns import PATTERNS
-from transfer_cli.model.positions import POSITIONS, count_positions
+from transfer_cli.model.patterns import PATTERNS, within_documents
+from transfer_cli.model.positions import POSITIONS, count_positions, positions_within
 from transfer_cli.model.shape import MAX_SIZE, BackboneShape, Direction
 
 __all__ = ["MAX_SIZE", "Backbone", "BackboneShape", "Direction", "initialise_plain"]
@@ -117,6 +117,7 @@ class Backbone(nn.Module):
         padded: bool = True,
         kv_cache: KVCache | None = None,
         prefix_B: Tensor | None = None,
+        document_BT: Tensor | None = None,
         packing: Packing | None = None,
     ) -> list[Tensor]:
         """Return L + 1 hidden states, each `[B, T, D]`: the embeddings, then after every block.
@@ -134,6 +135,8 @@ class Backbone(nn.Module):
                 own. Only the new hidden states are returned.
             prefix_B: The length of each sequence's prefix, all of which every position sees; what
                 follows is causal, whatever the model's direction. None: its direction decides.
+            document_BT: A number for each document in a sequence; a position sees its own alone,
+                and positions count from 0 in each. Not together with a cache. None: there is one.
             packing: Of where `mask_BT` is True: attention alone then sees padding, and the hidden
                 states are returned packed, `[1, N, D]`. None: every layer computes padding.
 
@@ -154,6 +157,9 @@ class Backbone(nn.Module):
             )
         inputs = self.attention_pattern(mask_BT, padded=padded, cached=cached, prefix_B=prefix_B)
         position_BT = count_positions(mask_BT, cached)
+        if document_BT is not None:
+            inputs = within_documents(inputs, document_BT)
+            position_BT = positions_within(position_BT, document_BT)
         inputs = self.position_embedding.attend(inputs, position_BT)
         if kv_cache is not None:
             pairs = zip(inputs, kv_cache.layers, strict=True)

@@ -3,8 +3,10 @@
 Legend: B batch, T positions, S positions including cached ones.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -105,6 +107,24 @@ def attention_mask(mask_BT: Tensor, *, causal: bool) -> Tensor:
         attn_mask = attn_mask & below
     itself = torch.eye(positions, dtype=torch.bool, device=mask_BT.device)
     return attn_mask | itself
+
+
+def within_documents(
+    inputs: Sequence[AttentionInputs], document_BT: Tensor
+) -> Sequence[AttentionInputs]:
+    """Return attention inputs with which a query sees keys of its own document alone."""
+    same_B1TT = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
+
+    def within(each: AttentionInputs) -> AttentionInputs:
+        seen = same_B1TT.tril() if each.causal else same_B1TT
+        if each.attn_mask is None:
+            return replace(each, attn_mask=seen, causal=False)
+        if each.attn_mask.dtype == torch.bool:
+            return replace(each, attn_mask=each.attn_mask & seen)
+        return replace(each, attn_mask=each.attn_mask.masked_fill(~seen, -math.inf))
+
+    made = {id(each): within(each) for each in inputs}
+    return [made[id(each)] for each in inputs]
 
 
 def window_mask(

@@ -233,6 +233,14 @@ def count_positions(mask_BT: Tensor, cached: int = 0) -> Tensor:
     return (mask_BT.long().cumsum(1) + (cached - 1)).clamp(min=0)
 
 
+def positions_within(position_BT: Tensor, document_BT: Tensor) -> Tensor:
+    """Return positions that count from 0 in each document, `[B, T]`."""
+    begins_BT = torch.ones_like(document_BT, dtype=torch.bool)
+    begins_BT[:, 1:] = document_BT[:, 1:] != document_BT[:, :-1]
+    first_BT = torch.where(begins_BT, position_BT, 0).cummax(1).values
+    return position_BT - first_BT
+
+
 def rotary_frequencies(rotary: Rotary, head_width: int) -> Tensor:
     """Return the angle a position of each pair of a head's numbers, `[F]`.
 

@@ -111,13 +111,14 @@ class Encoding:
         batch = self._batch
         if "states" in batch:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
-        segment = batch.get("segment")
+        segment, document = batch.get("segment"), batch.get("document")
         states: Sequence[Tensor] = self._model.backbone(
             _sequences(batch["tokens"]),
             _sequences(batch["mask"]),
             None if segment is None else _sequences(segment),
             padded=is_padded(batch),
             prefix_B=batch.get("prefix"),
+            document_BT=None if document is None else _sequences(document),
             packing=self._packing,
         )
         return states

@@ -16,6 +16,7 @@ from tests.fuzzing import altered, damaged, fuzz, memory_up_to
 from transfer_cli.data import packed, readers
 from transfer_cli.data.readers import MAX_COLUMNS, MAX_LABEL_CHARACTERS, MAX_LINE_BYTES
 from transfer_cli.data.tasks import Table, _read_trec
+from transfer_cli.data.text import path_lines
 from transfer_cli.errors import DataError
 
 PACKERS = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -110,7 +111,7 @@ def test_fuzz_packed_files(tmp_path_factory, data, suffix):
     path = tmp_path_factory.mktemp("fuzz") / f"a.jsonl{suffix}"
     path.write_bytes(data.draw(damaged(packed) | damaged(packed * 2)))
 
-    tried(lambda: list(readers.read_text(path, "text")))
+    tried(lambda: list(path_lines(path, "text")))
 
 
 # ------------------------------------------------------------------------------- too much

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from transfer_cli.data import readers
+from transfer_cli.data.text import path_lines
 from transfer_cli.errors import DataError
 
 PACKERS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -133,7 +134,7 @@ def test_a_field_of_json_lines_is_read_as_lines_of_text(write):
     rows = [{"text": "one\ntwo"}, {"text": "three", "id": 3}]
     path = write("a.jsonl", "\n\n".join(map(json.dumps, rows)))
 
-    assert list(readers.read_text(path, "text")) == ["one", "two", "three"]
+    assert list(path_lines(path, "text")) == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_a_broken_json_line_is_named_with_its_number(write, line, message):
     path = write("a.jsonl", '{"text": "good"}\n' + line + "\n")
 
     with pytest.raises(DataError, match=rf"a\.jsonl, line 2: .*{message}"):
-        list(readers.read_text(path, "text"))
+        list(path_lines(path, "text"))
 
 
 # --------------------------------------------------------------------------------- tables
@@ -257,7 +258,7 @@ def test_arbitrary_bytes_are_read_or_are_an_error_of_the_user(write, content, su
     path = write(name + suffix, PACKERS[suffix](content) if packed else content)
 
     for read in (
-        lambda: list(readers.read_text(path, "text")),
+        lambda: list(path_lines(path, "text")),
         lambda: table(path, readers.format_of(path) or "csv"),
         lambda: table(path, "csv", header=False),
     ):

@@ -77,6 +77,10 @@ class PrefixLM(CausalLM):
         """Add `target`, the next token; with `corrupt` return the corrupted texts alone."""
         if self.corruption is None:
             return super().prepare(batch, noise)
+        if "document" in batch:
+            raise ConfigError(
+                "data.documents=separate: corrupt hides spans of whole blocks; say cross"
+            )
         length, vocabulary = batch["tokens"].shape[1], self.info.vocabulary
         draws_BT3 = noise.uniform(batch["index"], length, 3).numpy()
         # Where it does not end lines as well, the token of classes is no part of a text.
