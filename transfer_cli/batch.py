@@ -35,6 +35,10 @@ key            shape, type     meaning
                                batch row by row; likewise `compared_rows`
 `real_rows`    [N] int64       made by `with_facts` where enough is padding: where a real token
                                is, counted through the batch row by row
+`row_text`     [R, L] int64    made by `with_rows`: which sequence a place in a row belongs to, -1
+                               where there is none
+`row_places`   [N] int64       made by `with_rows`: where each of `real_rows` is in the rows,
+                               counted through them row by row
 `sequences`    [S] int64       made by `with_facts` where examples have several sequences: which
                                of all B * C are there
 `padded`       [] bool         made by `with_facts`, and always on the host: whether anything is
@@ -44,6 +48,8 @@ key            shape, type     meaning
 
 import torch
 from torch import Tensor
+
+from transfer_cli.errors import ConfigError
 
 Batch = dict[str, Tensor]
 
@@ -74,6 +80,43 @@ def with_facts(batch: Batch) -> Batch:
         found["target_rows"] = rows_with_target(batch)
     if "compared" in batch:
         found["compared_rows"] = rows_compared(batch)
+    return found
+
+
+def with_rows(batch: Batch) -> Batch:
+    """Return `with_facts` of a batch, with the rows into which its texts are put to be computed.
+
+    Rows are as long as the longest text. Long texts come first, and each goes into the first row
+    that has room (first-fit decreasing). Running text is in rows already, and cached features are
+    not computed.
+
+    Raises:
+        ConfigError: Its texts have prefixes.
+    """
+    found = with_facts(batch)
+    if "prefix" in found:
+        raise ConfigError(
+            "loop.pack: texts of which all positions see a prefix have rows of their own; "
+            "leave loop.pack out"
+        )
+    if found.keys() & {"document", "next_tokens", "states", "pooled"}:
+        return found
+    mask_ST = found["mask"].flatten(0, -2)
+    length_S, longest = mask_ST.sum(1), mask_ST.shape[1]
+    room, starts = list[int](), torch.zeros(len(mask_ST), dtype=torch.int64)
+    for text in length_S.argsort(descending=True, stable=True).tolist():
+        length = int(length_S[text])
+        row = next((n for n, free in enumerate(room) if free >= length), len(room))
+        if row == len(room):
+            room.append(longest)
+        starts[text] = row * longest + longest - room[row]
+        room[row] -= length
+    found["real_rows"] = mask_ST.flatten().nonzero().squeeze(1)
+    text_N, place_N = found["real_rows"] // longest, found["real_rows"] % longest
+    found["row_places"] = starts[text_N] + place_N
+    row_text = torch.full((len(room) * longest,), -1)
+    row_text[found["row_places"]] = text_N
+    found["row_text"] = row_text.view(-1, longest)
     return found
 
 

@@ -23,6 +23,7 @@ from transfer_cli.assembly.pretraining_task import (
     fisher_of,
     forgetting_of,
 )
+from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
 from transfer_cli.data.loader import Stream
 from transfer_cli.data.sampler import StepSampler
@@ -164,6 +165,7 @@ def build_run(
         max_bad_steps=loop.max_bad_steps,
         penalty=plan.adaptation.penalty,
         parallel=parallel,
+        lay_out=with_rows if loop.pack else with_facts,
     )
     micro_batch = min(loop.micro_batch or loop.batch, loop.batch)
     asked = build(config.forgetting, "forgetting", ForgettingText)

@@ -28,6 +28,7 @@ OTHER_NAMES = {
     "loop.micro_batch": "per_device_train_batch_size micro_batch_size gradient_accumulation_steps",
     "loop.clip": "max_grad_norm grad_clip gradient_clip_val clip_grad",
     "loop.activation_checkpointing": "gradient_checkpointing",
+    "loop.pack": "packing sample_packing",
     "loop.patience": "early_stopping early_stopping_patience",
     "loop.evaluate_every": "eval_steps eval_every evaluation_strategy eval_strategy",
     "loop.log_every": "logging_steps",

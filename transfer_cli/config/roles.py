@@ -61,6 +61,7 @@ ROLES = {
     "loop.batch": LEARNS,
     "loop.micro_batch": LEARNS | Role.EXTENDS,
     "loop.bucket": LEARNS,
+    "loop.pack": LEARNS,
     "loop.activation_checkpointing": LEARNS,
     "loop.compile": LEARNS,
     "loop.clip": LEARNS,

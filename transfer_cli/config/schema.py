@@ -27,6 +27,8 @@ class LoopConfig:
     """Sequences that pass through the model at once; none: the whole batch."""
     bucket: bool = False
     """Put labelled texts of like length into a batch: less padding, each still once an epoch."""
+    pack: bool = False
+    """Compute several labelled texts in a row, each for itself: less padding in attention, too."""
     activation_checkpointing: bool = False
     """Compute the inside of each block again in the backward pass: less memory, more time."""
     compile: bool = False

@@ -114,6 +114,7 @@ class TrainStep:
         max_bad_steps: Skipped steps in a row after which the run fails.
         penalty: Pulls the weights back to their starting values; already started.
         parallel: How processes share the model; None: there is one process.
+        lay_out: Adds to a prepared view how it is computed.
     """
 
     def __init__(  # noqa: PLR0913 - everything that a step is made of
@@ -131,6 +132,7 @@ class TrainStep:
         max_bad_steps: int,
         penalty: Penalty | None = None,
         parallel: Parallel | None = None,
+        lay_out: Callable[[Batch], Batch] = with_facts,
     ) -> None:
         self.model = model
         self.losses = tuple(losses)
@@ -145,6 +147,7 @@ class TrainStep:
         self._scaler = precision.scaler()
         self._clip = clip
         self._penalty = penalty
+        self._lay_out = lay_out
         self._decides_on_device = decides_on_device(optimizer, model, self._scaler)
         late = self._decides_on_device and precision.device.type != "cpu"
         self._skipped = SkippedSteps(groups, max_bad_steps, late=late)
@@ -309,7 +312,7 @@ class TrainStep:
             share = 0 if isinstance(micro, PaddingBatch) else 1
             with self._forward.accumulating(last=number == len(ready) - 1):
                 with self._precision.context():
-                    here = _on_device(views, device)
+                    here = _on_device({n: self._lay_out(view) for n, view in views.items()}, device)
                     sums = self._forward(partial(loss_sums, losses=self.losses, views=here))
                 parts = [share * factor * sums[t] for t, factor in factors.items() if t in sums]
                 if parts:
@@ -364,9 +367,8 @@ class TrainStep:
         return norm
 
 
-def _on_device(views: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:
+def _on_device(known: Mapping[str, Batch], device: torch.device) -> dict[str, Batch]:
     """Return the views on the device; tensors that views share are moved once and stay shared."""
-    known = {name: with_facts(view) for name, view in views.items()}
     moved: dict[int, Tensor] = {}
     for view in known.values():
         for key, tensor in view.items():

@@ -1,6 +1,6 @@
-"""Rows of real tokens: what layers that see one token at a time compute, so never padding.
+"""Rows of real tokens, so that padding is not computed.
 
-Legend: B batch, T positions, N real tokens.
+Legend: B batch, T positions, N real tokens, R rows, L places in a row.
 """
 
 from dataclasses import dataclass
@@ -44,3 +44,41 @@ class Packing:
         padded = packed.new_zeros(self.batch * self.positions, *packed.shape[2:])
         padded[self.rows] = packed[0]  # `index_copy` would keep `packed` for the backward pass
         return padded.view(self.batch, self.positions, *packed.shape[2:])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Puts several sequences of a padded batch into each row, and back.
+
+    Args:
+        real_rows: Where the real tokens are, `[N]`, counted through the batch row by row.
+        places: Where they are in the new rows, counted likewise.
+        sequence: The number of the sequence at each place, `[R, L]`; -1: there is none.
+        batch: B.
+        positions: T.
+    """
+
+    real_rows: Tensor
+    places: Tensor
+    sequence: Tensor
+    batch: int
+    positions: int
+
+    @property
+    def mask(self) -> Tensor:
+        """True at real tokens, `[R, L]`."""
+        return self.sequence >= 0
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """Return `[R, L, ...]` of `[B, T, ...]`, with 0 where there is no token."""
+        return _moved(padded, self.real_rows, self.places, *self.sequence.shape)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return `[B, T, ...]` of `[R, L, ...]`, with 0 at padding."""
+        return _moved(packed, self.places, self.real_rows, self.batch, self.positions)
+
+
+def _moved(values: Tensor, start: Tensor, end: Tensor, rows: int, positions: int) -> Tensor:
+    moved = values.new_zeros(rows * positions, *values.shape[2:])
+    moved[end] = values.flatten(0, 1).index_select(0, start)
+    return moved.view(rows, positions, *values.shape[2:])

@@ -19,7 +19,7 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, pool
-from transfer_cli.model.packing import Packing
+from transfer_cli.model.packing import Packing, Rows
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.seeds import ExampleNoise
 
@@ -98,12 +98,21 @@ class Encoding:
     @cached_property
     def _packing(self) -> Packing | None:
         batch = self._batch
-        if "states" in batch or "real_rows" not in batch:
+        if "states" in batch or "real_rows" not in batch or self._rows is not None:
             return None
         return Packing.of(_sequences(batch["mask"]), batch["real_rows"])
 
+    @cached_property
+    def _rows(self) -> Rows | None:
+        batch = self._batch
+        if "row_text" not in batch:
+            return None
+        shape = _sequences(batch["mask"]).shape
+        return Rows(batch["real_rows"], batch["row_places"], batch["row_text"], *shape)
+
     def _unpacked(self, state: Tensor) -> Tensor:
-        return state if self._packing is None else self._packing.unpack(state)
+        packing = self._rows or self._packing
+        return state if packing is None else packing.unpack(state)
 
     @cached_property
     def _passed(self) -> Sequence[Tensor]:
@@ -111,7 +120,15 @@ class Encoding:
         batch = self._batch
         if "states" in batch:
             return [state.flatten(0, -3) for state in batch["states"].unbind(-2)]
-        segment, document = batch.get("segment"), batch.get("document")
+        segment, document, rows = batch.get("segment"), batch.get("document"), self._rows
+        if rows is not None:
+            packed: Sequence[Tensor] = self._model.backbone(
+                rows.pack(_sequences(batch["tokens"])),
+                rows.mask,
+                None if segment is None else rows.pack(_sequences(segment)),
+                document_BT=rows.sequence,
+            )
+            return packed
         states: Sequence[Tensor] = self._model.backbone(
             _sequences(batch["tokens"]),
             _sequences(batch["mask"]),

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.adaptation.penalties import L2SP, Start
-from transfer_cli.batch import size
+from transfer_cli.batch import size, with_rows
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import DivergedError
@@ -425,3 +425,18 @@ def test_a_run_that_is_read_late_ends_a_step_later_with_the_same_words():
         run.go()
 
     assert run.progress.step == 7
+
+
+def test_texts_in_rows_take_the_same_steps():
+    found = []
+    for lay_out in (None, with_rows):
+        # AdamW would make steps of the rounding of gradients that are 0.
+        recipe = tiny.Recipe(total=5, rate=0.1, optimizer=torch.optim.SGD)
+        run = tiny.run(Classification(), tiny.Questions(), recipe, depth=2)
+        if lay_out:
+            run.step._lay_out = lay_out
+        losses = run.go().losses
+        found.append((losses, tiny.weights_of(run.step.model)))
+
+    assert found[0][0][0] > found[0][0][-1]
+    assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)

@@ -4,11 +4,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from transfer_cli.batch import with_facts
+from transfer_cli.batch import with_facts, with_rows
+from transfer_cli.errors import ConfigError
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.block import RESIDUALS
-from transfer_cli.model.packing import Packing
+from transfer_cli.model.packing import Packing, Rows
 from transfer_cli.model.positions import POSITIONS
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding
 
 LENGTHS = torch.tensor([3, 9, 0, 12, 7])  # one sequence is not there
 MASK = torch.arange(12) < LENGTHS[:, None]
@@ -56,6 +59,52 @@ def test_with_padding_on_the_left_prefixes_and_windows():
     check(mask=MASK.flip(1))
     check(prefix=torch.tensor([1, 4, 0, 12, 2]))
     check(attention_pattern="window", window=4)
+
+
+@pytest.mark.parametrize("position_kind", POSITIONS)
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_texts_in_rows_have_the_states_and_gradients_of_the_padded_pass(position_kind, direction):
+    torch.manual_seed(0)
+    shape = BackboneShape(
+        width=8, depth=3, heads=2, feedforward=16, positions=12, segments=2, dropout=0.0,
+        direction=direction, position_kind=position_kind,
+    )  # fmt: skip
+    model = TransferModel(Backbone(shape, 50).double(), {})
+    segment = MASK.long().cumsum(1) % 2
+    batch = {"tokens": TOKENS, "mask": MASK, "segment": segment}
+
+    def passed(batch):
+        model.zero_grad()
+        found = [state[MASK] for state in Encoding(model, batch).states]
+        sum((each * each.cos()).sum() for each in found).backward()
+        return found, [each.grad.clone() for each in model.parameters()]
+
+    whole, rows = passed(batch), passed(with_rows(batch))
+
+    assert_close(rows, whole, rtol=0, atol=1e-10)
+
+
+def test_texts_go_into_the_first_row_with_room():
+    rows = with_rows({"tokens": TOKENS, "mask": MASK})["row_text"]
+
+    assert rows.tolist() == [[3] * 12, [1] * 9 + [0] * 3, [4] * 7 + [-1] * 5]
+
+
+def test_the_first_row_of_a_batch_without_room_is_another():
+    batch = {"tokens": TOKENS[:2], "mask": torch.ones(2, 12, dtype=torch.bool)}
+    facts = with_rows(batch)
+
+    rows = Rows(facts["real_rows"], facts["row_places"], facts["row_text"], 2, 12)
+
+    assert rows.mask.all()
+    assert torch.equal(rows.unpack(rows.pack(TOKENS[:2])), TOKENS[:2])
+
+
+def test_texts_with_prefixes_are_not_put_into_rows():
+    batch = {"tokens": TOKENS, "mask": MASK, "prefix": LENGTHS}
+
+    with pytest.raises(ConfigError, match=r"loop\.pack: texts of which all positions see a prefix"):
+        with_rows(batch)
 
 
 def test_layers_see_real_tokens_alone():
