@@ -31,6 +31,7 @@ HEADS = {
     "roberta": ("", "MaskedLM"), "electra": ("", "PreTraining", "MaskedLM"),
     "gpt2": ("", "LMHeadModel"), "xlm-roberta": ("MaskedLM",), "mpnet": ("MaskedLM",),
     "albert": ("", "MaskedLM", "PreTraining"), "gpt_neox": ("CausalLM",),
+    "modernbert": ("MaskedLM", "SequenceClassification"),
 }  # fmt: skip
 ALL = [
     *FAMILIES, *(pytest.param(f, marks=pytest.mark.slow) for f in HEADS if f not in FAMILIES)
@@ -104,6 +105,8 @@ def test_what_is_exported_is_what_the_reference_wrote(transfer, tmp_path, family
         torch.testing.assert_close(
             again.eval()(tokens).logits, theirs(tokens).logits, atol=1e-6, rtol=0
         )
+    if family == "modernbert":  # whose tokenizer they make of a tokenizer.json alone
+        return
     old = lib.AutoTokenizer.from_pretrained("first")
     new = lib.AutoTokenizer.from_pretrained("second")
     for text in TEXT:
@@ -179,6 +182,25 @@ def test_a_long_text_gets_the_same_answer_elsewhere_and_back_here(adapted, trans
     whole.write_text(whole.read_text().replace(f": {LENGTH},", ": 40,"))
     if reads_back:
         assert (our_logits("out", texts)[-5] - ours[-5]).abs().max() > 5e-6
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_published_classifier_of_modernbert_pools_as_its_config_says(tmp_path, pooling):
+    theirs = publish(
+        tmp_path, "modernbert", "SequenceClassification", classifier_pooling=pooling, num_labels=3
+    )
+    trained = open_trained(str(tmp_path), CPU)
+    data = encode_texts(
+        [Example(text) for text in TEXT], trained.start.tokenizer, trained.length, "bidirectional"
+    )
+    batch = with_facts(data.batch(np.arange(len(TEXT))))
+
+    with torch.no_grad():
+        ours = trained.objective.outputs(trained.model, batch, Encoding(trained.model, batch))
+        expected = theirs(batch["tokens"], batch["mask"].long()).logits
+
+    assert expected.std() > 0.1
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ class Family(ABC):
         varies: Fields that are equal in most families, and not in this one.
         output: Fields of its language-model head.
         only: Keys of the config, each with the one value that we can build.
-        pooling: Which hidden state its classifier reads.
+        poolings: How its classifier makes one vector of a text, the usual way first, and what the
+            config calls that (`classifier_pooling`); None: all do so.
         pooler_activation: That of the classifier's pooler; none: it has no pooler.
         bare_pooler: The pooler of a model without a classifier, by its name after the prefix;
             "": there is none.
@@ -107,7 +108,7 @@ class Family(ABC):
     options: ClassVar[Mapping[str, tuple[str, Any]]]
     output: ClassVar[Mapping[str, bool]] = {}
     only: ClassVar[Mapping[str, Any]] = {}
-    pooling: ClassVar[str] = "cls_first"
+    poolings: ClassVar[Mapping[str, str | None]] = {"cls_first": None}
     pooler_activation: ClassVar[str] = "none"
     bare_pooler: ClassVar[str] = ""
     synonyms: ClassVar[Mapping[str, str]] = {}
@@ -146,6 +147,17 @@ class Family(ABC):
         found = {key: getattr(shape, ours) for ours, key in names.items()}
         theirs = {ours: there for there, ours in reversed(ACTIVATIONS.items())}
         return {**found, names["activation"]: theirs[shape.activation]}
+
+    def pooling_of(self, settings: PublishedConfig) -> str:
+        """Return how its classifier makes one vector of a text."""
+        usual, *others = self.poolings
+        known = {name: ours for ours, name in self.poolings.items() if name is not None}
+        return settings.one_of("classifier_pooling", known, next(iter(known))) if others else usual
+
+    def of_classifier(self, pooling: str) -> dict[str, Any]:
+        """Return the keys of a config with a classifier."""
+        name = self.poolings[pooling]
+        return {} if name is None else {"classifier_pooling": name}
 
     @abstractmethod
     def heads(self, shape: BackboneShape) -> Mapping[str, PublishedHead]:

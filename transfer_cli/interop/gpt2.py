@@ -45,7 +45,7 @@ class Gpt2(Family):
         "add_cross_attention": False, "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
     }  # fmt: skip
-    pooling = "cls_last"
+    poolings: ClassVar[Mapping[str, str | None]] = {"cls_last": None}
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
         """Return the fields of the shape; the norm on embeddings is left to `residual`."""

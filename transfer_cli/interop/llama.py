@@ -50,7 +50,7 @@ class Llama(Family):
     }
     output: ClassVar[Mapping[str, bool]] = {"output_bias": False}
     only: ClassVar[Mapping[str, Any]] = {"attention_bias": False, "mlp_bias": False}
-    pooling = "cls_last"
+    poolings: ClassVar[Mapping[str, str | None]] = {"cls_last": None}
     norms: ClassVar[Mapping[str, str]] = {
         "attention_norm": "input_layernorm", "feed_forward_norm": "post_attention_layernorm",
     }  # fmt: skip

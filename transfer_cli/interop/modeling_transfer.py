@@ -392,9 +392,12 @@ class Classifier(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.pooling = config.pooling
-        self.activation = ACTIVATIONS.get(config.pooler)
+        is_normed = config.pooler == "gelu_norm"
+        self.activation = F.gelu if is_normed else ACTIVATIONS.get(config.pooler)
         if self.activation is not None:
-            self.pooler = nn.Linear(config.width, config.width)
+            bias = not is_normed or config.biases == "all"
+            self.pooler = nn.Linear(config.width, config.width, bias=bias)
+        self.pooler_norm = norm_of(config, config.width) if is_normed else nn.Identity()
         sizes = [config.width * (3 if config.pooling == "concat" else 1), *config.hidden]
         layers: list[nn.Module] = []
         for inputs, size in itertools.pairwise(sizes):
@@ -408,7 +411,7 @@ class Classifier(nn.Module):
         """Return `[B, C]`."""
         vector = pool(hidden_BTD, mask_BT, self.pooling)
         if self.activation is not None:
-            vector = self.activation(self.pooler(vector))
+            vector = self.pooler_norm(self.activation(self.pooler(vector)))
         logits_BC: Tensor = self.linear(self.norm(self.hidden(vector)))
         return logits_BC
 

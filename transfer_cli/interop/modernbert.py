@@ -5,7 +5,13 @@ from typing import Any, ClassVar
 
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.angles import TwoKinds, window_config
-from transfer_cli.interop.family import LANGUAGE_MODEL, Family, PublishedHead
+from transfer_cli.interop.family import (
+    LANGUAGE_MODEL,
+    MULTIPLE_CHOICE,
+    SEQUENCE_CLASSIFICATION,
+    Family,
+    PublishedHead,
+)
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, same
 from transfer_cli.model.backbone import BackboneShape
@@ -17,9 +23,10 @@ _ANGLES = TwoKinds(
 
 
 class ModernBert(Family):
-    """Its classifier has a pooler with a norm, which ours has not: it is neither read nor written.
+    """Its classifier's pooler has the form of the language model's head, and takes it over.
 
-    There are several dropouts, all 0 in what was published; ours is not written.
+    There are several dropouts, all 0 in what was published; ours is not written. Its heads for each
+    token have that layer, too, and ours have not: they are neither read nor written.
     """
 
     name = "ModernBERT"
@@ -50,6 +57,8 @@ class ModernBert(Family):
         "attention_bias": False, "mlp_bias": False, "norm_bias": False, "classifier_bias": False,
         "classifier_activation": "gelu",
     }  # fmt: skip
+    poolings: ClassVar[Mapping[str, str | None]] = {"cls_first": "cls", "mean": "mean"}
+    pooler_activation = "gelu_norm"
     mask_lstrip = True
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:
@@ -83,7 +92,20 @@ class ModernBert(Family):
             rules += same("heads.lm", "decoder", "bias")
         if not shape.tie_output:
             rules += same("heads.lm", "decoder", "weight")
-        return {LANGUAGE_MODEL: PublishedHead("ModernBertForMaskedLM", "fill-mask", rules)}
+        classifier = [
+            *same("heads.pooler.linear", "head.dense", "weight"),
+            *same("heads.pooler.norm", "head.norm", "weight"),
+            *same("heads.class.linear", "classifier"),
+        ]
+        return {
+            LANGUAGE_MODEL: PublishedHead("ModernBertForMaskedLM", "fill-mask", rules),
+            SEQUENCE_CLASSIFICATION: PublishedHead(
+                "ModernBertForSequenceClassification", "text-classification", classifier
+            ),
+            MULTIPLE_CHOICE: PublishedHead(
+                "ModernBertForMultipleChoice", "multiple-choice", classifier
+            ),
+        }
 
     def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of the embeddings, their norm and the last one."""

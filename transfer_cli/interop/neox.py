@@ -53,7 +53,7 @@ class GptNeoX(Family):
     }
     output: ClassVar[Mapping[str, bool]] = {"output_bias": False}
     only: ClassVar[Mapping[str, Any]] = {"attention_bias": True}
-    pooling = "cls_last"
+    poolings: ClassVar[Mapping[str, str | None]] = {"cls_last": None}
     synonyms: ClassVar[Mapping[str, str]] = {"lm_head.": "embed_out."}
 
     def shape_fields(self, settings: PublishedConfig) -> dict[str, Any]:

@@ -69,7 +69,10 @@ _BARE = Kind("TransferModel", "AutoModel", "feature-extraction", {})
 _LM = {"heads.lm.": "lm_head."}
 _CAUSAL = Kind("TransferForCausalLM", "AutoModelForCausalLM", "text-generation", _LM)
 _MASKED = Kind("TransferForMaskedLM", "AutoModelForMaskedLM", "fill-mask", _LM)
-_OF_CLASSIFIER = {"heads.class.": "classifier.", "heads.pooler.linear.": "classifier.pooler."}
+_OF_CLASSIFIER = {
+    "heads.class.": "classifier.", "heads.pooler.linear.": "classifier.pooler.",
+    "heads.pooler.norm.": "classifier.pooler_norm.",
+}  # fmt: skip
 _KINDS = {
     SEQUENCE_CLASSIFICATION: Kind(
         "TransferForSequenceClassification", "AutoModelForSequenceClassification",

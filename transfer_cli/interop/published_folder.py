@@ -194,13 +194,14 @@ class _Folder:
         if not 0 < vocabulary <= MAX_SIZE:
             raise self.settings.wrong("vocab_size", f"a number from 1 to {MAX_SIZE:,}")
         with without_weights():
-            heads = {
+            heads: dict[str, nn.Module] = {
                 "lm": LanguageModelHead(shape, vocabulary),
-                "pooler": Pooler(shape.width, "tanh"),
                 "class": SequenceHead(shape.width, max(1, labels), "cls_first"),
                 "span": nn.Linear(shape.width, 2),
                 "tags": nn.Linear(shape.width, max(1, labels)),
             }
+            if self.family.pooler_activation != "none":
+                heads["pooler"] = Pooler(shape, self.family.pooler_activation)
             own = TransferModel(Backbone(shape, vocabulary), heads).state_dict()
             expected: dict[str, Tensor] = {}
             for rule in rules:
@@ -245,7 +246,7 @@ class _Folder:
         if classifier is not None:
             of_head, objective, labels, task = classifier
             has_pooler = family.pooler_activation != "none"
-            options = {"pooling": family.pooling, "pooler": has_pooler}
+            options = {"pooling": family.pooling_of(self.settings), "pooler": has_pooler}
             return [*rules, *of_head], {**objective, **options}, labels, task
         answers = heads.get(QUESTION_ANSWERING)
         # A causal one has learnt other inputs than ours, too.

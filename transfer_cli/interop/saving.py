@@ -86,11 +86,15 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
         config["problem_type"] = classifier.problem_type
     files.dump_json(folder / CONFIG, config)
     _write_tokenizer(ours, folder, pad, mask_lstrip=target.mask_lstrip)
-    for name, tensor in _read_again(target, folder).items():
-        if name in tensors and not torch.equal(tensor, tensors[name].float()):
-            raise CheckpointError(f"to: {name} was not written as it is; the disk may be damaged")
-    used = {rule.ours for rule in target.rules} | ({CLASS_BIAS} if folds_bias else set())
-    return Written(target, ours.labels, tuple(sorted(ours.tensors.keys() - used)))
+    used = {rule.ours for rule in target.rules}
+    again = _read_again(target, folder)
+    same = {n for n in again if n in tensors and torch.equal(again[n], tensors[n].float())}
+    if damaged := (used & again.keys() & tensors.keys()) - same:
+        raise CheckpointError(
+            f"to: {min(damaged)} was not written as it is; the disk may be damaged"
+        )
+    left_out = ours.tensors.keys() - used - same - ({CLASS_BIAS} if folds_bias else set())
+    return Written(target, ours.labels, tuple(sorted(left_out)))
 
 
 def _read_again(target: Target, folder: Path) -> dict[str, Tensor]:

@@ -138,7 +138,10 @@ def _of_family(family: Family, ours: Ours) -> Target:
         architecture=head.architecture if head else family.base_model,
         pipeline=head.pipeline if head else "feature-extraction",
         rules=rules,
-        config=family.config(ours.shape),
+        config={
+            **family.config(ours.shape),
+            **(family.of_classifier(ours.classifier.pooling) if head and ours.classifier else {}),
+        },
         constants={f"{prefix}{name}": each for name, each in constants.items()},
         mask_lstrip=family.mask_lstrip,
     )
@@ -189,8 +192,9 @@ def _misfits(family: Family, ours: Ours) -> list[str]:
 
 def _classifier_misfits(family: Family, ours: Ours, classifier: SequenceObjective) -> list[str]:
     wrong, activation = [], family.pooler_activation
-    if classifier.pooling != family.pooling:
-        wrong.append(f"objective.pooling={classifier.pooling}, not {family.pooling}")
+    if classifier.pooling not in family.poolings:
+        usual = " or ".join(family.poolings)
+        wrong.append(f"objective.pooling={classifier.pooling}, not {usual}")
     if classifier.hidden or classifier.batch_norm:
         wrong.append("a classifier of several layers (objective.hidden, objective.batch_norm)")
     if not classifier.pooler and activation != "none":

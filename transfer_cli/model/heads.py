@@ -20,7 +20,7 @@ from transfer_cli.model.vocabulary_loss import summed_cross_entropy
 Pooling = Literal["cls_first", "cls_last", "mean", "max", "concat"]
 
 POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu,
+    "tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu, "gelu_norm": F.gelu,
 }  # fmt: skip
 
 
@@ -69,19 +69,23 @@ class Pooler(nn.Module):
     """A linear layer and an activation between the pooled hidden state and the classifier (BERT).
 
     Args:
-        width: D.
-        activation: tanh, gelu or relu.
+        shape: Of the backbone.
+        activation: tanh, gelu, relu, or gelu_norm: GELU and a norm, and no bias where blocks have
+            none (ModernBERT).
     """
 
-    def __init__(self, width: int, activation: str) -> None:
+    def __init__(self, shape: BackboneShape, activation: str) -> None:
         super().__init__()
-        self.linear = nn.Linear(width, width)
+        has_norm = activation == "gelu_norm"
+        has_bias = not has_norm or shape.biases == "all"
+        self.linear = nn.Linear(shape.width, shape.width, bias=has_bias)
         self.activation = POOLER_ACTIVATIONS[activation]
+        self.norm = build_norm(shape, shape.width) if has_norm else nn.Identity()
         initialise_plain(self.linear)
 
     def forward(self, pooled_BD: Tensor) -> Tensor:
         """Return `[B, D]`."""
-        activated: Tensor = self.activation(self.linear(pooled_BD))
+        activated: Tensor = self.norm(self.activation(self.linear(pooled_BD)))
         return activated
 
 

@@ -11,7 +11,7 @@ from transfer_cli.model.patterns import PATTERNS
 from transfer_cli.model.positions import POSITIONS, Rotary, rotary_frequencies
 
 Direction = Literal["auto", "causal", "bidirectional"]
-PoolerActivation = Literal["none", "tanh", "gelu", "relu"]
+PoolerActivation = Literal["none", "tanh", "gelu", "relu", "gelu_norm"]
 Biases = Literal["all", "none", "qkv"]
 Share = Literal["none", "all"]
 
@@ -62,7 +62,8 @@ class BackboneShape:
             them to it (ELECTRA, Clark et al. 2020).
         epsilon: Added to the variance in every norm. BERT's 1e-12 rounds to 0 in half precision.
         pooler: Activation of the linear layer between the hidden state of the classification token
-            and a classifier (BERT: tanh); none: no such layer.
+            and a classifier (BERT: tanh); gelu_norm: GELU and a norm (ModernBERT); none: no such
+            layer.
         rotary: The angles of rotary positions.
         biases: Which linear layers of a block have one: all, none, or qkv (queries, keys and
             values).

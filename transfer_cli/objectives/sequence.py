@@ -93,7 +93,7 @@ class SequenceObjective(Objective):
             return {self.head: head}
         kind = backbone.shape.pooler
         activation = "tanh" if kind == "none" else kind
-        return {self.head: head, POOLER: Pooler(backbone.shape.width, activation)}
+        return {self.head: head, POOLER: Pooler(backbone.shape, activation)}
 
     def _has_pooler(self, backbone: Backbone, pooling: Pooling) -> bool:
         if self.pooler is None:

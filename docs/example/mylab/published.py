@@ -38,7 +38,7 @@ class MylabLM(Family):
         "tie_output": ("tie_word_embeddings", True),
     }
     output: ClassVar[Mapping[str, bool]] = {"output_bias": False}
-    pooling = "cls_last"
+    poolings: ClassVar[Mapping[str, str | None]] = {"cls_last": None}
 
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads; the classifier has no bias."""

@@ -255,7 +255,7 @@ def test_published_configs_give_published_sizes(name):
     with without_weights():
         parts = [Backbone(shape, vocabulary)]
         if family.bare_pooler:
-            parts.append(Pooler(shape.width, family.pooler_activation))
+            parts.append(Pooler(shape, family.pooler_activation))
         if not shape.tie_output:
             parts.append(LanguageModelHead(shape, vocabulary))
 
