@@ -187,8 +187,8 @@ def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, own, t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["input=new.csv"], "new.csv has a new label, 'planet', 'star'. This run knows animal"),
-        (["input=new.csv", "label=n"], "new.csv has a new label"),
+        (["input=new.csv"], "new.csv, line 62: a new label, 'planet', 'star'. This run knows animal"),
+        (["input=new.csv", "label=n"], ": a new label"),
         (["input=new.csv", "label=kin"], "no column 'kin'; there are 'question', 'kind', 'n'. Did"),
         (["input=new.csv", "errors=ignore"], "errors: 'ignore' is not one of stop, skip"),
         (["input=new.csv", "data=table", "data.train=new.csv"], "data: does not go with input="),
@@ -224,7 +224,7 @@ def test_a_file_that_does_not_fit_is_refused(transfer, finetuned, own, tmp_path,
         (["data=sample_text"], "data: this is text without labels"),
         (
             ["data=table", "data.train={questions}", "split=train"],
-            "questions.csv has a new label, 'place'. This run knows",
+            "a new label, 'place'. This run knows",
         ),
         (
             ["output=nowhere/out.json"],

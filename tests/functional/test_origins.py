@@ -112,7 +112,7 @@ def test_a_new_label_is_named_and_never_accepted(here, transfer, command, accept
         ended = transfer("evaluate", "run=questions", *accept)
 
     assert ended.code == 2
-    assert "train.csv has a new label, 'spot'. This run knows amount, person, place" in ended.err
+    assert "a new label, 'spot'. This run knows amount, person, place" in ended.err
     assert "remove" not in ended.err  # it is not the checkpoints that are wrong
 
 

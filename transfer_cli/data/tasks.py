@@ -6,6 +6,7 @@ depend on nothing but the examples and the run's seed.
 """
 
 import heapq
+import itertools
 import logging
 import random
 import re
@@ -108,10 +109,12 @@ class LabelledData:
         """
         if self.labels == labels:
             return self
-        new = [repr(label) for label in self.labels if label not in labels]
+        new = [label for label in self.labels if label not in labels]
         if new:
+            line = self._line_of(self.labels.index(new[0]))
+            place = self.source("train") + ("" if line is None else f", line {line}")
             raise DataError(
-                f"{self.source('train')} has a new label, {listed(new)}. This run knows "
+                f"{place}: a new label, {listed(map(repr, new))}. This run knows "
                 f"{listed(labels, 10)}, and keeps its labels: leave it out, or train a new run."
             )
         numbers = [labels.index(label) for label in self.labels]
@@ -120,6 +123,12 @@ class LabelledData:
             for name, examples in self.splits.items()
         }
         return replace(self, labels=labels, splits=splits)
+
+    def _line_of(self, number: int) -> int | None:
+        """Return the line of the first example with a label; None: its task does not say."""
+        examples = itertools.chain.from_iterable(self.splits.values())
+        with_it = (each for each in examples if getattr(each, "label", None) == number)
+        return getattr(next(with_it, None), "line", None)
 
 
 @dataclass(frozen=True)
