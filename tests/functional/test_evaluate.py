@@ -187,7 +187,10 @@ def test_all_rows_have_one_label_or_some_of_the_runs(transfer, finetuned, own, t
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["input=new.csv"], "new.csv, line 62: a new label, 'planet', 'star'. This run knows animal"),
+        (
+            ["input=new.csv"],
+            "new.csv, line 62: a new label, 'planet', 'star'. This run knows animal",
+        ),
         (["input=new.csv", "label=n"], ": a new label"),
         (["input=new.csv", "label=kin"], "no column 'kin'; there are 'question', 'kind', 'n'. Did"),
         (["input=new.csv", "errors=ignore"], "errors: 'ignore' is not one of stop, skip"),

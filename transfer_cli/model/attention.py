@@ -82,13 +82,26 @@ class SelfAttention(nn.Module):
             query, key = inputs.rotate(query, key)
         if inputs.kv_cache is not None:
             key, value = inputs.kv_cache.extend(key, value)
-        if self.sharing > 1:
-            key, value = (each.repeat_interleave(self.sharing, dim=1) for each in (key, value))
-        mixed_BTD = self._mix(query, key, value, inputs).transpose(1, 2).flatten(2)
+        mixed_BTD = self._mix_shared(query, key, value, inputs).transpose(1, 2).flatten(2)
         if inputs.packing is not None:
             mixed_BTD = inputs.packing.pack(mixed_BTD)
         out: Tensor = self.output(mixed_BTD)
         return out
+
+    def _mix_shared(
+        self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs
+    ) -> Tensor:
+        """Return what `_mix` does, of keys and values that heads of queries may share."""
+        if self.sharing == 1:
+            return self._mix(query, key, value, inputs)
+        alike = inputs.attn_mask is None or inputs.attn_mask.shape[1] == 1
+        alike = alike and not inputs.causal and self.on_probabilities is None
+        if query.shape[2] == 1 and alike:
+            # Of one token, heads that share keys are like so many tokens: nothing is copied.
+            grouped_BGTW = query.unflatten(1, (-1, self.sharing)).squeeze(3)
+            return self._mix(grouped_BGTW, key, value, inputs).view_as(query)
+        key, value = (each.repeat_interleave(self.sharing, dim=1) for each in (key, value))
+        return self._mix(query, key, value, inputs)
 
     def _mix(self, query: Tensor, key: Tensor, value: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the values, weighted, `[B, H, T, W]`."""

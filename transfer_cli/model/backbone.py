@@ -17,7 +17,7 @@ from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.new_segments import AddedSegments
 from transfer_cli.model.norms import NORMS, build_norm
 from transfer_cli.model.packing import Packing
-from transfer_cli.model.patterns import PATTERNS, within_documents
+from transfer_cli.model.patterns import PATTERNS, within_documents, without_padding
 from transfer_cli.model.positions import POSITIONS, count_positions, positions_within
 from transfer_cli.model.shape import MAX_SIZE, BackboneShape, Direction
 
@@ -131,8 +131,8 @@ class Backbone(nn.Module):
             segment_BT: See `embed`.
             padded: Whether `mask_BT` is False anywhere; without padding attention is faster. The
                 batch holds it (`batch.is_padded`): reading a mask on a GPU would block the host.
-            kv_cache: Keys and values of earlier positions (without padding); the pass appends its
-                own. Only the new hidden states are returned.
+            kv_cache: Keys and values of earlier positions; the pass appends its own. Only the new
+                hidden states are returned. Padding is at the beginning of its texts alone.
             prefix_B: The length of each sequence's prefix, all of which every position sees; what
                 follows is causal, whatever the model's direction. None: its direction decides.
             document_BT: A number for each document in a sequence; a position sees its own alone,
@@ -160,6 +160,9 @@ class Backbone(nn.Module):
         if document_BT is not None:
             inputs = within_documents(inputs, document_BT)
             position_BT = positions_within(position_BT, document_BT)
+        if cached and kv_cache is not None and kv_cache.padding_B is not None:
+            inputs = without_padding(inputs, kv_cache.padding_B, length)
+            position_BT = position_BT - kv_cache.padding_B[:, None]
         inputs = self.position_embedding.attend(inputs, position_BT)
         if kv_cache is not None:
             pairs = zip(inputs, kv_cache.layers, strict=True)

@@ -51,9 +51,11 @@ class KVCache:
     Args:
         depth: Number of blocks.
         max_length: See `LayerKVCache`.
+        padding_B: How many positions at the beginning of each text are padding; None: none are.
     """
 
-    def __init__(self, depth: int, max_length: int) -> None:
+    def __init__(self, depth: int, max_length: int, padding_B: Tensor | None = None) -> None:
+        self.padding_B = padding_B
         self.layers = [LayerKVCache(max_length) for _ in range(depth)]
 
     @property

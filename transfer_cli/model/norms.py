@@ -42,7 +42,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return a tensor of the same shape and type."""
-        gain = self.weight.float() + self.offset
+        gain = self.weight.float()
+        gain = gain + self.offset if self.offset else gain
         return F.rms_norm(z.float(), gain.shape, gain, self.eps).to(z.dtype)
 
 

@@ -113,17 +113,32 @@ def within_documents(
     inputs: Sequence[AttentionInputs], document_BT: Tensor
 ) -> Sequence[AttentionInputs]:
     """Return attention inputs with which a query sees keys of its own document alone."""
-    same_B1TT = (document_BT[:, :, None] == document_BT[:, None, :])[:, None]
+    return _seeing(inputs, (document_BT[:, :, None] == document_BT[:, None, :])[:, None])
 
-    def within(each: AttentionInputs) -> AttentionInputs:
-        seen = same_B1TT.tril() if each.causal else same_B1TT
+
+def without_padding(
+    inputs: Sequence[AttentionInputs], padding_B: Tensor, length: int
+) -> Sequence[AttentionInputs]:
+    """Return attention inputs with which no query sees the first keys of a text, its padding.
+
+    `length` is the number of keys, S.
+    """
+    place_S = torch.arange(length, device=padding_B.device)
+    return _seeing(inputs, (place_S >= padding_B[:, None])[:, None, None])
+
+
+def _seeing(inputs: Sequence[AttentionInputs], seen: Tensor) -> Sequence[AttentionInputs]:
+    """Return attention inputs with which a query sees no other keys, `[B, 1, T, S]`."""
+
+    def narrowed(each: AttentionInputs) -> AttentionInputs:
+        here = seen.tril() if each.causal else seen
         if each.attn_mask is None:
-            return replace(each, attn_mask=seen, causal=False)
+            return replace(each, attn_mask=here, causal=False)
         if each.attn_mask.dtype == torch.bool:
-            return replace(each, attn_mask=each.attn_mask & seen)
-        return replace(each, attn_mask=each.attn_mask.masked_fill(~seen, -math.inf))
+            return replace(each, attn_mask=each.attn_mask & here)
+        return replace(each, attn_mask=each.attn_mask.masked_fill(~here, -math.inf))
 
-    made = {id(each): within(each) for each in inputs}
+    made = {id(each): narrowed(each) for each in inputs}
     return [made[id(each)] for each in inputs]
 
 

@@ -8,9 +8,11 @@ Legend: R texts, T positions, D width, V vocabulary.
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transfer_cli.data.tokenizer import Tokenizer
+from transfer_cli.model.kv_cache import KVCache
+from transfer_cli.model.packing import Packing
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.language_model import HEAD
 
@@ -53,21 +55,28 @@ def replies(
         prefix_R: See `Backbone.forward`.
         segment: That of what the model says.
     """
-    room = model.backbone.shape.positions - tokens_RT.shape[1]
-    pad = (0, min(most, max(0, room)))
-    tokens_RT, segment_RT = (nn.functional.pad(each, pad) for each in (tokens_RT, segment_RT))
-    place_T = torch.arange(tokens_RT.shape[1], device=tokens_RT.device)
-    segment_RT = torch.where(place_T < begin_R[:, None], segment_RT, segment)
-    said = []
+    longest, positions = int(begin_R.max()), model.backbone.shape.positions
+    padding_R = longest - begin_R
+    # The texts end together, so that all go on in one place.
+    place_RT = torch.arange(longest, device=tokens_RT.device) - padding_R[:, None]
+    mask_RT, taken_RT = place_RT >= 0, place_RT.clamp(min=0)
+    read_RT, kind_RT = tokens_RT.gather(1, taken_RT), segment_RT.gather(1, taken_RT)
+    kv_cache = KVCache(model.backbone.shape.depth, longest + most, padding_R)
+    prefix_R = None if prefix_R is None else prefix_R + padding_R
+    packing: Packing | None = Packing.of(mask_RT, mask_RT.flatten().nonzero().squeeze(1))
+    last_R = begin_R.cumsum(0) - 1
+    said = list[Tensor]()
     for number in range(most):
-        end_R = (begin_R + number).clamp(max=len(place_T))
-        mask_RT = place_T < end_R[:, None]
-        states = model.backbone(tokens_RT, mask_RT, segment_RT, prefix_B=prefix_R)
-        last = end_R[:, None, None] - 1
-        top_RD = model.readout(
-            [each.gather(1, last.expand(-1, 1, each.shape[2])) for each in states]
-        )[:, 0]
+        if longest + number > positions:  # a pass all the same, whose answer nobody reads
+            kv_cache = KVCache(model.backbone.shape.depth, most)
+        states = model.backbone(
+            read_RT, mask_RT, kind_RT, padded=number == 0, kv_cache=kv_cache, prefix_B=prefix_R,
+            packing=packing,
+        )  # fmt: skip
+        ends = [each[:, -1:] if packing is None else each[0, last_R, None] for each in states]
+        top_RD, packing = model.readout(ends)[:, 0], None
         logits_RV = model.heads[HEAD](top_RD, model.backbone.token_embedding.weight)
         said.append(pick(logits_RV.float()))
-        tokens_RT = torch.where(place_T == end_R[:, None], said[-1][:, None], tokens_RT)
+        read_RT = said[-1][:, None]
+        mask_RT, kind_RT = torch.ones_like(read_RT, dtype=torch.bool), read_RT * 0 + segment
     return torch.stack(said, dim=1)
