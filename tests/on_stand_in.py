@@ -24,6 +24,7 @@ from torch import Tensor
 from tests import stand_in, tiny
 from transfer_cli.adaptation import plans
 from transfer_cli.adaptation.edits import (
+    IA3,
     Adapters,
     Edit,
     FreshTop,
@@ -383,7 +384,8 @@ def _(device: torch.device) -> list[float]:
 
 EDITS = (
     Adapters(4), LoRA(2, dropout=0), LoRA(2, dropout=0, targets=("output", "feed_forward")),
-    MixLayers(), FreshTop(), NewRows(("cls", "sep")), Segments(),
+    LoRA(2, dropout=0, dora=True, lr_ratio=16.0), IA3(), MixLayers(), FreshTop(),
+    NewRows(("cls", "sep")), Segments(),
 )  # fmt: skip
 PENALTIES: Mapping[str, Callable[[], Penalty]] = {
     "l2_sp": lambda: L2SP(0.1, 0.1),

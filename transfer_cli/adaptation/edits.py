@@ -1,12 +1,14 @@
-"""Changes of a model before training: adapters, LoRA, layer mixes, new embeddings and top blocks.
+"""Changes of a model before training: adapters, LoRA, (IA)3, layer mixes, embeddings, top blocks.
 
 An edit is called once a run, after the pretrained weights are loaded. Every loaded tensor keeps its
 name; an added module is an `Added`, and at first leaves the model's outputs unchanged.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, cast, get_args
 
 from torch import nn
@@ -15,7 +17,8 @@ from transfer_cli.errors import above_zero, at_least, one_of
 from transfer_cli.model.adapters import Adapter
 from transfer_cli.model.added import added_modules, added_parameters
 from transfer_cli.model.block import ACTIVATIONS, Activation, Block
-from transfer_cli.model.lora import Target, add_lora
+from transfer_cli.model.ia3 import add_ia3
+from transfer_cli.model.lora import Decomposed, LowRank, Target, add_lora
 from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.new_segments import AddedSegments
 from transfer_cli.model.readout import ScalarMix, TopLayer
@@ -126,15 +129,24 @@ class LoRA(Edit):
 
     Args:
         rank: r, the rank of an update.
-        alpha: An update is scaled by alpha / rank.
+        alpha: Scales an update, see `scale`.
         dropout: On the input of the updates, in training.
         targets: Any of query, key, value, output (of attention) and feed_forward (both matrices).
+        scale: standard: an update is scaled by alpha / rank; rank_stabilised: by alpha /
+            sqrt(rank), so that a larger rank learns more (Kalajdzievski 2023).
+        dora: Whether the updates are of the directions of rows, whose magnitudes are learned apart
+            (DoRA; Liu et al. 2024).
+        lr_ratio: The learning rate of B relative to that of A, which is the group's; 16 in LoRA+
+            (Hayou et al. 2024).
     """
 
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.05
     targets: tuple[Target, ...] = ("query", "value")
+    scale: Literal["standard", "rank_stabilised"] = "standard"
+    dora: bool = False
+    lr_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         at_least("rank", self.rank, 1)
@@ -142,16 +154,31 @@ class LoRA(Edit):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         _check_names("targets", self.targets, get_args(Target))
+        one_of("scale", self.scale, ("standard", "rank_stabilised"), ValueError)
+        above_zero("lr_ratio", self.lr_ratio)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
         """Add the updates to every block."""
-        for number, block in enumerate(_blocks(model)):
-            try:
-                add_lora(
-                    block, self.targets, rank=self.rank, alpha=self.alpha, dropout=self.dropout
-                )
-            except ValueError as error:
-                raise ValueError(f"block {number}: {error}") from error
+        divisor = self.rank if self.scale == "standard" else math.sqrt(self.rank)
+        make = partial(
+            Decomposed if self.dora else LowRank,
+            rank=self.rank, scale=self.alpha / divisor, dropout=self.dropout,
+            lr_ratio=self.lr_ratio,
+        )  # fmt: skip
+        _edit_blocks(model, partial(add_lora, targets=self.targets, make=make))
+        return set()
+
+
+@dataclass(frozen=True)
+class IA3(Edit):
+    """Learned factors of keys, values and the feed-forward layer's inner activation.
+
+    (IA)3, Liu et al. 2022, section 3.3.
+    """
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Add the factors to every block."""
+        _edit_blocks(model, add_ia3)
         return set()
 
 
@@ -260,6 +287,15 @@ class Segments(Edit):
 
 def _blocks(model: TransferModel) -> list[Block]:
     return cast("list[Block]", list(model.backbone.blocks))
+
+
+def _edit_blocks(model: TransferModel, add: Callable[[Block], None]) -> None:
+    """Edit every block; what does not fit one names it."""
+    for number, block in enumerate(_blocks(model)):
+        try:
+            add(block)
+        except ValueError as error:
+            raise ValueError(f"block {number}: {error}") from error
 
 
 def _check_names(option: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:

@@ -1,7 +1,8 @@
 """A model of ours as a folder with the code to load it, `modeling_transfer.py`.
 
 transformers runs that file where it is asked to (`trust_remote_code=True`). It has our shapes,
-adapters, a mix of layers, every pooling and classifiers of several layers; LoRA is folded in.
+adapters, a mix of layers, every pooling and classifiers of several layers; LoRA and (IA)3 are
+folded in.
 """
 
 from collections.abc import Iterable, Mapping

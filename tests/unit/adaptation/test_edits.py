@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.adaptation.edits import (
+    IA3,
     Adapters,
     Edit,
     FreshTop,
@@ -23,8 +24,8 @@ from transfer_cli.adaptation.edits import (
 )
 from transfer_cli.config.build import build
 from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.edited_linear import EditedLinear
 from transfer_cli.model.heads import SequenceHead
-from transfer_cli.model.lora import LowRankLinear
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -43,6 +44,9 @@ EDITS = [
     Adapters(size=1, placement="ffn_only", activation="gelu"),
     LoRA(),
     LoRA(rank=1, alpha=0.5, targets=TARGETS),
+    LoRA(dora=True, targets=TARGETS),
+    LoRA(rank=4, scale="rank_stabilised", lr_ratio=16.0),
+    IA3(),
     MixLayers(),
     MixLayers(norm=False),
     FreshTop(),
@@ -95,7 +99,8 @@ def test_an_edited_model_starts_as_the_pretrained_one(edit, direction, residual)
 
 def test_edits_that_do_not_share_a_place_combine():
     plain = edited(objectives=(CausalLM(),))
-    model = edited(Adapters(4), LoRA(2), NewRows(), MixLayers(), objectives=(CausalLM(),))
+    edits = Adapters(4), LoRA(2, targets=TARGETS), IA3(), NewRows(), MixLayers()
+    model = edited(*edits, objectives=(CausalLM(),))
 
     assert all(torch.equal(old, new) for old, new in zip(states(plain), states(model), strict=True))
     assert plain.state_dict().keys() < model.state_dict().keys()
@@ -155,6 +160,28 @@ def test_lora_of_the_tutorial_has_rank_times_rows_and_columns_of_each_matrix():
     assert every == 16 * 4 * (4 * (410 + 410) + 2 * (410 + 2100))
 
 
+def added_to_a_block_of_bert(edit):
+    """Return how many parameters an edit adds to each of the twelve blocks of a BERT-base."""
+    with torch.device("meta"):
+        model = TransferModel(Backbone(tiny.preset("bert-base", direction="bidirectional"), 8), {})
+        before = size_of(model.parameters())
+        edit(model, SPECIAL)
+    return (size_of(model.parameters()) - before) / 12
+
+
+@pytest.mark.parametrize(
+    ("edit", "count"),
+    [
+        (IA3(), 4608),  # 2 h_kv d_h + f
+        (LoRA(), 2 * 8 * (768 + 768)),
+        (LoRA(dora=True), 2 * 8 * (768 + 768) + 2 * 768),  # and the rows
+    ],
+    ids=repr,
+)
+def test_an_edit_of_a_bert_has_the_published_size(edit, count):
+    assert added_to_a_block_of_bert(edit) == count
+
+
 # Adapters.
 
 
@@ -183,7 +210,7 @@ def test_a_second_set_of_adapters_is_refused_with_a_helpful_sentence():
 def test_lora_touches_its_targets_only():
     model = edited(LoRA(targets=("query", "output")))
 
-    found = [name for name, module in model.named_modules() if isinstance(module, LowRankLinear)]
+    found = [name for name, module in model.named_modules() if isinstance(module, EditedLinear)]
     assert found == [
         f"backbone.blocks.{block}.attention.{part}"
         for block in range(3)
@@ -194,11 +221,39 @@ def test_lora_touches_its_targets_only():
     assert updates["query"].scale == 2
 
 
-def test_lora_twice_is_refused():
-    model = edited(LoRA())
+@pytest.mark.parametrize("dora", [False, True])
+def test_lora_twice_is_refused(dora):
+    model = edited(LoRA(dora=dora))
 
     with pytest.raises(ValueError, match="block 0: it has LoRA already; give all targets to one"):
         LoRA(targets=("key",))(model, SPECIAL)
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("standard", 0.25), ("rank_stabilised", 1.0)])
+def test_the_scale_of_an_update_falls_with_the_rank_or_with_its_root(scale, factor):
+    model = edited(LoRA(rank=16, alpha=4.0, scale=scale))
+
+    assert model.backbone.blocks[0].attention.packed.lora["query"].scale == factor
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale": "root"}, "scale: 'root' is not one of standard, rank_stabilised"),
+        ({"lr_ratio": 0.0}, "lr_ratio must be above 0"),
+    ],
+)
+def test_wrong_options_of_lora_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        LoRA(**changes)
+
+
+# (IA)3.
+
+
+def test_ia3_twice_is_refused():
+    with pytest.raises(ValueError, match=r"block 0: it has the factors of \(IA\)3 already"):
+        edited(IA3(), IA3())
 
 
 # MixLayers.
@@ -336,6 +391,8 @@ def test_a_model_with_segments_gets_no_others():
         ("adapters_houlsby", Adapters(size=64, activation="gelu")),
         ("adapters_ffn_only", Adapters(placement="ffn_only")),
         ("lora", LoRA()),
+        ("dora", LoRA(dora=True)),
+        ("ia3", IA3()),
         ("scalar_mix", MixLayers()),
         ("fresh_top", FreshTop()),
         ("new_rows", NewRows()),
