@@ -31,6 +31,7 @@ from transfer_cli.adaptation.edits import (
     LoRA,
     MixLayers,
     NewRows,
+    ParallelAdapters,
     Segments,
 )
 from transfer_cli.adaptation.penalties import EWC, L2SP, Penalty, Start
@@ -383,7 +384,8 @@ def _(device: torch.device) -> list[float]:
 # --- what is added, what pulls, what trains when --------------------------------------------------
 
 EDITS = (
-    Adapters(4), LoRA(2, dropout=0), LoRA(2, dropout=0, targets=("output", "feed_forward")),
+    Adapters(4), ParallelAdapters(4), LoRA(2, dropout=0),
+    LoRA(2, dropout=0, targets=("output", "feed_forward")),
     LoRA(2, dropout=0, dora=True, lr_ratio=16.0), IA3(), MixLayers(), FreshTop(),
     NewRows(("cls", "sep")), Segments(),
 )  # fmt: skip

@@ -113,6 +113,9 @@ ADDED = {
         "_target_": "transfer_cli.adaptation.edits.LoRA", "rank": 2,
         "targets": ["query", "key", "value", "output", "feed_forward"],
     },
+    "parallel_adapters": {
+        "_target_": "transfer_cli.adaptation.edits.ParallelAdapters", "size": 4,
+    },
     "ia3": {"_target_": "transfer_cli.adaptation.edits.IA3"},
     "new_rows": {
         "_target_": "transfer_cli.adaptation.edits.NewRows", "tokens": ["cls", "unk", "sep"],

@@ -20,7 +20,7 @@ GPT2 = "a GPT-2 (transformers.GPT2ForSequenceClassification)"
 PRESETS = {
     "full": GPT2, "gradual_unfreezing": GPT2, "lora": CODE, "frozen": CODE, "adapters": CODE,
     "adapters_tutorial": CODE, "feature_extraction": CODE, "bias_only": CODE, "top_k": CODE,
-    "ia3": CODE, "dora": CODE,
+    "ia3": CODE, "parallel_adapters": CODE, "dora": CODE,
 }  # fmt: skip
 QUICK = ("full", "lora", "adapters", "feature_extraction")
 OTHERS = sorted({path.stem for path in (conf_dir() / "adaptation").glob("*.yaml")} - {*QUICK})

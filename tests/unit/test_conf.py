@@ -204,6 +204,7 @@ def test_presets_are_what_their_papers_say():
         "adapters": NewWeights(norms=True),
         "adapters_tutorial": NewWeights(also=("embeddings",)),
         "lora": NewWeights(),
+        "parallel_adapters": NewWeights(),
         "ia3": NewWeights(),
         "dora": NewWeights(),
         "gradual_unfreezing": GradualUnfreezing("auto"),
@@ -226,14 +227,15 @@ def test_presets_are_what_their_papers_say():
     }  # fmt: skip
     assert {name: [*map(str, made.edits)] for name, made in found.items() if made.edits} == {
         "feature_extraction": ["scalar_mix"], "adapters": ["adapters_houlsby"],
-        "adapters_tutorial": ["adapters"], "lora": ["lora"], "ia3": ["ia3"], "dora": ["dora"],
+        "adapters_tutorial": ["adapters"], "lora": ["lora"], "ia3": ["ia3"],
+        "parallel_adapters": ["parallel_adapters"], "dora": ["dora"],
     }  # fmt: skip
     assert {name for name, made in found.items() if made.frozen_eval} == {
         "frozen", "feature_extraction",
     }  # fmt: skip
     assert {name for name, made in found.items() if made.store == "trained"} == {
         "frozen", "feature_extraction", "bias_only", "adapters", "adapters_tutorial", "lora",
-        "ia3", "dora",
+        "ia3", "dora", "parallel_adapters",
     }  # fmt: skip
 
 
@@ -254,6 +256,7 @@ def test_each_preset_brings_its_own_rate():
         "gradual_unfreezing_tutorial": 3e-4,
         "ia3": 1e-2,
         "lora": 2e-3,
+        "parallel_adapters": 2e-3,
         "sequential_unfreezing": 3e-4,
         "siatl": 3e-4,
         "top_k": 3e-4,

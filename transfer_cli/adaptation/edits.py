@@ -14,9 +14,9 @@ from typing import ClassVar, Literal, cast, get_args
 from torch import nn
 
 from transfer_cli.errors import above_zero, at_least, one_of
-from transfer_cli.model.adapters import Adapter
+from transfer_cli.model.adapters import Adapter, ParallelAdapter
 from transfer_cli.model.added import added_modules, added_parameters
-from transfer_cli.model.block import ACTIVATIONS, Activation, Block
+from transfer_cli.model.block import ACTIVATIONS, BESIDE, Activation, Block
 from transfer_cli.model.ia3 import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, Target, add_lora
 from transfer_cli.model.new_rows import AddedRows
@@ -109,17 +109,36 @@ class Adapters(Edit):
         """Put an adapter into each site."""
         after_attention = ("after_attention",) if self.placement == "both" else ()
         sites = (*after_attention, "after_feed_forward")
-        for number, block in enumerate(_blocks(model)):
-            width = block.attention.packed.in_features
-            for site in sites:
-                found = block.sites[site]
-                if not isinstance(found, nn.Identity):
-                    raise ValueError(  # noqa: TRY004 - the user chose values, not types
-                        f"{site} of block {number} is taken by another {type(found).__name__}; "
-                        "choose one kind of adapters, or placements that do not overlap"
-                    )
-                made = Adapter(width, self.size, self.activation)
-                block.sites[site] = made.to(block.attention.packed.weight)
+        make = partial(Adapter, size=self.size, activation=self.activation)
+        _fill_sites(model, sites, make)
+        return set()
+
+
+@dataclass(frozen=True)
+class ParallelAdapters(Edit):
+    """A bottleneck beside the feed-forward layer of every block (He et al. 2022, section 4).
+
+    Args:
+        size: Width of the bottleneck.
+        scale: Multiplies what it adds.
+        activation: relu, gelu or gelu_tanh.
+    """
+
+    size: int = 64
+    scale: float = 4.0
+    activation: Activation = "relu"
+
+    def __post_init__(self) -> None:
+        at_least("size", self.size, 1)
+        above_zero("scale", self.scale)
+        one_of("activation", self.activation, ACTIVATIONS, ValueError)
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Put an adapter beside each feed-forward layer."""
+        make = partial(
+            ParallelAdapter, size=self.size, activation=self.activation, scale=self.scale
+        )
+        _fill_sites(model, (BESIDE,), make)
         return set()
 
 
@@ -287,6 +306,22 @@ class Segments(Edit):
 
 def _blocks(model: TransferModel) -> list[Block]:
     return cast("list[Block]", list(model.backbone.blocks))
+
+
+def _fill_sites(
+    model: TransferModel, sites: tuple[str, ...], make: Callable[[int], nn.Module]
+) -> None:
+    """Put a module, made for the width of the model, into sites of every block."""
+    for number, block in enumerate(_blocks(model)):
+        for site in sites:
+            found = dict(block.sites.items()).get(site, nn.Identity())
+            if not isinstance(found, nn.Identity):
+                raise ValueError(  # noqa: TRY004 - the user chose values, not types
+                    f"{site} of block {number} is taken by another {type(found).__name__}; "
+                    "choose one kind of adapters, or placements that do not overlap"
+                )
+            packed = block.attention.packed
+            block.sites[site] = make(packed.in_features).to(packed.weight)
 
 
 def _edit_blocks(model: TransferModel, add: Callable[[Block], None]) -> None:

@@ -19,6 +19,7 @@ from transfer_cli.adaptation.edits import (
     LoRA,
     MixLayers,
     NewRows,
+    ParallelAdapters,
     Segments,
     make_edit,
 )
@@ -37,11 +38,14 @@ BERT_CASED = 28_996
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 TARGETS = ("query", "key", "value", "output", "feed_forward")
 RESIDUALS = ("pre", "post", "tutorial")
+EVERY_RESIDUAL = (*RESIDUALS, "pre_first_plain", "sandwich", "reordered", "parallel")
 TOKENS = torch.arange(24).view(2, 12)
 MASK = torch.arange(12) < torch.tensor([[12], [7]])
 EDITS = [
     Adapters(),
     Adapters(size=1, placement="ffn_only", activation="gelu"),
+    ParallelAdapters(),
+    ParallelAdapters(size=1, scale=0.5, activation="gelu"),
     LoRA(),
     LoRA(rank=1, alpha=0.5, targets=TARGETS),
     LoRA(dora=True, targets=TARGETS),
@@ -99,7 +103,14 @@ def test_an_edited_model_starts_as_the_pretrained_one(edit, direction, residual)
 
 def test_edits_that_do_not_share_a_place_combine():
     plain = edited(objectives=(CausalLM(),))
-    edits = Adapters(4), LoRA(2, targets=TARGETS), IA3(), NewRows(), MixLayers()
+    edits = (
+        Adapters(4),
+        ParallelAdapters(4),
+        LoRA(2, targets=TARGETS),
+        IA3(),
+        NewRows(),
+        MixLayers(),
+    )
     model = edited(*edits, objectives=(CausalLM(),))
 
     assert all(torch.equal(old, new) for old, new in zip(states(plain), states(model), strict=True))
@@ -172,6 +183,7 @@ def added_to_a_block_of_bert(edit):
 @pytest.mark.parametrize(
     ("edit", "count"),
     [
+        (ParallelAdapters(size=32), 2 * 768 * 32 + 32 + 768),
         (IA3(), 4608),  # 2 h_kv d_h + f
         (LoRA(), 2 * 8 * (768 + 768)),
         (LoRA(dora=True), 2 * 8 * (768 + 768) + 2 * 768),  # and the rows
@@ -202,6 +214,39 @@ def test_a_second_set_of_adapters_is_refused_with_a_helpful_sentence():
     )
     with pytest.raises(ValueError, match=message):
         Adapters(placement="ffn_only")(model, SPECIAL)
+
+
+@pytest.mark.parametrize("residual", EVERY_RESIDUAL)
+def test_a_parallel_adapter_reads_what_the_feed_forward_layer_reads(residual):
+    model = edited(ParallelAdapters(4, scale=3.0), residual=residual)
+    block = model.backbone.blocks[1]
+    tiny.lively(block)
+    beside, added = (
+        block.sites["beside_feed_forward"],
+        ["feed_forward", "sites.beside_feed_forward"],
+    )
+    hidden = torch.randn(2, 5, 16)
+
+    read, seen = [], []
+    for name in added:
+        part = block.get_submodule(name)
+        part.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+    beside.register_forward_hook(lambda module, inputs, out: seen.append(out))
+    update = block.feed(hidden)
+    del block.sites["beside_feed_forward"]
+
+    assert torch.equal(*read)
+    down, up = beside.down, beside.up
+    assert_close(seen[0], 3 * up(torch.relu(down(hidden))))
+    assert_close(update, block.feed(hidden) + seen[0])
+
+
+def test_adapters_behind_and_beside_a_layer_combine_and_two_beside_it_do_not():
+    edited(Adapters(4), ParallelAdapters(4))
+
+    message = "beside_feed_forward of block 0 is taken by another ParallelAdapter; choose one kind"
+    with pytest.raises(ValueError, match=message):
+        edited(ParallelAdapters(4), ParallelAdapters(4))
 
 
 # LoRA.
@@ -390,6 +435,7 @@ def test_a_model_with_segments_gets_no_others():
         ("adapters", Adapters()),
         ("adapters_houlsby", Adapters(size=64, activation="gelu")),
         ("adapters_ffn_only", Adapters(placement="ffn_only")),
+        ("parallel_adapters", ParallelAdapters()),
         ("lora", LoRA()),
         ("dora", LoRA(dora=True)),
         ("ia3", IA3()),
