@@ -28,6 +28,7 @@ from transfer_cli.adaptation.edits import (
     Adapters,
     Edit,
     FreshTop,
+    GatedPrefix,
     LoRA,
     MixLayers,
     NewRows,
@@ -386,7 +387,7 @@ def _(device: torch.device) -> list[float]:
 EDITS = (
     Adapters(4), ParallelAdapters(4), LoRA(2, dropout=0),
     LoRA(2, dropout=0, targets=("output", "feed_forward")),
-    LoRA(2, dropout=0, dora=True, lr_ratio=16.0), IA3(), MixLayers(), FreshTop(),
+    LoRA(2, dropout=0, dora=True, lr_ratio=16.0), IA3(), GatedPrefix(3), MixLayers(), FreshTop(),
     NewRows(("cls", "sep")), Segments(),
 )  # fmt: skip
 PENALTIES: Mapping[str, Callable[[], Penalty]] = {

@@ -116,6 +116,7 @@ ADDED = {
     "parallel_adapters": {
         "_target_": "transfer_cli.adaptation.edits.ParallelAdapters", "size": 4,
     },
+    "gated_prefix": {"_target_": "transfer_cli.adaptation.edits.GatedPrefix"},
     "ia3": {"_target_": "transfer_cli.adaptation.edits.IA3"},
     "new_rows": {
         "_target_": "transfer_cli.adaptation.edits.NewRows", "tokens": ["cls", "unk", "sep"],

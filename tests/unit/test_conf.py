@@ -206,6 +206,7 @@ def test_presets_are_what_their_papers_say():
         "lora": NewWeights(),
         "parallel_adapters": NewWeights(),
         "ia3": NewWeights(),
+        "gated_prefix": NewWeights(),
         "dora": NewWeights(),
         "gradual_unfreezing": GradualUnfreezing("auto"),
         "gradual_unfreezing_tutorial": GradualUnfreezing("auto", always=("embeddings",)),
@@ -228,14 +229,15 @@ def test_presets_are_what_their_papers_say():
     assert {name: [*map(str, made.edits)] for name, made in found.items() if made.edits} == {
         "feature_extraction": ["scalar_mix"], "adapters": ["adapters_houlsby"],
         "adapters_tutorial": ["adapters"], "lora": ["lora"], "ia3": ["ia3"],
-        "parallel_adapters": ["parallel_adapters"], "dora": ["dora"],
+        "parallel_adapters": ["parallel_adapters"], "gated_prefix": ["gated_prefix"],
+        "dora": ["dora"],
     }  # fmt: skip
     assert {name for name, made in found.items() if made.frozen_eval} == {
         "frozen", "feature_extraction",
     }  # fmt: skip
     assert {name for name, made in found.items() if made.store == "trained"} == {
         "frozen", "feature_extraction", "bias_only", "adapters", "adapters_tutorial", "lora",
-        "ia3", "dora", "parallel_adapters",
+        "ia3", "dora", "parallel_adapters", "gated_prefix",
     }  # fmt: skip
 
 
@@ -252,6 +254,7 @@ def test_each_preset_brings_its_own_rate():
         "dora": 2e-3,
         "feature_extraction": 3e-3,
         "frozen": 3e-3,
+        "gated_prefix": 1e-2,
         "gradual_unfreezing": 3e-4,
         "gradual_unfreezing_tutorial": 3e-4,
         "ia3": 1e-2,

@@ -1,4 +1,4 @@
-"""Changes of a model before training: adapters, LoRA, (IA)3, layer mixes, embeddings, top blocks.
+"""Changes of a model before training: adapters, LoRA, (IA)3, prefixes, mixes, embeddings, blocks.
 
 An edit is called once a run, after the pretrained weights are loaded. Every loaded tensor keeps its
 name; an added module is an `Added`, and at first leaves the model's outputs unchanged.
@@ -21,6 +21,7 @@ from transfer_cli.model.ia3 import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, Target, add_lora
 from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.new_segments import AddedSegments
+from transfer_cli.model.prefix_attention import PrefixAttention
 from transfer_cli.model.readout import ScalarMix, TopLayer
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 
@@ -198,6 +199,38 @@ class IA3(Edit):
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
         """Add the factors to every block."""
         _edit_blocks(model, add_ia3)
+        return set()
+
+
+@dataclass(frozen=True)
+class GatedPrefix(Edit):
+    """Learned keys and values in every block, behind a gate that is closed at first.
+
+    LLaMA-Adapter, Zhang et al. 2023, section 3.
+
+    Args:
+        length: How many keys and values each head has.
+    """
+
+    length: int = 10
+
+    def __post_init__(self) -> None:
+        at_least("length", self.length, 1)
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Add keys and values to every block's attention."""
+        shape = model.backbone.shape
+
+        def add(block: Block) -> None:
+            if block.attention.prefix is not None:
+                raise ValueError("it has learned keys and values already; give one their length")
+            made = PrefixAttention(
+                self.length, heads=shape.heads, shared_heads=shape.shared_heads,
+                head_width=shape.head_size,
+            )  # fmt: skip
+            block.attention.prefix = made.to(block.attention.packed.weight)
+
+        _edit_blocks(model, add)
         return set()
 
 

@@ -82,7 +82,10 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
         over = f"up to {peak:.3g}, then " if peak > 1.001 * max(first, last) else "to "
         part = "" if count == of else f" ({count} of {of} tensors)"
         apart = Counter(own[name] for name in group.parameters if name in own)
-        times = "".join(f", {n} at {rate:g} times that" for rate, n in sorted(apart.items()))
+        times = "".join(
+            f" ({number} of {of} tensors at {rate:g} times that)"
+            for rate, number in sorted(apart.items())
+        )
         return f"{first:.3g} {over}{last:.3g}{part}{times}"
 
     found = []

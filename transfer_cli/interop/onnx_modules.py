@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.errors import ConfigError
+from transfer_cli.model.added import added_modules
 from transfer_cli.model.heads import BatchNorm, Pooling, pool
+from transfer_cli.model.prefix_attention import PrefixAttention
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.language_model import HEAD
@@ -126,8 +128,14 @@ def graph_of(model: TransferModel, objective: Objective | None) -> Graph:
     """Return the module to export.
 
     Raises:
-        ConfigError: The model has no head that a graph can end with.
+        ConfigError: The model has no head that a graph can end with, or parts that no graph has.
     """
+    prefixes = [each for each in added_modules(model).values() if type(each) is PrefixAttention]
+    if prefixes:
+        raise ConfigError(
+            f"format=onnx does not write {prefixes[0].describe()}; an export needs an edit that "
+            "can be merged (adaptation=lora) or adapters"
+        )
     if objective is None:
         return Graph(model)
     if isinstance(objective, SequenceObjective):

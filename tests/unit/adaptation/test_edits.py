@@ -16,6 +16,7 @@ from transfer_cli.adaptation.edits import (
     Adapters,
     Edit,
     FreshTop,
+    GatedPrefix,
     LoRA,
     MixLayers,
     NewRows,
@@ -51,6 +52,8 @@ EDITS = [
     LoRA(dora=True, targets=TARGETS),
     LoRA(rank=4, scale="rank_stabilised", lr_ratio=16.0),
     IA3(),
+    GatedPrefix(),
+    GatedPrefix(1),
     MixLayers(),
     MixLayers(norm=False),
     FreshTop(),
@@ -108,6 +111,7 @@ def test_edits_that_do_not_share_a_place_combine():
         ParallelAdapters(4),
         LoRA(2, targets=TARGETS),
         IA3(),
+        GatedPrefix(),
         NewRows(),
         MixLayers(),
     )
@@ -185,6 +189,7 @@ def added_to_a_block_of_bert(edit):
     [
         (ParallelAdapters(size=32), 2 * 768 * 32 + 32 + 768),
         (IA3(), 4608),  # 2 h_kv d_h + f
+        (GatedPrefix(), 2 * 10 * 768 + 12),  # 2 P h_kv d_h + h
         (LoRA(), 2 * 8 * (768 + 768)),
         (LoRA(dora=True), 2 * 8 * (768 + 768) + 2 * 768),  # and the rows
     ],
@@ -299,6 +304,14 @@ def test_wrong_options_of_lora_are_refused(changes, message):
 def test_ia3_twice_is_refused():
     with pytest.raises(ValueError, match=r"block 0: it has the factors of \(IA\)3 already"):
         edited(IA3(), IA3())
+
+
+# GatedPrefix.
+
+
+def test_a_second_prefix_is_refused():
+    with pytest.raises(ValueError, match="block 0: it has learned keys and values already"):
+        edited(GatedPrefix(), GatedPrefix(2))
 
 
 # MixLayers.
@@ -439,6 +452,7 @@ def test_a_model_with_segments_gets_no_others():
         ("lora", LoRA()),
         ("dora", LoRA(dora=True)),
         ("ia3", IA3()),
+        ("gated_prefix", GatedPrefix()),
         ("scalar_mix", MixLayers()),
         ("fresh_top", FreshTop()),
         ("new_rows", NewRows()),
