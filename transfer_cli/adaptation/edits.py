@@ -223,7 +223,7 @@ class GatedPrefix(Edit):
 
         def add(block: Block) -> None:
             if block.attention.prefix is not None:
-                raise ValueError("it has learned keys and values already; give one their length")
+                raise ValueError("it has learned keys and values already; one such edit is enough")
             made = PrefixAttention(
                 self.length, heads=shape.heads, shared_heads=shape.shared_heads,
                 head_width=shape.head_size,
