@@ -65,7 +65,9 @@ def test_learned_keys_and_values_are_refused_in_a_line_as_the_plan_says(words, t
     assert ended.code == 2
     [line] = [line for line in ended.err.splitlines() if "learned keys and values" in line]
     assert "(adaptation.edits.gated_prefix)" in line
+    assert "takes any model" not in line
     assert exports_of(run).startswith("not as it is; ")
+    assert "onnx" not in exports_of(run)
     assert not Path("out").exists()
 
 

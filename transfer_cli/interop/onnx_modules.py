@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transfer_cli.errors import ConfigError
 from transfer_cli.model.added import added_modules
 from transfer_cli.model.heads import BatchNorm, Pooling, pool
-from transfer_cli.model.prefix_attention import PrefixAttention
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.language_model import HEAD
@@ -130,12 +129,12 @@ def graph_of(model: TransferModel, objective: Objective | None) -> Graph:
     Raises:
         ConfigError: The model has no head that a graph can end with, or parts that no graph has.
     """
-    prefixes = [each for each in added_modules(model).values() if type(each) is PrefixAttention]
-    if prefixes:
-        raise ConfigError(
-            f"format=onnx does not write {prefixes[0].describe()}; an export needs an edit that "
-            "can be merged (adaptation=lora) or adapters"
-        )
+    for part in added_modules(model).values():
+        if not part.in_graphs:
+            raise ConfigError(
+                f"format=onnx does not write {part.describe()}; it takes adapters, mixes of layers "
+                "and what can be merged, such as LoRA"
+            )
     if objective is None:
         return Graph(model)
     if isinstance(objective, SequenceObjective):

@@ -20,6 +20,9 @@ class Added(nn.Module):
     keeps_outputs: ClassVar[bool] = True
     """Whether a newly added module leaves the model's outputs unchanged."""
 
+    in_graphs: ClassVar[bool] = True
+    """Whether an ONNX graph can hold it."""
+
     kind: ClassVar[str] = ""
     """Its name in messages; the default is the name of its class."""
 

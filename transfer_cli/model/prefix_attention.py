@@ -30,6 +30,7 @@ class PrefixAttention(Added):
     """
 
     kind = "learned keys and values"
+    in_graphs = False
 
     def __init__(self, length: int, *, heads: int, shared_heads: int, head_width: int) -> None:
         super().__init__()
