@@ -24,12 +24,15 @@ from torch import Tensor
 from tests import stand_in, tiny
 from transfer_cli.adaptation import plans
 from transfer_cli.adaptation.edits import (
+    IA3,
     Adapters,
     Edit,
     FreshTop,
+    GatedPrefix,
     LoRA,
     MixLayers,
     NewRows,
+    ParallelAdapters,
     Segments,
 )
 from transfer_cli.adaptation.penalties import EWC, L2SP, Penalty, Start
@@ -382,8 +385,10 @@ def _(device: torch.device) -> list[float]:
 # --- what is added, what pulls, what trains when --------------------------------------------------
 
 EDITS = (
-    Adapters(4), LoRA(2, dropout=0), LoRA(2, dropout=0, targets=("output", "feed_forward")),
-    MixLayers(), FreshTop(), NewRows(("cls", "sep")), Segments(),
+    Adapters(4), ParallelAdapters(4), LoRA(2, dropout=0),
+    LoRA(2, dropout=0, targets=("output", "feed_forward")),
+    LoRA(2, dropout=0, dora=True, lr_ratio=16.0), IA3(), GatedPrefix(3), MixLayers(), FreshTop(),
+    NewRows(("cls", "sep")), Segments(),
 )  # fmt: skip
 PENALTIES: Mapping[str, Callable[[], Penalty]] = {
     "l2_sp": lambda: L2SP(0.1, 0.1),

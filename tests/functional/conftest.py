@@ -314,7 +314,9 @@ def adapting(deep, few_questions, short_text):
     beyond = {
         "adapters": ("adaptation.edits.adapters_houlsby.size=2",),
         "adapters_tutorial": ("adaptation.edits.adapters.size=2",),
+        "parallel_adapters": ("adaptation.edits.parallel_adapters.size=2",),
         "lora": ("adaptation.edits.lora.rank=2",),
+        "dora": ("adaptation.edits.dora.rank=2",),
         "ewc": ("adaptation.penalty.sequences=4",),
         "multitask": (
             "data@streams.second.data=text", f"streams.second.data.train={short_text}",

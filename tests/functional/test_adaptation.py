@@ -113,6 +113,11 @@ ADDED = {
         "_target_": "transfer_cli.adaptation.edits.LoRA", "rank": 2,
         "targets": ["query", "key", "value", "output", "feed_forward"],
     },
+    "parallel_adapters": {
+        "_target_": "transfer_cli.adaptation.edits.ParallelAdapters", "size": 4,
+    },
+    "gated_prefix": {"_target_": "transfer_cli.adaptation.edits.GatedPrefix"},
+    "ia3": {"_target_": "transfer_cli.adaptation.edits.IA3"},
     "new_rows": {
         "_target_": "transfer_cli.adaptation.edits.NewRows", "tokens": ["cls", "unk", "sep"],
     },
@@ -129,7 +134,7 @@ def parts_of(run, edits=None, **changes):
     return build_run(config, "finetune")
 
 
-@pytest.mark.parametrize("names", [["adapters"], ["lora"], ["new_rows"], ["segments"], list(ADDED)])
+@pytest.mark.parametrize("names", [*([name] for name in ADDED), list(ADDED)], ids="+".join)
 def test_what_is_added_changes_no_state_before_the_first_step(names, adapted):
     run = adapted("full").run
     plain, edited = parts_of(run), parts_of(run, {name: ADDED[name] for name in names})

@@ -20,9 +20,12 @@ GPT2 = "a GPT-2 (transformers.GPT2ForSequenceClassification)"
 PRESETS = {
     "full": GPT2, "gradual_unfreezing": GPT2, "lora": CODE, "frozen": CODE, "adapters": CODE,
     "adapters_tutorial": CODE, "feature_extraction": CODE, "bias_only": CODE, "top_k": CODE,
+    "ia3": CODE, "parallel_adapters": CODE, "dora": CODE,
 }  # fmt: skip
 QUICK = ("full", "lora", "adapters", "feature_extraction")
-OTHERS = sorted({path.stem for path in (conf_dir() / "adaptation").glob("*.yaml")} - {*QUICK})
+REFUSED = "gated_prefix"
+EVERY = {path.stem for path in (conf_dir() / "adaptation").glob("*.yaml")}
+OTHERS = sorted(EVERY - {*QUICK, REFUSED})
 
 
 def exports_of(run):
@@ -53,7 +56,22 @@ def test_every_scheme_is_exported_as_its_plan_says(preset, transfer, request):
     torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("preset", ["adapters", "feature_extraction"])
+@pytest.mark.parametrize("words", [(), ("format=onnx",)], ids=str)
+def test_learned_keys_and_values_are_refused_in_a_line_as_the_plan_says(words, transfer, adapted):
+    run = adapted(REFUSED).run
+
+    ended = transfer("export", f"run={run}", "to=out", *words)
+
+    assert ended.code == 2
+    [line] = [line for line in ended.err.splitlines() if "learned keys and values" in line]
+    assert "(adaptation.edits.gated_prefix)" in line
+    assert "takes any model" not in line
+    assert exports_of(run).startswith("not as it is; ")
+    assert "onnx" not in exports_of(run)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("preset", ["adapters", "parallel_adapters", "feature_extraction"])
 def test_what_is_added_to_a_published_model_is_exported(preset, transfer, tmp_path, questions):
     publish(tmp_path / "bert", "bert", "MaskedLM")
     words = ("data=table", f"data.train={questions}", "init_from=bert", *LOOP, "loop.steps=4",

@@ -313,8 +313,18 @@ def test_help_says_what_a_plan_is(transfer):
     assert "plan.steps=5" in ended.out
 
 
-def test_to_say_what_an_export_will_be_imports_no_compiler(deep):
-    words = ("finetune", "data=sample_questions", f"init_from={deep}", "adaptation=lora")
+def test_the_rate_of_the_second_matrix_of_lora_is_shown(transfer, adapting):
+    words = adapting("lora", "adaptation.edits.lora.lr_ratio=16", "optimizer.lr=1e-3")
+
+    out = transfer("plan", "finetune", *words).out
+
+    [row] = [line for line in out.splitlines() if "added.0 ... added.1:" in line]
+    assert row.endswith(" (2 of 4 tensors at 16 times that)")
+
+
+@pytest.mark.parametrize("preset", ["lora", "dora"])
+def test_to_say_what_an_export_will_be_imports_no_compiler(preset, deep):
+    words = ("finetune", "data=sample_questions", f"init_from={deep}", f"adaptation={preset}")
     code = (
         "import sys; from transfer_cli.cli import main; "
         f"code = main({['plan', *words, 'plan.steps=0']!r}); "

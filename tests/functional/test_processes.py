@@ -255,8 +255,8 @@ def test_every_preset_gives_the_weights_of_one_process(preset, parallel, words, 
            "device=cpu", "loop.steps=50", "loop.batch=15", "loop.micro_batch=4", "optimizer=sgd",
            "optimizer.lr=0.05", "objective.dropout=0", "objective.batch_norm=false",
            "--plugin", "faulty")  # fmt: skip
-    if preset.startswith("lora"):
-        run = (*run, "adaptation.edits.lora.dropout=0")
+    if preset in ("lora", "dora"):
+        run = (*run, f"adaptation.edits.{preset}.dropout=0")
     if preset == "top_k":
         run = (*run, "adaptation.plan.count=1")  # of one block
     assert transfer_alone(*run, "run.dir=one").code == 0

@@ -271,12 +271,22 @@ def test_a_checkpoint_of_a_partly_stored_run_can_be_the_start(run_on, deep):
 # --- merged ------------------------------------------------------------------------------------
 
 
-def test_merged_low_rank_updates_leave_a_plain_model_with_the_same_answers(
-    run_on, deep, predictions, accuracy
+EVERY_TARGET = "targets=[query,key,value,output,feed_forward]"
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        ("lora", [f"adaptation.edits.lora.{EVERY_TARGET}"]),
+        ("dora", [f"adaptation.edits.dora.{EVERY_TARGET}"]),
+        ("ia3", []),
+    ],
+)
+def test_merged_edits_leave_a_plain_model_with_the_same_answers(
+    preset, words, run_on, deep, predictions, accuracy
 ):
-    targets = "adaptation.edits.lora.targets=[query,key,value,output,feed_forward]"
-    run_on(deep, "apart", "lora", targets)
-    run_on(deep, "merged", "lora", targets, "adaptation.store=merged")
+    run_on(deep, "apart", preset, *words)
+    run_on(deep, "merged", preset, *words, "adaptation.store=merged")
 
     plain = {name for name in stored(deep) if name.startswith("backbone.")}
     found = {name for name in stored("merged") if name.startswith("backbone.")}

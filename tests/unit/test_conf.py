@@ -204,6 +204,10 @@ def test_presets_are_what_their_papers_say():
         "adapters": NewWeights(norms=True),
         "adapters_tutorial": NewWeights(also=("embeddings",)),
         "lora": NewWeights(),
+        "parallel_adapters": NewWeights(),
+        "ia3": NewWeights(),
+        "gated_prefix": NewWeights(),
+        "dora": NewWeights(),
         "gradual_unfreezing": GradualUnfreezing("auto"),
         "gradual_unfreezing_tutorial": GradualUnfreezing("auto", always=("embeddings",)),
         "chain_thaw": ChainThaw("auto", patience=3, with_new=False, later_rate=0.1),
@@ -224,13 +228,16 @@ def test_presets_are_what_their_papers_say():
     }  # fmt: skip
     assert {name: [*map(str, made.edits)] for name, made in found.items() if made.edits} == {
         "feature_extraction": ["scalar_mix"], "adapters": ["adapters_houlsby"],
-        "adapters_tutorial": ["adapters"], "lora": ["lora"],
+        "adapters_tutorial": ["adapters"], "lora": ["lora"], "ia3": ["ia3"],
+        "parallel_adapters": ["parallel_adapters"], "gated_prefix": ["gated_prefix"],
+        "dora": ["dora"],
     }  # fmt: skip
     assert {name for name, made in found.items() if made.frozen_eval} == {
         "frozen", "feature_extraction",
     }  # fmt: skip
     assert {name for name, made in found.items() if made.store == "trained"} == {
         "frozen", "feature_extraction", "bias_only", "adapters", "adapters_tutorial", "lora",
+        "ia3", "dora", "parallel_adapters", "gated_prefix",
     }  # fmt: skip
 
 
@@ -244,11 +251,15 @@ def test_each_preset_brings_its_own_rate():
         "bias_only": 3e-3,
         "chain_thaw": 1e-3,
         "discriminative": 3e-4,
+        "dora": 2e-3,
         "feature_extraction": 3e-3,
         "frozen": 3e-3,
+        "gated_prefix": 3e-2,
         "gradual_unfreezing": 3e-4,
         "gradual_unfreezing_tutorial": 3e-4,
+        "ia3": 3e-2,
         "lora": 2e-3,
+        "parallel_adapters": 2e-3,
         "sequential_unfreezing": 3e-4,
         "siatl": 3e-4,
         "top_k": 3e-4,

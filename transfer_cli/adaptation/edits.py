@@ -1,23 +1,27 @@
-"""Changes of a model before training: adapters, LoRA, layer mixes, new embeddings and top blocks.
+"""Changes of a model before training: adapters, LoRA, (IA)3, prefixes, mixes, embeddings, blocks.
 
 An edit is called once a run, after the pretrained weights are loaded. Every loaded tensor keeps its
 name; an added module is an `Added`, and at first leaves the model's outputs unchanged.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, cast, get_args
 
 from torch import nn
 
 from transfer_cli.errors import above_zero, at_least, one_of
-from transfer_cli.model.adapters import Adapter
+from transfer_cli.model.adapters import Adapter, ParallelAdapter
 from transfer_cli.model.added import added_modules, added_parameters
-from transfer_cli.model.block import ACTIVATIONS, Activation, Block
-from transfer_cli.model.lora import Target, add_lora
+from transfer_cli.model.block import ACTIVATIONS, BESIDE, Activation, Block
+from transfer_cli.model.ia3 import add_ia3
+from transfer_cli.model.lora import Decomposed, LowRank, Target, add_lora
 from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.new_segments import AddedSegments
+from transfer_cli.model.prefix_attention import PrefixAttention
 from transfer_cli.model.readout import ScalarMix, TopLayer
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 
@@ -106,17 +110,36 @@ class Adapters(Edit):
         """Put an adapter into each site."""
         after_attention = ("after_attention",) if self.placement == "both" else ()
         sites = (*after_attention, "after_feed_forward")
-        for number, block in enumerate(_blocks(model)):
-            width = block.attention.packed.in_features
-            for site in sites:
-                found = block.sites[site]
-                if not isinstance(found, nn.Identity):
-                    raise ValueError(  # noqa: TRY004 - the user chose values, not types
-                        f"{site} of block {number} is taken by another {type(found).__name__}; "
-                        "choose one kind of adapters, or placements that do not overlap"
-                    )
-                made = Adapter(width, self.size, self.activation)
-                block.sites[site] = made.to(block.attention.packed.weight)
+        make = partial(Adapter, size=self.size, activation=self.activation)
+        _fill_sites(model, sites, make)
+        return set()
+
+
+@dataclass(frozen=True)
+class ParallelAdapters(Edit):
+    """A bottleneck beside the feed-forward layer of every block (He et al. 2022, section 4).
+
+    Args:
+        size: Width of the bottleneck.
+        scale: Multiplies what it adds.
+        activation: relu, gelu or gelu_tanh.
+    """
+
+    size: int = 64
+    scale: float = 4.0
+    activation: Activation = "relu"
+
+    def __post_init__(self) -> None:
+        at_least("size", self.size, 1)
+        above_zero("scale", self.scale)
+        one_of("activation", self.activation, ACTIVATIONS, ValueError)
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Put an adapter beside each feed-forward layer."""
+        make = partial(
+            ParallelAdapter, size=self.size, activation=self.activation, scale=self.scale
+        )
+        _fill_sites(model, (BESIDE,), make)
         return set()
 
 
@@ -126,15 +149,24 @@ class LoRA(Edit):
 
     Args:
         rank: r, the rank of an update.
-        alpha: An update is scaled by alpha / rank.
+        alpha: Scales an update, see `scale`.
         dropout: On the input of the updates, in training.
         targets: Any of query, key, value, output (of attention) and feed_forward (both matrices).
+        scale: standard: an update is scaled by alpha / rank; rank_stabilised: by alpha /
+            sqrt(rank), so that a larger rank learns more (Kalajdzievski 2023).
+        dora: Whether the updates are of the directions of rows, whose magnitudes are learned apart
+            (DoRA; Liu et al. 2024).
+        lr_ratio: The learning rate of B relative to that of A, which is the group's; 16 in LoRA+
+            (Hayou et al. 2024).
     """
 
     rank: int = 8
     alpha: float = 16.0
     dropout: float = 0.05
     targets: tuple[Target, ...] = ("query", "value")
+    scale: Literal["standard", "rank_stabilised"] = "standard"
+    dora: bool = False
+    lr_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         at_least("rank", self.rank, 1)
@@ -142,16 +174,63 @@ class LoRA(Edit):
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         _check_names("targets", self.targets, get_args(Target))
+        one_of("scale", self.scale, ("standard", "rank_stabilised"), ValueError)
+        above_zero("lr_ratio", self.lr_ratio)
 
     def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
         """Add the updates to every block."""
-        for number, block in enumerate(_blocks(model)):
-            try:
-                add_lora(
-                    block, self.targets, rank=self.rank, alpha=self.alpha, dropout=self.dropout
-                )
-            except ValueError as error:
-                raise ValueError(f"block {number}: {error}") from error
+        divisor = self.rank if self.scale == "standard" else math.sqrt(self.rank)
+        make = partial(
+            Decomposed if self.dora else LowRank,
+            rank=self.rank, scale=self.alpha / divisor, dropout=self.dropout,
+            lr_ratio=self.lr_ratio,
+        )  # fmt: skip
+        _edit_blocks(model, partial(add_lora, targets=self.targets, make=make))
+        return set()
+
+
+@dataclass(frozen=True)
+class IA3(Edit):
+    """Learned factors of keys, values and the feed-forward layer's inner activation.
+
+    (IA)3, Liu et al. 2022, section 3.3.
+    """
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Add the factors to every block."""
+        _edit_blocks(model, add_ia3)
+        return set()
+
+
+@dataclass(frozen=True)
+class GatedPrefix(Edit):
+    """Learned keys and values in every block, behind a gate that is closed at first.
+
+    LLaMA-Adapter, Zhang et al. 2023, section 3.
+
+    Args:
+        length: How many keys and values each head has.
+    """
+
+    length: int = 10
+
+    def __post_init__(self) -> None:
+        at_least("length", self.length, 1)
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Add keys and values to every block's attention."""
+        shape = model.backbone.shape
+
+        def add(block: Block) -> None:
+            if block.attention.prefix is not None:
+                raise ValueError("it has learned keys and values already; one such edit is enough")
+            made = PrefixAttention(
+                self.length, heads=shape.heads, shared_heads=shape.shared_heads,
+                head_width=shape.head_size,
+            )  # fmt: skip
+            block.attention.prefix = made.to(block.attention.packed.weight)
+
+        _edit_blocks(model, add)
         return set()
 
 
@@ -262,6 +341,31 @@ class Segments(Edit):
 
 def _blocks(model: TransferModel) -> list[Block]:
     return cast("list[Block]", list(model.backbone.blocks))
+
+
+def _fill_sites(
+    model: TransferModel, sites: tuple[str, ...], make: Callable[[int], nn.Module]
+) -> None:
+    """Put a module, made for the width of the model, into sites of every block."""
+    for number, block in enumerate(_blocks(model)):
+        for site in sites:
+            found = dict(block.sites.items()).get(site, nn.Identity())
+            if not isinstance(found, nn.Identity):
+                raise ValueError(  # noqa: TRY004 - the user chose values, not types
+                    f"{site} of block {number} is taken by another {type(found).__name__}; "
+                    "choose one kind of adapters, or placements that do not overlap"
+                )
+            packed = block.attention.packed
+            block.sites[site] = make(packed.in_features).to(packed.weight)
+
+
+def _edit_blocks(model: TransferModel, add: Callable[[Block], None]) -> None:
+    """Edit every block; what does not fit one names it."""
+    for number, block in enumerate(_blocks(model)):
+        try:
+            add(block)
+        except ValueError as error:
+            raise ValueError(f"block {number}: {error}") from error
 
 
 def _check_names(option: str, values: tuple[str, ...], known: tuple[str, ...]) -> None:

@@ -473,7 +473,13 @@ def _fill_and_edit(
         dropped = {*report.dropped, *(set(tensors) - set(fitting)), *unread}
         report = replace(report, dropped=tuple(sorted(dropped)))
     torch.manual_seed(derive(seed, "edits"))
-    new = {name: node for name, node in nodes.items() if before.get(name) != node}
+    # Nodes of an earlier version may lack options that it did not have.
+    made = {name: build(node, f"adaptation.edits.{name}", Edit) for name, node in before.items()}
+    new = {
+        name: node
+        for name, node in nodes.items()
+        if before.get(name) != node and made.get(name) != edits[name]
+    }
     fresh, structure = make_edits(model, new, data.tokenizer, edits)
     names = {name for name, _ in model.named_parameters()}
     inherited = frozenset(names & set(report.loaded if report else ())) - fresh

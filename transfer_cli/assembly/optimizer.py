@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig
-from torch import nn
+from torch import Tensor, nn
 
 from transfer_cli.config.build import class_of
 from transfer_cli.errors import ConfigError
+from transfer_cli.model.added import added_rates
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.optim.layer_scale import LayerScale
 from transfer_cli.optim.lbfgs import LBFGS
@@ -53,7 +54,9 @@ def parameter_groups(
     *,
     weight_decay: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return one parameter group for each layer group, two where weight decay differs.
+    """Return one parameter group for each layer group, more where decay or rates differ.
+
+    An added module may ask for other rates (`Added.rates`); a layer group's own rate comes last.
 
     Only matrices decay (Loshchilov and Hutter 2019 leave it open; this is common practice): biases,
     norms and other vectors do not. The optimizer is built once with all parameters; a frozen one
@@ -73,16 +76,18 @@ def parameter_groups(
             scale.check([group.name for group in groups])
     except ValueError as error:
         raise ConfigError(f"adaptation.layer_scale: {error}") from error
-    parameters = dict(model.named_parameters())
+    parameters, rates = dict(model.named_parameters()), added_rates(model)
     top = max(group.depth for group in groups)
     made: list[dict[str, Any]] = []
     for group in groups:
-        common = {"layer": group.name, "scale": scale(group.name, group.depth, top)}
-        members = [parameters[name] for name in group.parameters]
-        decaying = [tensor for tensor in members if weight_decay and tensor.ndim >= 2]
-        others = [tensor for tensor in members if not weight_decay or tensor.ndim < 2]
-        if decaying:
-            made.append({**common, "params": decaying})
-        if others:
-            made.append({**common, "params": others, "weight_decay": 0.0})
+        members: dict[tuple[bool, bool, float], list[Tensor]] = {}
+        for name in group.parameters:
+            tensor, rate = parameters[name], rates.get(name, 1.0)
+            decays = weight_decay and tensor.ndim >= 2
+            members.setdefault((rate == 1, not decays, rate), []).append(tensor)
+        of_group = scale(group.name, group.depth, top)
+        for (_, still, rate), tensors in sorted(members.items(), key=lambda item: item[0]):
+            decay = {"weight_decay": 0.0} if still else {}
+            common = {"layer": group.name, "scale": of_group * rate}
+            made.append({**common, "params": tensors, **decay})
     return made

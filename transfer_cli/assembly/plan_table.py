@@ -1,5 +1,6 @@
 """The plan of a run as a page: stages, their layer groups and rates, and new tensors."""
 
+from collections import Counter
 from itertools import groupby
 
 import numpy as np
@@ -8,6 +9,7 @@ from transfer_cli.adaptation.adaptation import StagePlan
 from transfer_cli.assembly.blueprint import Blueprint
 from transfer_cli.config.schema import LoopConfig
 from transfer_cli.errors import listed
+from transfer_cli.model.added import added_rates
 from transfer_cli.model.transfer_model import LayerGroup
 from transfer_cli.terminal import BLANK, Entry, Page, Piece, Pieces, Renderable
 
@@ -80,6 +82,7 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
     ]
     ends = course[0], course[-1], max(course)
     top = max(group.depth for group in blueprint.groups)
+    own = added_rates(blueprint.model)
 
     def rates_of(group: LayerGroup) -> str:
         count, of = len(stage.trains & set(group.parameters)), len(group.parameters)
@@ -89,7 +92,12 @@ def _rates(blueprint: Blueprint, stage: StagePlan) -> list[tuple[str, str]]:
         first, last, peak = (scale * multiplier for multiplier in ends)
         over = f"up to {peak:.3g}, then " if peak > 1.001 * max(first, last) else "to "
         part = "" if count == of else f" ({count} of {of} tensors)"
-        return f"{first:.3g} {over}{last:.3g}{part}"
+        apart = Counter(own[name] for name in group.parameters if name in own)
+        times = "".join(
+            f" ({number} of {of} tensors at {rate:g} times that)"
+            for rate, number in sorted(apart.items())
+        )
+        return f"{first:.3g} {over}{last:.3g}{part}{times}"
 
     found = []
     for rates, members in groupby(blueprint.groups, key=rates_of):

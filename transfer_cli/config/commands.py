@@ -388,7 +388,7 @@ with fine-tuned ones on the same items.""",
 Writes the model of a run for use without this tool. `format=hf` writes what Hugging Face's
 `transformers` loads by `AutoModel...from_pretrained`, with the tokenizer, the names of the labels
 and a model card: as a model of a published family where it is one (GPT-2, BERT, Llama, ...), else
-with the code to load it (`trust_remote_code=True`). Low-rank updates are folded in. `transfer plan`
+with the code to load it (`trust_remote_code=True`). LoRA and (IA)3 are folded in. `transfer plan`
 says beforehand which it will be. `format=onnx` writes an ONNX graph, checked against torch.""",
         function="transfer_cli.commands.export.export.export",
         places=(("run", "RUN"), ("to", "FOLDER")),

@@ -44,18 +44,19 @@ class TransferConfig(PretrainedConfig):
 
 
 class Adapter(nn.Module):
-    """z + W_up act(W_down z + b_down) + b_up (Houlsby et al. 2019)."""
+    """W_up act(W_down z + b_down) + b_up, scaled (Houlsby et al. 2019, He et al. 2022)."""
 
-    def __init__(self, width: int, size: int, activation: str) -> None:
+    def __init__(self, width: int, size: int, activation: str, scale: float = 1.0) -> None:
         super().__init__()
         self.down = nn.Linear(width, size)
         self.up = nn.Linear(size, width)
         self.activation = ACTIVATIONS[activation]
+        self.scale = scale
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Return `[B, T, D]`."""
-        changed: Tensor = hidden_BTD + self.up(self.activation(self.down(hidden_BTD)))
-        return changed
+        """Return what is added to `[B, T, D]`."""
+        out: Tensor = self.scale * self.up(self.activation(self.down(hidden_BTD)))
+        return out
 
 
 class RMSNorm(nn.Module):
@@ -157,9 +158,9 @@ class Block(nn.Module):
         """Return `[B, T, D]`."""
         attention = partial(self.attention, seen_B1TS=seen_B1TS, angle_B1TF=angle_B1TF)
         if self.residual == "parallel":
-            attended = self._adapted(attention(self.attention_norm(z)), "after_attention")
-            fed = self.feed_forward(self.feed_forward_norm(z))
-            return z + attended + self._adapted(fed, "after_feed_forward")
+            attended = self._adapted(attention(self.attention_norm(z)), z, "attention")
+            read = self.feed_forward_norm(z)
+            return z + attended + self._adapted(self.feed_forward(read), read, "feed_forward")
         z = self._with(z, "attention", attention)
         return self._with(z, "feed_forward", self.feed_forward)
 
@@ -167,17 +168,22 @@ class Block(nn.Module):
         """Return the state with the update of a sub-layer."""
         norm, form = getattr(self, f"{name}_norm"), self.residual
         if form == "post":
-            summed: Tensor = norm(z + self._adapted(part(z), f"after_{name}"))
+            summed: Tensor = norm(z + self._adapted(part(z), z, name))
             return summed
         if form in ("sandwich", "reordered"):
             read = getattr(self, f"{name}_first_norm")(z) if form == "sandwich" else z
-            return z + self._adapted(norm(part(read)), f"after_{name}")
+            return z + self._adapted(norm(part(read)), read, name)
         normed = norm(z)
         z = normed if form == "tutorial" else z
-        return z + self._adapted(part(normed), f"after_{name}")
+        return z + self._adapted(part(normed), normed, name)
 
-    def _adapted(self, update: Tensor, site: str) -> Tensor:
-        return self.sites[site](update) if site in self.sites else update
+    def _adapted(self, update: Tensor, read: Tensor, name: str) -> Tensor:
+        """Return a sub-layer's update with adapters of it, and of what it reads."""
+        if f"after_{name}" in self.sites:
+            update = update + self.sites[f"after_{name}"](update)
+        if f"beside_{name}" in self.sites:
+            update = update + self.sites[f"beside_{name}"](read)
+        return update
 
 
 class TransferPreTrainedModel(PreTrainedModel):

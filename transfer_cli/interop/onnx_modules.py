@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.errors import ConfigError
+from transfer_cli.model.added import added_modules
 from transfer_cli.model.heads import BatchNorm, Pooling, pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective
@@ -126,8 +127,14 @@ def graph_of(model: TransferModel, objective: Objective | None) -> Graph:
     """Return the module to export.
 
     Raises:
-        ConfigError: The model has no head that a graph can end with.
+        ConfigError: The model has no head that a graph can end with, or parts that no graph has.
     """
+    for part in added_modules(model).values():
+        if not part.in_graphs:
+            raise ConfigError(
+                f"format=onnx does not write {part.describe()}; it takes adapters, mixes of layers "
+                "and what can be merged, such as LoRA"
+            )
     if objective is None:
         return Graph(model)
     if isinstance(objective, SequenceObjective):

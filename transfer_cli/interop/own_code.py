@@ -1,7 +1,8 @@
 """A model of ours as a folder with the code to load it, `modeling_transfer.py`.
 
 transformers runs that file where it is asked to (`trust_remote_code=True`). It has our shapes,
-adapters, a mix of layers, every pooling and classifiers of several layers; LoRA is folded in.
+adapters, a mix of layers, every pooling and classifiers of several layers; LoRA and (IA)3 are
+folded in.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ from transfer_cli.interop.family import (
     TOKEN_CLASSIFICATION,
 )
 from transfer_cli.interop.rules import Rule
-from transfer_cli.model.adapters import Adapter
+from transfer_cli.model.adapters import Adapter, Bottleneck, ParallelAdapter
 from transfer_cli.model.added import Added
 from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.block import ACTIVATIONS
@@ -100,7 +101,7 @@ def misfits(shape: BackboneShape, added: Mapping[str, Added], head: str | None) 
         for name, known in _BUILT.items()
         if getattr(shape, name) not in known
     ]
-    known = (Adapter, ScalarMix)
+    known = (Adapter, ParallelAdapter, ScalarMix)
     wrong += sorted({part.describe() for part in added.values() if type(part) not in known})
     if head is not None and head not in (LANGUAGE_MODEL, *_KINDS):
         wrong.append(f"a head for {head.replace('_', ' ')} (head=false leaves it out)")
@@ -133,10 +134,11 @@ def config(shape: BackboneShape, added: Mapping[str, Added], kind: Kind) -> dict
     """Return the keys of `config.json` that the code reads, and where it is."""
     adapters, mix = dict[str, list[Any]](), None
     for name, part in added.items():
-        if isinstance(part, Adapter):  # the same in every block
+        if isinstance(part, Bottleneck):  # the same in every block
             activation = next(a for a, each in ACTIVATIONS.items() if each is part.activation)
             site = name.partition(".sites.")[2].partition(".")[0]
-            adapters[site] = [part.down.out_features, activation]
+            scale = [part.scale] if isinstance(part, ParallelAdapter) else []
+            adapters[site] = [part.down.out_features, activation, *scale]
         if isinstance(part, ScalarMix):
             mix = "normed" if part.norm else "plain"
     module = FILE.stem

@@ -121,9 +121,10 @@ def target_of(ours: Ours, wanted: str | None = None) -> Target:
         raise CheckpointError(f"run: it is {nearly}. family=null takes what fits")
     wrong = own_code.misfits(ours.shape, ours.added, ours.head)
     if wrong:
+        fits = all(part.in_graphs for part in ours.added.values())
         raise CheckpointError(
             f"run: no published family has such a model, nor has the code that an export brings "
-            f"along: {'; '.join(wrong)}. format=onnx takes any model"
+            f"along: {'; '.join(wrong)}" + (". format=onnx takes any model" if fits else "")
         )
     return _with_code(ours, nearly)
 

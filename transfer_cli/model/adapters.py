@@ -1,4 +1,4 @@
-"""Bottleneck adapters (Houlsby et al. 2019).
+"""Bottleneck adapters, after sub-layers (Houlsby et al. 2019) or beside them (He et al. 2022).
 
 Legend: B batch, T positions, D width.
 """
@@ -10,19 +10,16 @@ from transfer_cli.model.backbone import initialise_plain
 from transfer_cli.model.block import ACTIVATIONS, Activation
 
 
-class Adapter(Added):
-    """A(z) = z + W_up act(W_down z + b_down) + b_up, with 2 D size + size + D parameters.
+class Bottleneck(Added):
+    """W_up act(W_down z + b_down) + b_up, with 2 D size + size + D parameters.
 
-    It starts as the identity: W_up is zero. The paper draws both matrices from a truncated
-    N(0, 0.01^2), which is only nearly the identity. With both zero, neither would ever change.
+    It starts as zero: W_up is. With both matrices zero, neither would ever change.
 
     Args:
         width: D.
         size: Width of the bottleneck.
         activation: Between the two linear layers.
     """
-
-    kind = "adapters between its layers"
 
     def __init__(self, width: int, size: int, activation: Activation) -> None:
         super().__init__()
@@ -33,7 +30,44 @@ class Adapter(Added):
         nn.init.zeros_(self.up.weight)
         nn.init.zeros_(self.up.bias)
 
+    def squeeze(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the bottleneck's output, `[B, T, D]`."""
+        out: Tensor = self.up(self.activation(self.down(hidden_BTD)))
+        return out
+
+
+class Adapter(Bottleneck):
+    """A(z) = z + the bottleneck of z, behind a sub-layer.
+
+    It starts as the identity. The paper draws both matrices from a truncated N(0, 0.01^2), which is
+    only nearly the identity.
+    """
+
+    kind = "adapters between its layers"
+
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return `[B, T, D]`."""
-        changed: Tensor = hidden_BTD + self.up(self.activation(self.down(hidden_BTD)))
-        return changed
+        return hidden_BTD + self.squeeze(hidden_BTD)
+
+
+class ParallelAdapter(Bottleneck):
+    """The scaled bottleneck of what a sub-layer reads, to be added to what that returns.
+
+    The paper draws W_down Kaiming-uniform; here it is drawn as all other matrices are.
+
+    Args:
+        width: D.
+        size: Width of the bottleneck.
+        activation: Between the two linear layers.
+        scale: Multiplies the bottleneck's output.
+    """
+
+    kind = "adapters beside its layers"
+
+    def __init__(self, width: int, size: int, activation: Activation, scale: float) -> None:
+        super().__init__(width, size, activation)
+        self.scale = scale
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return `[B, T, D]`."""
+        return self.scale * self.squeeze(hidden_BTD)

@@ -4,6 +4,7 @@ Layer groups, distillation, storing and export find them by class, not by name.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, Protocol, cast, runtime_checkable
 
 from torch import nn
@@ -19,8 +20,14 @@ class Added(nn.Module):
     keeps_outputs: ClassVar[bool] = True
     """Whether a newly added module leaves the model's outputs unchanged."""
 
+    in_graphs: ClassVar[bool] = True
+    """Whether an ONNX graph can hold it."""
+
     kind: ClassVar[str] = ""
     """Its name in messages; the default is the name of its class."""
+
+    rates: Mapping[str, float] = MappingProxyType({})
+    """Multipliers of the learning rates of its own parameters, by name; 1 for all others."""
 
     edit: str = ""
     """The name of its edit in `adaptation.edits`."""
@@ -49,6 +56,16 @@ def added_parameters(model: nn.Module) -> dict[str, Added]:
         f"{prefix}.{name}": part
         for prefix, part in added_modules(model).items()
         for name, _ in part.named_parameters()
+    }
+
+
+def added_rates(model: nn.Module) -> dict[str, float]:
+    """Return the multiplier of each parameter's learning rate that is not 1, by full name."""
+    return {
+        f"{prefix}.{name}": rate
+        for prefix, part in added_modules(model).items()
+        for name, rate in part.rates.items()
+        if rate != 1
     }
 
 

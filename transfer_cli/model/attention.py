@@ -54,6 +54,8 @@ class SelfAttention(nn.Module):
 
     rows: tuple[int, int, int]
     """How many rows of the input projection make queries, keys and values."""
+    prefix: nn.Module | None
+    """Maps queries to what is added to the mixed values; None without an edit."""
 
     def __init__(self, shape: "BackboneShape") -> None:
         super().__init__()
@@ -67,6 +69,7 @@ class SelfAttention(nn.Module):
         if shape.query_key_norm:
             self.query_norm = build_norm(shape, shape.head_size)
             self.key_norm = build_norm(shape, shape.head_size)
+        self.register_module("prefix", None)
         self.on_probabilities: Callable[[Tensor], None] | None = None
         """Called with the attention probabilities `[B, H, T, S]` of a pass; see `captures`."""
 
@@ -82,7 +85,10 @@ class SelfAttention(nn.Module):
             query, key = inputs.rotate(query, key)
         if inputs.kv_cache is not None:
             key, value = inputs.kv_cache.extend(key, value)
-        mixed_BTD = self._mix_shared(query, key, value, inputs).transpose(1, 2).flatten(2)
+        mixed_BHTW = self._mix_shared(query, key, value, inputs)
+        if self.prefix is not None:
+            mixed_BHTW = mixed_BHTW + self.prefix(query)
+        mixed_BTD = mixed_BHTW.transpose(1, 2).flatten(2)
         if inputs.packing is not None:
             mixed_BTD = inputs.packing.pack(mixed_BTD)
         out: Tensor = self.output(mixed_BTD)

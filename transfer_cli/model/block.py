@@ -33,6 +33,9 @@ from transfer_cli.model.norms import build_norm
 if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
 
+BESIDE = "beside_feed_forward"
+"""The site of a block that need not be there."""
+
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -101,7 +104,8 @@ class Block(nn.Module, ABC):
     A subclass is a residual form. `sites` holds two modules, one on the output of each sub-layer
     after its dropout and before the residual sum. They start as `nn.Identity`, and edits replace
     them. `nn.Identity` has no parameters, so a plain and an edited model share their state-dict
-    keys.
+    keys. A third, `beside_feed_forward`, is there only if an edit has put it: it reads what the
+    feed-forward layer reads, and its output is added to that layer's update.
     """
 
     embedding_norm: ClassVar[bool] = False
@@ -147,9 +151,14 @@ class Block(nn.Module, ABC):
         return attended
 
     def feed(self, z: Tensor) -> Tensor:
-        """Return the feed-forward layer's update of the residual stream."""
-        fed: Tensor = self.sites["after_feed_forward"](self.drop(self.feed_forward(z)))
-        return fed
+        """Return the update of the residual stream by the feed-forward layer and what is beside."""
+        fed: Tensor = self.sites["after_feed_forward"](self.drop(self.fed(z)))
+        return fed + self.sites[BESIDE](z) if BESIDE in self.sites else fed
+
+    def fed(self, z: Tensor) -> Tensor:
+        """Return the output of the feed-forward layer, which dropout follows."""
+        out: Tensor = self.feed_forward(z)
+        return out
 
 
 class PreNormBlock(Block):
@@ -209,11 +218,10 @@ class ReorderedBlock(Block):
         attended: Tensor = self.sites["after_attention"](self.drop(normed))
         return attended
 
-    def feed(self, z: Tensor) -> Tensor:
-        """Return the feed-forward layer's update of the residual stream."""
-        normed = self.feed_forward_norm(self.feed_forward(z))
-        fed: Tensor = self.sites["after_feed_forward"](self.drop(normed))
-        return fed
+    def fed(self, z: Tensor) -> Tensor:
+        """Return the output of the feed-forward layer and its norm, which dropout follows."""
+        out: Tensor = self.feed_forward_norm(self.feed_forward(z))
+        return out
 
 
 class SandwichBlock(ReorderedBlock):

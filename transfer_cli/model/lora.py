@@ -1,21 +1,17 @@
-"""Low-rank updates of linear layers (Hu et al. 2021).
-
-A layer with updates remains a linear layer: it keeps its weight and bias under their names, and
-adds the updates under `lora`.
-"""
+"""Low-rank updates of linear layers (Hu et al. 2021), and those of directions (Liu et al. 2024)."""
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
-from typing import Literal, cast
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.model.added import Added
 from transfer_cli.model.block import Block
 from transfer_cli.model.dropout import Dropout
+from transfer_cli.model.edited_linear import EditedLinear, RowChange, edited
 
 Target = Literal["query", "key", "value", "output", "feed_forward"]
 
@@ -23,29 +19,45 @@ IN_PROJ_TARGETS: tuple[Target, ...] = ("query", "key", "value")
 """The matrices in the input projection `attention.packed`, in the order of their rows."""
 
 
-class LowRank(Added):
+class LowRank(RowChange):
     """The update scale x B A of some rows of a matrix; it starts at zero, as B is zero.
 
     Args:
-        inputs: Columns of the matrix.
+        weight: The matrix W_0.
         rows: The updated rows of the matrix.
         rank: Rows of A, columns of B.
-        scale: alpha / rank.
+        scale: Of the product.
         dropout: On the input, in training.
+        lr_ratio: The learning rate of B relative to that of A.
     """
 
     def __init__(
-        self, inputs: int, rows: slice, *, rank: int, scale: float, dropout: float
+        self,
+        weight: Tensor,
+        rows: slice,
+        *,
+        rank: int,
+        scale: float,
+        dropout: float,
+        lr_ratio: float = 1.0,
     ) -> None:
-        super().__init__()
-        self.rows = rows
+        super().__init__(rows)
         self.scale = scale
+        self.rates = {"up": lr_ratio}
         self.drop = Dropout(dropout)
-        self.down = nn.Parameter(torch.empty(rank, inputs))
+        self.down = nn.Parameter(torch.empty(rank, weight.shape[1]))
         self.up = nn.Parameter(torch.zeros(rows.stop - rows.start, rank))
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
+        """Add the update."""
+        out.add_(self.update(hidden))
+
+    def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Add scale x B A."""
+        weight.add_(self.matrix())
+
+    def update(self, hidden: Tensor) -> Tensor:
         """Return the update of the layer's output at `rows`."""
         return F.linear(F.linear(self.drop(hidden), self.down), self.up) * self.scale
 
@@ -54,75 +66,90 @@ class LowRank(Added):
         return self.scale * self.up @ self.down
 
 
-class LowRankLinear(nn.Linear):
-    """A linear layer with low-rank updates of some of its rows.
+class Decomposed(LowRank):
+    """Rows of a matrix as magnitude times direction: m (W_0 + scale x B A) / ||W_0 + scale x B A||.
 
-    Args:
-        linear: The layer it replaces; it shares that layer's parameters.
-        updates: The updates, by name.
+    The norm is that of each row, and a constant to the backward pass (DoRA; Liu et al. 2024,
+    sections 4.1 and 4.3). It starts as the plain layer, as m is the norm of W_0.
+
+    The arguments are those of `LowRank`.
     """
 
-    def __init__(self, linear: nn.Linear, updates: Mapping[str, LowRank]) -> None:
-        has_bias = linear.bias is not None
-        # On the meta device, as these weights are replaced at once.
-        super().__init__(linear.in_features, linear.out_features, bias=has_bias, device="meta")
-        self.weight, self.bias = linear.weight, linear.bias
-        self.lora = nn.ModuleDict(dict(updates))
-        self.train(linear.training)
+    def __init__(
+        self,
+        weight: Tensor,
+        rows: slice,
+        *,
+        rank: int,
+        scale: float,
+        dropout: float,
+        lr_ratio: float = 1.0,
+    ) -> None:
+        super().__init__(weight, rows, rank=rank, scale=scale, dropout=dropout, lr_ratio=lr_ratio)
+        self.magnitude = nn.Parameter(torch.empty(rows.stop - rows.start))
+        if not weight.is_meta:  # even a sum would import torch's compiler there, for seconds
+            self.magnitude.data = _norm_of_rows(weight[rows].detach())
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return W_0 x + b, plus each update at its rows."""
-        out = super().forward(hidden)
-        for update in self._updates:
-            out[..., update.rows].add_(update(hidden))
-        return out
+    def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
+        """Replace the product of these rows; the bias stays."""
+        gain = self._gain(linear.weight[self.rows])
+        plain = out.clone() if linear.bias is None else out - linear.bias[self.rows]
+        # As a difference: at a gain of 1 the plain output stays as it is, to the last bit. Dropout
+        # is on the input of the update alone, as in LoRA.
+        out.add_((gain - 1) * plain + gain * self.update(hidden))
 
-    def merged(self) -> nn.Linear:
-        """Return a plain layer with the same outputs; this layer stays unchanged."""
-        weight = self.weight.detach().clone()
-        for update in self._updates:
-            weight[update.rows] += update.matrix().detach()
-        plain = nn.Linear(
-            self.in_features, self.out_features, bias=self.bias is not None, device="meta"
-        )
-        plain.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
-        plain.bias = self.bias
-        return plain.train(self.training)
+    def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Replace these rows of the weight."""
+        weight.copy_(self._gain(weight)[:, None] * (weight + self.matrix()))
 
-    @property
-    def _updates(self) -> Iterable[LowRank]:
-        return cast("Iterable[LowRank]", self.lora.values())
+    def _gain(self, weight: Tensor) -> Tensor:
+        """Return m / ||W_0 + scale x B A|| of each row."""
+        with torch.no_grad():
+            norm = _norm_of_rows(weight + self.matrix())
+        # A row of zeros has a magnitude of 0 as well.
+        return self.magnitude / norm.clamp(min=torch.finfo(norm.dtype).tiny)
+
+
+def _norm_of_rows(weight: Tensor) -> Tensor:
+    return weight.square().sum(1).sqrt()
 
 
 def add_lora(
-    block: Block, targets: tuple[Target, ...], *, rank: int, alpha: float, dropout: float
+    block: Block, targets: tuple[Target, ...], make: Callable[[Tensor, slice], LowRank]
 ) -> None:
     """Add low-rank updates of the targets to a block.
 
     The target `feed_forward` is two matrices.
 
+    Args:
+        block: The block.
+        targets: Which matrices.
+        make: Returns an update of these rows of a matrix.
+
     Raises:
         ValueError: The block has low-rank updates already.
     """
-    if any(isinstance(module, LowRankLinear) for module in block.modules()):
+    if any(isinstance(module, LowRank) for module in block.modules()):
         raise ValueError("it has LoRA already; give all targets to one LoRA")
 
-    def update(linear: nn.Linear, rows: slice) -> LowRank:
-        made = LowRank(linear.in_features, rows, rank=rank, scale=alpha / rank, dropout=dropout)
-        return made.to(linear.weight)
+    def with_updates(linear: nn.Linear, parts: Mapping[str, slice]) -> EditedLinear:
+        layer = edited(linear)
+        for name, rows in parts.items():
+            layer.lora[name] = make(layer.weight, rows).to(layer.weight)
+        return layer
 
-    def whole(linear: nn.Linear) -> nn.Linear:
-        return LowRankLinear(linear, {"all": update(linear, slice(0, linear.out_features))})
+    def whole(linear: nn.Linear) -> EditedLinear:
+        return with_updates(linear, {"all": slice(0, linear.out_features)})
 
     attention, feed_forward = block.attention, block.feed_forward
-    in_proj, ends = attention.packed, list(itertools.accumulate(attention.rows, initial=0))
-    parts: dict[str, LowRank] = {
-        name: update(in_proj, slice(first, end))
+    ends = list(itertools.accumulate(attention.rows, initial=0))
+    parts: dict[str, slice] = {
+        name: slice(first, end)
         for name, (first, end) in zip(IN_PROJ_TARGETS, itertools.pairwise(ends), strict=True)
         if name in targets
     }
     if parts:
-        attention.packed = LowRankLinear(in_proj, parts)
+        attention.packed = with_updates(attention.packed, parts)
     if "output" in targets:
         attention.output = whole(attention.output)
     if "feed_forward" in targets:

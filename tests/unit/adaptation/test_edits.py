@@ -12,19 +12,22 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.adaptation.edits import (
+    IA3,
     Adapters,
     Edit,
     FreshTop,
+    GatedPrefix,
     LoRA,
     MixLayers,
     NewRows,
+    ParallelAdapters,
     Segments,
     make_edit,
 )
 from transfer_cli.config.build import build
 from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.edited_linear import EditedLinear
 from transfer_cli.model.heads import SequenceHead
-from transfer_cli.model.lora import LowRankLinear
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
 from transfer_cli.objectives.base import Encoding
 from transfer_cli.objectives.causal_lm import CausalLM
@@ -36,13 +39,21 @@ BERT_CASED = 28_996
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 TARGETS = ("query", "key", "value", "output", "feed_forward")
 RESIDUALS = ("pre", "post", "tutorial")
+EVERY_RESIDUAL = (*RESIDUALS, "pre_first_plain", "sandwich", "reordered", "parallel")
 TOKENS = torch.arange(24).view(2, 12)
 MASK = torch.arange(12) < torch.tensor([[12], [7]])
 EDITS = [
     Adapters(),
     Adapters(size=1, placement="ffn_only", activation="gelu"),
+    ParallelAdapters(),
+    ParallelAdapters(size=1, scale=0.5, activation="gelu"),
     LoRA(),
     LoRA(rank=1, alpha=0.5, targets=TARGETS),
+    LoRA(dora=True, targets=TARGETS),
+    LoRA(rank=4, scale="rank_stabilised", lr_ratio=16.0),
+    IA3(),
+    GatedPrefix(),
+    GatedPrefix(1),
     MixLayers(),
     MixLayers(norm=False),
     FreshTop(),
@@ -95,7 +106,16 @@ def test_an_edited_model_starts_as_the_pretrained_one(edit, direction, residual)
 
 def test_edits_that_do_not_share_a_place_combine():
     plain = edited(objectives=(CausalLM(),))
-    model = edited(Adapters(4), LoRA(2), NewRows(), MixLayers(), objectives=(CausalLM(),))
+    edits = (
+        Adapters(4),
+        ParallelAdapters(4),
+        LoRA(2, targets=TARGETS),
+        IA3(),
+        GatedPrefix(),
+        NewRows(),
+        MixLayers(),
+    )
+    model = edited(*edits, objectives=(CausalLM(),))
 
     assert all(torch.equal(old, new) for old, new in zip(states(plain), states(model), strict=True))
     assert plain.state_dict().keys() < model.state_dict().keys()
@@ -155,6 +175,30 @@ def test_lora_of_the_tutorial_has_rank_times_rows_and_columns_of_each_matrix():
     assert every == 16 * 4 * (4 * (410 + 410) + 2 * (410 + 2100))
 
 
+def added_to_a_block_of_bert(edit):
+    """Return how many parameters an edit adds to each of the twelve blocks of a BERT-base."""
+    with torch.device("meta"):
+        model = TransferModel(Backbone(tiny.preset("bert-base", direction="bidirectional"), 8), {})
+        before = size_of(model.parameters())
+        edit(model, SPECIAL)
+    return (size_of(model.parameters()) - before) / 12
+
+
+@pytest.mark.parametrize(
+    ("edit", "count"),
+    [
+        (ParallelAdapters(size=32), 2 * 768 * 32 + 32 + 768),
+        (IA3(), 4608),  # 2 h_kv d_h + f
+        (GatedPrefix(), 2 * 10 * 768 + 12),  # 2 P h_kv d_h + h
+        (LoRA(), 2 * 8 * (768 + 768)),
+        (LoRA(dora=True), 2 * 8 * (768 + 768) + 2 * 768),  # and the rows
+    ],
+    ids=repr,
+)
+def test_an_edit_of_a_bert_has_the_published_size(edit, count):
+    assert added_to_a_block_of_bert(edit) == count
+
+
 # Adapters.
 
 
@@ -177,13 +221,46 @@ def test_a_second_set_of_adapters_is_refused_with_a_helpful_sentence():
         Adapters(placement="ffn_only")(model, SPECIAL)
 
 
+@pytest.mark.parametrize("residual", EVERY_RESIDUAL)
+def test_a_parallel_adapter_reads_what_the_feed_forward_layer_reads(residual):
+    model = edited(ParallelAdapters(4, scale=3.0), residual=residual)
+    block = model.backbone.blocks[1]
+    tiny.lively(block)
+    beside, added = (
+        block.sites["beside_feed_forward"],
+        ["feed_forward", "sites.beside_feed_forward"],
+    )
+    hidden = torch.randn(2, 5, 16)
+
+    read, seen = [], []
+    for name in added:
+        part = block.get_submodule(name)
+        part.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+    beside.register_forward_hook(lambda module, inputs, out: seen.append(out))
+    update = block.feed(hidden)
+    del block.sites["beside_feed_forward"]
+
+    assert torch.equal(*read)
+    down, up = beside.down, beside.up
+    assert_close(seen[0], 3 * up(torch.relu(down(hidden))))
+    assert_close(update, block.feed(hidden) + seen[0])
+
+
+def test_adapters_behind_and_beside_a_layer_combine_and_two_beside_it_do_not():
+    edited(Adapters(4), ParallelAdapters(4))
+
+    message = "beside_feed_forward of block 0 is taken by another ParallelAdapter; choose one kind"
+    with pytest.raises(ValueError, match=message):
+        edited(ParallelAdapters(4), ParallelAdapters(4))
+
+
 # LoRA.
 
 
 def test_lora_touches_its_targets_only():
     model = edited(LoRA(targets=("query", "output")))
 
-    found = [name for name, module in model.named_modules() if isinstance(module, LowRankLinear)]
+    found = [name for name, module in model.named_modules() if isinstance(module, EditedLinear)]
     assert found == [
         f"backbone.blocks.{block}.attention.{part}"
         for block in range(3)
@@ -194,11 +271,47 @@ def test_lora_touches_its_targets_only():
     assert updates["query"].scale == 2
 
 
-def test_lora_twice_is_refused():
-    model = edited(LoRA())
+@pytest.mark.parametrize("dora", [False, True])
+def test_lora_twice_is_refused(dora):
+    model = edited(LoRA(dora=dora))
 
     with pytest.raises(ValueError, match="block 0: it has LoRA already; give all targets to one"):
         LoRA(targets=("key",))(model, SPECIAL)
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("standard", 0.25), ("rank_stabilised", 1.0)])
+def test_the_scale_of_an_update_falls_with_the_rank_or_with_its_root(scale, factor):
+    model = edited(LoRA(rank=16, alpha=4.0, scale=scale))
+
+    assert model.backbone.blocks[0].attention.packed.lora["query"].scale == factor
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale": "root"}, "scale: 'root' is not one of standard, rank_stabilised"),
+        ({"lr_ratio": 0.0}, "lr_ratio must be above 0"),
+    ],
+)
+def test_wrong_options_of_lora_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        LoRA(**changes)
+
+
+# (IA)3.
+
+
+def test_ia3_twice_is_refused():
+    with pytest.raises(ValueError, match=r"block 0: it has the factors of \(IA\)3 already"):
+        edited(IA3(), IA3())
+
+
+# GatedPrefix.
+
+
+def test_a_second_prefix_is_refused():
+    with pytest.raises(ValueError, match="block 0: it has learned keys and values already"):
+        edited(GatedPrefix(), GatedPrefix(2))
 
 
 # MixLayers.
@@ -335,7 +448,11 @@ def test_a_model_with_segments_gets_no_others():
         ("adapters", Adapters()),
         ("adapters_houlsby", Adapters(size=64, activation="gelu")),
         ("adapters_ffn_only", Adapters(placement="ffn_only")),
+        ("parallel_adapters", ParallelAdapters()),
         ("lora", LoRA()),
+        ("dora", LoRA(dora=True)),
+        ("ia3", IA3()),
+        ("gated_prefix", GatedPrefix()),
         ("scalar_mix", MixLayers()),
         ("fresh_top", FreshTop()),
         ("new_rows", NewRows()),

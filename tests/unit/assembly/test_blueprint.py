@@ -221,8 +221,10 @@ def test_what_an_earlier_run_added_is_made_again_and_filled(laid_out, with_lora)
     assert list(layout.edits) == ["lora"]
 
 
-def test_an_edit_that_an_earlier_run_made_is_not_made_twice(laid_out, with_lora):
-    once, again = laid_out(with_lora), laid_out(with_lora, adaptation__edits={"lora": LORA})
+# As by a version that has an option which the earlier run's had not.
+@pytest.mark.parametrize("node", [LORA, {**LORA, "dora": False}], ids=["same", "more options"])
+def test_an_edit_that_an_earlier_run_made_is_not_made_twice(node, laid_out, with_lora):
+    once, again = laid_out(with_lora), laid_out(with_lora, adaptation__edits={"lora": node})
 
     names = [[name for name, _ in each.model.named_parameters()] for each in (once, again)]
     assert names[0] == names[1]

@@ -5,6 +5,7 @@ import torch
 
 from tests import tiny
 from transfer_cli.adaptation.adaptation import Adaptation
+from transfer_cli.adaptation.edits import LoRA
 from transfer_cli.adaptation.penalties import EWC, L2SP
 from transfer_cli.adaptation.plans import AllAtOnce
 from transfer_cli.assembly.optimizer import base_lr, parameter_groups
@@ -75,6 +76,22 @@ def test_matrices_decay_and_vectors_do_not():
     for group in optimizer.param_groups:
         matrices = {parameter.ndim >= 2 for parameter in group["params"]}
         assert matrices == {group["weight_decay"] > 0}
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_the_second_matrix_of_lora_has_a_rate_of_its_own(dora):
+    model = tiny.model()
+    LoRA(lr_ratio=16.0, dora=dora)(model, {})
+
+    groups = parameter_groups(model, layer_groups(model, set()), Geometric(2.0))
+
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    scales = {names[id(p)]: group["scale"] for group in groups for p in group["params"]}
+    added = {name: scale for name, scale in scales.items() if ".lora." in name}
+    assert scales.keys() == set(names.values())
+    assert all(scale == (16 if name.endswith(".up") else 1) for name, scale in added.items())
+    # What is recorded of a layer group is its own rate.
+    assert {group["layer"]: group["scale"] for group in groups}["added.0"] == 1
 
 
 def test_groups_know_how_high_they_stand():

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.adaptation.edits import LoRA
+from transfer_cli.adaptation.edits import IA3, GatedPrefix, LoRA, ParallelAdapters
 from transfer_cli.errors import RunError
 from transfer_cli.generation.decoding import generate
 from transfer_cli.generation.sampling import Sampling, TokenSampler
@@ -24,10 +24,16 @@ SHAPES = [
 ]
 
 
+EDITS = {
+    "lora": LoRA(rank=2, alpha=4.0), "dora": LoRA(rank=2, dora=True), "ia3": IA3(),
+    "parallel_adapters": ParallelAdapters(4), "gated_prefix": GatedPrefix(3),
+}  # fmt: skip
+
+
 def lively_model(edited="plain", **changes):
     made = tiny.model(CausalLM(), **changes)
-    if edited == "lora":
-        LoRA(rank=2, alpha=4.0)(made, {})
+    if edited in EDITS:
+        EDITS[edited](made, {})
     if edited == "adapters":
         for block in made.backbone.blocks:
             block.sites["after_attention"] = Adapter(16, 4, "gelu")
@@ -51,7 +57,7 @@ def written(model, *, cached, rows=1, most=20, sampling=None, seed=0, prompt=PRO
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape.values()))
-@pytest.mark.parametrize("edited", ["plain", "lora", "adapters", "scalar_mix"])
+@pytest.mark.parametrize("edited", ["plain", *EDITS, "adapters", "scalar_mix"])
 def test_the_cache_changes_no_token(shape, edited):
     model = lively_model(edited, **shape)
     samplings = (Sampling(0.0), Sampling(1.0, top_k=20, top_p=0.95), Sampling(2.0))

@@ -1,5 +1,6 @@
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,17 +11,22 @@ from torch.testing import assert_close
 
 from tests import tiny
 from transfer_cli.model.added import merge, unmerge
-from transfer_cli.model.lora import LowRank, LowRankLinear, add_lora
+from transfer_cli.model.edited_linear import EditedLinear
+from transfer_cli.model.lora import Decomposed, LowRank, add_lora
 
 TARGETS = ("query", "key", "value", "output", "feed_forward")
 TOKENS = torch.arange(5, 25).view(2, 10)
 MASK = torch.arange(10) < torch.tensor([[10], [6]])
 
 
-def with_lora(targets, rank=3, dropout=0.0, **changes):
+def updates(rank=3, *, alpha=4.0, dropout=0.0, kind=LowRank):
+    return partial(kind, rank=rank, scale=alpha / rank, dropout=dropout)
+
+
+def with_lora(targets, rank=3, dropout=0.0, kind=LowRank, **changes):
     backbone = tiny.backbone(**changes)
     for block in backbone.blocks:
-        add_lora(block, targets, rank=rank, alpha=6.0, dropout=dropout)
+        add_lora(block, targets, updates(rank, alpha=6.0, dropout=dropout, kind=kind))
     return backbone.eval()
 
 
@@ -46,9 +52,10 @@ def test_a_matrix_gets_rank_times_its_rows_and_columns(targets, rank, feedforwar
     assert added(backbone) == 3 * (square + both)
 
 
+@pytest.mark.parametrize("kind", [LowRank, Decomposed])
 @pytest.mark.parametrize("target", TARGETS)
-def test_fresh_updates_change_no_output(target):
-    plain, backbone = tiny.backbone().eval(), with_lora((target,))
+def test_fresh_updates_change_no_output(target, kind):
+    plain, backbone = tiny.backbone().eval(), with_lora((target,), kind=kind)
 
     assert torch.equal(top(plain), top(backbone))
 
@@ -89,7 +96,7 @@ def test_an_update_is_alpha_over_rank_times_b_a():
 
 
 def test_fresh_factors_are_kaiming_uniform_and_zero():
-    update = LowRank(400, slice(0, 50), rank=8, scale=1.0, dropout=0.0)
+    update = LowRank(torch.empty(60, 400), slice(0, 50), rank=8, scale=1.0, dropout=0.0)
 
     # Kaiming with a = sqrt(5): uniform within 1 / sqrt(inputs).
     bound = 1 / math.sqrt(400)
@@ -98,8 +105,9 @@ def test_fresh_factors_are_kaiming_uniform_and_zero():
     assert not update.up.any()
 
 
-def test_the_input_of_an_update_is_dropped_in_training_and_that_of_the_matrix_never():
-    layer = with_lora(("output",), dropout=0.9).blocks[0].attention.output.train()
+@pytest.mark.parametrize("kind", [LowRank, Decomposed])
+def test_the_input_of_an_update_is_dropped_in_training_and_that_of_the_matrix_never(kind):
+    layer = with_lora(("output",), dropout=0.9, kind=kind).blocks[0].attention.output.train()
     hidden = torch.randn(5, 16)
 
     plain = layer(hidden)
@@ -115,7 +123,7 @@ def test_loaded_tensors_keep_their_names_and_stay_the_same_parameters():
     before = dict(backbone.named_parameters())
 
     for block in backbone.blocks:
-        add_lora(block, TARGETS, rank=2, alpha=4.0, dropout=0.0)
+        add_lora(block, TARGETS, updates())
 
     after = dict(backbone.named_parameters())
     assert all(after[name] is parameter for name, parameter in before.items())
@@ -124,26 +132,31 @@ def test_loaded_tensors_keep_their_names_and_stay_the_same_parameters():
 
 def test_drawing_weights_does_not_depend_on_what_is_replaced():
     torch.manual_seed(0)
-    expected = LowRank(16, slice(0, 16), rank=2, scale=1.0, dropout=0.0).down
+    expected = LowRank(torch.empty(16, 16), slice(0, 16), rank=2, scale=1.0, dropout=0.0).down
     block = tiny.backbone().blocks[0]
     torch.manual_seed(0)
 
-    add_lora(block, ("output",), rank=2, alpha=2.0, dropout=0.0)
+    add_lora(block, ("output",), updates(2))
 
     assert torch.equal(block.attention.output.lora["all"].down, expected)
 
 
+@pytest.mark.parametrize("kind", [LowRank, Decomposed])
 @pytest.mark.parametrize("targets", [("query", "value"), TARGETS])
-@pytest.mark.parametrize("residual", ["pre", "post", "tutorial"])
-def test_a_merged_model_has_plain_names_and_the_same_outputs(residual, targets):
-    backbone = with_lora(targets, residual=residual)
+@pytest.mark.parametrize(
+    "shape",
+    [{"residual": form} for form in ("pre", "post", "tutorial")] + [tiny.MODERN],
+    ids=lambda shape: shape.get("residual", "modern"),
+)
+def test_a_merged_model_has_plain_names_and_the_same_outputs(shape, targets, kind):
+    backbone = with_lora(targets, kind=kind, **shape)
     tiny.lively(backbone, std=0.2)
     before = top(backbone)
 
     merge(backbone)
 
-    assert backbone.state_dict().keys() == tiny.backbone(residual=residual).state_dict().keys()
-    assert not any(isinstance(module, LowRankLinear) for module in backbone.modules())
+    assert backbone.state_dict().keys() == tiny.backbone(**shape).state_dict().keys()
+    assert not any(isinstance(module, EditedLinear) for module in backbone.modules())
     assert_close(top(backbone), before, rtol=1e-5, atol=1e-5)
 
 
@@ -180,8 +193,76 @@ def test_a_copy_shares_nothing():
     assert torch.equal(top(backbone), top(tiny.backbone().eval()))
 
 
+# DoRA.
+
+
+def steps_of(backbone, count, rate=0.01):
+    """Train what was added for a few steps of gradient descent, on nothing in particular."""
+    trained = [p for name, p in backbone.named_parameters() if ".lora." in name]
+    for _ in range(count):
+        backbone.zero_grad()
+        backbone(TOKENS, MASK)[-1].square().mean().backward()
+        with torch.no_grad():
+            for parameter in trained:
+                parameter.sub_(rate * parameter.grad.sign())
+
+
+@pytest.mark.parametrize("shape", [{}, {"biases": "none"}, tiny.MODERN], ids=str)
+def test_rows_of_dora_have_their_magnitudes_at_first_and_after_each_step(shape):
+    backbone = with_lora(TARGETS, kind=Decomposed, **shape)
+    layer = backbone.blocks[1].attention.packed
+    before = layer.lora["key"].magnitude.detach().clone()
+
+    for count in (0, 1, 2):
+        steps_of(backbone, count=count)
+        norms = layer.merged().weight.norm(dim=1)
+        assert_close(norms, torch.cat([part.magnitude for part in layer.lora.values()]))
+
+    assert not torch.allclose(layer.lora["key"].magnitude, before)
+
+
+def test_dora_is_m_times_the_direction_and_the_bias_stays():
+    layer = with_lora(("output",), kind=Decomposed).blocks[0].attention.output
+    tiny.lively(layer)
+    update, hidden = layer.lora["all"], torch.randn(5, 16)
+
+    out = layer(hidden)
+
+    changed = layer.weight + 6.0 / 3 * update.up @ update.down
+    rows = update.magnitude[:, None] * changed / changed.norm(dim=1, keepdim=True)
+    assert_close(out, hidden @ rows.T + layer.bias)
+
+
+def test_the_norm_of_dora_is_a_constant_to_the_backward_pass():
+    layer = with_lora(("output",), kind=Decomposed).blocks[0].attention.output
+    tiny.lively(layer)
+    update, hidden = layer.lora["all"], torch.randn(5, 16)
+
+    layer(hidden).sum().backward()
+
+    changed = layer.weight + update.matrix()
+    gain = (update.magnitude / changed.norm(dim=1)).detach()
+    up = update.up.detach().requires_grad_()
+    (gain * (hidden @ (update.scale * up @ update.down.detach()).T)).sum().backward()
+    assert_close(update.up.grad, up.grad)
+
+
+def test_a_row_of_zeros_stays_one_under_dora():
+    block = tiny.backbone().blocks[0]
+    with torch.no_grad():
+        block.attention.output.weight[3] = 0
+    add_lora(block, ("output",), updates(kind=Decomposed))
+    layer, hidden = block.attention.output, torch.randn(5, 16)
+
+    out = layer(hidden)
+    out.sum().backward()
+
+    assert torch.equal(out, nn.functional.linear(hidden, layer.weight, layer.bias))
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
 def test_a_block_takes_updates_once():
     block = with_lora(("value",)).blocks[0]
 
     with pytest.raises(ValueError, match="has LoRA already"):
-        add_lora(block, ("query",), rank=2, alpha=4.0, dropout=0.0)
+        add_lora(block, ("query",), updates())

@@ -19,7 +19,7 @@ from transfer_cli.model.attention import AttentionInputs, SelfAttention
 from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.model.kv_cache import KVCache
-from transfer_cli.model.lora import add_lora
+from transfer_cli.model.lora import LowRank, add_lora
 from transfer_cli.model.norms import NORMS
 from transfer_cli.model.patterns import window_mask
 from transfer_cli.model.positions import Rotary, RotaryPositions, RotaryScaling, rotary_frequencies
@@ -225,7 +225,8 @@ def test_low_rank_updates_find_the_rows_of_shared_heads():
     backbone = tiny.backbone(**tiny.MODERN)
     block = backbone.blocks[0]
 
-    add_lora(block, ("query", "key", "value"), rank=2, alpha=2.0, dropout=0.0)
+    make = partial(LowRank, rank=2, scale=1.0, dropout=0.0)
+    add_lora(block, ("query", "key", "value"), make)
 
     rows = {name: part.rows for name, part in block.attention.packed.lora.items()}
     assert rows == {"query": slice(0, 24), "key": slice(24, 36), "value": slice(36, 48)}

@@ -1,0 +1,113 @@
+"""Linear layers that edits have changed.
+
+Such a layer remains a linear layer: it keeps its weight and bias under their names, holds what was
+added beside them, and can be merged into a plain one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import chain
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from transfer_cli.model.added import Added
+
+
+class RowChange(Added, ABC):
+    """A change of some rows of a linear layer.
+
+    Args:
+        rows: The changed rows of its matrix, which are features of its output.
+    """
+
+    def __init__(self, rows: slice) -> None:
+        super().__init__()
+        self.rows = rows
+
+    @abstractmethod
+    def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
+        """Change the output of `linear` at `rows`, in place; `hidden` is its input."""
+
+    @abstractmethod
+    def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Change these rows of the weight and bias likewise, in place."""
+
+
+class Factors(RowChange):
+    """l, learned factors of the features at `rows`; ones at first.
+
+    Not only of an output: `EditedLinear.input_factors` are those of an input.
+    """
+
+    kind = "learned factors"
+
+    def __init__(self, rows: slice) -> None:
+        super().__init__(rows)
+        self.weight = nn.Parameter(torch.ones(rows.stop - rows.start))
+
+    def change_(self, out: Tensor, hidden: Tensor, linear: nn.Linear) -> None:
+        """Multiply the output."""
+        out.mul_(self.weight)
+
+    def fold_(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Multiply the rows of the weight and the bias."""
+        weight.mul_(self.weight[:, None])
+        if bias is not None:
+            bias.mul_(self.weight)
+
+
+class EditedLinear(nn.Linear):
+    """A linear layer with added changes: first low-rank updates, then factors.
+
+    The order is that of the formulas, not that of the edits: factors are of what the layer with
+    its updates returns.
+
+    Args:
+        linear: The layer it replaces; it shares that layer's parameters.
+    """
+
+    input_factors: Factors | None
+    """Multiply the input, so the columns of the matrix."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        has_bias = linear.bias is not None
+        # On the meta device, as these weights are replaced at once.
+        super().__init__(linear.in_features, linear.out_features, bias=has_bias, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.register_module("input_factors", None)
+        self.lora, self.factors = nn.ModuleDict(), nn.ModuleDict()
+        self.train(linear.training)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return W_0 x + b, with the changes of its rows."""
+        if self.input_factors is not None:
+            hidden = hidden * self.input_factors.weight.to(hidden.dtype)
+        out = super().forward(hidden)
+        for change in self._changes():
+            change.change_(out[..., change.rows], hidden, self)
+        return out
+
+    @torch.no_grad()
+    def merged(self) -> nn.Linear:
+        """Return a plain layer with the same outputs; this layer stays unchanged."""
+        weight, bias = self.weight.clone(), None if self.bias is None else self.bias.clone()
+        for change in self._changes():
+            change.fold_(weight[change.rows], None if bias is None else bias[change.rows])
+        if self.input_factors is not None:
+            weight *= self.input_factors.weight
+        plain = nn.Linear(self.in_features, self.out_features, bias=bias is not None, device="meta")
+        plain.weight = nn.Parameter(weight, requires_grad=self.weight.requires_grad)
+        if bias is not None:
+            plain.bias = nn.Parameter(bias, requires_grad=self.bias.requires_grad)
+        return plain.train(self.training)
+
+    def _changes(self) -> Iterator[RowChange]:
+        changes = chain(self.lora.values(), self.factors.values())
+        return cast("Iterator[RowChange]", changes)
+
+
+def edited(linear: nn.Linear) -> EditedLinear:
+    """Return a layer that takes changes: itself, if it has some already."""
+    return linear if isinstance(linear, EditedLinear) else EditedLinear(linear)

@@ -1,0 +1,27 @@
+"""Learned factors of keys, values and the feed-forward layer ((IA)3; Liu et al. 2022)."""
+
+import itertools
+
+from transfer_cli.model.block import Block
+from transfer_cli.model.edited_linear import Factors, edited
+
+
+def add_ia3(block: Block) -> None:
+    """Add factors of a block's keys, values and inner activation of its feed-forward layer.
+
+    Those of keys and values act before rotary positions and norms of keys, and heads of queries
+    that share a head of keys and values share its factors. Those of the inner activation (of the
+    product, in a gated layer) are factors of the output matrix's input.
+
+    Raises:
+        ValueError: The block has such factors already.
+    """
+    if any(isinstance(module, Factors) for module in block.modules()):
+        raise ValueError("it has the factors of (IA)3 already; one such edit is enough")
+    attention, feed_forward = block.attention, block.feed_forward
+    packed, output = edited(attention.packed), edited(feed_forward.output)
+    queries, keys, _ = itertools.accumulate(attention.rows)
+    packed.factors["key"] = Factors(slice(queries, keys)).to(packed.weight)
+    packed.factors["value"] = Factors(slice(keys, packed.out_features)).to(packed.weight)
+    output.input_factors = Factors(slice(0, output.in_features)).to(output.weight)
+    attention.packed, feed_forward.output = packed, output
