@@ -1,7 +1,7 @@
 """Compare fine-tuning on tasks with a plain loop over transformers, by whole commands.
 
     python scripts/bench/finetune_tasks.py --model FOLDER [--peers PYTHON] [--data-dir DIR]
-        [--tasks labels tags numbers spans choices dialog] [--seeds 0] [--threads 2]
+        [--tasks labels tags numbers spans answers choices dialog] [--seeds 0] [--threads 2]
         [--device cpu] [--quick] [--json FILE]
 
 Both sides start from the same published model (`python scripts/published_weights.py minilm`), read
@@ -11,7 +11,8 @@ and clipping; both score the same split with the weights of the last epoch. The 
 
 labels: TREC's six kinds of questions, accuracy on its test set. tags: WNUT-17, entity F1 of its
 test set. numbers: STS-B, Pearson's correlation on its test set. spans: the part of SQuAD 2.0, F1
-of its validation questions, in percent. choices, dialog: the embedded samples, from a small GPT-2
+of its validation questions, in percent; answers: the same of the questions that have an answer,
+for both to train on and be scored by. choices, dialog: the embedded samples, from a small GPT-2
 that has read the encyclopedia (it is made first); accuracy and hits at 1 of their test questions.
 """
 
@@ -132,6 +133,17 @@ RECIPES = {
             overlap=110,
         ),
         Recipe(
+            "answers",
+            "f1",
+            "data=squad objective=span data.length=256 data.step=128",
+            {split: f"answers-{split}.json" for split in ("train", "validation")},
+            scored="validation",
+            rate=3e-4,
+            epochs=2,
+            length=256,
+            overlap=110,
+        ),
+        Recipe(
             "choices",
             "accuracy",
             "data=choices objective=choice",
@@ -195,6 +207,19 @@ def as_tables(data_dir: Path, folder: Path) -> None:
                 rows.writerow((label.partition(":")[0], question))
 
 
+def with_answers(data_dir: Path, folder: Path) -> None:
+    """Write the questions of SQuAD that have an answer, as SQuAD 1.1 has them alone."""
+    for split in ("train", "validation"):
+        found = json.loads((data_dir / "squad" / f"{split}.json").read_text("utf-8"))
+        for paragraph in (each for article in found["data"] for each in article["paragraphs"]):
+            paragraph["qas"] = [each for each in paragraph["qas"] if each["answers"]]
+        (folder / f"answers-{split}.json").write_text(json.dumps(found), "utf-8")
+
+
+MADE = {"labels": as_tables, "answers": with_answers}
+"""What makes a task's files of those of a data set."""
+
+
 def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
@@ -250,9 +275,9 @@ def measure(asked: argparse.Namespace) -> Report:
         if any(each.model for each in chosen):
             prepare(folder, asked.threads)
         for recipe in chosen:
-            if recipe.task == "labels":
-                as_tables(asked.data_dir, folder)
-            of = folder if recipe.model or recipe.task == "labels" else asked.data_dir
+            if recipe.task in MADE:
+                MADE[recipe.task](asked.data_dir, folder)
+            of = folder if recipe.model or recipe.task in MADE else asked.data_dir
             recipe.device = asked.device
             recipe.files = {split: str(of / file) for split, file in recipe.files.items()}
             recipe.model = str(folder / recipe.model if recipe.model else asked.model)

@@ -254,6 +254,14 @@ class Spans(Task):
         return 100 * total / len(self.questions[self.asked["scored"]])
 
 
+class Answers(Spans):
+    """The same of questions that all have an answer."""
+
+    def score(self, said: Sequence[Any]) -> float:
+        """See `Task`; no answer is never said."""
+        return super().score([(number, -np.inf, *best) for number, _, *best in said])
+
+
 class Choices(Task):
     """One of several texts after another, by GPT-2's second head: accuracy."""
 
@@ -359,6 +367,7 @@ TASKS = {
     "tags": Tags,
     "numbers": Numbers,
     "spans": Spans,
+    "answers": Answers,
     "choices": Choices,
     "dialog": Dialog,
 }

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.config.build import build
+from transfer_cli.data.cloze import ClozeTexts
 from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, encode_text
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
@@ -227,11 +228,11 @@ def source_of(node: Any) -> TextData | TaskData:
     Raises:
         ConfigError: They cannot be built, or are for another command.
     """
-    found: Any = build(node, "data", TextData | TaskData | PairsOfSentences)
-    if isinstance(found, PairsOfSentences):
+    found: Any = build(node, "data", TextData | TaskData | PairsOfSentences | ClozeTexts)
+    if isinstance(found, PairsOfSentences | ClozeTexts):
+        kind = "pairs of sentences" if isinstance(found, PairsOfSentences) else "texts with a gap"
         raise ConfigError(
-            "data: these are pairs of sentences, which only score takes: type transfer score "
-            "run=RUN"
+            f"data: these are {kind}, which only score takes: type transfer score RUN"
         )
     source: TextData | TaskData = found
     return source

@@ -5,7 +5,7 @@ Legend: B rows, T positions, N scored tokens, D width, V vocabulary.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,7 +46,15 @@ class Gap:
     asked: Sequence[int]
 
 
+class Said(NamedTuple):
+    """The log-probabilities of the tokens that are asked for, and the best one at each place."""
+
+    scores: list[float]
+    best: list[int]
+
+
 Row = TypeVar("Row", Ending, Gap)
+Found = TypeVar("Found")
 
 
 def score_endings(model: TransferModel, rows: Sequence[Ending], batch: int) -> list[Tensor]:
@@ -65,6 +73,30 @@ def score_gaps(model: TransferModel, rows: Sequence[Gap], padding: int, batch: i
         NotFiniteError: The predictions are not finite.
     """
     return _batched(rows, batch, lambda some: _read_gaps(model, some, padding))
+
+
+def say_endings(
+    model: TransferModel, rows: Sequence[Ending], allowed_V: Tensor, batch: int
+) -> list[Said]:
+    """Return what a causal model says at each end, given the right tokens before; see `Said`.
+
+    The best token is one of those where `allowed_V` is True.
+
+    Raises:
+        NotFiniteError: The predictions are not finite.
+    """
+    return _batched(rows, batch, lambda some: _said(_read_endings(model, some, None, allowed_V)))
+
+
+def say_gaps(
+    model: TransferModel, rows: Sequence[Gap], allowed_V: Tensor, padding: int, batch: int
+) -> list[Said]:
+    """Return what a masked model says at each gap; see `say_endings`."""
+    return _batched(rows, batch, lambda some: _said(_read_gaps(model, some, padding, allowed_V)))
+
+
+def _said(found: Sequence[Tensor]) -> list[Said]:
+    return [Said(each[:, 0].tolist(), each[:, 1].long().tolist()) for each in found]
 
 
 class ReadBeginning:
@@ -102,7 +134,10 @@ def _extended(model: TransferModel, cache: KVCache, tokens: Sequence[int]) -> KV
 
 
 def _read_endings(
-    model: TransferModel, rows: Sequence[Ending], cache: KVCache | None
+    model: TransferModel,
+    rows: Sequence[Ending],
+    cache: KVCache | None,
+    allowed_V: Tensor | None = None,
 ) -> list[Tensor]:
     known = 0 if cache is None else cache.length
     inputs = [list(row.tokens[known:-1]) for row in rows]
@@ -111,18 +146,24 @@ def _read_endings(
     # What a causal model sees of the padding behind a text is nothing.
     tokens_BT = _on_device(model, _padded(inputs, 0))
     mask_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
-    found = _read(model, tokens_BT, mask_BT, places, asked, padded=False, cache=cache)
+    found = _read(
+        model, tokens_BT, mask_BT, places, asked, padded=False, cache=cache, allowed_V=allowed_V
+    )
     return list(found.split([len(each) for each in asked]))
 
 
-def _read_gaps(model: TransferModel, rows: Sequence[Gap], padding: int) -> list[Tensor]:
+def _read_gaps(
+    model: TransferModel, rows: Sequence[Gap], padding: int, allowed_V: Tensor | None = None
+) -> list[Tensor]:
     lengths = [len(row.tokens) for row in rows]
     tokens_BT = _on_device(model, _padded([list(row.tokens) for row in rows], padding))
     mask_BT = _on_device(model, _padded([[1] * length for length in lengths], 0)).bool()
     places = [[row.place] * len(row.asked) for row in rows]
     asked = [list(row.asked) for row in rows]
     padded = len(set(lengths)) > 1
-    found = _read(model, tokens_BT, mask_BT, places, asked, padded=padded, cache=None)
+    found = _read(
+        model, tokens_BT, mask_BT, places, asked, padded=padded, cache=None, allowed_V=allowed_V
+    )
     return list(found.split([len(each) for each in asked]))
 
 
@@ -135,11 +176,25 @@ def _read(
     *,
     padded: bool,
     cache: KVCache | None,
+    allowed_V: Tensor | None,
 ) -> Tensor:
-    """Return the log-probabilities `[N]` of the tokens asked for at places of each row."""
+    """Return the log-probabilities `[N]` of the tokens asked for at places of each row.
+
+    With `allowed_V` `[N, 2]`, the second number is the best token of those.
+    """
     width = tokens_BT.shape[1]
     flat_N = _on_device(model, [row * width + at for row, own in enumerate(places) for at in own])
     asked_N = _on_device(model, [token for own in asked for token in own])
+
+    never_V = None if allowed_V is None else ~allowed_V.to(tokens_BT.device)
+
+    def of(logits_RV: Tensor, asked_R: Tensor) -> Tensor:
+        scores_RV = logits_RV.float().log_softmax(-1)
+        asked_R1 = scores_RV.gather(1, asked_R[:, None])
+        if never_V is None:
+            return asked_R1.squeeze(1)
+        best_R = scores_RV.masked_fill(never_V, -torch.inf).argmax(1)
+        return torch.cat([asked_R1, best_R[:, None]], dim=1)
 
     def read(whole: TransferModel) -> Tensor:
         states = whole.backbone(tokens_BT, mask_BT, padded=padded, kv_cache=cache)
@@ -147,10 +202,10 @@ def _read(
         table_VD = whole.backbone.token_embedding.weight
         rows = max(1, CHUNK_ELEMENTS["cpu"] // len(table_VD))
         found = [
-            whole.heads[HEAD](part_RD, table_VD).float().log_softmax(-1).gather(1, asked_R[:, None])
+            of(whole.heads[HEAD](part_RD, table_VD), asked_R)
             for part_RD, asked_R in zip(top_ND.split(rows), asked_N.split(rows), strict=True)
         ]
-        return torch.cat(found).squeeze(1)
+        return torch.cat(found)
 
     found_N: Tensor = model(read).cpu()
     if found_N.isnan().any():
@@ -159,11 +214,11 @@ def _read(
 
 
 def _batched(
-    rows: Sequence[Row], batch: int, read: Callable[[Sequence[Row]], list[Tensor]]
-) -> list[Tensor]:
+    rows: Sequence[Row], batch: int, read: Callable[[Sequence[Row]], list[Found]]
+) -> list[Found]:
     """Return what is read of each row, in batches of like length."""
     order = sorted(range(len(rows)), key=lambda number: len(rows[number].tokens))
-    found: dict[int, Tensor] = {}
+    found: dict[int, Found] = {}
     with progress("scoring", len(rows), "texts") as more:
         for first in range(0, len(order), batch):
             numbers = order[first : first + batch]

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
+from transfer_cli.commands.score.cloze import WordAsker, score_cloze
 from transfer_cli.commands.score.findings import Findings
 from transfer_cli.commands.score.prompted import Prompter, PromptExample, score_prompts
 from transfer_cli.commands.score.sentences import SentenceScorer, score_pairs
@@ -18,6 +19,7 @@ from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.config.literal import text_of
 from transfer_cli.config.stored import as_yaml
+from transfer_cli.data.cloze import ClozeTexts
 from transfer_cli.data.minimal_pairs import PairsOfSentences
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData
@@ -36,14 +38,14 @@ FIRST = ("scored", "given")
 
 
 def score(config: DictConfig) -> None:
-    """Score minimal pairs or prompts; print what came of it, and write it as a run or several."""
+    """Score sentences, gaps or prompts; print what came of it, and write it as a run or several."""
     one_of("first", config.first, FIRST)
     at_least("batch:", config.batch, 1, ConfigError)
-    source = build(config.data, "data", PairsOfSentences | TaskData | TextData)
+    source = build(config.data, "data", PairsOfSentences | ClozeTexts | TaskData | TextData)
     if isinstance(source, TextData):
         raise ConfigError(
-            "data: this is text; score takes pairs of sentences and labelled data, and transfer "
-            "evaluate measures a text's perplexity"
+            "data: this is text; score takes pairs of sentences, texts with a gap and labelled "
+            "data, and transfer evaluate measures a text's perplexity"
         )
     shots = _shots(config)
     if config.output is not None:
@@ -60,7 +62,7 @@ def score(config: DictConfig) -> None:
         (count, order) for count in shots for order in range(config.prompt.orders if count else 1)
     ]
     with torch.inference_mode(), precision.context():
-        if isinstance(source, PairsOfSentences):
+        if isinstance(source, PairsOfSentences | ClozeTexts):
             runs = runs[:1]
         else:
             prompted = _Prompted(config, source, trained)
@@ -72,6 +74,9 @@ def score(config: DictConfig) -> None:
                     within_word=config.within_word,
                 )  # fmt: skip
                 outcome = score_pairs(scorer, source.load())
+            elif isinstance(source, ClozeTexts):
+                asker = WordAsker(trained, config.batch, source.words())
+                outcome = score_cloze(asker, source.load())
             else:
                 outcome = prompted.outcome(count, config.seed + order)
             seconds = time.perf_counter() - began

@@ -1,0 +1,87 @@
+"""Texts with a word left out, for a language model to say."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from transfer_cli.data import readers
+from transfer_cli.data.text import expand
+from transfer_cli.errors import DataError
+
+GAP = "[MASK]"
+"""What stands for the word in a text."""
+
+
+@dataclass(frozen=True)
+class ClozeExample:
+    """A text before and after a word that is left out, and the word."""
+
+    before: str
+    after: str
+    answer: str
+
+
+@dataclass(kw_only=True)
+class ClozeTexts:
+    """Own files of JSON lines.
+
+    Where `[MASK]` stands in a text, `answer` is left out (LAMA, Petroni et al. 2019). A text
+    without it is asked for its own last word (LAMBADA, Paperno et al. 2016).
+
+    Args:
+        files: Paths or globs.
+        text: The field of the text, and
+        answer: that of the word.
+        among: A file of words, one a line, of which the answer is one: the vocabulary that models
+            have in common. None: all that a model may say.
+    """
+
+    files: str | list[str]
+    text: str = "text"
+    answer: str = "answer"
+    among: str | None = None
+
+    def load(self) -> list[ClozeExample]:
+        """Return the texts.
+
+        Raises:
+            DataError: A file cannot be read, or a line has no word to be left out.
+        """
+        found: list[ClozeExample] = []
+        for path in expand(self.files):
+            before = len(found)
+            found += self._read(path)
+            if len(found) == before:
+                raise DataError(f"{path} has no texts.")
+        return found
+
+    def words(self) -> list[str] | None:
+        """Return the words of `among`.
+
+        Raises:
+            DataError: The file cannot be read, or has none.
+        """
+        if self.among is None:
+            return None
+        found = [line.strip() for path in expand(self.among) for line in readers.read_lines(path)]
+        if not any(found):
+            raise DataError(f"{self.among} has no words.")
+        return [word for word in dict.fromkeys(found) if word]
+
+    def _read(self, path: Path) -> Iterator[ClozeExample]:
+        for record in readers.json_records(readers.numbered_lines(path), str(path)):
+            text = readers.text_of(record, self.text, str(path)).strip()
+            place = f"{path}, line {record.line}"
+            if GAP not in text:
+                before, _, last = text.rpartition(" ")
+                if not before:
+                    raise DataError(f"{place}: nothing is before the last word of {text[:80]!r}.")
+                yield ClozeExample(before, "", last)
+                continue
+            before, *after = text.split(GAP)
+            if len(after) != 1:
+                raise DataError(f"{place}: the text has {len(after)} gaps {GAP}, expected one.")
+            answer = readers.text_of(record, self.answer, str(path)).strip()
+            if not answer:
+                raise DataError(f"{place}: {self.answer!r} is empty.")
+            yield ClozeExample(before.rstrip(), after[0], answer)
