@@ -1,10 +1,12 @@
 """`transfer score`: sentences and prompts, by runs that were trained here."""
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import published
 from transfer_cli.runs.items import read_items
@@ -157,6 +159,81 @@ def test_a_classifier_is_no_language_model(transfer, finetuned):
     assert ended.code == 2
     assert "is no language model (Classification)" in ended.err
     assert not Path("runs").exists()
+
+
+def cloze_file(*rows):
+    Path("cloze.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return ("data=cloze", "data.files=cloze.jsonl")
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_causal_model_says_all_tokens_of_a_word(score, tmp_path, batch):
+    theirs = published.publish(tmp_path / "gpt2", "gpt2", "LMHeadModel")
+    tokenizer = published.reference().AutoTokenizer.from_pretrained(tmp_path / "gpt2")
+    before = "Who wrote the play about the"
+    rows = [{"text": f"{before} [MASK] .", "answer": "prince"}, {"text": f"{before} prince"}]
+
+    measures, items, out = score(tmp_path / "gpt2", *cloze_file(*rows), f"batch={batch}")
+
+    start, word = (tokenizer(text)["input_ids"] for text in (before, " prince"))
+    assert len(word) > 1
+    with torch.no_grad():
+        logits = theirs(torch.tensor([[*start, *word]])).logits[0, len(start) - 1 : -1]
+    nats = -float(logits.log_softmax(-1)[range(len(word)), word].sum())
+    said = logits.index_fill(1, torch.tensor([0]), -torch.inf).argmax(1).tolist()
+    assert [item.loss for item in items] == pytest.approx([nats, nats], abs=1e-4)
+    assert [item.predicted for item in items] == [tokenizer.decode(said).strip()] * 2
+    assert [item.score for item in items] == [float(said == word)] * 2
+    assert measures["answer_perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
+    assert re.search(r"2 words: [\d.]+ % \(", out)
+
+
+def test_a_causal_model_chooses_among_words(score, pretrained):
+    rows = [{"text": "Where is the river"}, {"text": "Where is the qzxv"}]
+    Path("among.txt").write_text("river\nqzxv\n")
+
+    measures, items, out = score(pretrained, *cloze_file(*rows), "data.among=among.txt")
+
+    assert [(item.label, item.predicted) for item in items] == [("river", "river")]
+    assert measures["accuracy"] == 1.0  # the other word is not one token
+    assert "1 skipped" in out
+
+
+def test_a_masked_model_says_words_of_one_token_and_skips_others(score, masked):
+    rows = [
+        {"text": "Where is the [MASK] ?", "answer": "river"},
+        {"text": "Where is the [MASK] ?", "answer": "qzxv"},
+    ]
+    Path("among.txt").write_text("river\n")
+
+    measures, items, out = score(masked, *cloze_file(*rows), "data.among=among.txt")
+
+    assert [item.label for item in items] == ["river"]
+    assert measures["accuracy"] == 1.0  # the only word that may be said
+    assert "1 skipped" in out
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "message"),
+    [
+        (
+            {"text": "the [MASK] is old", "answer": "it"},
+            [],
+            "a causal model says what is at the end",
+        ),
+        ({"text": "the river"}, ["data.among=none.txt"], "none.txt"),
+        ({"text": "a " * 400 + "river"}, [], "tokens long, and the model has"),
+    ],
+)
+def test_gaps_that_cannot_be_asked_for_are_refused(row, words, message, transfer, pretrained):
+    ended = transfer(
+        "score", f"run={pretrained}", "output=out", "device=cpu", *cloze_file(row), *words
+    )
+
+    assert ended.code == 2
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+    assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("command", ["inspect", "prepare", "pretrain", "finetune"])

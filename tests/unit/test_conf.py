@@ -43,6 +43,7 @@ NEEDS = {
     ("data", "table"): ["data.train=a.csv"],
     ("data", "numbers"): ["data.train=a.csv"],
     ("data", "minimal_pairs"): ["data.files=a.jsonl"],
+    ("data", "cloze"): ["data.files=a.jsonl"],
     ("data", "choices"): ["data.train=a.jsonl"],
     ("data", "squad"): ["data.train=a.json"],
     ("data", "glue"): ["data.task=cola", "data.folder=CoLA"],

@@ -232,7 +232,7 @@ def source_of(node: Any) -> TextData | TaskData:
     if isinstance(found, PairsOfSentences | ClozeTexts):
         kind = "pairs of sentences" if isinstance(found, PairsOfSentences) else "texts with a gap"
         raise ConfigError(
-            f"data: these are {kind}, which only score takes: type transfer score RUN"
+            f"data: these are {kind}, which only score takes: type transfer score run=RUN"
         )
     source: TextData | TaskData = found
     return source

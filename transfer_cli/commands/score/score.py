@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
-from transfer_cli.commands.score.cloze import WordAsker, score_cloze
 from transfer_cli.commands.score.findings import Findings
+from transfer_cli.commands.score.gaps import WordAsker, score_cloze
 from transfer_cli.commands.score.prompted import Prompter, PromptExample, score_prompts
 from transfer_cli.commands.score.sentences import SentenceScorer, score_pairs
 from transfer_cli.config.build import build

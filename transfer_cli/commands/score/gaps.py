@@ -18,7 +18,7 @@ from transfer_cli.runs.items import Item, shortened
 
 METRICS = (
     Metric("accuracy", higher_is_better=True, unit="fraction", headline=True, per_example=True),
-    Metric("word_perplexity", higher_is_better=False),
+    Metric("answer_perplexity", higher_is_better=False),
 )
 
 
@@ -152,7 +152,7 @@ def score_cloze(asker: WordAsker, examples: Sequence[ClozeExample]) -> Findings:
     ]
     measures = {
         "accuracy": right / len(items),
-        "word_perplexity": math.exp(min(nats, 700.0)),
+        "answer_perplexity": math.exp(min(nats, 700.0)),
     }
     task = {"name": "cloze", "expected": "word"}
     return Findings(
