@@ -61,16 +61,19 @@ def replies(
     place_RT = torch.arange(longest, device=tokens_RT.device) - padding_R[:, None]
     mask_RT, taken_RT = place_RT >= 0, place_RT.clamp(min=0)
     read_RT, kind_RT = tokens_RT.gather(1, taken_RT), segment_RT.gather(1, taken_RT)
-    kv_cache = KVCache(model.backbone.shape.depth, longest + most, padding_R)
+    is_padded = int(begin_R.min()) < longest
+    kv_cache = KVCache(model.backbone.shape.depth, longest + most, padding_R if is_padded else None)
     prefix_R = None if prefix_R is None else prefix_R + padding_R
-    packing: Packing | None = Packing.of(mask_RT, mask_RT.flatten().nonzero().squeeze(1))
+    packing = None
+    if is_padded:
+        packing = Packing.of(mask_RT, mask_RT.flatten().nonzero().squeeze(1))
     last_R = begin_R.cumsum(0) - 1
     said = list[Tensor]()
     for number in range(most):
         if longest + number > positions:  # a pass all the same, whose answer nobody reads
             kv_cache = KVCache(model.backbone.shape.depth, most)
         states = model.backbone(
-            read_RT, mask_RT, kind_RT, padded=number == 0, kv_cache=kv_cache, prefix_B=prefix_R,
+            read_RT, mask_RT, kind_RT, padded=is_padded and number == 0, kv_cache=kv_cache, prefix_B=prefix_R,
             packing=packing,
         )  # fmt: skip
         ends = [each[:, -1:] if packing is None else each[0, last_R, None] for each in states]
