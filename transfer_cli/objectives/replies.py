@@ -73,8 +73,8 @@ def replies(
         if longest + number > positions:  # a pass all the same, whose answer nobody reads
             kv_cache = KVCache(model.backbone.shape.depth, most)
         states = model.backbone(
-            read_RT, mask_RT, kind_RT, padded=is_padded and number == 0, kv_cache=kv_cache, prefix_B=prefix_R,
-            packing=packing,
+            read_RT, mask_RT, kind_RT, padded=packing is not None, kv_cache=kv_cache,
+            prefix_B=prefix_R, packing=packing,
         )  # fmt: skip
         ends = [each[:, -1:] if packing is None else each[0, last_R, None] for each in states]
         top_RD, packing = model.readout(ends)[:, 0], None
