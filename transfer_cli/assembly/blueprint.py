@@ -120,6 +120,17 @@ class Blueprint:
     warnings: tuple[str, ...]
 
     @cached_property
+    def ever_trains(self) -> frozenset[str]:
+        """The parameters that train in any stage."""
+        return frozenset[str]().union(*(stage.trains for stage in self.stage_plans))
+
+    @cached_property
+    def left_out(self) -> frozenset[str]:
+        """The parameters that are not stored with the run, as `init_from` has them."""
+        is_apart = self.start is not None and self.adaptation.store == "trained"
+        return self.inherited - self.ever_trains if is_apart else frozenset()
+
+    @cached_property
     def exports(self) -> str:
         """In words, what `transfer export` will make of the finished run, or why it will not."""
         return exports_as(self.description(), self.data.tokenizer, self.data.info["main"].task)
@@ -259,13 +270,12 @@ def _finalize_options(
 def has_fixed_features(plan: Blueprint) -> bool:
     """Return whether every text has the same hidden states in every epoch."""
     shape = plan.model.backbone.shape
-    ever_trains = frozenset[str]().union(*(stage.trains for stage in plan.stage_plans))
     return (
         len(plan.data.counts) == 1
         and bool(plan.model.heads)
         and plan.report is not None
         and all(loss.objective.keeps_tokens for loss in plan.losses)
-        and not any(name.startswith("backbone.") for name in ever_trains)
+        and not any(name.startswith("backbone.") for name in plan.ever_trains)
         and (plan.adaptation.frozen_eval or not (shape.dropout or shape.attention_dropout))
     )
 

@@ -32,6 +32,7 @@ from transfer_cli.engine import distributed
 from transfer_cli.engine.distributed.replicated import Parallel, Replicated
 from transfer_cli.engine.features.cached import CachedFeatures, memory_needed
 from transfer_cli.engine.features.shared_states import SharedStates
+from transfer_cli.engine.precision import frozen_matrices, halve
 from transfer_cli.engine.stages import Stages
 from transfer_cli.engine.step import Loss, TrainStep
 from transfer_cli.model.readout import TopLayer
@@ -139,6 +140,7 @@ def build_run(
         fisher = partial(fisher_of, source, model, plan.tensors)
         with distributed.main_first():
             plan.adaptation.penalty.start(Start(model, plan.inherited, fisher))
+    halve(model, frozen_matrices(model, precision, plan.left_out, sharded=plan.sharded))
     # Before the optimizer sees the parameters: shards are others.
     parallel = _parallel(model, losses, precision.device, sharded=plan.sharded)
     if loop.compile:
@@ -180,7 +182,7 @@ def build_run(
         step=step,
         # Trained weights alone refer to the backbone that has the others.
         base_hash=None if apart is None else backbone_hash(apart),
-        leave_out=frozenset() if apart is None else plan.inherited - stages.ever_trains,
+        leave_out=plan.left_out,
         forgetting=forgetting,
         micro_batch=micro_batch,
         origins=origins,

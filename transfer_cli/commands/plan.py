@@ -20,6 +20,7 @@ from transfer_cli.assembly.plan_table import fact, plan_page
 from transfer_cli.assembly.resumed_config import config_to_resume, find_run
 from transfer_cli.batch import Batch
 from transfer_cli.config.command_line import CommandLine
+from transfer_cli.engine.precision import frozen_matrices
 from transfer_cli.model.block import FEED_FORWARDS
 from transfer_cli.sweep.processes import as_time
 from transfer_cli.terminal import print_out
@@ -63,7 +64,9 @@ def plan(config: DictConfig, command: str) -> None:
     needed = FLOAT * sum(count for _, count in parts)
     listed = ", ".join(f"{name} {FLOAT * count / 2**20:,.0f} MiB" for name, count in parts)
     each = f" in each of {processes} processes" if processes > 1 else ""
-    print_out(fact("memory", f"about {needed / 2**20:,.0f} MiB in float32{each} ({listed})"))
+    halved = _halved(blueprint, shards)
+    kind = "float32, frozen matrices in bf16" if halved else "float32"
+    print_out(fact("memory", f"about {needed / 2**20:,.0f} MiB in {kind}{each} ({listed})"))
     of_weights = FLOAT * sum(count for name, count in parts if not name.startswith(_STATES))
     if steps is None and of_weights > MOST_BYTES:
         print_out(fact("time", "not measured for so much; plan.steps=3 takes three steps to say"))
@@ -75,6 +78,12 @@ def plan(config: DictConfig, command: str) -> None:
 
 plan_pretrain = partial(plan, command="pretrain")
 plan_finetune = partial(plan, command="finetune")
+
+
+def _halved(blueprint: Blueprint, shards: int) -> set[str]:
+    """Return the weights that a run keeps in bf16."""
+    precision, left_out = blueprint.precision, blueprint.left_out
+    return frozen_matrices(blueprint.model, precision, left_out, sharded=shards > 1)
 
 
 def _memory_parts(
@@ -91,7 +100,7 @@ def _memory_parts(
     """
     chosen, loop = blueprint.adaptation, blueprint.loop
     sizes = {name: p.numel() for name, p in blueprint.model.named_parameters()}
-    ever = frozenset[str]().union(*(stage.trains for stage in blueprint.stage_plans))
+    ever = blueprint.ever_trains
     at_once = max(sum(sizes[name] for name in stage.trains) for stage in blueprint.stage_plans)
     copies = 0
     if chosen.penalty is not None:
@@ -116,8 +125,9 @@ def _memory_parts(
     # Of blocks that are computed again, the input stays, and all of one at a time.
     numbers = passed * shape.width + block if loop.activation_checkpointing else passed * block
     held = rows * length * numbers
+    half = sum(sizes[name] for name in _halved(blueprint, shards)) // 2
     parts = {
-        "weights": sum(sizes.values()) // shards,
+        "weights": sum(sizes.values()) // shards - half,
         "gradients": at_once // shards,
         "optimizer": moments * sum(sizes[name] for name in ever) // shards,
         "copies of the start": copies // shards,

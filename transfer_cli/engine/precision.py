@@ -1,9 +1,11 @@
 """The device, and the precision of the forward pass."""
 
+from collections.abc import Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from transfer_cli.engine import distributed
 from transfer_cli.errors import ConfigError, RunError, nearest, one_of
@@ -13,7 +15,10 @@ KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Precision:
-    """Autocast to `kind` on `device`; weights, norms, losses and measures stay in float32."""
+    """Autocast to `kind` on `device`; norms, losses and measures stay in float32.
+
+    So do weights, but for frozen matrices in bf16; see `halve`.
+    """
 
     kind: str
     device: torch.device
@@ -45,6 +50,27 @@ class Precision:
     def scaler(self) -> torch.amp.GradScaler:
         """Return the gradient scaler: one that does nothing unless fp16 needs it."""
         return torch.amp.GradScaler(self.device.type, enabled=self.kind == "fp16")
+
+
+def frozen_matrices(
+    model: nn.Module, precision: Precision, left_out: Set[str], *, sharded: bool
+) -> set[str]:
+    """Return the weights of linear layers that a run may keep in bf16.
+
+    A pass casts them anyway, so it computes the same. They are those that the run neither trains
+    nor stores (`left_out`), of a model that is not sharded: shards have one type.
+    """
+    if precision.kind != "bf16" or sharded:
+        return set()
+    layers = {name for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    return {name for name in left_out if name.removesuffix(".weight") in layers}
+
+
+def halve(model: nn.Module, names: Set[str]) -> None:
+    """Keep these weights in bf16, in half the memory."""
+    for name in names:
+        weight = model.get_parameter(name)
+        weight.data = weight.data.to(torch.bfloat16)
 
 
 def choose_device(name: str) -> torch.device:
