@@ -19,6 +19,7 @@ from transfer_cli.interop.family import (
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
     TOKEN_CLASSIFICATION,
+    USUAL_KEYS,
     Family,
     PublishedHead,
     question_answering,
@@ -111,10 +112,7 @@ class Bert(EncoderFamily):
     base_model = "BertModel"
     prefix = "bert"
     blocks = "encoder.layer"
-    keys: ClassVar[Mapping[str, str]] = {
-        "width": "hidden_size", "heads": "num_attention_heads", "depth": "num_hidden_layers",
-        "feedforward": "intermediate_size", "positions": "max_position_embeddings",
-    }  # fmt: skip
+    keys: ClassVar[Mapping[str, str]] = USUAL_KEYS
     options: ClassVar[Mapping[str, tuple[str, Any]]] = {
         "dropout": ("hidden_dropout_prob", 0.1),
         "attention_dropout": ("attention_probs_dropout_prob", 0.1),

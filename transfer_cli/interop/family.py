@@ -29,6 +29,12 @@ COMMON = {
 }  # fmt: skip
 """What `fixed` holds in every family that does not say otherwise."""
 
+USUAL_KEYS = {
+    "width": "hidden_size", "heads": "num_attention_heads", "depth": "num_hidden_layers",
+    "feedforward": "intermediate_size", "positions": "max_position_embeddings",
+}  # fmt: skip
+"""`Family.keys` of most families."""
+
 LANGUAGE_MODEL = "language_model"
 SEQUENCE_CLASSIFICATION = "sequence_classification"
 MULTIPLE_CHOICE = "multiple_choice"
@@ -70,6 +76,27 @@ def token_classification(model: str) -> PublishedHead:
     """
     rules = same("heads.tags", "classifier")
     return PublishedHead(f"{model}ForTokenClassification", "token-classification", rules)
+
+
+def causal_heads(
+    model: str, language_model: str, output: Sequence[Rule]
+) -> dict[str, PublishedHead]:
+    """Return the heads of a causal family, whose classifier has no bias.
+
+    Args:
+        model: The beginning of the classes that load them.
+        language_model: The class that loads its language model.
+        output: The rules of the layer of that, where it is not the token embedding.
+    """
+    score = same("heads.class.linear", "score", "weight")
+    return {
+        LANGUAGE_MODEL: PublishedHead(language_model, "text-generation", output),
+        SEQUENCE_CLASSIFICATION: PublishedHead(
+            f"{model}ForSequenceClassification", "text-classification", score
+        ),
+        QUESTION_ANSWERING: question_answering(model),
+        TOKEN_CLASSIFICATION: token_classification(model),
+    }
 
 
 class Family(ABC):

@@ -3,16 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from transfer_cli.interop.family import (
-    LANGUAGE_MODEL,
-    QUESTION_ANSWERING,
-    SEQUENCE_CLASSIFICATION,
-    TOKEN_CLASSIFICATION,
-    Family,
-    PublishedHead,
-    question_answering,
-    token_classification,
-)
+from transfer_cli.interop.family import Family, PublishedHead, causal_heads
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import TRANSPOSED, Rule, same
 from transfer_cli.model.backbone import BackboneShape
@@ -61,15 +52,7 @@ class Gpt2(Family):
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads; the classifier has no bias."""
         output = [] if shape.tie_output else same("heads.lm", "lm_head", "weight")
-        score = same("heads.class.linear", "score", "weight")
-        return {
-            LANGUAGE_MODEL: PublishedHead("GPT2LMHeadModel", "text-generation", output),
-            SEQUENCE_CLASSIFICATION: PublishedHead(
-                "GPT2ForSequenceClassification", "text-classification", score
-            ),
-            QUESTION_ANSWERING: question_answering("GPT2"),
-            TOKEN_CLASSIFICATION: token_classification("GPT2"),
-        }
+        return causal_heads("GPT2", "GPT2LMHeadModel", output)
 
     def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of the embeddings and the last norm."""

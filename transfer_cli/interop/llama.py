@@ -14,6 +14,7 @@ from transfer_cli.interop.angles import TwoKinds, rotary_config, rotary_of, wind
 from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
     SEQUENCE_CLASSIFICATION,
+    USUAL_KEYS,
     Family,
     PublishedHead,
 )
@@ -32,10 +33,7 @@ class Llama(Family):
     base_model = "LlamaModel"
     prefix = "model"
     blocks = "layers"
-    keys: ClassVar[Mapping[str, str]] = {
-        "width": "hidden_size", "heads": "num_attention_heads", "depth": "num_hidden_layers",
-        "feedforward": "intermediate_size", "positions": "max_position_embeddings",
-    }  # fmt: skip
+    keys: ClassVar[Mapping[str, str]] = USUAL_KEYS
     fixed: ClassVar[Mapping[str, Any]] = {
         "residual": "pre", "direction": "causal", "position_kind": "rotary", "norm": "rms",
         "feedforward_kind": "gated", "biases": "none", "embedding_norm": False,

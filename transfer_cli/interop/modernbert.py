@@ -9,6 +9,7 @@ from transfer_cli.interop.family import (
     LANGUAGE_MODEL,
     MULTIPLE_CHOICE,
     SEQUENCE_CLASSIFICATION,
+    USUAL_KEYS,
     Family,
     PublishedHead,
 )
@@ -34,11 +35,7 @@ class ModernBert(Family):
     base_model = "ModernBertModel"
     prefix = "model"
     blocks = "layers"
-    keys: ClassVar[Mapping[str, str]] = {
-        "width": "hidden_size", "heads": "num_attention_heads", "depth": "num_hidden_layers",
-        "feedforward": "intermediate_size", "positions": "max_position_embeddings",
-        "window": "local_attention",
-    }  # fmt: skip
+    keys: ClassVar[Mapping[str, str]] = {**USUAL_KEYS, "window": "local_attention"}
     fixed: ClassVar[Mapping[str, Any]] = {
         "residual": "pre_first_plain", "direction": "bidirectional", "position_kind": "rotary",
         "norm": "layer_no_bias", "feedforward_kind": "gated", "biases": "none",

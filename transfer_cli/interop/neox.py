@@ -6,16 +6,7 @@ from typing import Any, ClassVar
 
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.interop.angles import rotary_config, rotary_of
-from transfer_cli.interop.family import (
-    LANGUAGE_MODEL,
-    QUESTION_ANSWERING,
-    SEQUENCE_CLASSIFICATION,
-    TOKEN_CLASSIFICATION,
-    Family,
-    PublishedHead,
-    question_answering,
-    token_classification,
-)
+from transfer_cli.interop.family import USUAL_KEYS, Family, PublishedHead, causal_heads
 from transfer_cli.interop.published_config import PublishedConfig
 from transfer_cli.interop.rules import Rule, by_head, same
 from transfer_cli.model.backbone import BackboneShape
@@ -35,10 +26,7 @@ class GptNeoX(Family):
     base_model = "GPTNeoXModel"
     prefix = "gpt_neox"
     blocks = "layers"
-    keys: ClassVar[Mapping[str, str]] = {
-        "width": "hidden_size", "heads": "num_attention_heads", "depth": "num_hidden_layers",
-        "feedforward": "intermediate_size", "positions": "max_position_embeddings",
-    }  # fmt: skip
+    keys: ClassVar[Mapping[str, str]] = USUAL_KEYS
     fixed: ClassVar[Mapping[str, Any]] = {
         "residual": "parallel", "direction": "causal", "position_kind": "rotary",
         "embedding_norm": False, "embedding_width": None, "segments": 0,
@@ -83,15 +71,7 @@ class GptNeoX(Family):
     def heads(self, shape: BackboneShape) -> dict[str, PublishedHead]:
         """Return its heads; the classifier has no bias."""
         output = [] if shape.tie_output else same("heads.lm", "embed_out", "weight")
-        score = same("heads.class.linear", "score", "weight")
-        return {
-            LANGUAGE_MODEL: PublishedHead("GPTNeoXForCausalLM", "text-generation", output),
-            SEQUENCE_CLASSIFICATION: PublishedHead(
-                "GPTNeoXForSequenceClassification", "text-classification", score
-            ),
-            QUESTION_ANSWERING: question_answering("GPTNeoX"),
-            TOKEN_CLASSIFICATION: token_classification("GPTNeoX"),
-        }
+        return causal_heads("GPTNeoX", "GPTNeoXForCausalLM", output)
 
     def outside_blocks(self, shape: BackboneShape) -> list[Rule]:
         """Return the rules of the embeddings and the last norm."""
