@@ -329,7 +329,12 @@ def _convert_union(value: Any, choices: tuple[Any, ...], key: str) -> Any:
             return _convert(value, choice, key)
         except ConfigError:
             continue
-    raise ConfigError(f"{key}: expected {_a(kind)}, got {_shown(value)}")
+    words = [
+        word for choice in choices if get_origin(choice) is Literal for word in get_args(choice)
+    ]
+    close = nearest(value, words) if isinstance(value, str) else ""
+    stop = "." if close else ""
+    raise ConfigError(f"{key}: expected {_a(kind)}, got {_shown(value)}{stop}{close}".rstrip("."))
 
 
 def _convert_literal(value: Any, choices: tuple[Any, ...], key: str) -> Any:
@@ -416,6 +421,8 @@ def _a(kind: Any) -> str:
     """Return the name of `kind` with its article: "an Objective"."""
     if kind in _WORDS:
         return _WORDS[kind]
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
     if get_origin(kind) in (Union, types.UnionType):
         return " or ".join(_a(each) for each in get_args(kind) if each is not types.NoneType)
     name = str(getattr(kind, "__name__", kind))

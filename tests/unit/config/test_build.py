@@ -457,6 +457,15 @@ def test_a_union_names_all_its_kinds():
     assert complaint([], int | str) == "key: expected a whole number or text, got []"
 
 
+def test_a_union_with_words_names_them_and_suggests_the_nearest():
+    kind = int | Literal["none", "all"]
+
+    assert [converted(value, kind) for value in (3, "all")] == [3, "all"]
+    assert complaint("al", kind) == (
+        "key: expected a whole number or none or all, got 'al'. Did you mean 'all'?"
+    )
+
+
 def test_a_literal_suggests_the_nearest():
     assert converted("gelu", Literal["relu", "gelu"]) == "gelu"
     assert complaint("gelo", Literal["relu", "gelu"]) == (
