@@ -32,6 +32,7 @@ from transfer_cli.adaptation.edits import (
     LoRA,
     MixLayers,
     NewRows,
+    PALs,
     ParallelAdapters,
     Segments,
 )
@@ -387,8 +388,8 @@ def _(device: torch.device) -> list[float]:
 EDITS = (
     Adapters(4), ParallelAdapters(4), LoRA(2, dropout=0),
     LoRA(2, dropout=0, targets=("output", "feed_forward")),
-    LoRA(2, dropout=0, dora=True, lr_ratio=16.0), IA3(), GatedPrefix(3), MixLayers(), FreshTop(),
-    NewRows(("cls", "sep")), Segments(),
+    LoRA(2, dropout=0, dora=True, lr_ratio=16.0), IA3(), GatedPrefix(3), PALs(3), MixLayers(),
+    FreshTop(), NewRows(("cls", "sep")), Segments(),
 )  # fmt: skip
 PENALTIES: Mapping[str, Callable[[], Penalty]] = {
     "l2_sp": lambda: L2SP(0.1, 0.1),

@@ -1,7 +1,7 @@
 """Compare fine-tuning on tasks with a plain loop over transformers, by whole commands.
 
     python scripts/bench/finetune_tasks.py --model FOLDER [--peers PYTHON] [--data-dir DIR]
-        [--tasks labels tags numbers spans answers choices dialog] [--seeds 0] [--threads 2]
+        [--tasks labels lora tags numbers spans answers choices dialog] [--seeds 0] [--threads 2]
         [--device cpu] [--quick] [--json FILE]
 
 Both sides start from the same published model (`python scripts/published_weights.py minilm`), read
@@ -9,7 +9,9 @@ the same files, and train with AdamW, the same rate, warm-up and fall to 0, batc
 and clipping; both score the same split with the weights of the last epoch. The plain loop is
 `plain_tasks.py`.
 
-labels: TREC's six kinds of questions, accuracy on its test set. tags: WNUT-17, entity F1 of its
+labels: TREC's six kinds of questions, accuracy on its test set. lora: the same with low-rank
+updates and 100 labels; the peers' environment needs peft, and `--model` may be a Llama-like model
+(`python scripts/published_weights.py smollm2`). tags: WNUT-17, entity F1 of its
 test set. numbers: STS-B, Pearson's correlation on its test set. spans: the part of SQuAD 2.0, F1
 of its validation questions, in percent; answers: the same of the questions that have an answer,
 for both to train on and be scored by. choices, dialog: the embedded samples, from a small GPT-2
@@ -35,7 +37,7 @@ from transfer_cli.data import sample
 
 WARMUP = 0.1
 LABELLED = 100
-"""Training examples of a trial."""
+"""Training examples of a trial, and of the task `lora`."""
 
 MOST_OF_PEER = 0.8
 """The goal: our share of the peer's time, and of its memory."""
@@ -103,6 +105,14 @@ RECIPES = {
             "accuracy",
             "data=table objective=classification data.text=text data.label=label",
             {split: f"labels-{split}.csv" for split in (*TREC, "validation")},
+        ),
+        Recipe(
+            "lora",
+            "accuracy",
+            "data=table objective=classification adaptation=lora data.text=text data.label=label",
+            {split: f"lora-{split}.csv" for split in (*TREC, "validation")},
+            rate=1e-3,
+            epochs=10,
         ),
         Recipe(
             "tags",
@@ -192,6 +202,20 @@ def prepare(folder: Path, threads: int) -> None:
         )  # fmt: skip
 
 
+def few_labels(data_dir: Path, folder: Path) -> None:
+    """Write the same tables with `LABELLED` questions to learn from, and for validation.
+
+    Every kind of question is among them as often as among all.
+    """
+    as_tables(data_dir, folder)
+    for split in (*TREC, "validation"):
+        with (folder / f"labels-{split}.csv").open(encoding="utf-8", newline="") as file:
+            header, *found = csv.reader(file)
+        kept = found if split == "test" else sorted(found)[:: len(found) // LABELLED][:LABELLED]
+        with (folder / f"lora-{split}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([header, *kept])
+
+
 def as_tables(data_dir: Path, folder: Path) -> None:
     """Write TREC's questions as tables, which both sides read."""
     found = {
@@ -216,7 +240,7 @@ def with_answers(data_dir: Path, folder: Path) -> None:
         (folder / f"answers-{split}.json").write_text(json.dumps(found), "utf-8")
 
 
-MADE = {"labels": as_tables, "answers": with_answers}
+MADE = {"labels": as_tables, "lora": few_labels, "answers": with_answers}
 """What makes a task's files of those of a data set."""
 
 

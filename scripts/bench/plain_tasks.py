@@ -89,6 +89,20 @@ class Labels(Task):
         return float(np.mean([one == other for one, other in zip(said, right, strict=True)]))
 
 
+class LoRA(Labels):
+    """A label for a text by low-rank updates of queries and values, by peft: accuracy."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        super().__init__(asked)
+        import peft
+
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.model.config.pad_token_id = self.tokenizer.pad_token_id
+        wanted = peft.LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, lora_dropout=0.05)
+        self.model = peft.get_peft_model(self.model, wanted)
+
+
 class Tags(Task):
     """A tag for each word: entity F1."""
 
@@ -364,6 +378,7 @@ class Dialog(Choices):
 
 TASKS = {
     "labels": Labels,
+    "lora": LoRA,
     "tags": Tags,
     "numbers": Numbers,
     "spans": Spans,

@@ -117,6 +117,7 @@ ADDED = {
         "_target_": "transfer_cli.adaptation.edits.ParallelAdapters", "size": 4,
     },
     "gated_prefix": {"_target_": "transfer_cli.adaptation.edits.GatedPrefix"},
+    "pals": {"_target_": "transfer_cli.adaptation.edits.PALs"},
     "ia3": {"_target_": "transfer_cli.adaptation.edits.IA3"},
     "new_rows": {
         "_target_": "transfer_cli.adaptation.edits.NewRows", "tokens": ["cls", "unk", "sep"],

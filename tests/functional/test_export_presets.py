@@ -23,9 +23,11 @@ PRESETS = {
     "ia3": CODE, "parallel_adapters": CODE, "dora": CODE,
 }  # fmt: skip
 QUICK = ("full", "lora", "adapters", "feature_extraction")
-REFUSED = "gated_prefix"
+REFUSED = {
+    "gated_prefix": "learned keys and values", "pals": "projected attention layers",
+}  # fmt: skip
 EVERY = {path.stem for path in (conf_dir() / "adaptation").glob("*.yaml")}
-OTHERS = sorted(EVERY - {*QUICK, REFUSED})
+OTHERS = sorted(EVERY - {*QUICK, *REFUSED})
 
 
 def exports_of(run):
@@ -57,14 +59,15 @@ def test_every_scheme_is_exported_as_its_plan_says(preset, transfer, request):
 
 
 @pytest.mark.parametrize("words", [(), ("format=onnx",)], ids=str)
-def test_learned_keys_and_values_are_refused_in_a_line_as_the_plan_says(words, transfer, adapted):
-    run = adapted(REFUSED).run
+@pytest.mark.parametrize("preset", REFUSED)
+def test_what_no_folder_can_hold_is_refused_as_the_plan_says(preset, words, transfer, adapted):
+    run = adapted(preset).run
 
     ended = transfer("export", f"run={run}", "to=out", *words)
 
     assert ended.code == 2
-    [line] = [line for line in ended.err.splitlines() if "learned keys and values" in line]
-    assert "(adaptation.edits.gated_prefix)" in line
+    [line] = [line for line in ended.err.splitlines() if REFUSED[preset] in line]
+    assert f"(adaptation.edits.{preset})" in line
     assert "takes any model" not in line
     assert exports_of(run).startswith("not as it is; ")
     assert "onnx" not in exports_of(run)

@@ -208,6 +208,7 @@ def test_presets_are_what_their_papers_say():
         "parallel_adapters": NewWeights(),
         "ia3": NewWeights(),
         "gated_prefix": NewWeights(),
+        "pals": NewWeights(),
         "dora": NewWeights(),
         "gradual_unfreezing": GradualUnfreezing("auto"),
         "gradual_unfreezing_tutorial": GradualUnfreezing("auto", always=("embeddings",)),
@@ -231,6 +232,7 @@ def test_presets_are_what_their_papers_say():
         "feature_extraction": ["scalar_mix"], "adapters": ["adapters_houlsby"],
         "adapters_tutorial": ["adapters"], "lora": ["lora"], "ia3": ["ia3"],
         "parallel_adapters": ["parallel_adapters"], "gated_prefix": ["gated_prefix"],
+        "pals": ["pals"],
         "dora": ["dora"],
     }  # fmt: skip
     assert {name for name, made in found.items() if made.frozen_eval} == {
@@ -238,7 +240,7 @@ def test_presets_are_what_their_papers_say():
     }  # fmt: skip
     assert {name for name, made in found.items() if made.store == "trained"} == {
         "frozen", "feature_extraction", "bias_only", "adapters", "adapters_tutorial", "lora",
-        "ia3", "dora", "parallel_adapters", "gated_prefix",
+        "ia3", "dora", "parallel_adapters", "gated_prefix", "pals",
     }  # fmt: skip
 
 
@@ -260,6 +262,7 @@ def test_each_preset_brings_its_own_rate():
         "gradual_unfreezing_tutorial": 3e-4,
         "ia3": 3e-2,
         "lora": 2e-3,
+        "pals": 2e-3,
         "parallel_adapters": 2e-3,
         "sequential_unfreezing": 3e-4,
         "siatl": 3e-4,

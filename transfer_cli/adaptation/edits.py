@@ -1,4 +1,4 @@
-"""Changes of a model before training: adapters, LoRA, (IA)3, prefixes, mixes, embeddings, blocks.
+"""Changes of a model before training: adapters, LoRA, (IA)3, prefixes, PALs, mixes, embeddings.
 
 An edit is called once a run, after the pretrained weights are loaded. Every loaded tensor keeps its
 name; an added module is an `Added`, and at first leaves the model's outputs unchanged.
@@ -16,11 +16,12 @@ from torch import nn
 from transfer_cli.errors import above_zero, at_least, one_of
 from transfer_cli.model.adapters import Adapter, ParallelAdapter
 from transfer_cli.model.added import added_modules, added_parameters
-from transfer_cli.model.block import ACTIVATIONS, BESIDE, Activation, Block
+from transfer_cli.model.block import ACTIVATIONS, BESIDE, BESIDE_BLOCK, Activation, Block
 from transfer_cli.model.ia3 import add_ia3
 from transfer_cli.model.lora import Decomposed, LowRank, Target, add_lora
 from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.new_segments import AddedSegments
+from transfer_cli.model.pals import ProjectedAttention, SharedProjections
 from transfer_cli.model.prefix_attention import PrefixAttention
 from transfer_cli.model.readout import ScalarMix, TopLayer
 from transfer_cli.model.transfer_model import TransferModel, layer_groups
@@ -231,6 +232,30 @@ class GatedPrefix(Edit):
             block.attention.prefix = made.to(block.attention.packed.weight)
 
         _edit_blocks(model, add)
+        return set()
+
+
+@dataclass(frozen=True)
+class PALs(Edit):
+    """A narrow attention beside every block (projected attention layers).
+
+    Stickland and Murray 2019, section 3.2.
+
+    Args:
+        head_width: Width of a head; there are as many heads as the model has.
+    """
+
+    head_width: int = 17
+
+    def __post_init__(self) -> None:
+        at_least("head_width", self.head_width, 1)
+
+    def __call__(self, model: TransferModel, special: Mapping[str, int]) -> set[str]:
+        """Add an attention to every block, and what they share to the model."""
+        backbone, heads = model.backbone, model.backbone.shape.heads
+        shared = SharedProjections(backbone.shape.width, heads * self.head_width)
+        _fill_sites(model, (BESIDE_BLOCK,), lambda width: ProjectedAttention(shared, heads))
+        backbone.shared_projections = shared.to(_blocks(model)[0].attention.packed.weight)
         return set()
 
 

@@ -43,6 +43,8 @@ class Backbone(nn.Module):
     """Added to the embeddings of a few tokens; None without an edit."""
     new_segments: AddedSegments | None
     """The embeddings of segments of a model whose shape has none; None without an edit."""
+    shared_projections: nn.Module | None
+    """What all projected attention layers share; None without an edit."""
 
     def __init__(self, shape: BackboneShape, vocabulary: int) -> None:
         super().__init__()
@@ -56,6 +58,7 @@ class Backbone(nn.Module):
         self.token_embedding = nn.Embedding(vocabulary, size)
         self.register_module("new_rows", None)
         self.register_module("new_segments", None)
+        self.register_module("shared_projections", None)
         self.position_embedding = POSITIONS[shape.position_kind](shape)
         if shape.segments:
             self.segment_embedding = nn.Embedding(shape.segments, size)

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from transfer_cli.model.shape import BackboneShape
 
 BESIDE = "beside_feed_forward"
-"""The site of a block that need not be there."""
+BESIDE_BLOCK = "beside_block"
+"""Sites of a block that need not be there."""
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -104,8 +105,9 @@ class Block(nn.Module, ABC):
     A subclass is a residual form. `sites` holds two modules, one on the output of each sub-layer
     after its dropout and before the residual sum. They start as `nn.Identity`, and edits replace
     them. `nn.Identity` has no parameters, so a plain and an edited model share their state-dict
-    keys. A third, `beside_feed_forward`, is there only if an edit has put it: it reads what the
-    feed-forward layer reads, and its output is added to that layer's update.
+    keys. Two more are there only if an edit has put them: `beside_feed_forward` reads what the
+    feed-forward layer reads, `beside_block` what the attention reads, and the attention's inputs.
+    The output of both is added to the update by the feed-forward layer.
     """
 
     embedding_norm: ClassVar[bool] = False
@@ -150,10 +152,17 @@ class Block(nn.Module, ABC):
         attended: Tensor = self.sites["after_attention"](self.drop(self.attention(z, inputs)))
         return attended
 
-    def feed(self, z: Tensor) -> Tensor:
-        """Return the update of the residual stream by the feed-forward layer and what is beside."""
+    def feed(self, z: Tensor, read: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return the update of the residual stream by the feed-forward layer and what is beside.
+
+        `read` is what the attention has read.
+        """
         fed: Tensor = self.sites["after_feed_forward"](self.drop(self.fed(z)))
-        return fed + self.sites[BESIDE](z) if BESIDE in self.sites else fed
+        if BESIDE in self.sites:
+            fed = fed + self.sites[BESIDE](z)
+        if BESIDE_BLOCK in self.sites:
+            fed = fed + self.sites[BESIDE_BLOCK](read, inputs)
+        return fed
 
     def fed(self, z: Tensor) -> Tensor:
         """Return the output of the feed-forward layer, which dropout follows."""
@@ -168,8 +177,9 @@ class PreNormBlock(Block):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        z = z + self.attend(self.attention_norm(z), inputs)
-        return z + self.feed(self.feed_forward_norm(z))
+        read = self.attention_norm(z)
+        z = z + self.attend(read, inputs)
+        return z + self.feed(self.feed_forward_norm(z), read, inputs)
 
 
 class PostNormBlock(Block):
@@ -179,8 +189,8 @@ class PostNormBlock(Block):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        z = self.attention_norm(z + self.attend(z, inputs))
-        out: Tensor = self.feed_forward_norm(z + self.feed(z))
+        attended = self.attention_norm(z + self.attend(z, inputs))
+        out: Tensor = self.feed_forward_norm(attended + self.feed(attended, z, inputs))
         return out
 
 
@@ -189,10 +199,9 @@ class TutorialBlock(Block):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        z = self.attention_norm(z)
-        z = z + self.attend(z, inputs)
-        z = self.feed_forward_norm(z)
-        return z + self.feed(z)
+        read = self.attention_norm(z)
+        z = self.feed_forward_norm(read + self.attend(read, inputs))
+        return z + self.feed(z, read, inputs)
 
 
 class PlainStartBlock(PreNormBlock):
@@ -209,8 +218,8 @@ class ReorderedBlock(Block):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        z = z + self.attend(z, inputs)
-        return z + self.feed(z)
+        attended = z + self.attend(z, inputs)
+        return attended + self.feed(attended, z, inputs)
 
     def attend(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return the attention's update of the residual stream."""
@@ -234,8 +243,9 @@ class SandwichBlock(ReorderedBlock):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        z = z + self.attend(self.attention_first_norm(z), inputs)
-        return z + self.feed(self.feed_forward_first_norm(z))
+        read = self.attention_first_norm(z)
+        z = z + self.attend(read, inputs)
+        return z + self.feed(self.feed_forward_first_norm(z), read, inputs)
 
 
 class ParallelBlock(Block):
@@ -245,8 +255,9 @@ class ParallelBlock(Block):
 
     def update(self, z: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`."""
-        attended = self.attend(self.attention_norm(z), inputs)
-        return z + attended + self.feed(self.feed_forward_norm(z))
+        read = self.attention_norm(z)
+        attended = self.attend(read, inputs)
+        return z + attended + self.feed(self.feed_forward_norm(z), read, inputs)
 
 
 RESIDUALS: dict[str, type[Block]] = {

@@ -18,6 +18,14 @@ class LayerKVCache:
         self.length = 0
         """Number of cached positions."""
         self._both: tuple[Tensor, Tensor] | None = None
+        self._beside: LayerKVCache | None = None
+
+    @property
+    def beside(self) -> "LayerKVCache":
+        """The cache of the attention that an edit has put beside the block."""
+        if self._beside is None:
+            self._beside = LayerKVCache(self.max_length)
+        return self._beside
 
     def extend(self, key_BHTW: Tensor, value_BHTW: Tensor) -> tuple[Tensor, Tensor]:
         """Append positions; return all cached keys and values.
@@ -42,6 +50,8 @@ class LayerKVCache:
         new = LayerKVCache(max_length)
         if self._both is not None:
             new.extend(*(each[:, :, :length].expand(rows, -1, -1, -1) for each in self._both))
+        if self._beside is not None:
+            new._beside = self._beside.fork(rows, max_length, length)
         return new
 
 

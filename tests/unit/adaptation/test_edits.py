@@ -20,11 +20,13 @@ from transfer_cli.adaptation.edits import (
     LoRA,
     MixLayers,
     NewRows,
+    PALs,
     ParallelAdapters,
     Segments,
     make_edit,
 )
 from transfer_cli.config.build import build
+from transfer_cli.model.attention import AttentionInputs
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.edited_linear import EditedLinear
 from transfer_cli.model.heads import SequenceHead
@@ -54,6 +56,8 @@ EDITS = [
     IA3(),
     GatedPrefix(),
     GatedPrefix(1),
+    PALs(),
+    PALs(3),
     MixLayers(),
     MixLayers(norm=False),
     FreshTop(),
@@ -112,6 +116,7 @@ def test_edits_that_do_not_share_a_place_combine():
         LoRA(2, targets=TARGETS),
         IA3(),
         GatedPrefix(),
+        PALs(),
         NewRows(),
         MixLayers(),
     )
@@ -190,6 +195,7 @@ def added_to_a_block_of_bert(edit):
         (ParallelAdapters(size=32), 2 * 768 * 32 + 32 + 768),
         (IA3(), 4608),  # 2 h_kv d_h + f
         (GatedPrefix(), 2 * 10 * 768 + 12),  # 2 P h_kv d_h + h
+        (PALs(), 3 * 204**2 + 2 * 768 * 204 / 12),  # of which the latter are shared
         (LoRA(), 2 * 8 * (768 + 768)),
         (LoRA(dora=True), 2 * 8 * (768 + 768) + 2 * 768),  # and the rows
     ],
@@ -237,13 +243,13 @@ def test_a_parallel_adapter_reads_what_the_feed_forward_layer_reads(residual):
         part = block.get_submodule(name)
         part.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
     beside.register_forward_hook(lambda module, inputs, out: seen.append(out))
-    update = block.feed(hidden)
+    update = block.feed(hidden, hidden, AttentionInputs())
     del block.sites["beside_feed_forward"]
 
     assert torch.equal(*read)
     down, up = beside.down, beside.up
     assert_close(seen[0], 3 * up(torch.relu(down(hidden))))
-    assert_close(update, block.feed(hidden) + seen[0])
+    assert_close(update, block.feed(hidden, hidden, AttentionInputs()) + seen[0])
 
 
 def test_adapters_behind_and_beside_a_layer_combine_and_two_beside_it_do_not():
@@ -453,6 +459,7 @@ def test_a_model_with_segments_gets_no_others():
         ("dora", LoRA(dora=True)),
         ("ia3", IA3()),
         ("gated_prefix", GatedPrefix()),
+        ("pals", PALs()),
         ("scalar_mix", MixLayers()),
         ("fresh_top", FreshTop()),
         ("new_rows", NewRows()),

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.adaptation.edits import IA3, GatedPrefix, LoRA, ParallelAdapters
+from transfer_cli.adaptation.edits import IA3, GatedPrefix, LoRA, PALs, ParallelAdapters
 from transfer_cli.errors import RunError
 from transfer_cli.generation.decoding import generate
 from transfer_cli.generation.sampling import Sampling, TokenSampler
@@ -27,6 +27,7 @@ SHAPES = [
 EDITS = {
     "lora": LoRA(rank=2, alpha=4.0), "dora": LoRA(rank=2, dora=True), "ia3": IA3(),
     "parallel_adapters": ParallelAdapters(4), "gated_prefix": GatedPrefix(3),
+    "pals": PALs(3),
 }  # fmt: skip
 
 

@@ -63,9 +63,9 @@ class Parallel(Block):
     final_norm = True
 
     def update(self, z, inputs):
-        return (
-            z + self.attend(self.attention_norm(z), inputs) + self.feed(self.feed_forward_norm(z))
-        )
+        read = self.attention_norm(z)
+        fed = self.feed(self.feed_forward_norm(z), read, inputs)
+        return z + self.attend(read, inputs) + fed
 
 
 class Window(AttentionPattern):

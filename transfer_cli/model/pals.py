@@ -1,0 +1,75 @@
+"""Projected attention layers, a narrow attention beside every block (Stickland and Murray 2019).
+
+Legend: B batch, T positions, D width, E narrow width, H heads.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.model.added import Added
+from transfer_cli.model.attention import AttentionInputs
+from transfer_cli.model.backbone import initialise_plain
+
+
+class SharedProjections(Added):
+    """V_E and V_D, into the narrow width and out of it; all blocks share them.
+
+    They start as zero: V_D is.
+
+    Args:
+        width: D.
+        size: E.
+    """
+
+    kind = "projections of its projected attention layers"
+    in_graphs = False
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.encode = nn.Linear(width, size, bias=False)
+        self.decode = nn.Linear(size, width, bias=False)
+        initialise_plain(self.encode)
+        nn.init.zeros_(self.decode.weight)
+
+
+class ProjectedAttention(Added):
+    """V_D MH(V_E z), to be added beside a block; MH has no output projection (section 3.2).
+
+    It sees the keys that the block's attention sees, and no positions: nothing is rotated.
+
+    Args:
+        shared: V_E and V_D, which the model holds once.
+        heads: H, as many as the block's attention has, whose masks it reads.
+    """
+
+    kind = "projected attention layers"
+    in_graphs = False
+
+    def __init__(self, shared: SharedProjections, heads: int) -> None:
+        super().__init__()
+        self._shared = (shared,)  # in a tuple, so that it is registered in one place
+        self.heads = heads
+        size = shared.encode.out_features
+        self.packed = nn.Linear(size, 3 * size, bias=False)
+        initialise_plain(self.packed)
+
+    def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
+        """Return `[B, T, D]`, or packed as the hidden states are."""
+        (shared,) = self._shared
+        projected = self.packed(shared.encode(hidden_BTD))
+        if inputs.packing is not None:
+            projected = inputs.packing.unpack(projected)
+        query, key, value = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in projected.chunk(3, dim=2)
+        )
+        if inputs.kv_cache is not None:
+            key, value = inputs.kv_cache.beside.extend(key, value)
+        mixed_BHTW = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=inputs.attn_mask, is_causal=inputs.causal
+        )
+        mixed_BTE = mixed_BHTW.transpose(1, 2).flatten(2)
+        if inputs.packing is not None:
+            mixed_BTE = inputs.packing.pack(mixed_BTE)
+        out: Tensor = shared.decode(mixed_BTE)
+        return out
