@@ -262,7 +262,7 @@ def test_each_preset_brings_its_own_rate():
         "gradual_unfreezing_tutorial": 3e-4,
         "ia3": 3e-2,
         "lora": 2e-3,
-        "pals": 2e-3,
+        "pals": 1e-3,
         "parallel_adapters": 2e-3,
         "sequential_unfreezing": 3e-4,
         "siatl": 3e-4,

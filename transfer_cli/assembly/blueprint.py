@@ -43,7 +43,14 @@ from transfer_cli.model.backbone import BackboneShape
 from transfer_cli.model.heads import BatchNorm
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
-from transfer_cli.model.weights import Base, LoadReport, ModelDescription, load_pretrained
+from transfer_cli.model.weights import (
+    Base,
+    LazyTensors,
+    LoadReport,
+    ModelDescription,
+    load_pretrained,
+    without_values,
+)
 from transfer_cli.objectives.base import TaskInfo, declared_metrics
 from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.source_distillation import SourceDistillation
@@ -388,7 +395,7 @@ def _check_bounded_by_time(stage_plans: Sequence[StagePlan], target_only: str | 
 
 def _of_these_labels(
     tensors: Mapping[str, Tensor], start: Pretrained, info: Mapping[str, TaskInfo]
-) -> dict[str, Tensor]:
+) -> Mapping[str, Tensor]:
     """Leave out heads of other labels: that their shape fits by chance means nothing.
 
     That of a language model is about the vocabulary, and no task's labels.
@@ -398,7 +405,9 @@ def _of_these_labels(
     tasks = [task for task in every if task and task.head != HEAD]
     refused = tuple(f"heads.{task.head}_" for task in tasks)
     refused += () if same else tuple(f"heads.{task.head}." for task in tasks)
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(refused)}
+    shapes = without_values(tensors)
+    kept = {name: shape for name, shape in shapes.items() if not name.startswith(refused)}
+    return LazyTensors(kept, tensors.__getitem__)
 
 
 def _unread_labels(losses: Sequence[Loss], info: TaskInfo) -> tuple[str, ...]:

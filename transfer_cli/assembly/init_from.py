@@ -22,31 +22,30 @@ from transfer_cli.data.tokenizer import (
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import CheckpointError, ConfigError
 from transfer_cli.interop.hub import fetch
-from transfer_cli.interop.published_folder import Published, is_published, open_folder
+from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
 from transfer_cli.model.backbone import INITIAL_STD
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import (
     DESCRIPTION,
     WEIGHTS,
+    LazyTensors,
     LoadReport,
     ModelDescription,
+    TensorFile,
     backbone_hash,
     check_finite,
     load_pretrained,
     read_description,
     read_shapes,
-    read_weights,
     weights_hash,
+    without_values,
 )
 from transfer_cli.objectives.base import Objective
 from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import CHECKPOINTS, HUB, TOKENIZER, find_model
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task, task_of
-
-TABLES = ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias")
-"""Tensors with a row for each token."""
 
 INHERITED = f"{Inherited.__module__}.{Inherited.__qualname__}"
 """What `tokenizer=inherited` is built of."""
@@ -85,10 +84,10 @@ class Pretrained:
         found = self.description
         return task_of(found.task, found.labels, f"{self.folder}: task")
 
-    def tensors(self, *, values: bool = True) -> dict[str, Tensor]:
+    def tensors(self, *, values: bool = True) -> Mapping[str, Tensor]:
         """Return all of its weights: its own, over those of the model that it refers to.
 
-        Without values, they are on the meta device, and no weights are read.
+        Each is read when it is asked for. Without values, they are on the meta device.
 
         Raises:
             CheckpointError: They are missing, damaged or not finite, or that model is another one,
@@ -101,10 +100,16 @@ class Pretrained:
                 f"less than {depth} blocks"
             )
         with without_weights():  # memory is taken for the model of the description
-            self.filled(tensors)
-        if values:
-            check_finite(tensors, self.weights)
-        return tensors
+            self.filled(without_values(tensors))
+        if not values:
+            return tensors
+
+        def read(name: str) -> Tensor:
+            found = tensors[name]
+            check_finite({name: found}, self.weights)
+            return found
+
+        return LazyTensors(without_values(tensors), read)
 
     def fingerprint(self, tensors: Mapping[str, Tensor]) -> str:
         """Return what tells these weights, which are `tensors`, from others.
@@ -124,13 +129,15 @@ class Pretrained:
         make_edits(model, self.description.edits, self.tokenizer)
         return model, load_pretrained(model, tensors, self.weights)
 
-    def _with_base(self, *, values: bool, below: int = 0) -> dict[str, Tensor]:
+    def _with_base(self, *, values: bool, below: int = 0) -> Mapping[str, Tensor]:
         if self.published:
             return self.published.tensors(values=values)
         if values and (self.weights / WEIGHTS).is_file():
             verify_model(self.weights, WEIGHTS)
-        read, base = read_weights if values else read_shapes, self.description.base
-        own = read(self.weights)
+        base = self.description.base
+        own: Mapping[str, Tensor] = read_shapes(self.weights)
+        if values:
+            own = LazyTensors(own, TensorFile(self.weights / WEIGHTS).__getitem__)
         if base is None:
             return own
         place = self.base_place()
@@ -146,7 +153,10 @@ class Pretrained:
                 f"{base.hash[:8]}): its hash is {backbone_hash(beneath)[:8]}; "
                 "give the right one with base=RUN"
             )
-        return beneath | own
+        joined = {**without_values(beneath), **without_values(own)}
+        return (
+            LazyTensors(joined, lambda n: (own if n in own else beneath)[n]) if values else joined
+        )
 
     def base_place(self) -> Path | None:
         """Return the folder of the model that this one refers to; None where it refers to none.
@@ -266,7 +276,7 @@ def choose_tokenizer(
 
 def with_rows(
     tensors: Mapping[str, Tensor], own: Tokenizer, grown: Tokenizer, seed: int
-) -> tuple[dict[str, Tensor], frozenset[str]]:
+) -> tuple[Mapping[str, Tensor], frozenset[str]]:
     """Return a model's weights with rows for the tokens that its tokenizer has got.
 
     A row is drawn from N(m, 0.02^2) with the mean m of the others, so that no new token is far
@@ -281,8 +291,10 @@ def with_rows(
     Returns:
         Them, and the names of those that have new rows.
     """
-    count, found = grown.size - own.size, dict(tensors)
-    names = [name for name in TABLES if name in tensors] if count else []
+    count = grown.size - own.size
+    if not count:
+        return tensors, frozenset()
+    found, names = dict(tensors), [name for name in TABLES if name in tensors]
     generator = torch.Generator().manual_seed(derive(seed, "new tokens"))
     for name in names:
         table = tensors[name]

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,12 @@ from transfer_cli.model.backbone import MAX_SIZE, Backbone, BackboneShape
 from transfer_cli.model.heads import LanguageModelHead, Pooler, SequenceHead
 from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.model.weights import ModelDescription
+from transfer_cli.model.weights import LazyTensors, ModelDescription
 
 log = logging.getLogger(__name__)
+
+TABLES = ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias")
+"""Our tensors with a row for each token."""
 
 _CAUSAL = {"_target_": "transfer_cli.objectives.causal_lm.CausalLM"}
 _REGRESSION = {"_target_": "transfer_cli.tasks.regression.objective.Regression",
@@ -84,15 +88,21 @@ class Published:
         """Whether a separator is before a text, as in our pretraining on lines."""
         return self.before_text == self.tokenizer.sep
 
-    def tensors(self, *, values: bool = True) -> dict[str, Tensor]:
+    def tensors(self, *, values: bool = True) -> Mapping[str, Tensor]:
         """Return its weights under our names, in float32; without values, on the meta device."""
-        found = files.read_tensors(self.folder, self.family.synonyms, values=values)
-        made = {r.ours: r.conversion.take([found[n] for n in r.theirs]) for r in self.rules}
-        vocabulary = self.description.vocabulary
-        for name in ("backbone.token_embedding.weight", "heads.lm.weight", "heads.lm.bias"):
-            if name in made and len(made[name]) > vocabulary:
-                made[name] = made[name][:vocabulary].clone()
-        return made
+        rules, vocabulary = {rule.ours: rule for rule in self.rules}, self.description.vocabulary
+
+        def made(found: Mapping[str, Tensor], name: str) -> Tensor:
+            taken = rules[name].conversion.take([found[there] for there in rules[name].theirs])
+            is_padded = name in TABLES and len(taken) > vocabulary
+            return taken[:vocabulary].clone() if is_padded else taken
+
+        on_paper = files.read_tensors(self.folder, self.family.synonyms, values=False)
+        shapes = {name: made(on_paper, name) for name in rules}
+        if not values:
+            return shapes
+        found = files.read_tensors(self.folder, self.family.synonyms)
+        return LazyTensors(shapes, partial(made, found))
 
 
 def is_published(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -97,7 +98,7 @@ def write_folder(ours: Ours, folder: Path, family: str | None = None) -> Written
     return Written(target, ours.labels, tuple(sorted(left_out)))
 
 
-def _read_again(target: Target, folder: Path) -> dict[str, Tensor]:
+def _read_again(target: Target, folder: Path) -> Mapping[str, Tensor]:
     if target.code is None:
         return open_folder(folder, "to").tensors()
     found = files.read_tensors(folder)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -194,6 +194,36 @@ class TensorFile(Mapping[str, Tensor]):
         return len(self._names)
 
 
+class LazyTensors(Mapping[str, Tensor]):
+    """Tensors that are made when they are asked for, so that never two models are in memory.
+
+    Args:
+        shapes: All of them on the meta device.
+        read: Makes one.
+    """
+
+    def __init__(self, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor]) -> None:
+        self.shapes, self._read = shapes, read
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor."""
+        self.shapes[name]  # a KeyError names it
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.shapes)
+
+
+def without_values(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return tensors of the same shapes, for which none is read."""
+    return tensors.shapes if isinstance(tensors, LazyTensors) else tensors
+
+
 def check_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
     """Refuse weights that are not numbers, with which every answer would be none.
 
@@ -201,7 +231,9 @@ def check_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
         CheckpointError: A tensor holds NaN or infinity.
     """
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if not torch.stack(tensor.aminmax()).isfinite().all():  # NaN is the least and the most
             raise CheckpointError(
                 f"{source}: {name} holds numbers that are not finite (NaN or infinity): the file "
                 "is damaged, or training has diverged; take another checkpoint or run"
@@ -301,8 +333,8 @@ def load_pretrained(
         CheckpointError: A tensor of the backbone is missing, left over or of another shape; without
             the error, the run would look normal with random weights.
     """
-    own = model.state_dict()
-    fits = {n for n in own.keys() & tensors.keys() if _fits(own[n], tensors[n])}
+    own, shapes = model.state_dict(), without_values(tensors)
+    fits = {n for n in own.keys() & tensors.keys() if _fits(own[n], shapes[n])}
     lost = sorted(n for n in own if n.startswith("backbone.") and n not in fits)
     if lost:
         raise CheckpointError(

@@ -266,7 +266,7 @@ def test_published_configs_give_published_sizes(name):
 
 def test_both_names_of_the_output_of_gpt_neox_are_read(tmp_path):
     publish(tmp_path, "gpt_neox", "CausalLM")
-    new = open_folder(tmp_path, "init_from").tensors()
+    new = dict(open_folder(tmp_path, "init_from").tensors())
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     tensors["lm_head.weight"] = tensors.pop("embed_out.weight")

@@ -1,4 +1,6 @@
 import json
+import math
+import weakref
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from transfer_cli.errors import CheckpointError
 from transfer_cli.model.weights import (
     DESCRIPTION,
     WEIGHTS,
+    LazyTensors,
     ModelDescription,
+    check_finite,
     load_pretrained,
     load_strictly,
     read_description,
@@ -42,6 +46,35 @@ def test_loading_fills_the_backbone_and_reports_what_is_new_and_what_was_dropped
     assert report.loaded == tuple(sorted(f"backbone.{n}" for n in fresh.backbone.state_dict()))
     assert report.new == ("heads.class.linear.bias", "heads.class.linear.weight")
     assert report.dropped == ("heads.lm.bias",)
+
+
+def test_tensors_that_are_read_when_asked_for_are_loaded_one_by_one():
+    theirs, ours = tiny.model(CausalLM()), tiny.model(Classification())
+    found, alive, read = theirs.state_dict(), [], []
+
+    def fresh(name):
+        assert not [one for one in alive if one() is not None]
+        tensor = found[name].clone()
+        alive.append(weakref.ref(tensor))
+        read.append(name)
+        return tensor
+
+    report = load_pretrained(ours, LazyTensors(found, fresh), "")
+
+    assert sorted(read) == list(report.loaded)
+    assert "heads.lm.bias" in report.dropped
+    assert all(torch.equal(ours.state_dict()[name], found[name]) for name in report.loaded)
+    with pytest.raises(KeyError, match="none"):
+        LazyTensors(found, fresh)["none"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_is_refused(value):
+    tensors = {"empty": torch.empty(0), "counts": torch.tensor([3]), "a": torch.tensor([1, -2.0])}
+    check_finite(tensors, "")
+
+    with pytest.raises(CheckpointError, match="here: a holds numbers that are not finite"):
+        check_finite(tensors | {"a": torch.tensor([1, value, -2.0])}, "here")
 
 
 def test_a_head_that_fits_is_loaded(tmp_path):
