@@ -196,7 +196,7 @@ def draw(
     config.optimizer.lr = base_lr(config.optimizer.get("lr"), shape.width)
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start, origins)
-    sizes = sizes_of(data.counts, loop, build(mixing, "mixing", MixingConfig), config.seed)
+    sizes = sizes_of(data.drawn, loop, build(mixing, "mixing", MixingConfig), config.seed)
     lr_scheduler = LRScheduler(
         config.optimizer.lr,
         build(config.schedule, "schedule", Schedule),

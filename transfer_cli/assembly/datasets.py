@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from transfer_cli.assembly.init_from import Pretrained, choose_tokenizer
 from transfer_cli.assembly.origins import Origins
@@ -18,6 +18,7 @@ from transfer_cli.data.corpus import EncodedText, TextBlocks, cached_tokenizer, 
 from transfer_cli.data.encoded_task import is_empty, warn_of_cuts, warn_of_empty
 from transfer_cli.data.folders import cache_folder, data_folder
 from transfer_cli.data.minimal_pairs import PairsOfSentences
+from transfer_cli.data.rest import Rest, rest_of
 from transfer_cli.data.split import Split, TextStats, some_of
 from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData, TextSplit, whole_text
@@ -66,11 +67,14 @@ class StreamSource:
         data: Text or labelled data.
         batch: Examples of a step; None: as many as of the main stream.
         scored: Examples of each split that are scored at most; None: all.
+        joins_main: Whether each step of the main stream has a batch of it, too; else a step is of
+            one stream.
     """
 
-    data: TextData | TaskData
+    data: TextData | TaskData | Rest
     batch: int | None = None
     scored: int | None = None
+    joins_main: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "scored"):
@@ -118,6 +122,7 @@ class RunData:
         tokenizer: Of all streams.
         counts: Training examples of each stream.
         batches: Examples that a step takes of each stream.
+        joining: The streams that have a batch in each step of the main one.
         info: What objectives learn of each stream.
         encode: Returns the streams, ready to train on and to score.
     """
@@ -127,6 +132,12 @@ class RunData:
     batches: Mapping[str, int]
     info: Mapping[str, TaskInfo]
     encode: Callable[[], dict[str, Prepared]]
+    joining: frozenset[str] = frozenset()
+
+    @property
+    def drawn(self) -> dict[str, int]:
+        """The examples of the streams of which a step draws one."""
+        return {name: count for name, count in self.counts.items() if name not in self.joining}
 
 
 def of_run(
@@ -146,10 +157,10 @@ def of_run(
     place = DataPlace(config.data_dir, config.seed)
     found = source_of(config.data)
     sources = {
-        str(name): build(node, f"streams.{name}", StreamSource)
-        for name, node in config.streams.items()
+        str(name): _stream_source(node, f"streams.{name}") for name, node in config.streams.items()
     }
     tokenizer = origins.tokenizer(choose_tokenizer(config.tokenizer, start))
+    rest: Callable[[str], Prepared] | None = None
     if command == "pretrain":
         note = partial(origins.text, "data")
         main, tokenizer = text(of_kind(found, TextData), place, shape, tokenizer, note=note)
@@ -170,11 +181,16 @@ def of_run(
             counts = len(encoded.splits["train"].data)
         info = TaskInfo(tokenizer, found_task.labels, task=found_task)
 
+        def rest(key: str) -> Prepared:
+            left = origins.labelled(key, rest_of(labelled, key))
+            return task(left, length, tokenizer, shape)
+
         def encode() -> Prepared:
             return encoded or task(labelled, length, tokenizer, shape)
 
     others = {
-        name: stream(name, each, place, tokenizer, shape, origins) for name, each in sources.items()
+        name: stream(name, each, place, tokenizer, shape, origins, rest)
+        for name, each in sources.items()
     }
     batch = config.loop.batch
     return RunData(
@@ -183,7 +199,20 @@ def of_run(
         {"main": batch} | {name: each.batch or batch for name, each in sources.items()},
         {"main": info} | {name: part.info(tokenizer) for name, part in others.items()},
         lambda: {"main": encode()} | others,
+        frozenset(name for name, each in sources.items() if each.joins_main),
     )
+
+
+def _stream_source(node: Any, key: str) -> StreamSource:
+    options = node.copy()
+    OmegaConf.set_struct(options, False)  # noqa: FBT003 - its only argument
+    joined = options.pop("with", None)
+    if joined not in (None, "main"):
+        raise ConfigError(
+            f"{key}.with: {joined!r} is neither main, whose steps it joins, nor null, for steps "
+            "of its own"
+        )
+    return build(options, key, StreamSource, joins_main=joined == "main")
 
 
 def data_dir_of(own: str, now: str, typed: Sequence[str]) -> str:
@@ -202,10 +231,19 @@ def stream(
     tokenizer: Tokenizer,
     shape: BackboneShape,
     origins: Origins,
+    rest: Callable[[str], Prepared] | None,
 ) -> Prepared:
-    """Return the data of a further stream, encoded for the run's model."""
+    """Return the data of a further stream, encoded for the run's model.
+
+    `rest` returns those that the labels of the main data leave out, for a stream by its key; None:
+    the main data have no labels.
+    """
     found, key = source.data, f"streams.{name}"
-    if isinstance(found, TaskData):
+    if isinstance(found, Rest):
+        if rest is None:
+            raise ConfigError(f"{key}.data: the main data have no labels, so there is no rest")
+        prepared = rest(key)
+    elif isinstance(found, TaskData):
         labelled = origins.labelled(key, found.load(place.folder, place.seed))
         prepared = task(labelled, found.length, tokenizer, shape)
     else:

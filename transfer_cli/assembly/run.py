@@ -208,7 +208,8 @@ def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:
     own_seed = seed if name == "main" else derive(seed, "stream", name)
     # Of the texts and not of `data`: what keeps their states has the very same order.
     lengths = part.lengths if plan.loop.bucket else None
-    return Stream(data, StepSampler(len(data), plan.data.batches[name], own_seed, lengths))
+    sampler = StepSampler(len(data), plan.data.batches[name], own_seed, lengths)
+    return Stream(data, sampler, joins_main=name in plan.data.joining)
 
 
 def _with_features(part: Prepared, plan: Blueprint, cache: Path, batch: int) -> Prepared:

@@ -8,22 +8,31 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 
+from torch import Tensor
+
 from transfer_cli.batch import Batch
 from transfer_cli.data.mixture import MAIN, Mixture
 from transfer_cli.data.sampler import StepSampler, micro_batches, num_micro_batches, shard
 from transfer_cli.data.split import Dataset
 
 
-class PaddingBatch(dict[str, Batch]):
-    """A micro-batch of weight 0, which keeps a process in step with the others."""
+class PaddingBatch(dict[str, Tensor]):
+    """A batch of weight 0, which keeps a process in step with the others."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A source of training batches: a data set, and the sampler of each step's examples."""
+    """A source of training batches.
+
+    Args:
+        data: The examples.
+        sampler: Those of each step.
+        joins_main: Whether each step of the main stream has a batch of this one, too.
+    """
 
     data: Dataset
     sampler: StepSampler
+    joins_main: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +61,27 @@ class StepDataLoader:
         yield from map(self.at, itertools.count(self.first()))
 
     def at(self, step: int) -> list[dict[str, Batch]]:
-        """Return one step's micro-batches, each under the name of its stream.
+        """Return one step's micro-batches: of each a batch under the name of its stream.
 
         Each process has its shard of the step's examples, and as many micro-batches as any other,
-        since all take part in every exchange. `PaddingBatch`es make up for missing ones.
+        since all take part in every exchange. `PaddingBatch`es make up for missing ones, also of a
+        stream that has fewer than another: the last micro-batch is the one that is exchanged.
         """
-        name, visit = (MAIN, step) if self.mixture is None else self.mixture.at(step)
-        stream = self.streams[name]
-        indices = stream.sampler.indices(visit)
-        own = micro_batches(shard(indices, self.rank, self.world_size), self.micro_batch)
-        found: list[dict[str, Batch]] = [{name: stream.data.batch(each)} for each in own]
-        missing = num_micro_batches(len(indices), self.micro_batch, self.world_size) - len(own)
-        padding = [PaddingBatch({name: stream.data.batch(indices[:1])}) for _ in range(missing)]
-        return found + padding
+        drawn, visit = (MAIN, step) if self.mixture is None else self.mixture.at(step)
+        joining = [name for name, each in self.streams.items() if each.joins_main]
+        names = [drawn, *(joining if drawn == MAIN else ())]
+        indices = {name: self.streams[name].sampler.indices(visit) for name in names}
+        most = max(
+            num_micro_batches(len(each), self.micro_batch, self.world_size)
+            for each in indices.values()
+        )
+        found: list[dict[str, Batch]] = [{} for _ in range(most)]
+        for name, each in indices.items():
+            data = self.streams[name].data
+            own = micro_batches(shard(each, self.rank, self.world_size), self.micro_batch)
+            for number, micro in enumerate(found):
+                if number < len(own):
+                    micro[name] = data.batch(own[number])
+                elif self.world_size > 1:
+                    micro[name] = PaddingBatch(data.batch(each[:1]))
+        return found

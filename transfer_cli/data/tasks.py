@@ -88,6 +88,7 @@ class LabelledData:
             data; None: classification.
         files: Where splits come from; one that is not named is drawn from the training examples.
         part_of: What splits are parts of, by name; the others are complete.
+        rest: The training examples that few labels leave out, without their labels.
     """
 
     name: str
@@ -96,6 +97,7 @@ class LabelledData:
     task: Mapping[str, Any] | None = None
     part_of: Mapping[str, Whole] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
+    rest: Sequence[Any] = ()
 
     def source(self, split: str) -> str:
         """Return what a split comes from, for messages."""
@@ -219,6 +221,10 @@ class Drawn(TaskData):
         """Return the texts of an example, the one to show first."""
         return (example.text,) if example.pair is None else (example.text, example.pair)
 
+    def unlabelled(self, example: Any) -> Any:
+        """Return an example without what is asked for."""
+        return replace(example, label=None)
+
     def strata(self, examples: Sequence[Any]) -> Sequence[int]:
         """Return the number of the stratum that each example is drawn from: that of its label."""
         return [each.label for each in examples]
@@ -240,18 +246,19 @@ class Drawn(TaskData):
         self.check(train, data.labels, where)
         say_overlap(splits, where, self.texts)
         whole, part_of, left_out = len(train), {}, []
+        rest: Sequence[Any] = ()
         if "validation" not in splits:
             train, splits["validation"] = self.held_out(train, share, seed, where)
             part_of["validation"] = Whole(where, whole, (f"{len(train):,} are left to train on",))
             left_out.append(f"{len(splits['validation']):,} are held out for validation")
         if self.labelled is not None:
-            kept = keep_few(train, self.labelled, seed, where, self.strata(train))
-            if len(kept) < len(train):
-                left_out.append(f"{len(train) - len(kept):,} are beyond data.labelled")
-            train = kept
+            train, others = keep_few(train, self.labelled, seed, where, self.strata(train))
+            if others:
+                left_out.append(f"{len(others):,} are beyond data.labelled")
+            rest = tuple(map(self.unlabelled, others))
         if left_out:
             part_of["train"] = Whole(where, whole, tuple(left_out))
-        return replace(data, splits=splits | {"train": train}, part_of=part_of)
+        return replace(data, splits=splits | {"train": train}, part_of=part_of, rest=rest)
 
 
 @dataclass(kw_only=True)
@@ -636,8 +643,10 @@ def hold_out(
 
 def keep_few(
     examples: Sequence[T], labelled: int, seed: int, where: str, strata: Sequence[int]
-) -> tuple[T, ...]:
-    """Return `labelled` examples, at least one of each stratum; a smaller set is part of a larger.
+) -> tuple[tuple[T, ...], tuple[T, ...]]:
+    """Return `labelled` examples, at least one of each stratum, and the others.
+
+    A smaller set is part of a larger.
 
     Raises:
         DataError: There are fewer than `labelled`, or that is fewer than there are strata.
@@ -654,7 +663,10 @@ def keep_few(
             f"Set data.labelled to at most that."
         )
     chosen = _draw(strata, _nested_quotas(counts, labelled), derive(seed, "few labels"))
-    return tuple(examples[at] for at in sorted(chosen))
+    return (
+        tuple(examples[at] for at in sorted(chosen)),
+        tuple(example for at, example in enumerate(examples) if at not in chosen),
+    )
 
 
 def _check_classes(train: Sequence[Example], labels: Sequence[str], where: str) -> None:

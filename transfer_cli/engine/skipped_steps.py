@@ -125,8 +125,8 @@ def _seen(micro_batches: Sequence[Mapping[str, Batch]]) -> str:
     own = [
         f"{stream} {number}"
         for micro in micro_batches
-        if not isinstance(micro, PaddingBatch)
         for stream, batch in micro.items()
+        if not isinstance(batch, PaddingBatch)
         for number in batch["index"].tolist()
     ]
     gathered = distributed.all_gather_text("\n".join(own))

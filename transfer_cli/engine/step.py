@@ -278,13 +278,12 @@ class TrainStep:
         counts = dict.fromkeys(terms, 0)
         tokens = examples = 0
         for views, micro in zip(ready, micro_batches, strict=True):
-            if isinstance(micro, PaddingBatch):
-                continue
-            for loss in (loss for loss in self.losses if loss.name in views):
+            real = {n: b for n, b in micro.items() if not isinstance(b, PaddingBatch)}
+            for loss in (loss for loss in self.losses if loss.stream in real):
                 for term, count in loss.objective.counts(views[loss.name]).items():
                     counts[f"{loss.name}/{term}"] += count
-            tokens += sum(int(batch["mask"].sum()) for batch in micro.values())
-            examples += sum(size(batch) for batch in micro.values())
+            tokens += sum(int(batch["mask"].sum()) for batch in real.values())
+            examples += sum(size(batch) for batch in real.values())
         *targets, tokens, examples = map(
             int, distributed.all_reduce_sum([*counts.values(), tokens, examples])
         )
@@ -309,17 +308,21 @@ class TrainStep:
         if processes > 1:
             factors = dict.fromkeys(counts, 0.0) | factors
         for number, (views, micro) in enumerate(zip(ready, micro_batches, strict=True)):
-            share = 0 if isinstance(micro, PaddingBatch) else 1
+            share = {
+                f"{loss.name}/{term}": 0 if isinstance(micro.get(loss.stream), PaddingBatch) else 1
+                for loss in self.losses
+                for term in loss.objective.weights
+            }
             with self._forward.accumulating(last=number == len(ready) - 1):
                 with self._precision.context():
                     here = _on_device({n: self._lay_out(view) for n, view in views.items()}, device)
                     sums = self._forward(partial(loss_sums, losses=self.losses, views=here))
-                parts = [share * factor * sums[t] for t, factor in factors.items() if t in sums]
+                parts = [share[t] * factor * sums[t] for t, factor in factors.items() if t in sums]
                 if parts:
                     self._scaler.scale(torch.stack([p.float() for p in parts]).sum()).backward()
             for term in present:
                 if term in sums:
-                    totals[term] = totals[term] + share * sums[term].detach()
+                    totals[term] = totals[term] + share[term] * sums[term].detach()
         summed = distributed.all_reduce_tensor(torch.stack(list(totals.values())))
         return dict(zip(totals, summed, strict=True))
 
