@@ -123,6 +123,7 @@ def adapted(request, tmp_path_factory, questions):
         "data=table", f"data.train={questions}", f"init_from={folder / 'published'}", *LOOP,
         "loop.steps=4", "adaptation=lora", "optimizer.lr=1e-2", f"run.dir={folder / 'run'}",
         f"data.length={LENGTH}",
+        f"objective.pooling={'cls_last' if request.param in CAUSAL else 'auto'}",
     )  # fmt: skip
     finished("finetune", *words)
     return folder / "run"

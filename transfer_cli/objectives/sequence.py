@@ -30,8 +30,9 @@ class SequenceObjective(Objective):
     Args:
         pooling: See `model.heads.pool`. auto: the state of the classification token, last in a
             causal and first in a bidirectional model; but the mean if that token's embedding is
-            frozen, since it may not have occurred in pretraining. In published models it has: there
-            it is the mean if nothing in the backbone trains.
+            frozen, since it may not have occurred in pretraining. In published masked models it
+            has: there it is the mean if nothing in the backbone trains. In published causal models
+            that token ends texts and says little of the one before it: there it is the mean.
         pooler: Whether the vector passes through a `model.heads.Pooler`. None: if the kind of model
             has one and `pooling` is auto or the state of the classification token; a frozen pooler
             is not applied to a mean.
@@ -131,16 +132,16 @@ class SequenceObjective(Objective):
 
     def _can_read_token(self, model: TransferModel, trains: Set[str]) -> bool:
         """Return whether the state of the classification token is pretrained or can be trained."""
-        vocabulary = self.info.vocabulary
-        # True of kinds of model with a pooler, or whose only special token ends its texts.
-        was_pretrained = model.backbone.shape.pooler != "none" or vocabulary.cls == vocabulary.sep
+        vocabulary, has_pooler = self.info.vocabulary, model.backbone.shape.pooler != "none"
+        if model.backbone.causal and not has_pooler and vocabulary.cls == vocabulary.sep:
+            return False  # their only special token ends texts
         learns = any(name.startswith("backbone.") for name in trains)
         has_own_row = any(
             isinstance(part, AddedRows) and vocabulary.cls in part.tokens
             for name, part in added_parameters(model).items()
             if name in trains
         )
-        return TABLE in trains or has_own_row or (was_pretrained and learns)
+        return TABLE in trains or has_own_row or (has_pooler and learns)
 
     def unit_of(self, task: Any) -> tuple[float, float]:
         """Return the mean and the deviation of answers that the outputs are relative to."""

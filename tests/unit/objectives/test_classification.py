@@ -222,6 +222,17 @@ def test_a_row_of_its_own_lets_the_classification_token_learn(tokens, trains, po
     assert objective.finalize_options(model, trains) == {"pooling": pooling}
 
 
+@pytest.mark.parametrize(
+    ("direction", "pooling"), [("causal", "mean"), ("bidirectional", "cls_first")]
+)
+def test_a_causal_model_whose_only_special_token_ends_texts_is_read_by_the_mean(direction, pooling):
+    objective = Classification()
+    model = tiny.model(objective, direction=direction)
+    objective.setup(TaskInfo(tiny.Vocabulary(cls=3), tiny.LABELS))
+
+    assert objective.finalize_options(model, {TABLE, BLOCK}) == {"pooling": pooling}
+
+
 POOLER = "heads.pooler.linear.weight"
 BLOCK = "backbone.blocks.0.attention.packed.weight"
 

@@ -26,6 +26,10 @@ _SIZES = {"disease": 0.0, "mineral": 1.0, "animal": 2.0, "person": 3.0, "city": 
 class Numbered(Drawn):
     """A data set with a number for each text."""
 
+    def unlabelled(self, example: NumberExample) -> NumberExample:
+        """See `Drawn`."""
+        return replace(example, value=None)
+
     def strata(self, examples: Sequence[NumberExample]) -> Sequence[int]:
         """Return the fifth of all numbers that each one is in."""
         values = _values(examples)

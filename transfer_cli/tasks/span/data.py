@@ -45,6 +45,10 @@ class _AskedOfTexts(Drawn):
             if getattr(self, name) is not None:
                 at_least(name, getattr(self, name), 1)
 
+    def unlabelled(self, example: SpanExample) -> SpanExample:
+        """See `Drawn`."""
+        return replace(example, answers=None, start=None)
+
     def strata(self, examples: Sequence[SpanExample]) -> Sequence[int]:
         """Return whether each question has an answer."""
         return [int(bool(each.answers)) for each in examples]

@@ -44,6 +44,10 @@ class _Paired(Drawn):
         """See `Drawn`."""
         return (example.source, example.target or "")
 
+    def unlabelled(self, example: TextToTextExample) -> TextToTextExample:
+        """See `Drawn`."""
+        return replace(example, target=None)
+
     def strata(self, examples: Sequence[TextToTextExample]) -> Sequence[int]:
         """See `Drawn`."""
         return [0] * len(examples)
