@@ -54,7 +54,10 @@ from transfer_cli.generation.sampling import Sampling, TokenSampler
 from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.consistency import Consistency
+from transfer_cli.objectives.distillation import Distillation
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
@@ -175,6 +178,9 @@ def begun(
     model.to(device)
     for each in [objective, *(loss.objective for loss in losses or ())]:
         each.on_train_start(model, inherited)
+    data = data or tiny.Questions(causal=model.backbone.causal)
+    for loss in losses or ():
+        loss.objective.on_data(data)
     chosen = tiny.Recipe(
         precision=Precision(kind, device), inherited=inherited,
         **{"optimizer": ADAMW, "clip": 1.0, "total": 2, **recipe},
@@ -183,7 +189,6 @@ def begun(
     if penalty is not None:
         penalty.start(Start(model, inherited, functools.partial(_fisher, model)))
         step._penalty = penalty
-    data = data or tiny.Questions(causal=model.backbone.causal)
     return tiny.Run(step, data, chosen, micro_batch=micro_batch)
 
 
@@ -365,6 +370,34 @@ for _name, (_make, _, _) in OBJECTIVES.items():
     case(f"steps and scores: {_name}", NOTED, "Sums.update", *_waits)(
         functools.partial(_evaluated, _name)
     )
+
+
+class Taught(tiny.Questions):
+    """The same texts with the answers of a teacher."""
+
+    def batch(self, indices: Any) -> Batch:
+        found = super().batch(indices)
+        shares = torch.rand(len(indices), 3, generator=torch.Generator().manual_seed(1))
+        return {**found, "teacher_further": shares / shares.sum(1, keepdim=True)}
+
+
+FURTHER: dict[str, Callable[[], Objective]] = {
+    "distillation": lambda: Distillation(("RUN",), confidence=0.4),
+    "distillation of first choices": lambda: Distillation(("RUN",), hard=True),
+    "consistency under dropout": lambda: Consistency("dropout", symmetric=True),
+    **{
+        f"consistency under {name}": functools.partial(Consistency, name, confidence=0.4)
+        for name in PERTURBATIONS
+    },
+}
+"""Losses of what the head of the main one says."""
+
+for _name, _make in FURTHER.items():
+
+    @case(f"steps: {_name}", NOTED)
+    def _(device: torch.device, make: Callable[[], Objective] = _make) -> list[float]:
+        losses = [Loss("main", Classification(dropout=0)), Loss("further", make())]
+        return losses_of(losses[0].objective, device, Taught(), losses=losses)
 
 
 @case("mixed losses on streams of their own", NOTED)

@@ -37,6 +37,7 @@ from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.positions import Rotary
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.of_main_head import OfMainHead
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Constant, Schedule
@@ -164,8 +165,12 @@ def preset(name: str, **changes: object) -> BackboneShape:
     return build({**found, **changes}, "model", BackboneShape)
 
 
-def bound(objective: Objective) -> Objective:
-    objective.setup(TaskInfo(VOCABULARY, LABELS))
+def bound(objective: Objective, main: Objective | None = None) -> Objective:
+    """Bind an objective; one of what the main head says is the loss `further`."""
+    info = TaskInfo(VOCABULARY, LABELS)
+    if isinstance(objective, OfMainHead):
+        info = TaskInfo(VOCABULARY, LABELS, "further", main=main)
+    objective.setup(info)
     return objective
 
 
@@ -179,7 +184,7 @@ def model(*objectives: Objective, seed: int = 0, **changes: object) -> TransferM
     trunk = backbone(seed, **changes)
     heads: dict[str, torch.nn.Module] = {}
     for objective in objectives:
-        heads |= bound(objective).modules(trunk)
+        heads |= bound(objective, objectives[0]).modules(trunk)
     return TransferModel(trunk, heads)
 
 

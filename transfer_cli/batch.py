@@ -30,6 +30,9 @@ key            shape, type     meaning
                                readout reads; 0 at padding
 `pooled`       [B, D]          cached features only, in place of `states` where every loss reads
                                one vector a text: the readout's states, pooled
+`teacher_NAME` [B, N] float32  distillation only: what the teachers of the loss NAME answered
+`perturbed`    [B, T] int64    made by `prepare` of consistency: the tokens of a perturbed copy;
+                               likewise `perturbed_mask`
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared
 `target_rows`  [N] int64       made by `with_facts`: where there is a target, counted through the
                                batch row by row; likewise `compared_rows`

@@ -55,6 +55,9 @@ NEEDS = {
     ("data", "text_pairs"): ["data.train=a.csv"],
     ("data", "table_text"): ["data.task.train=a.csv"],
     ("tokenizer", "file"): ["tokenizer.path=tokenizer.json"],
+    ("adaptation", "distil"): ["adaptation.teachers=[RUN]"],
+    ("adaptation", "self_training"): ["adaptation.teachers=[RUN]"],
+    ("objective", "distillation"): ["objective.teachers=[RUN]"],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],
     ("adaptation/layer_scale", "per_group"): ["adaptation.layer_scale.rates={block.*:0.5}"],
 }
@@ -169,7 +172,9 @@ def test_an_older_config_without_some_options_of_a_model_builds_the_same_shape()
 @cache
 def preset(name):
     """Return the config of `finetune` with a preset of `adaptation`, and what is built of it."""
-    config = composed("finetune", f"adaptation={name}")
+    config = composed(
+        "finetune", f"adaptation={name}", *NEEDS.get(("adaptation", name), [])
+    )  # fmt: skip
     check(config, "finetune")
     return config, build(config.adaptation, "adaptation", Adaptation)
 
@@ -182,6 +187,7 @@ def test_an_adaptation_preset_goes_with_other_plans_scales_and_schedules(name):
         "adaptation/plan=gradual_unfreezing",
         "adaptation/layer_scale=uniform",
         "schedule=cosine",
+        *NEEDS.get(("adaptation", name), []),
     )
     check(config, "finetune")
 
@@ -217,7 +223,17 @@ def test_presets_are_what_their_papers_say():
         "siatl": SequentialUnfreezing("20%", "60%"),
         "ulmfit": GradualUnfreezing("auto"),
         **dict.fromkeys(
-            ("discriminative", "l2_sp", "ewc", "source_distillation", "lm_auxiliary", "multitask"),
+            (
+                "discriminative",
+                "l2_sp",
+                "ewc",
+                "source_distillation",
+                "lm_auxiliary",
+                "multitask",
+                "distil",
+                "self_training",
+                "uda",
+            ),
             AllAtOnce(),
         ),
     }
@@ -337,6 +353,18 @@ def test_presets_that_add_losses_name_and_weigh_them():
     for name in PRESETS:
         for loss, node in losses(name).items():
             assert build(objective_options(node, loss), loss, Objective) is not None
+
+
+def test_presets_of_unlabelled_texts_read_them_in_each_step_of_the_main_stream():
+    for name in ("distil", "self_training", "uda"):
+        config, made = preset(name)
+
+        assert config.streams.rest["with"] == "main"
+        assert config.streams.rest.data._target_.endswith(".Rest")
+        assert config.losses.rest.stream == "rest"
+        assert made.teachers == (() if name == "uda" else ("RUN",))
+    assert preset("distil")[0].losses.teacher.teachers == ["RUN"]
+    assert preset("distil")[0].objective.weight == preset("distil")[0].losses.teacher.weight == 0.5
 
 
 def test_multi_task_brings_a_stream_of_text():

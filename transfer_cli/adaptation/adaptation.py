@@ -45,6 +45,8 @@ class Adaptation:
         schedule_per: Whether the learning-rate schedule spans the run or restarts with each stage.
         store: Which weights a run writes: all; only the trained ones, with a reference to the model
             it started from; or all, with every mergeable edit merged.
+        teachers: Runs for the losses of a preset that learns from some; see
+            `objectives.distillation`.
     """
 
     plan: Plan
@@ -54,6 +56,7 @@ class Adaptation:
     frozen_eval: bool = False
     schedule_per: Literal["run", "stage"] = "run"
     store: Literal["all", "trained", "merged"] = "all"
+    teachers: tuple[str, ...] = ()
 
     @property
     def uses_weight_decay(self) -> bool:

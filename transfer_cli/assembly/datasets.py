@@ -231,7 +231,7 @@ def stream(
     tokenizer: Tokenizer,
     shape: BackboneShape,
     origins: Origins,
-    rest: Callable[[str], Prepared] | None,
+    rest: Callable[[str], Prepared] | None = None,
 ) -> Prepared:
     """Return the data of a further stream, encoded for the run's model.
 

@@ -132,7 +132,8 @@ def bind_losses(
     found = []
     for name, loss in asked.items():
         _check_task(name, loss, info[loss.stream].task)
-        loss.objective.setup(replace(info[loss.stream], name=name))
+        main = None if name == "main" else asked["main"].objective
+        loss.objective.setup(replace(info[loss.stream], name=name, main=main))
         weight = loss.weight
         if callable(weight):
             changing = partial(weight, total=total_steps, steps_per_epoch=steps_per_epoch)

@@ -23,6 +23,7 @@ from transfer_cli.assembly.pretraining_task import (
     fisher_of,
     forgetting_of,
 )
+from transfer_cli.assembly.teachers import ask_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
 from transfer_cli.data.loader import Stream
@@ -125,14 +126,15 @@ def build_run(
     # A sharded model goes to the device block by block, so no process holds all of it there.
     model.to("cpu" if plan.sharded else precision.device)
     model.backbone.recompute(loop.activation_checkpointing)
-
+    place, micro_batch = DataPlace(config.data_dir, config.seed), loop.micro_batch or loop.batch
+    ask_teachers(prepared, losses, precision, origins, place.cache, micro_batch)
     stages = Stages(model, plan.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
-    # On the device, and before a resume loads other weights: some keep a copy.
     for loss in losses:
+        loss.objective.on_data(prepared[loss.stream].splits["train"].data)
+        # On the device, and before a resume loads other weights: some keep a copy.
         loss.objective.on_train_start(model, plan.inherited)
-    place, named = DataPlace(config.data_dir, config.seed), None
-    if config.source.data is not None:
-        named = build(config.source.data, "source.data", TextData)
+    asked = config.source.data
+    named = None if asked is None else build(asked, "source.data", TextData)
     source = None
     if plan.start is not None:
         source = Source(plan.start, model.backbone.shape, place, origins, named, typed)
@@ -169,9 +171,9 @@ def build_run(
         parallel=parallel,
         lay_out=with_rows if loop.pack else with_facts,
     )
-    micro_batch = min(loop.micro_batch or loop.batch, loop.batch)
-    asked = build(config.forgetting, "forgetting", ForgettingText)
-    forgetting = forgetting_of(asked, source, model, plan.tensors, micro_batch, precision)
+    micro_batch = min(micro_batch, loop.batch)
+    watched = build(config.forgetting, "forgetting", ForgettingText)
+    forgetting = forgetting_of(watched, source, model, plan.tensors, micro_batch, precision)
     if loop.cache_features and has_fixed_features(plan) and not plan.sharded:
         prepared = {"main": _with_features(prepared["main"], plan, place.cache, micro_batch)}
     apart = plan.tensors if plan.adaptation.store == "trained" else None

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
 from transfer_cli.config import commands
 from transfer_cli.config.flat import flat
@@ -31,6 +31,9 @@ def check(config: DictConfig, command: str) -> None:
     try:
         missing = sorted(OmegaConf.missing_keys(config))
         OmegaConf.resolve(config)
+    except InterpolationToMissingValueError:
+        plain: Any = OmegaConf.to_container(config, resolve=False)
+        missing = sorted(key for key, value in flat(plain) if str(value) == "???")
     except OmegaConfBaseException as error:
         problem = str(error).partition("\n")[0]
         raise ConfigError(f"{error.full_key}: cannot be filled in: {problem}") from error

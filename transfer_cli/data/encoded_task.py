@@ -92,6 +92,10 @@ class EncodedRows:
             for name, values in targets.items()
         }
 
+    def add(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Add a key to all batches, with a value for each row."""
+        self._targets[name] = values
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.lengths)

@@ -180,6 +180,8 @@ class TrainStep:
             time_used=self.time_used,
         )
         self._seed_dropout(step)
+        for loss in self.losses:
+            loss.objective.on_step(step / self.lr_scheduler.total)
         ready = [self._prepare(micro, step) for micro in micro_batches]
         weights = self._weights(int(position_of(step, self.lr_scheduler.total, self.time_used)))
         counts, tokens, examples = self._count(ready, micro_batches, weights)

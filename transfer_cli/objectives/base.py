@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 
 from transfer_cli.batch import Batch, is_padded
-from transfer_cli.data.split import TextStats
+from transfer_cli.data.split import Dataset, TextStats
 from transfer_cli.metrics import Metric
 from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling, pool
@@ -36,12 +36,14 @@ class TaskInfo:
         labels: Class names of its data; empty for text without labels.
         name: The name of the loss: "main", or the user's name for a further one.
         task: The task of its data (`tasks.base.Task`); None: text without labels.
+        main: The objective of the main loss, for a further one.
     """
 
     vocabulary: "Tokenizer"
     labels: tuple[str, ...] = ()
     name: str = "main"
     task: Any = None
+    main: "Objective | None" = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,12 @@ class Objective(ABC):
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Return the options that depend on what trains, to be stored with the model."""
         return {}
+
+    def on_data(self, data: Dataset) -> None:  # noqa: B027 - most need none
+        """Look at the training examples of its stream, before the first step."""
+
+    def on_step(self, progress: float) -> None:  # noqa: B027 - most need none
+        """Learn how much of the run is over when a step begins, in [0, 1)."""
 
     def on_train_start(self, model: TransferModel, inherited: Set[str]) -> None:  # noqa: B027 - most need none
         """Read the starting weights: before the first step, and before a resume loads others.

@@ -168,6 +168,30 @@ class SequenceObjective(Objective):
         """Return what the head says, in float32, `[B, N]`."""
         return self.read(model, encoded.pooled(self.head_pooling(model)))
 
+    def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        """Return the numbers that say what each example is, in float32, `[B, N]`."""
+        return self.outputs(model, batch, encoded)
+
+    def scores_of(self, answers_BN: Tensor) -> Tensor:
+        """Return the scores of which a finished run's answers are made."""
+        return answers_BN.log()
+
+    def softened(self, scores_BN: Tensor, temperature: float) -> Tensor:
+        """Return scores that say less, or more below 1."""
+        return scores_BN / temperature
+
+    def sureness(self, scores_BN: Tensor) -> Tensor:
+        """Return the probability of what the scores say first, `[B]`."""
+        return scores_BN.softmax(1).amax(1)
+
+    def divergence(self, target_BN: Tensor, scores_BN: Tensor) -> Tensor:
+        """Return how far scores are from others, `[B]`: KL(target || scores)."""
+        first_BN, second_BN = target_BN.log_softmax(1), scores_BN.log_softmax(1)
+        target_BN = first_BN.exp()
+        never_BN = target_BN == 0  # such as a choice that is not there
+        difference_BN = first_BN.masked_fill(never_BN, 0) - second_BN.masked_fill(never_BN, 0)
+        return (target_BN * difference_BN).sum(1)
+
     def read(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:
         """Return what the head says of vectors, in float32, `[B, N]`."""
         heads = model.heads

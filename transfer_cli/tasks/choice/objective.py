@@ -40,6 +40,10 @@ class MultipleChoice(SequenceObjective):
             said_S.new_full((shape.numel(),), -torch.inf).index_copy(0, real_S, said_S).view(shape)
         )
 
+    def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        """See `SequenceObjective`."""
+        return self.logits(model, batch, encoded)
+
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy of the right choices."""
         logits_BC = self.logits(model, batch, encoded)

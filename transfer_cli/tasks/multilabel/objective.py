@@ -30,6 +30,9 @@ METRICS = (
     LOSS,
 )
 
+_NEVER = 1e-6
+"""The probability of what a teacher is sure of not to be so."""
+
 
 class Multilabel(SequenceObjective):
     """Binary cross-entropy of each label, from one vector for each text; see `SequenceObjective`.
@@ -74,6 +77,20 @@ class Multilabel(SequenceObjective):
     def num_outputs(self) -> int:
         """The number of labels."""
         return len(self.info.labels)
+
+    def scores_of(self, answers_BN: Tensor) -> Tensor:
+        """See `SequenceObjective`."""
+        return answers_BN.logit(eps=_NEVER)
+
+    def sureness(self, scores_BN: Tensor) -> Tensor:
+        """Return the probability of the answer that is least sure, `[B]`."""
+        return scores_BN.abs().sigmoid().amin(1)
+
+    def divergence(self, target_BN: Tensor, scores_BN: Tensor) -> Tensor:
+        """Return the divergences of all labels, summed, `[B]`."""
+        said_BN = target_BN.sigmoid() * (F.logsigmoid(target_BN) - F.logsigmoid(scores_BN))
+        unsaid_BN = (-target_BN).sigmoid() * (F.logsigmoid(-target_BN) - F.logsigmoid(-scores_BN))
+        return (said_BN + unsaid_BN).sum(1)
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the number of decisions: texts x labels."""

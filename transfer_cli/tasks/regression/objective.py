@@ -76,6 +76,23 @@ class Regression(SequenceObjective):
         values_B = outputs_B1.squeeze(1).double() * scale + mean
         return values_B if self.clip is None else values_B.clamp(*self.clip)
 
+    def scores_of(self, answers_BN: Tensor) -> Tensor:
+        """Return the numbers as the head learns them."""
+        mean, scale = self.unit_of(self.info.task)
+        return (answers_BN - mean) / scale
+
+    def softened(self, scores_BN: Tensor, temperature: float) -> Tensor:
+        """Return the scores: a number has no temperature."""
+        return scores_BN
+
+    def sureness(self, scores_BN: Tensor) -> Tensor:
+        """Return 1: a number does not say how sure it is."""
+        return torch.ones_like(scores_BN[:, 0])
+
+    def divergence(self, target_BN: Tensor, scores_BN: Tensor) -> Tensor:
+        """Return the squared difference, `[B]`."""
+        return (target_BN - scores_BN).square().sum(1)
+
     def losses(self, outputs_B1: Tensor, batch: Batch) -> Tensor:
         """Return each text's loss, `[B]`."""
         mean, scale = self.unit_of(self.info.task)

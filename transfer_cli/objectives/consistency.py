@@ -1,0 +1,104 @@
+"""Consistency: say the same of a text and of a perturbed copy (UDA; Xie et al. 2019).
+
+Legend: B batch, N labels, choices or numbers.
+"""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from transfer_cli.batch import Batch
+from transfer_cli.data.split import Dataset
+from transfer_cli.errors import above_zero, one_of
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.of_main_head import OfMainHead
+from transfer_cli.objectives.perturbations import PERTURBATIONS
+from transfer_cli.seeds import ExampleNoise
+
+_UNCHANGED = ("none", "dropout")
+"""The copy has the same tokens; in training, dropout draws anew."""
+
+
+class Consistency(OfMainHead):
+    """KL(p || q) of what the main head says of a text, p, and of a perturbed copy, q.
+
+    It needs no label. No gradient flows through p, which comes from a pass with dropout, too.
+
+    Args:
+        perturb: dropout: the copy differs by dropout alone; mask, delete, unigram or tfidf: see
+            `objectives.perturbations`; none, for a test: not even by that, without training.
+        rate: The share of tokens that is perturbed, in (0, 1).
+        temperature: Sharpens p, below 1.
+        confidence: Examples of which p, not sharpened, is not surer than this count as 0, in
+            [0, 1). The mean is over all examples.
+        symmetric: Whether KL(q || p) is added, with gradients through both, and halved: with
+            perturb=dropout that is R-Drop (Wu et al. 2021).
+    """
+
+    def __init__(
+        self,
+        perturb: str = "mask",
+        rate: float = 0.15,
+        temperature: float = 1.0,
+        confidence: float = 0.0,
+        *,
+        symmetric: bool = False,
+    ) -> None:
+        one_of("perturb", perturb, (*_UNCHANGED, *PERTURBATIONS), ValueError)
+        if not 0 < rate < 1:
+            raise ValueError(f"rate must be between 0 and 1, got {rate}")
+        if not 0 <= confidence < 1:
+            raise ValueError(f"confidence must be in [0, 1), got {confidence}")
+        above_zero("temperature", temperature)
+        self._perturb = None if perturb in _UNCHANGED else PERTURBATIONS[perturb](rate)
+        self.keeps_tokens = False  # its second pass needs them
+        self.temperature = temperature
+        self.confidence = confidence
+        self.symmetric = symmetric
+
+    def setup(self, info: TaskInfo) -> None:
+        """Store the facts of the run; for errors see `OfMainHead` and `Perturbation`."""
+        super().setup(info)
+        if self._perturb is not None:
+            self._perturb.setup(info)
+
+    def on_data(self, data: Dataset) -> None:
+        """Let the perturbation count tokens."""
+        if self._perturb is not None:
+            self._perturb.on_data(data)
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return the batch with its copy, `perturbed` and `perturbed_mask`, shaped as `tokens`."""
+        if self._perturb is None:
+            return batch
+        tokens, mask = self._perturb(batch, noise)
+        return {**batch, "perturbed": tokens, "perturbed_mask": mask}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return the divergence, summed over the examples, in float32."""
+        main = self.main
+        # A pass of its own without gradients: another loss may need those of `encoded`.
+        with nullcontext() if self.symmetric else torch.no_grad():
+            first = encoded if self.symmetric else Encoding(model, batch)
+            scores_BN = main.scores(model, batch, first)
+            target_BN = main.softened(scores_BN, self.temperature)
+        copy = _copy_of(batch)
+        other_BN = main.scores(model, copy, Encoding(model, copy))
+        each_B = main.divergence(target_BN, other_BN)
+        if self.symmetric:
+            back_B = main.divergence(other_BN, scores_BN)
+            each_B = (each_B + back_B) / 2
+        if self.confidence:
+            each_B = torch.where(main.sureness(scores_BN) > self.confidence, each_B, 0)
+        return {"loss": each_B.sum()}
+
+
+def _copy_of(batch: Batch) -> Batch:
+    """Return a view of the perturbed copy."""
+    if "perturbed" not in batch:
+        return batch
+    mask = batch["perturbed_mask"]
+    facts: Batch = {key: batch[key] for key in ("index", "segment", "sequences") if key in batch}
+    return {**facts, "tokens": batch["perturbed"], "mask": mask, "padded": torch.tensor(data=True)}

@@ -1,0 +1,154 @@
+"""Perturbed copies of texts, for consistency; the random numbers are those of each example.
+
+Legend: B batch, T positions, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transfer_cli.batch import Batch
+from transfer_cli.data.split import Dataset
+from transfer_cli.errors import ConfigError
+from transfer_cli.objectives.base import TaskInfo
+from transfer_cli.seeds import ExampleNoise
+
+_PORTION = 512
+
+
+class Perturbation(ABC):
+    """A change of a share of a text's tokens, never of special ones.
+
+    Args:
+        rate: The share, in (0, 1).
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def setup(self, info: TaskInfo) -> None:
+        """Learn which tokens there are.
+
+        Raises:
+            ConfigError: The tokenizer lacks one that is needed.
+        """
+        self._ordinary_V = torch.ones(info.vocabulary.size, dtype=torch.bool)
+        self._ordinary_V[sorted(info.vocabulary.special)] = False
+
+    def on_data(self, data: Dataset) -> None:  # noqa: B027 - most need none
+        """Look at the training examples."""
+
+    def __call__(self, batch: Batch, noise: ExampleNoise) -> tuple[Tensor, Tensor]:
+        """Return the tokens and the mask of the perturbed texts, shaped as the batch's."""
+        tokens, mask = batch["tokens"], batch["mask"]
+        shape = tokens.shape
+        drawn = noise.uniform(batch["index"], int(np.prod(shape[1:])), 2).view(*shape, 2)
+        changed = self.chosen(tokens, mask, drawn[..., 0])
+        return self.change(tokens, mask, changed & mask & self._ordinary_V[tokens], drawn[..., 1])
+
+    def chosen(self, tokens: Tensor, mask: Tensor, draw: Tensor) -> Tensor:
+        """Return which positions are changed, if their tokens are not special."""
+        return draw < self.rate
+
+    @abstractmethod
+    def change(
+        self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the tokens and the mask, changed."""
+
+
+class Mask(Perturbation):
+    """Tokens become the mask token."""
+
+    def setup(self, info: TaskInfo) -> None:
+        """See `Perturbation`."""
+        super().setup(info)
+        vocabulary = info.vocabulary
+        if vocabulary.mask in (vocabulary.cls, vocabulary.sep, vocabulary.pad):
+            raise ConfigError(
+                f"losses.{info.name}.perturb: this tokenizer has no mask token of its own; take "
+                "unigram, tfidf, delete or dropout"
+            )
+        self._mask = vocabulary.mask
+
+    def change(
+        self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `Perturbation`."""
+        return torch.where(changed, self._mask, tokens), mask
+
+
+class Delete(Perturbation):
+    """Tokens are left out: later ones move up, since positions count what is there."""
+
+    def change(
+        self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `Perturbation`."""
+        return tokens, mask & ~changed
+
+
+class Unigram(Perturbation):
+    """Tokens become others, as often as these occur in the training examples."""
+
+    def on_data(self, data: Dataset) -> None:
+        """See `Perturbation`."""
+        count_V, texts_V = torch.zeros(2, len(self._ordinary_V), dtype=torch.float64)
+        for first in range(0, len(data), _PORTION):
+            batch = data.batch(np.arange(first, min(first + _PORTION, len(data))))
+            for tokens, mask in zip(batch["tokens"], batch["mask"], strict=True):
+                found_V = torch.bincount(tokens[mask], minlength=len(count_V))
+                count_V += found_V
+                texts_V += found_V > 0
+        self._learn(count_V * self._ordinary_V, texts_V * self._ordinary_V, len(data))
+
+    def _learn(self, count_V: Tensor, texts_V: Tensor, texts: int) -> None:
+        self._upper_V = _upper(count_V)
+
+    def change(
+        self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See `Perturbation`."""
+        drawn = torch.searchsorted(self._upper_V, draw.double(), right=True)
+        return torch.where(changed, drawn.clamp(max=len(self._upper_V) - 1), tokens), mask
+
+
+class TfIdf(Unigram):
+    """Tokens that say little become others that say little (UDA; Xie et al. 2019, appendix B).
+
+    A token of a text is replaced with a probability that falls with its TF-IDF, `rate` on average;
+    what replaces it is drawn by how far its count times its IDF is below the highest one.
+    """
+
+    def _learn(self, count_V: Tensor, texts_V: Tensor, texts: int) -> None:
+        self._idf_V = torch.where(texts_V > 0, (texts / texts_V.clamp(min=1)).log(), 0.0).float()
+        weight_V = count_V * self._idf_V
+        self._upper_V = _upper((weight_V.max() - weight_V) * (count_V > 0))
+
+    def chosen(self, tokens: Tensor, mask: Tensor, draw: Tensor) -> Tensor:
+        """See `Perturbation`."""
+        real = mask & self._ordinary_V[tokens]
+        same = (tokens[..., :, None] == tokens[..., None, :]) & real[..., None, :]
+        count = real.sum(-1, keepdim=True).clamp(min=1)
+        tfidf = same.sum(-1) / count * self._idf_V[tokens]
+        below = torch.where(real, torch.where(real, tfidf, 0).amax(-1, keepdim=True) - tfidf, 0)
+        mean = below.sum(-1, keepdim=True) / count
+        # Where all say equally much, all are as likely.
+        share = torch.where(mean > 0, below / mean.clamp(min=1e-9), 1.0)
+        return draw < (self.rate * share).clamp(max=1.0)
+
+
+def _upper(weight_V: Tensor) -> Tensor:
+    """Return the upper end, in [0, 1], of each token's part of what is drawn from."""
+    total = weight_V.sum()
+    if not total:  # all texts are empty, or all tokens say equally much
+        weight_V, total = torch.ones_like(weight_V), torch.tensor(float(len(weight_V)))
+    return weight_V.double().cumsum(0) / total
+
+
+PERTURBATIONS: dict[str, Callable[[float], Perturbation]] = {
+    "mask": Mask, "delete": Delete, "unigram": Unigram, "tfidf": TfIdf,
+}  # fmt: skip
