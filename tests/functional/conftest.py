@@ -309,8 +309,18 @@ def few_questions(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def adapting(deep, few_questions, short_text):
+def teacher(deep, few_questions, tmp_path_factory):
+    """Return a run that was fine-tuned from `deep`, for others to learn from."""
+    run = tmp_path_factory.mktemp("teacher") / "teacher"
+    words = (f"data.train={few_questions}", "data.validation_share=0.2", f"init_from={deep}")
+    finished("finetune", "data=table", *words, *STEADY, "loop.steps=6", f"run.dir={run}")
+    return run
+
+
+@pytest.fixture(scope="session")
+def adapting(deep, few_questions, short_text, teacher):
     """Return how to write the words that fine-tune `deep`, with what a preset needs beyond."""
+    few = ("data.labelled=12", "streams.rest.batch=8")
     beyond = {
         "adapters": ("adaptation.edits.adapters_houlsby.size=2",),
         "adapters_tutorial": ("adaptation.edits.adapters.size=2",),
@@ -322,6 +332,9 @@ def adapting(deep, few_questions, short_text):
             "data@streams.second.data=text", f"streams.second.data.train={short_text}",
             "streams.second.data.validation_share=0.1",
         ),
+        "distil": (*few, f"adaptation.teachers=[{teacher}]"),
+        "self_training": (*few, f"adaptation.teachers=[{teacher}]", "losses.rest.confidence=0"),
+        "uda": (*few, "losses.rest.perturb=delete"),
     }  # fmt: skip
 
     def words(preset="full", *more):

@@ -38,6 +38,22 @@ KINDS = {
     ),
     "full": ("finetune", "data=sample_questions", "init_from={pretrained}"),
     "frozen": ("finetune", "data=sample_questions", "init_from={pretrained}", "adaptation=frozen"),
+    "unlabelled": (
+        "finetune",
+        "data=sample_questions",
+        "init_from={pretrained}",
+        "adaptation=uda",
+        "data.labelled=30",
+        "losses.rest.perturb=tfidf",
+    ),
+    "taught": (
+        "finetune",
+        "data=sample_questions",
+        "init_from={pretrained}",
+        "adaptation=distil",
+        "adaptation.teachers=[{finetuned}]",
+        "data.labelled=30",
+    ),
     "bucketed": ("finetune", "data=sample_questions", "init_from={pretrained}", "loop.bucket=true"),
 }
 
@@ -54,11 +70,12 @@ def stopped(transfer, at_record):
 
 
 @pytest.fixture
-def words_of(corpus, pretrained, tiny, loop):
+def words_of(corpus, pretrained, finetuned, tiny, loop):
     """Return the command line of a kind of run."""
 
     def words(kind, *more):
-        command, *rest = (word.format(corpus=corpus, pretrained=pretrained) for word in KINDS[kind])
+        places = {"corpus": corpus, "pretrained": pretrained, "finetuned": finetuned}
+        command, *rest = (word.format(**places) for word in KINDS[kind])
         model = tiny if command == "pretrain" else ()
         return (command, *rest, *model, *loop, "schedule=constant", *more)
 
@@ -115,6 +132,8 @@ def wait_for_records(process, run):
         ("corrupted", 3),
         ("full", 3),
         ("bucketed", 3),
+        ("unlabelled", 3),
+        ("taught", 3),
         *(pytest.param(*each, marks=pytest.mark.slow) for each in (("clm", 6), ("frozen", 3))),
     ],
 )

@@ -5,7 +5,7 @@ import torch
 from ignite.engine import Events
 
 from tests import tiny
-from transfer_cli.data.loader import StepDataLoader, Stream
+from transfer_cli.data.loader import PaddingBatch, StepDataLoader, Stream
 from transfer_cli.data.mixture import Mixture
 from transfer_cli.data.sampler import StepSampler
 from transfer_cli.engine.loop import Progress, run_trainer
@@ -97,6 +97,56 @@ def test_each_stream_of_a_mixture_goes_through_its_own_epochs():
     visits = sum(mixture.at(step)[0] == "main" for step in range(40))
     assert seen["main"] == [n for step in drawn(alone, visits) for micro in step for n in micro]
     assert len(set(seen["text"][:63])) == min(63, len(seen["text"]))
+
+
+def joined_loader(*, rank=0, world_size=1, joins=True):
+    """Return a loader of 20 questions, 8 a step, each with 18 blocks of a text."""
+    questions, text = tiny.Questions(examples=20), tiny.blocks()
+    streams = {
+        "main": Stream(questions, StepSampler(len(questions), 8, seed=0)),
+        "text": Stream(text, StepSampler(len(text), 18, seed=0), joins_main=joins),
+    }
+    return StepDataLoader(streams, 4, lambda: 0, rank=rank, world_size=world_size)
+
+
+def test_a_stream_that_joins_has_a_batch_in_each_step_of_the_main_one():
+    loader = joined_loader()
+    texts = StepSampler(len(tiny.blocks()), 18, seed=0)
+
+    for step in range(3):
+        found = loader.at(step)
+
+        whole, last = (["main", "text"], ["text"])
+        short = step % 3 == 2  # 20 questions
+        assert [list(micro) for micro in found] == [whole] * (1 if short else 2) + [last] * (
+            4 if short else 3
+        )
+        seen = [n for micro in found for n in micro["text"]["index"].tolist()]
+        assert seen == texts.indices(step).tolist()
+        assert max(len(b["tokens"]) for micro in found for b in micro.values()) == 4
+
+
+def test_without_a_mixture_a_stream_that_does_not_join_is_never_drawn():
+    assert {name for micro in joined_loader(joins=False).at(0) for name in micro} == {"main"}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_processes_share_what_joins_and_end_with_a_batch_of_every_stream(world_size):
+    for step in range(3):
+        shares = [joined_loader(rank=r, world_size=world_size).at(step) for r in range(world_size)]
+
+        assert len({len(share) for share in shares}) == 1
+        for share in shares:
+            assert all(micro.keys() == {"main", "text"} for micro in share)
+        for name in ("main", "text"):
+            real = [micro[name] for share in shares for micro in share
+                    if not isinstance(micro[name], PaddingBatch)]  # fmt: skip
+            alone = [micro[name] for micro in joined_loader().at(step) if name in micro]
+            first, second = (
+                sorted(n for batch in each for n in batch["index"].tolist())
+                for each in (real, alone)
+            )
+            assert first == second
 
 
 @pytest.mark.parametrize("first", [1, 17, 39])
