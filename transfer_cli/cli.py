@@ -183,6 +183,10 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         places = [key for key, _ in command.places]
         typed = as_overrides(request.overrides, places, command.typed, command.lists)
         request = replace(request, overrides=typed)
+    if command.named:
+        below = tuple(f"{key}." for key in command.named)
+        typed = tuple(f"+{w}" if w.startswith(below) else w for w in request.overrides)
+        request = replace(request, overrides=typed)
     if not (request.asks_help or request.looks_only):
         refuse_lists(request.overrides, name)
         check_paths(request.overrides, name, multirun=request.multirun)

@@ -282,3 +282,43 @@ def test_the_data_is_looked_for_where_the_run_found_it(
 
     assert scored.code == 0, scored.err
     assert moved.out == scored.out
+
+
+def test_slices_are_scored_beside_the_whole(transfer, finetuned, read_json):
+    words = ("slices.short.length=[0,6]", "slices.long.length=[7,null]", "slices.none.word=zebra")
+    wrong = f"slices.wrong.file={finetuned / 'items.jsonl'}"
+
+    ended = transfer("evaluate", f"run={finetuned}", *words, wrong, "output=out.json")
+
+    assert ended.code == 0, ended.err
+    found = read_json("out.json")["measures"]["test"]
+    short, long = (found[f"count/slice/{name}"] for name in ("short", "long"))
+    assert short + long == read_json("out.json")["counts"]["test"]["scored"]
+    right = sum(
+        found[f"count/slice/{name}"] * found.get(f"accuracy/slice/{name}", 0)
+        for name in ("short", "long")
+    )
+    assert right / (short + long) == pytest.approx(found["accuracy"])
+    assert found["count/slice/none"] == 0
+    assert "accuracy/slice/none" not in found
+    assert found["accuracy/slice/wrong"] == 0
+    assert found["count/slice/wrong"] == round((1 - found["accuracy"]) * (short + long))
+    assert f"count/slice/short        {short}" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        (
+            "slices.a.lenght=3",
+            "slices.a.lenght: Slice has no option 'lenght'. Did you mean 'length'?",
+        ),
+        ("slices.a.length=[4,2]", "slices.a: length is [4, 2], expected [LEAST, MOST]"),
+        ("slices.a.file=nowhere", "nowhere cannot be read"),
+    ],
+)
+def test_a_mistake_in_a_slice_ends_in_a_line(word, line, transfer, finetuned):
+    ended = transfer("evaluate", f"run={finetuned}", word)
+
+    assert ended.code == 2
+    assert line in ended.err.splitlines()[-1]

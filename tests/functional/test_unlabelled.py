@@ -181,7 +181,7 @@ def write_topics(folder, count=604, seed=0):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_unlabelled_texts_help_where_a_language_has_topics(seed, transfer, tmp_path, read_json):
-    # Measured: 59.0, 63.5 and 70.8 % with a label for each topic, 86.5, 78.2 and 89.8 with the rest.
+    # Measured: 59.0, 63.5 and 70.8 % of a label for each topic; 86.5, 78.2 and 89.8 with the rest.
     write_topics(tmp_path)
     words = (
         "data=table", "data.train=train.csv", "data.validation=validation.csv",

@@ -14,14 +14,16 @@ from transfer_cli.assembly.datasets import DataPlace
 from transfer_cli.assembly.finished_run import Trained, open_trained
 from transfer_cli.assembly.origins import Origins
 from transfer_cli.commands.json_lines import check_ending
+from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data import readers
 from transfer_cli.data.readers import SHEET_FORMATS, TABLE_FORMATS
+from transfer_cli.data.slices import Slice
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import INPUT, LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine import distributed
-from transfer_cli.engine.evaluation import Scores
+from transfer_cli.engine.evaluation import EachExample, Scores
 from transfer_cli.engine.evaluation import evaluate as score
 from transfer_cli.engine.precision import Precision, device_and_precision
 from transfer_cli.errors import ConfigError, DataError, NotFiniteError, at_least, one_of
@@ -31,6 +33,7 @@ from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.safe_files import in_one_line
 from transfer_cli.terminal import print_line
+from transfer_cli.training.examples import items_of
 from transfer_cli.training.workers import in_process_group
 
 _ASKED: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -52,6 +55,9 @@ def evaluate(config: DictConfig) -> None:
     _check_input(config)
     if config.output is not None:
         check_ending("output", config.output, (".json",))
+    slices = {
+        str(name): build(node, f"slices.{name}", Slice) for name, node in config.slices.items()
+    }
     with in_process_group(config):
         precision = device_and_precision(config.device, config.precision)
         trained = open_trained(config.run, precision, config.base)
@@ -70,7 +76,7 @@ def evaluate(config: DictConfig) -> None:
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
         scores = {
-            name: _scores(model, trained, split, config.batch, precision)
+            name: _scores(model, trained, split, config.batch, precision, slices)
             for name, split in splits.items()
         }
         if not distributed.is_main():
@@ -114,17 +120,44 @@ def _check_input(config: DictConfig) -> None:
 
 
 def _scores(
-    model: TransferModel, trained: Trained, split: Split, batch: int, precision: Precision
+    model: TransferModel,
+    trained: Trained,
+    split: Split,
+    batch: int,
+    precision: Precision,
+    slices: Mapping[str, Slice],
 ) -> Scores:
-    """Return the scores of a split.
+    """Return the scores of a split, and of its slices.
 
     Raises:
         NotFiniteError: A loss or a measure is not a number.
     """
-    found = score(model, trained.objective, split, batch=batch, precision=precision)
+    each = EachExample() if slices else None
+    found = score(model, trained.objective, split, batch=batch, precision=precision, each=each)
+    if each is not None:
+        found.measures.update(_of_slices(slices, split, trained, each))
     for name, value in found.measures.items():
         if math.isnan(value):
             raise NotFiniteError(f"{split.name}: {name}")
+    return found
+
+
+def _of_slices(
+    slices: Mapping[str, Slice], split: Split, trained: Trained, each: EachExample
+) -> dict[str, float]:
+    """Return how many examples of each slice there are, and the share that is right."""
+    task = trained.start.task
+    if task is None:
+        raise ConfigError("slices: are parts of labelled examples, and this is a language model")
+    items = items_of(split, datasets.Prepared({split.name: split}, task), each)
+    texts = [task.texts(example) for example in datasets.encoded_of(split).examples]
+    found: dict[str, float] = {}
+    for name, part in slices.items():
+        member = part.members(texts, split.name)
+        right = [1 - item.wrong for item in items if member[item.index]]
+        found[f"count/slice/{name}"] = len(right)
+        if right:
+            found[f"accuracy/slice/{name}"] = sum(right) / len(right)
     return found
 
 

@@ -43,6 +43,7 @@ class Command:
         places: The keys whose values may be typed alone, in their order, and what help calls them.
         typed: The key of a text, which is never read as more than text.
         lists: Keys of several such texts.
+        named: Keys below which there are names of one's own.
         usage: What follows its name, for a command that takes no overrides.
         typed_as: What it is typed as, where that is not its name.
     """
@@ -60,6 +61,7 @@ class Command:
     places: tuple[tuple[str, str], ...] = ()
     typed: str = ""
     lists: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
     usage: str = ""
     typed_as: str = ""
 
@@ -232,10 +234,12 @@ accuracy and macro-F1 for a classifier. `input=` scores every row of a labelled 
 and `data=` other data that fits the run.""",
         function="transfer_cli.commands.evaluate.evaluate",
         places=(("run", "RUN"), ("input", "FILE")),
+        named=("slices",),
         keys=(
             "run",
             "input",
             "split",
+            "slices",
             "baseline",
             "batch",
             "device",
@@ -245,6 +249,7 @@ and `data=` other data that fits the run.""",
         ),
         examples=(
             ("transfer evaluate runs/finetune/RUN", "the test split"),
+            ("transfer evaluate run=RUN 'slices.short.length=[0,6]'", "of short texts, too"),
             (
                 "transfer evaluate run=RUN split=validation baseline=unigram",
                 "what word frequencies alone would reach",

@@ -248,6 +248,8 @@ class EvaluateConfig(SharedConfig):
     """What a row of `input` that cannot be read does: stop, or skip (left out and counted)."""
     split: str = "auto"
     """train, validation, test, or all of them; auto: test, where there is none validation."""
+    slices: dict[str, Any] = field(default_factory=dict)
+    """Parts that are scored beside the whole, by names of your own: slices.short.length=[0,6]."""
     baseline: str = "none"
     """none, or unigram: score the training text's token frequencies instead of the model."""
     batch: int = 32

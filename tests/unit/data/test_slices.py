@@ -1,0 +1,73 @@
+import json
+
+import numpy as np
+import pytest
+
+from transfer_cli.data.slices import Slice
+from transfer_cli.errors import DataError
+
+TEXTS = [("What is it ?",), ("How many 7 are there here ?",), ("", "who")]
+ITEM = {"label": "a", "predicted": "b", "probability": 0.5, "text": "", "loss": 1.0, "targets": 1}
+
+
+def members(**said):
+    return Slice(**said).members(TEXTS, "test").tolist()
+
+
+def test_examples_are_in_it_that_fulfil_all_that_is_said():
+    assert members(length=(0, 4)) == [True, False, True]
+    assert members(length=(2, None)) == [True, True, False]
+    assert members(regex=r"\d|who") == [False, True, True]
+    assert members(word="how") == [False, True, False]
+    assert members(word="how", length=(0, 3)) == [False, False, False]
+
+
+@pytest.fixture
+def items(tmp_path):
+    def write(rows):
+        path = tmp_path / "items.jsonl"
+        path.write_text("".join(f"{json.dumps(row | ITEM | extra)}\n" for row, extra in rows))
+        return str(path)
+
+    return write
+
+
+def rows_of(*predicted):
+    return [
+        ({"split": "test", "index": number}, {"predicted": said})
+        for number, said in enumerate(predicted)
+    ]
+
+
+def test_what_an_earlier_run_had_wrong(items):
+    path = items([*rows_of("a", "b", "a"), ({"split": "validation", "index": 0}, {})])
+
+    assert members(file=path) == [False, True, False]
+
+
+def test_the_items_of_other_examples_are_refused(items):
+    with pytest.raises(DataError, match="is of 2 examples of test, and here are 3; give the items"):
+        members(file=items(rows_of("a", "b")))
+    with pytest.raises(DataError, match="nowhere cannot be read"):
+        members(file="nowhere")
+
+
+def test_no_examples_are_no_error():
+    for said in ({"length": (0, 3)}, {"regex": "a"}, {"word": "a"}):
+        assert Slice(**said).members([], "test").shape == (0,)
+        assert Slice(**said).members([], "test").dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({}, r"give length=\[LEAST,MOST\], regex=, word= or file="),
+        ({"length": (3, 2)}, r"length is \[3, 2\]"),
+        ({"length": (-1, None)}, "length is"),
+        ({"regex": "("}, r"regex: '\(' is no regular expression"),
+        ({"file": "a", "where": "right"}, "where: 'right' is not one of wrong"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(said, message):
+    with pytest.raises(ValueError, match=message):
+        Slice(**said)

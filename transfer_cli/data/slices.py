@@ -1,0 +1,85 @@
+"""Slices: named parts of a split whose measures stand beside those of the whole."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from transfer_cli.errors import DataError, one_of
+from transfer_cli.runs.items import read_items
+from transfer_cli.safe_files import UnreadableError
+
+WRONG = "wrong"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The examples that fulfil all that is said.
+
+    Args:
+        length: The fewest and the most words of an example's texts; None for the most: any number.
+        regex: What a text holds, a regular expression of Python.
+        word: The first word of the first text, in small letters.
+        file: A run's `items.jsonl`: examples by what that run made of them.
+        where: With `file`: wrong, the examples that it had wrong.
+
+    Raises:
+        ValueError: Nothing is said, or it makes no sense.
+    """
+
+    length: tuple[int, int | None] | None = None
+    regex: str | None = None
+    word: str | None = None
+    file: str | None = None
+    where: str = WRONG
+
+    def __post_init__(self) -> None:
+        if (self.length, self.regex, self.word, self.file) == (None,) * 4:
+            raise ValueError("give length=[LEAST,MOST], regex=, word= or file=")
+        one_of("where", self.where, (WRONG,), ValueError)
+        if self.length is not None:
+            least, most = self.length
+            if least < 0 or (most is not None and most < least):
+                raise ValueError(f"length is {list(self.length)}, expected [LEAST, MOST]")
+        try:
+            re.compile(self.regex or "")
+        except re.error as error:
+            raise ValueError(f"regex: {self.regex!r} is no regular expression: {error}") from error
+
+    def members(self, texts: Sequence[Sequence[str]], split: str) -> npt.NDArray[np.bool_]:
+        """Return which examples of a split are in it, given the texts of each.
+
+        Raises:
+            DataError: Its file cannot be read, or is of other examples.
+        """
+        found = np.ones(len(texts), np.bool_)
+        if self.length is not None:
+            least, most = self.length
+            words = np.array([sum(len(text.split()) for text in each) for each in texts], int)
+            found &= (words >= least) & (words <= (most if most is not None else words))
+        if self.regex is not None:
+            pattern = re.compile(self.regex)
+            found &= np.array([any(map(pattern.search, each)) for each in texts], np.bool_)
+        if self.word is not None:
+            firsts = (each[0].lower().split()[:1] for each in texts)
+            found &= np.array([first == [self.word] for first in firsts], np.bool_)
+        if self.file is not None:
+            found &= self._wrong(Path(self.file).expanduser(), split, len(texts))
+        return found
+
+    def _wrong(self, path: Path, split: str, count: int) -> npt.NDArray[np.bool_]:
+        try:
+            items = list(read_items(path, split))
+        except (OSError, UnreadableError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+        if len(items) != count or any(item.index >= count for item in items):
+            raise DataError(
+                f"{path} is of {len(items):,} examples of {split}, and here are {count:,}; give "
+                "the items.jsonl of a run on the same data"
+            )
+        found = np.zeros(count, np.bool_)
+        found[[item.index for item in items if item.wrong > 0]] = True
+        return found
