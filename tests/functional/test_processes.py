@@ -259,6 +259,14 @@ def test_every_preset_gives_the_weights_of_one_process(preset, parallel, words, 
         run = (*run, f"adaptation.edits.{preset}.dropout=0")
     if preset == "top_k":
         run = (*run, "adaptation.plan.count=1")  # of one block
+    if preset in ("distil", "self_training"):
+        taught = ("finetune", "data=sample_questions", "init_from=base", "loop.steps=9")
+        assert transfer_alone(*taught, "--plugin", "faulty", "run.dir=teacher").code == 0
+        run = (*run, "adaptation.teachers=[teacher]")
+    if preset in ("distil", "self_training", "uda"):
+        run = (*run, "data.labelled=60", "streams.rest.batch=21")
+    if preset == "self_training":
+        run = (*run, "losses.rest.confidence=0.1")
     assert transfer_alone(*run, "run.dir=one").code == 0
     ended = transfer(*run, "run.dir=two", "devices=2", f"parallel={parallel}")
     if parallel == "fsdp" and preset in NEEDS_THE_WHOLE:
