@@ -49,7 +49,8 @@ def test_an_objective_that_does_not_fit_the_data_names_the_one_that_does(task):
     info = {"main": TaskInfo(tiny.VOCABULARY, record.labels, task=record)}
     fitting = []
     for file in sorted((conf_dir() / "objective").glob("*.yaml")):
-        found = asked(OmegaConf.to_container(OmegaConf.load(file)))
+        node = OmegaConf.to_container(OmegaConf.load(file))
+        found = asked({n: ["RUN"] if value == "???" else value for n, value in node.items()})
         needs = found["main"].objective.task
         if needs == task.name:
             fitting.append(file.stem)

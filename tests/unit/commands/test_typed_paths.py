@@ -80,7 +80,7 @@ def test_in_a_sweep_each_value_is_looked_at():
         ("bert-base-uncased", "type init_from=hf:bert-base-uncased"),
         ("google-bert/bert-base-uncased", "type init_from=hf:google-bert/bert-base-uncased"),
         ("here/run", ""),
-        ("../other", ""),
+        ("../qwx", ""),
         ("/no/run", ""),
     ],
 )
