@@ -49,6 +49,10 @@ class EncodedGroups:
         self.lengths = np.maximum.reduceat(sequences.lengths, starts)
         self.num_cut = int(np.logical_or.reduceat(sequences.is_cut, starts).sum())
 
+    def add(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Add a key to all batches, with a value for each example."""
+        self._targets[name] = values
+
     def __len__(self) -> int:
         """Return the number of examples."""
         return len(self.examples)
