@@ -37,6 +37,7 @@ from transfer_cli.model.backbone import Backbone, BackboneShape
 from transfer_cli.model.positions import Rotary
 from transfer_cli.model.transfer_model import LayerGroup, TransferModel, layer_groups
 from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.beside_main_head import BesideMainHead
 from transfer_cli.objectives.of_main_head import OfMainHead
 from transfer_cli.optim.layer_scale import LayerScale, Uniform
 from transfer_cli.optim.lr_scheduler import LRScheduler
@@ -64,6 +65,7 @@ class Vocabulary:
     cls: int = 2
     sep: int = 3
     mask: int = 4
+    has_mask: bool = True
     special: frozenset[int] = frozenset(range(5))
 
     @property
@@ -166,9 +168,9 @@ def preset(name: str, **changes: object) -> BackboneShape:
 
 
 def bound(objective: Objective, main: Objective | None = None) -> Objective:
-    """Bind an objective; one of what the main head says is the loss `further`."""
+    """Bind an objective; one that is about the main head is the loss `further`."""
     info = TaskInfo(VOCABULARY, LABELS)
-    if isinstance(objective, OfMainHead):
+    if isinstance(objective, OfMainHead | BesideMainHead):
         info = TaskInfo(VOCABULARY, LABELS, "further", main=main)
     objective.setup(info)
     return objective

@@ -33,6 +33,9 @@ key            shape, type     meaning
 `teacher_NAME` [B, N] float32  distillation only: what the teachers of the loss NAME answered
 `perturbed`    [B, T] int64    made by `prepare` of consistency: the tokens of a perturbed copy;
                                likewise `perturbed_mask`
+`sees_SIDE`    [B, T] bool     made by `prepare` of cross-view training: which tokens are seen of
+                               the `left` or the `right` half
+`slices_NAME`  [B, K] bool     slices only: which of those of the loss NAME an example is in
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared
 `target_rows`  [N] int64       made by `with_facts`: where there is a target, counted through the
                                batch row by row; likewise `compared_rows`

@@ -185,7 +185,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
         request = replace(request, overrides=typed)
     if command.named:
         below = tuple(f"{key}." for key in command.named)
-        typed = tuple(f"+{w}" if w.startswith(below) else w for w in request.overrides)
+        typed = tuple(f"++{w}" if w.startswith(below) else w for w in request.overrides)
         request = replace(request, overrides=typed)
     if not (request.asks_help or request.looks_only):
         refuse_lists(request.overrides, name)

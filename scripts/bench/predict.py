@@ -114,9 +114,9 @@ def ours(arrive: Callable[[], None], folder: str, texts: str, answers: str, devi
     import os
 
     import torch
+    from transfer_cli.commands.predict.ensemble import Ensemble
 
     from transfer_cli.commands.predict import predict, reading
-    from transfer_cli.commands.predict.ensemble import Ensemble
     from transfer_cli.commands.predict.reading import Columns
     from transfer_cli.commands.predict.writing import JsonLines
     from transfer_cli.data import any_table

@@ -138,6 +138,16 @@ class Blueprint:
         return self.inherited - self.ever_trains if is_apart else frozenset()
 
     @cached_property
+    def training_weights(self) -> frozenset[str]:
+        """The weights of heads that the finished model does not keep."""
+        heads = frozenset[str]().union(*(loss.objective.training_heads for loss in self.losses))
+        return frozenset(
+            name
+            for name in self.model.state_dict()
+            if name.startswith("heads.") and name.split(".")[1] in heads
+        )
+
+    @cached_property
     def exports(self) -> str:
         """In words, what `transfer export` will make of the finished run, or why it will not."""
         return exports_as(self.description(), self.data.tokenizer, self.data.info["main"].task)

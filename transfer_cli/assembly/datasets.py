@@ -420,6 +420,7 @@ def task(
             part_of=data.part_of.get(name),
             num_cut=encoded.num_cut,
             shown=partial(_shown, found, examples),
+            column=partial(data.column, name),
         )
     train: Any = splits["train"].data if "train" in splits else None
     return Prepared(splits, found, train and train.lengths)

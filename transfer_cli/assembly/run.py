@@ -23,6 +23,7 @@ from transfer_cli.assembly.pretraining_task import (
     fisher_of,
     forgetting_of,
 )
+from transfer_cli.assembly.slices import mark_slices
 from transfer_cli.assembly.teachers import ask_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
@@ -128,16 +129,13 @@ def build_run(
     model.backbone.recompute(loop.activation_checkpointing)
     place, micro_batch = DataPlace(config.data_dir, config.seed), loop.micro_batch or loop.batch
     ask_teachers(prepared, losses, precision, origins, place.cache, micro_batch)
+    mark_slices(prepared, losses)
     stages = Stages(model, plan.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
     for loss in losses:
         loss.objective.on_data(prepared[loss.stream].splits["train"].data)
         # On the device, and before a resume loads other weights: some keep a copy.
         loss.objective.on_train_start(model, plan.inherited)
-    asked = config.source.data
-    named = None if asked is None else build(asked, "source.data", TextData)
-    source = None
-    if plan.start is not None:
-        source = Source(plan.start, model.backbone.shape, place, origins, named, typed)
+    source = _source(config, plan, place, origins, typed)
     if plan.adaptation.penalty is not None:
         fisher = partial(fisher_of, source, model, plan.tensors)
         with distributed.main_first():
@@ -189,6 +187,17 @@ def build_run(
         micro_batch=micro_batch,
         origins=origins,
     )
+
+
+def _source(
+    config: DictConfig, plan: Blueprint, place: DataPlace, origins: Origins, typed: Sequence[str]
+) -> Source | None:
+    """Return what the run starts from, for what goes back to it; None for fresh weights."""
+    asked = config.source.data
+    named = None if asked is None else build(asked, "source.data", TextData)
+    if plan.start is None:
+        return None
+    return Source(plan.start, plan.model.backbone.shape, place, origins, named, typed)
 
 
 def _parallel(

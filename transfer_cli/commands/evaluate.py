@@ -31,9 +31,10 @@ from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.items import Item, write_items
 from transfer_cli.safe_files import in_one_line
 from transfer_cli.terminal import print_line
-from transfer_cli.training.examples import items_of
+from transfer_cli.training.examples import items_of, of_slices
 from transfer_cli.training.workers import in_process_group
 
 _ASKED: Mapping[str, Sequence[tuple[str, ...]]] = {
@@ -53,8 +54,9 @@ def evaluate(config: DictConfig) -> None:
     one_of("baseline", config.baseline, BASELINES)
     at_least("batch:", config.batch, 1, ConfigError)
     _check_input(config)
-    if config.output is not None:
-        check_ending("output", config.output, (".json",))
+    for key, ending in (("output", ".json"), ("each", ".jsonl")):
+        if config[key] is not None:
+            check_ending(key, config[key], (ending,))
     slices = {
         str(name): build(node, f"slices.{name}", Slice) for name, node in config.slices.items()
     }
@@ -75,32 +77,45 @@ def evaluate(config: DictConfig) -> None:
                 model = _unigram(*own, trained, origins).to(precision.device)
             # Its log shares are weights: half precision would round the yardstick.
             precision = Precision("fp32", precision.device)
+        items: list[Item] | None = None if config.each is None else []
         scores = {
-            name: _scores(model, trained, split, config.batch, precision, slices)
+            name: _scores(model, trained, split, config.batch, precision, items, slices)
             for name, split in splits.items()
         }
-        if not distributed.is_main():
-            return
-        measures = {name: found.measures for name, found in scores.items()}
-        counts = {name: splits[name].counts() for name in scores}
-        unigram = ", scored by baseline=unigram and not by the run"
-        scorer = unigram if config.baseline == "unigram" else ""
-        for name in scores:
-            print_line(f"{name}: {splits[name].extent()}{scorer}")
-        say(measures)
-        labels = trained.start.description.labels
-        for name, found in scores.items():
-            if "confusion" in found.tables:
-                say_confusion(name, labels, found.tables["confusion"])
-        if config.output is not None:
-            result = {
-                "run": config.run,
-                "baseline": config.baseline,
-                "data_changed": origins.accepted,
-                "counts": counts,
-                "measures": measures,
-            }
-            write_json(Path(config.output).expanduser(), result)
+        if distributed.is_main():
+            _show(config, trained, splits, scores, origins)
+            if items is not None:
+                write_items(Path(config.each).expanduser(), items)
+
+
+def _show(
+    config: DictConfig,
+    trained: Trained,
+    splits: Mapping[str, Split],
+    scores: Mapping[str, Scores],
+    origins: Origins,
+) -> None:
+    """Print the measures of splits, and write them to a file if one is asked for."""
+    measures = {name: found.measures for name, found in scores.items()}
+    counts = {name: splits[name].counts() for name in scores}
+    unigram = ", scored by baseline=unigram and not by the run"
+    scorer = unigram if config.baseline == "unigram" else ""
+    for name in scores:
+        print_line(f"{name}: {splits[name].extent()}{scorer}")
+    say(measures)
+    labels = trained.start.description.labels
+    for name, found in scores.items():
+        if "confusion" in found.tables:
+            say_confusion(name, labels, found.tables["confusion"])
+    if config.output is not None:
+        result = {
+            "run": config.run,
+            "baseline": config.baseline,
+            "data_changed": origins.accepted,
+            "counts": counts,
+            "measures": measures,
+        }
+        write_json(Path(config.output).expanduser(), result)
 
 
 def _check_input(config: DictConfig) -> None:
@@ -125,39 +140,28 @@ def _scores(
     split: Split,
     batch: int,
     precision: Precision,
+    items: list[Item] | None,
     slices: Mapping[str, Slice],
 ) -> Scores:
-    """Return the scores of a split, and of its slices.
+    """Return the scores of a split, and of its slices; add what became of its examples to `items`.
 
     Raises:
         NotFiniteError: A loss or a measure is not a number.
     """
-    each = EachExample() if slices else None
+    task = trained.start.task
+    if slices and task is None:
+        raise ConfigError("slices: are parts of labelled examples, and this is a language model")
+    each = EachExample() if slices or items is not None else None
     found = score(model, trained.objective, split, batch=batch, precision=precision, each=each)
     if each is not None:
-        found.measures.update(_of_slices(slices, split, trained, each))
+        own = items_of(split, datasets.Prepared({split.name: split}, task), each)
+        if items is not None:
+            items += own
+        if task is not None:
+            found.measures.update(of_slices(slices, split, task, own, "slices"))
     for name, value in found.measures.items():
         if math.isnan(value):
             raise NotFiniteError(f"{split.name}: {name}")
-    return found
-
-
-def _of_slices(
-    slices: Mapping[str, Slice], split: Split, trained: Trained, each: EachExample
-) -> dict[str, float]:
-    """Return how many examples of each slice there are, and the share that is right."""
-    task = trained.start.task
-    if task is None:
-        raise ConfigError("slices: are parts of labelled examples, and this is a language model")
-    items = items_of(split, datasets.Prepared({split.name: split}, task), each)
-    texts = [task.texts(example) for example in datasets.encoded_of(split).examples]
-    found: dict[str, float] = {}
-    for name, part in slices.items():
-        member = part.members(texts, split.name)
-        right = [1 - item.wrong for item in items if member[item.index]]
-        found[f"count/slice/{name}"] = len(right)
-        if right:
-            found[f"accuracy/slice/{name}"] = sum(right) / len(right)
     return found
 
 

@@ -256,6 +256,8 @@ class EvaluateConfig(SharedConfig):
     """Sequences that pass through the model at once."""
     output: str | None = None
     """A JSON file to write the measures to; none: they are only printed."""
+    each: str | None = None
+    """A file to write what became of each example to, as JSON lines like a run's items.jsonl."""
     device: str = "auto"
     precision: str = "auto"
     devices: int | str = 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, one_of
 from transfer_cli.runs.items import read_items
 from transfer_cli.safe_files import UnreadableError
@@ -23,6 +24,8 @@ class Slice:
         length: The fewest and the most words of an example's texts; None for the most: any number.
         regex: What a text holds, a regular expression of Python.
         word: The first word of the first text, in small letters.
+        column: With `value`: a column of the table that examples are rows of.
+        value: What stands there.
         file: A run's `items.jsonl`: examples by what that run made of them.
         where: With `file`: wrong, the examples that it had wrong.
 
@@ -33,12 +36,18 @@ class Slice:
     length: tuple[int, int | None] | None = None
     regex: str | None = None
     word: str | None = None
+    column: str | None = None
+    value: str | int | float | bool | None = None
     file: str | None = None
     where: str = WRONG
 
     def __post_init__(self) -> None:
-        if (self.length, self.regex, self.word, self.file) == (None,) * 4:
-            raise ValueError("give length=[LEAST,MOST], regex=, word= or file=")
+        if (self.length, self.regex, self.word, self.column, self.file) == (None,) * 5:
+            raise ValueError(
+                "give length=[LEAST,MOST], regex=, word=, column= and value=, or file="
+            )
+        if (self.column is None) != (self.value is None):
+            raise ValueError("column and value go together: column=source value=web")
         one_of("where", self.where, (WRONG,), ValueError)
         if self.length is not None:
             least, most = self.length
@@ -49,11 +58,11 @@ class Slice:
         except re.error as error:
             raise ValueError(f"regex: {self.regex!r} is no regular expression: {error}") from error
 
-    def members(self, texts: Sequence[Sequence[str]], split: str) -> npt.NDArray[np.bool_]:
+    def members(self, split: Split, texts: Sequence[Sequence[str]]) -> npt.NDArray[np.bool_]:
         """Return which examples of a split are in it, given the texts of each.
 
         Raises:
-            DataError: Its file cannot be read, or is of other examples.
+            DataError: Its file cannot be read or is of other examples, or there is no such column.
         """
         found = np.ones(len(texts), np.bool_)
         if self.length is not None:
@@ -66,19 +75,22 @@ class Slice:
         if self.word is not None:
             firsts = (each[0].lower().split()[:1] for each in texts)
             found &= np.array([first == [self.word] for first in firsts], np.bool_)
+        if self.column is not None and split.column is not None:
+            found &= np.array([cell == str(self.value) for cell in split.column(self.column)])
         if self.file is not None:
-            found &= self._wrong(Path(self.file).expanduser(), split, len(texts))
+            found &= self._wrong(Path(self.file).expanduser(), split.name, len(texts))
         return found
 
     def _wrong(self, path: Path, split: str, count: int) -> npt.NDArray[np.bool_]:
         try:
             items = list(read_items(path, split))
         except (OSError, UnreadableError) as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise DataError(f"{path} cannot be read: {why}") from error
         if len(items) != count or any(item.index >= count for item in items):
             raise DataError(
-                f"{path} is of {len(items):,} examples of {split}, and here are {count:,}; give "
-                "the items.jsonl of a run on the same data"
+                f"{path} is of {len(items):,} examples of {split}, and here are {count:,}; have "
+                "it written by a run on the same data: evaluate run=RUN split=all each=FILE"
             )
         found = np.zeros(count, np.bool_)
         found[[item.index for item in items if item.wrong > 0]] = True

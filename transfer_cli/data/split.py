@@ -1,6 +1,6 @@
 """A split: a data set to score, its order, and the size of its text."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -61,6 +61,7 @@ class Split:
         part_of: What it is a part of; None: it is complete.
         num_cut: Number of examples that lost tokens.
         shown: Returns the text of an example by its number, for errors.
+        column: Returns what stands in a column of the table that its examples are rows of.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Split:
     part_of: Whole | None = None
     num_cut: int = 0
     shown: Callable[[int], str] | None = None
+    column: Callable[[str], Sequence[str]] | None = None
 
     def counts(self) -> dict[str, Any]:
         """Return how many examples are scored, of how many, and why not all of them: JSON."""

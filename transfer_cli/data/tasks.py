@@ -12,7 +12,7 @@ import random
 import re
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -89,6 +89,8 @@ class LabelledData:
         files: Where splits come from; one that is not named is drawn from the training examples.
         part_of: What splits are parts of, by name; the others are complete.
         rest: The training examples that few labels leave out, without their labels.
+        cells: Returns what stands in a column of a table, by line, given its file and the column's
+            name; None: examples are no rows of tables.
     """
 
     name: str
@@ -98,6 +100,21 @@ class LabelledData:
     part_of: Mapping[str, Whole] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     rest: Sequence[Any] = ()
+    cells: Callable[[Path, str], Mapping[int, str]] | None = field(default=None, compare=False)
+
+    def column(self, split: str, name: str) -> list[str]:
+        """Return what stands in a column of the rows of a split.
+
+        Raises:
+            DataError: There is no such column.
+        """
+        path = self.files.get(split) or self.files.get("train")
+        if self.cells is None or path is None:
+            raise DataError(
+                f"{self.name}: its examples are no rows of a table, so they have no column {name!r}"
+            )
+        found = self.cells(path, name)
+        return [found[example.line] for example in self.splits[split]]
 
     def source(self, split: str) -> str:
         """Return what a split comes from, for messages."""
@@ -417,7 +434,7 @@ class Table(LabelledFiles):
             name: train if name == "train" else self._rows(path, own)
             for name, path in paths.items()
         }
-        data = self.of_rows(rows, paths)
+        data = replace(self.of_rows(rows, paths), cells=self.cells)
         return self._drawn(data, seed, self.validation_share)
 
     def of_rows(self, rows: Mapping[str, "TableRows"], paths: Mapping[str, Path]) -> LabelledData:
@@ -446,7 +463,14 @@ class Table(LabelledFiles):
         skipped = (f"{found.num_skipped:,} cannot be read",) if found.num_skipped else ()
         part_of = Whole(str(path), len(found.rows) + found.num_skipped, skipped)
         data = self.of_rows({INPUT: found}, {INPUT: path})
-        return replace(data, files={"train": path}, part_of={INPUT: part_of})
+        return replace(data, files={"train": path}, part_of={INPUT: part_of}, cells=self.cells)
+
+    def cells(self, path: Path, column: str) -> dict[int, str]:
+        """See `LabelledData`."""
+        asked = replace(self.columns, keys="")
+        with any_table.opened(path, self._format_of(path, "data."), self._layout, asked) as table:
+            rows = table.records(Skipped() if self.errors == "skip" else readers.refuse)
+            return {row.line: str(readers.value_of(row, column, str(path))) for row in rows}
 
     def row_of(
         self, record: Record, columns: Chosen, name: str, labels: dict[str, str]
@@ -473,18 +497,21 @@ class Table(LabelledFiles):
         """The columns as they were typed."""
         return replace(typed(self.text, self.pair, self.label), numbers=self.numbers)
 
-    def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> "TableRows":
-        """Return the rows of a file, from the columns `own` of another file if it has them."""
-        asked = replace(self.columns, keys=keys)
+    def _format_of(self, path: Path, keys: str) -> str:
         table_format = self.format or readers.format_of(path)
         if table_format is None:
             raise DataError(
                 f"{path}: its name does not tell the format. For a table set {keys}format=csv; "
                 "text without labels is for pretrain data=text."
             )
+        return table_format
+
+    def _rows(self, path: Path, own: Wanted = ANY, keys: str = "data.") -> "TableRows":
+        """Return the rows of a file, from the columns `own` of another file if it has them."""
+        asked = replace(self.columns, keys=keys)
         skipped = Skipped()
         with (
-            any_table.opened(path, table_format, self._layout, asked) as table,
+            any_table.opened(path, self._format_of(path, keys), self._layout, asked) as table,
             progress(f"reading {path}", partial(readers.count_lines, path), "lines") as more,
         ):
             columns = table.columns(asked, own)

@@ -86,6 +86,7 @@ class Tokenizer:
         size: Size of the vocabulary.
         hash: Hexadecimal digest of everything that changes the output.
         special: The five special tokens, which may be the same one (GPT-2).
+        has_mask: Whether `mask` is a token of its own, by which others can be hidden.
         starts_word: `[size]`, True where a token begins a word.
         begin: The token that stands before each text, where none stands behind it (Llama); None:
             there is none.
@@ -113,6 +114,7 @@ class Tokenizer:
         self.size = max(vocabulary.values()) + 1
         self.pad, self.unk, self.cls, self.sep, self.mask = (vocabulary[names[k]] for k in _NAMES)
         self.special = frozenset((self.pad, self.unk, self.cls, self.sep, self.mask))
+        self.has_mask = self.mask not in (self.cls, self.sep, self.pad)
         self._pieces = [""] * self.size
         for piece, token in vocabulary.items():
             self._pieces[token] = piece

@@ -6,11 +6,12 @@ An objective returns sums and counts, never means. The step divides once, by the
 whole batch, so that results do not depend on micro-batches and processes.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import Tensor, nn
 
@@ -168,6 +169,11 @@ class Objective(ABC):
     info: TaskInfo
 
     @property
+    def head(self) -> str | None:
+        """The name of its head, which no other loss has; None: it has none, or shares it."""
+        return None
+
+    @property
     def token_head(self) -> str | None:
         """The head whose answers are all it needs, if it is applied to each token's state."""
         return None
@@ -177,9 +183,20 @@ class Objective(ABC):
         """The terms of this loss and their weights."""
         return {"loss": 1.0}
 
+    @property
+    def training_heads(self) -> Set[str]:
+        """The names of its heads that the finished model does not keep."""
+        return frozenset()
+
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run; called once, before anything else."""
         self.info = info
+
+    def beside(self, name: str) -> Self:
+        """Return the same objective, after `setup`, with the head of a further loss called so."""
+        other = copy.copy(self)
+        other.info = replace(self.info, name=name)
+        return other
 
     @abstractmethod
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:

@@ -3,16 +3,18 @@
 Legend: B batch, T positions, D width, C classes.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transfer_cli.batch import Batch
+from transfer_cli.batch import Batch, size
 from transfer_cli.data.split import TextStats
+from transfer_cli.errors import one_of
 from transfer_cli.metrics import LOSS, Metric, Unit
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
@@ -47,11 +49,70 @@ def tallies(logits_BC: Tensor, label_B: Tensor) -> dict[str, Tensor]:
     return {"loss": loss, "labels": torch.stack(counts)}
 
 
+Annealing = Literal["log", "linear", "exp"]
+
+
+def highest_learnt_from(annealing: Annealing, progress: float, classes: int) -> float:
+    """Return the probability of its label up to which a text is learnt from.
+
+    It rises from a guess, 1/C, to 1: early, evenly or late (Xie et al. 2019, section 2.2).
+
+    Args:
+        annealing: Its form. exp is for few labels, which are soon known by heart.
+        progress: How much of the run is over, in [0, 1].
+        classes: C.
+    """
+    share = {
+        "log": 1 - math.exp(-5 * progress),
+        "linear": progress,
+        "exp": math.exp(5 * (progress - 1)),
+    }[annealing]
+    return share * (1 - 1 / classes) + 1 / classes
+
+
 class Classification(SequenceObjective):
-    """Cross-entropy of the label, from one vector for each text; see `SequenceObjective`."""
+    """Cross-entropy of the label, from one vector for each text; see `SequenceObjective`.
+
+    Args:
+        annealing: Training-signal annealing, see `highest_learnt_from`: texts whose label is more
+            probable already count as 0. The paper's code divides by the number of the others,
+            which is known only after the pass; here the mean is over all. None: all are learnt
+            from.
+
+    The other arguments are those of `SequenceObjective`.
+    """
 
     task = "classification"
     problem_type: ClassVar[str | None] = "single_label_classification"
+
+    def __init__(
+        self,
+        pooling: Literal["auto", "cls_first", "cls_last", "mean", "max", "concat"] = "auto",
+        dropout: float = 0.1,
+        hidden: tuple[int, ...] = (),
+        *,
+        batch_norm: bool = False,
+        pooler: bool | None = None,
+        annealing: Annealing | None = None,
+    ) -> None:
+        super().__init__(pooling, dropout, hidden, batch_norm=batch_norm, pooler=pooler)
+        if annealing is not None:
+            one_of("annealing", annealing, get_args(Annealing), ValueError)
+        self.annealing = annealing
+        self._progress = 0.0
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The loss; with annealing also the share of texts learnt from, to be seen alone."""
+        return {"loss": 1.0} if self.annealing is None else {"loss": 1.0, "share_kept": 0.0}
+
+    def on_step(self, progress: float) -> None:
+        """Let annealing go on."""
+        self._progress = progress
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of texts."""
+        return dict.fromkeys(self.weights, size(batch))
 
     @property
     def num_outputs(self) -> int:
@@ -59,9 +120,14 @@ class Classification(SequenceObjective):
         return len(self.info.labels)
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the summed cross-entropy of the labels."""
-        logits_BC = self.outputs(model, batch, encoded)
-        return {"loss": F.cross_entropy(logits_BC, batch["label"], reduction="sum")}
+        """Return the summed cross-entropy of the labels that are learnt from."""
+        logits_BC, label_B = self.outputs(model, batch, encoded), batch["label"]
+        if self.annealing is None:
+            return {"loss": F.cross_entropy(logits_BC, label_B, reduction="sum")}
+        loss_B = F.cross_entropy(logits_BC, label_B, reduction="none")
+        highest = highest_learnt_from(self.annealing, self._progress, logits_BC.shape[1])
+        kept_B = loss_B.detach() >= -math.log(highest)
+        return {"loss": torch.where(kept_B, loss_B, 0).sum(), "share_kept": kept_B.sum()}
 
     def metric_sums(
         self, model: TransferModel, batch: Batch, encoded: Encoding

@@ -14,7 +14,7 @@ from transfer_cli.errors import above_zero, one_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.of_main_head import OfMainHead
-from transfer_cli.objectives.perturbations import PERTURBATIONS
+from transfer_cli.objectives.perturbations import PERTURBATIONS, view_of
 from transfer_cli.seeds import ExampleNoise
 
 _UNCHANGED = ("none", "dropout")
@@ -84,7 +84,9 @@ class Consistency(OfMainHead):
             first = encoded if self.symmetric else Encoding(model, batch)
             scores_BN = main.scores(model, batch, first)
             target_BN = main.softened(scores_BN, self.temperature)
-        copy = _copy_of(batch)
+        copy = batch
+        if "perturbed" in batch:
+            copy = view_of(batch, batch["perturbed"], batch["perturbed_mask"])
         other_BN = main.scores(model, copy, Encoding(model, copy))
         each_B = main.divergence(target_BN, other_BN)
         if self.symmetric:
@@ -93,12 +95,3 @@ class Consistency(OfMainHead):
         if self.confidence:
             each_B = torch.where(main.sureness(scores_BN) > self.confidence, each_B, 0)
         return {"loss": each_B.sum()}
-
-
-def _copy_of(batch: Batch) -> Batch:
-    """Return a view of the perturbed copy."""
-    if "perturbed" not in batch:
-        return batch
-    mask = batch["perturbed_mask"]
-    facts: Batch = {key: batch[key] for key in ("index", "segment", "sequences") if key in batch}
-    return {**facts, "tokens": batch["perturbed"], "mask": mask, "padded": torch.tensor(data=True)}

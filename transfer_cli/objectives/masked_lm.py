@@ -44,7 +44,7 @@ class MaskedLM(LanguageModel):
         """Decide which tokens may be masked, and which may replace them."""
         super().setup(info)
         vocabulary = info.vocabulary
-        if vocabulary.mask in (vocabulary.cls, vocabulary.sep, vocabulary.pad):
+        if not vocabulary.has_mask:
             raise ConfigError(
                 "objective: this tokenizer has no mask token of its own, so nothing can be hidden; "
                 "take objective=clm, or another tokenizer"

@@ -16,26 +16,31 @@ from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.objectives.sequence import SequenceObjective
 
 
+def main_of(info: TaskInfo) -> SequenceObjective:
+    """Return the main objective, for a further loss.
+
+    Raises:
+        ConfigError: It says nothing of whole examples.
+    """
+    if isinstance(info.main, SequenceObjective):
+        return info.main
+    name = type(info.main).__name__ if info.main else "there is none"
+    raise ConfigError(
+        f"losses.{info.name}: it is about what the main objective says of a text, of two "
+        f"or of choices ({name} does not); take objective=classification, multilabel, "
+        "regression or choice"
+    )
+
+
 class OfMainHead(Objective):
     """A further loss of what the main head says of a text."""
 
     main: SequenceObjective
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run.
-
-        Raises:
-            ConfigError: The main objective says nothing of whole examples.
-        """
+        """Store the facts of the run; for errors see `main_of`."""
         super().setup(info)
-        if not isinstance(info.main, SequenceObjective):
-            name = type(info.main).__name__ if info.main else "there is none"
-            raise ConfigError(
-                f"losses.{info.name}: it is about what the main objective says of a text, of two "
-                f"or of choices ({name} does not); take objective=classification, multilabel, "
-                "regression or choice"
-            )
-        self.main = info.main
+        self.main = main_of(info)
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return none: the head is that of the main loss."""

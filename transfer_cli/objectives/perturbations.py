@@ -19,6 +19,12 @@ from transfer_cli.seeds import ExampleNoise
 _PORTION = 512
 
 
+def view_of(batch: Batch, tokens: Tensor, mask: Tensor) -> Batch:
+    """Return a batch with other tokens, or with fewer, and nothing that was made of its own."""
+    facts: Batch = {key: batch[key] for key in ("index", "segment", "sequences") if key in batch}
+    return {**facts, "tokens": tokens, "mask": mask, "padded": torch.tensor(data=True)}
+
+
 class Perturbation(ABC):
     """A change of a share of a text's tokens, never of special ones.
 
@@ -66,13 +72,12 @@ class Mask(Perturbation):
     def setup(self, info: TaskInfo) -> None:
         """See `Perturbation`."""
         super().setup(info)
-        vocabulary = info.vocabulary
-        if vocabulary.mask in (vocabulary.cls, vocabulary.sep, vocabulary.pad):
+        if not info.vocabulary.has_mask:
             raise ConfigError(
                 f"losses.{info.name}.perturb: this tokenizer has no mask token of its own; take "
                 "unigram, tfidf, delete or dropout"
             )
-        self._mask = vocabulary.mask
+        self._mask = info.vocabulary.mask
 
     def change(
         self, tokens: Tensor, mask: Tensor, changed: Tensor, draw: Tensor

@@ -155,8 +155,9 @@ class CheckpointWriter:
                 describe(run, checkpoints)
         with checkpoint.listed(folder, (*DESCRIBED, WEIGHTS)):
             describe(run, folder, without=merged)
+            kept = {n: t for n, t in tensors.items() if n not in run.blueprint.training_weights}
             with writing(folder / WEIGHTS), replaced_file(folder / WEIGHTS) as path:
-                save_tensors(tensors, path)
+                save_tensors(kept, path)
 
     def _read_weights(self, folder: Path) -> None:
         run, tensors = self._run, read_weights(folder)

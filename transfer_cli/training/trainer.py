@@ -46,7 +46,7 @@ from transfer_cli.training.console import (
     say_what_is_faster,
     without_details,
 )
-from transfer_cli.training.examples import by_words, items_of, noting
+from transfer_cli.training.examples import by_words, items_of, noting, of_slices
 from transfer_cli.training.measurements import (
     MOST_JUDGED,
     hyperparameters,
@@ -404,7 +404,13 @@ class Trainer:
             if name in data.splits:
                 split = data.splits[name]
                 scores[name], each = self._of_best(name)
-                items += items_of(split, data, each)
+                own = items_of(split, data, each)
+                if data.task is not None and own:
+                    for loss in self._blueprint.losses:
+                        slices = getattr(loss.objective, "parts", {})
+                        found = of_slices(slices, split, data.task, own, f"losses.{loss.name}")
+                        scores[name].measures.update(found)
+                items += own
         return scores, items
 
     def _of_best(self, name: str) -> tuple[Scores, EachExample | None]:

@@ -11,7 +11,7 @@ from transfer_cli.data.split import TextStats
 from transfer_cli.model.heads import pool
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
-from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.classification import Classification, highest_learnt_from
 from transfer_cli.testing.objectives import check_objective
 
 POOLINGS = ("cls_first", "cls_last", "mean", "max", "concat")
@@ -298,3 +298,52 @@ def test_a_named_pooling_is_kept(pooling):
 def test_values_that_cannot_work_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         Classification(**options)
+
+
+# Training-signal annealing.
+
+
+@pytest.mark.parametrize(
+    ("form", "at"),
+    [
+        ("log", (0.1667, 0.9316, 0.9944)),
+        ("linear", (0.1667, 0.5833, 1.0)),
+        ("exp", (0.1723, 0.2351, 1.0)),
+    ],
+)
+def test_annealing_rises_from_a_guess_to_all(form, at):
+    found = [highest_learnt_from(form, progress, 6) for progress in (0.0, 0.5, 1.0)]
+
+    assert found == pytest.approx(at, abs=5e-5)
+
+
+def test_a_text_whose_label_is_known_already_counts_as_0():
+    objective, data = Classification(dropout=0, annealing="linear"), tiny.Questions(examples=16)
+    model, batch = tiny.model(objective).eval(), tiny.all_of(data)
+    tiny.lively(model)
+    encoded = Encoding(model, batch)
+    logits = objective.outputs(model, batch, encoded)
+    known = logits.softmax(1)[torch.arange(16), batch["label"]]
+    each = F.cross_entropy(logits, batch["label"], reduction="none")
+
+    objective.on_step(0.1)
+    found = objective.loss_sums(model, batch, encoded)
+
+    kept = known <= 0.4  # a tenth of the way from 1/3 to 1
+    assert 0 < kept.sum() < 16
+    torch.testing.assert_close(found["loss"], each[kept].sum())
+    assert found["share_kept"] == kept.sum()
+    assert objective.counts(batch) == {"loss": 16, "share_kept": 16}
+
+
+def test_annealing_changes_no_score():
+    annealed, plain = Classification(dropout=0, annealing="exp"), Classification(dropout=0)
+    model, batch = tiny.model(annealed).eval(), tiny.all_of(tiny.Questions(examples=16))
+    tiny.bound(plain)
+    annealed.on_step(0.1)
+
+    one, other = (
+        each.metric_sums(model, batch, Encoding(model, batch)) for each in (annealed, plain)
+    )
+
+    assert one["loss"] == other["loss"]

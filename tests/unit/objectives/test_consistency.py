@@ -122,7 +122,7 @@ def test_both_ways_with_gradients_through_both():
 
 
 def test_masking_needs_a_mask_token():
-    info = TaskInfo(tiny.Vocabulary(mask=3), tiny.LABELS, "rest", main=Classification())
+    info = TaskInfo(tiny.Vocabulary(has_mask=False), tiny.LABELS, "rest", main=Classification())
 
     with pytest.raises(ConfigError, match=r"losses.rest.perturb: this tokenizer has no mask token"):
         Consistency().setup(info)
