@@ -55,12 +55,15 @@ from transfer_cli.objectives.base import Objective
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.consistency import Consistency
+from transfer_cli.objectives.cross_view import CrossView
 from transfer_cli.objectives.distillation import Distillation
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.perturbations import PERTURBATIONS
+from transfer_cli.objectives.slice_heads import SliceHeads
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
+from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.choice.objective import MultipleChoice
 from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.multilabel.objective import Multilabel
@@ -305,6 +308,11 @@ OBJECTIVES: dict[str, tuple[Callable[[], Objective], Callable[[], Dataset], dict
         BOTH_SIDES,
     ),
     "classification": (lambda: Classification(dropout=0), tiny.Questions, {}),
+    "classification, annealed": (
+        lambda: Classification(dropout=0, annealing="linear"),
+        tiny.Questions,
+        {},
+    ),
     "regression": (lambda: Regression(dropout=0), Numbers, {}),
     "multilabel": (lambda: Multilabel(dropout=0), Several, {}),
     "choice": (lambda: MultipleChoice(dropout=0), tiny.groups, {}),
@@ -378,12 +386,17 @@ class Taught(tiny.Questions):
     def batch(self, indices: Any) -> Batch:
         found = super().batch(indices)
         shares = torch.rand(len(indices), 3, generator=torch.Generator().manual_seed(1))
-        return {**found, "teacher_further": shares / shares.sum(1, keepdim=True)}
+        shares = shares / shares.sum(1, keepdim=True)
+        is_even_B = torch.from_numpy(indices % 2 == 0)
+        members = torch.stack([is_even_B, ~is_even_B], 1)
+        return {**found, "teacher_further": shares, "slices_further": members}
 
 
 FURTHER: dict[str, Callable[[], Objective]] = {
     "distillation": lambda: Distillation(("RUN",), confidence=0.4),
     "distillation of first choices": lambda: Distillation(("RUN",), hard=True),
+    "slices": lambda: SliceHeads({name: Slice(length=(0, 9)) for name in ("even", "odd")}),
+    "views": CrossView,
     "consistency under dropout": lambda: Consistency("dropout", symmetric=True),
     **{
         f"consistency under {name}": functools.partial(Consistency, name, confidence=0.4)

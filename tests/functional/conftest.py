@@ -335,6 +335,7 @@ def adapting(deep, few_questions, short_text, teacher):
         "distil": (*few, f"adaptation.teachers=[{teacher}]"),
         "self_training": (*few, f"adaptation.teachers=[{teacher}]", "losses.rest.confidence=0"),
         "uda": (*few, "losses.rest.perturb=delete"),
+        "cvt": few,
     }  # fmt: skip
 
     def words(preset="full", *more):

@@ -1,6 +1,10 @@
 """`transfer evaluate`: any split, any data that fits, and the baseline."""
 
+import json
+from pathlib import Path
+
 import pytest
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.functional
 
@@ -314,7 +318,13 @@ def test_slices_are_scored_beside_the_whole(transfer, finetuned, read_json):
             "slices.a.lenght: Slice has no option 'lenght'. Did you mean 'length'?",
         ),
         ("slices.a.length=[4,2]", "slices.a: length is [4, 2], expected [LEAST, MOST]"),
-        ("slices.a.file=nowhere", "nowhere cannot be read"),
+        ("slices.a.file=nowhere", "slices.a: nowhere cannot be read: No such file or directory"),
+        (
+            "slices.a={column: kind, value: a}",
+            "slices.a: sample_questions: its examples are no rows of a table, so they have no "
+            "column 'kind'",
+        ),
+        ("slices.a.column=kind", "slices.a: column and value go together"),
     ],
 )
 def test_a_mistake_in_a_slice_ends_in_a_line(word, line, transfer, finetuned):
@@ -322,3 +332,57 @@ def test_a_mistake_in_a_slice_ends_in_a_line(word, line, transfer, finetuned):
 
     assert ended.code == 2
     assert line in ended.err.splitlines()[-1]
+
+
+TABLE = [f"text number {n} of {'one' if n % 2 else 'two'},{'one' if n % 2 else 'two'}"
+         for n in range(30)]  # fmt: skip
+
+
+def test_a_slice_is_told_by_a_column_of_its_table(transfer, adapting, read_json):
+    rows = [f"{row},{'web' if n % 3 else 'mail'}" for n, row in enumerate(TABLE)]
+    Path("all.csv").write_text("\n".join(["text,label,source", *rows]) + "\n")
+    words = [word for word in adapting() if not word.startswith("data.train=")]
+    ended = transfer("finetune", *words, "data.train=all.csv", "run.dir=run")
+    assert ended.code == 0, ended.err
+    Path("new.csv").write_text("source,text,label\nweb,a b,one\nmail,c,two\n")
+
+    slices = ("slices.web.column=source", "slices.web.value=web")
+    own = transfer("evaluate", "run", "split=all", *slices, "output=own.json", "device=cpu")
+    other = transfer("evaluate", "run", "new.csv", *slices, "output=other.json", "device=cpu")
+
+    assert own.code == other.code == 0, (own.err, other.err)
+    found = read_json("own.json")["measures"]
+    assert found["train"]["count/slice/web"] + found["validation"]["count/slice/web"] == 20
+    assert read_json("other.json")["measures"]["input"]["count/slice/web"] == 1
+
+
+def test_what_became_of_each_example_is_a_slice_for_another_run(transfer, adapting, read_json):
+    assert transfer("finetune", *adapting(), "run.dir=first").code == 0
+    told = transfer("evaluate", "first", "split=all", "each=each.jsonl", "device=cpu")
+    items = [json.loads(line) for line in Path("each.jsonl").read_text().splitlines()]
+    hard = sum(
+        each["predicted"] != each["label"] for each in items if each["split"] == "validation"
+    )
+
+    ended = transfer(
+        "finetune", *adapting("slices"), "losses.slices.parts.hard.file=each.jsonl",
+        "run.dir=second",
+    )  # fmt: skip
+
+    assert told.code == 0, told.err
+    assert {each["split"] for each in items} == {"train", "validation"}
+    assert ended.code == 0, ended.err
+    found = read_json("second/results.json")["measures"]["validation"]
+    assert found["count/slice/hard"] == hard
+    assert found["count/slice/short"] + found["count/slice/long"] == 6
+
+
+def test_heads_of_slices_and_views_end_with_the_training(transfer, adapting):
+    for preset, heads in (("slices", 2), ("cvt", 3)):
+        assert transfer("finetune", *adapting(preset), f"run.dir={preset}").code == 0
+
+        kept = load_file(f"{preset}/model/weights.safetensors")
+        (newest, *_) = sorted(Path(preset, "checkpoints").glob("step-*"), reverse=True)
+        whole = load_file(newest / "weights.safetensors")
+        assert len({name.split(".")[1] for name in whole.keys() - kept.keys()}) == heads
+        assert {name.split(".")[1] for name in kept if name.startswith("heads.")} == {"class"}

@@ -263,7 +263,7 @@ def test_every_preset_gives_the_weights_of_one_process(preset, parallel, words, 
         taught = ("finetune", "data=sample_questions", "init_from=base", "loop.steps=9")
         assert transfer_alone(*taught, "--plugin", "faulty", "run.dir=teacher").code == 0
         run = (*run, "adaptation.teachers=[teacher]")
-    if preset in ("distil", "self_training", "uda"):
+    if preset in ("distil", "self_training", "uda", "cvt"):
         run = (*run, "data.labelled=60", "streams.rest.batch=21")
     if preset == "self_training":
         run = (*run, "losses.rest.confidence=0.1")

@@ -199,6 +199,9 @@ def test_a_sweep_of_which_nothing_came_is_reported_too(transfer, tmp_path):
         (("runs", "--sort", "test/eror_rate"), "Did you mean 'test/error_rate'?"),
         (("runs", "--baseline", "adaptation=ful"), "Did you mean 'full'?"),
         (("runs", "--sort"), "--sort: expected one argument"),
+        (("runs", "--slice", "short"), "--slice: 'short' is none; say 'NAME.length=[0,6]'"),
+        (("runs", "--slice", "a.lenth=3"), "--slice a.lenth: Slice has no option 'lenth'"),
+        (("runs", "--slice", "a.column=b", "--slice", "a.value=c"), "the column 'b'"),
         (("runs", "--tabel"), "--tabel"),
         (("runs", "--csv", "empty"), "empty is a folder"),
         (("runs", "--csv", "no/where.csv"), "there is no folder no"),
@@ -320,6 +323,21 @@ def test_runs_that_really_ran_are_reported(transfer, pretrained, finetuned):
     assert "finetune on sample_questions: 1 run" in done.out
     assert "test/error_rate" in done.out
     assert "test/word_perplexity" in done.out
+
+
+def test_slices_are_those_of_evaluate(transfer, finetuned, read_json):
+    word = "short.length=[0,7]"
+    assert transfer("evaluate", str(finetuned), f"slices.{word}", "output=whole.json").code == 0
+
+    done = transfer("report", str(finetuned), "--slice", word, "--json", "report.json")
+
+    assert done.code == 0, done.err
+    measured = read_json("whole.json")["measures"]["test"]
+    (task,) = read_json("report.json")["tasks"]
+    (group,) = task["groups"]
+    for name in ("accuracy/slice/short", "count/slice/short"):
+        assert group["measures"][f"test/{name}"]["mean"] == pytest.approx(measured[name])
+    assert "test/accuracy/slice/short (%)" in done.out
 
 
 def test_a_reader_that_goes_away_is_no_error(six):

@@ -46,6 +46,16 @@ KINDS = {
         "data.labelled=30",
         "losses.rest.perturb=tfidf",
     ),
+    "views and slices": (
+        "finetune",
+        "data=sample_questions",
+        "init_from={pretrained}",
+        "adaptation=cvt",
+        "data.labelled=30",
+        "objective.annealing=exp",
+        "+objective@losses.slices=slice_heads",
+        "losses.slices.parts.short.length=[0,7]",
+    ),
     "taught": (
         "finetune",
         "data=sample_questions",

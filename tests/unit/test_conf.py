@@ -58,6 +58,7 @@ NEEDS = {
     ("adaptation", "distil"): ["adaptation.teachers=[RUN]"],
     ("adaptation", "self_training"): ["adaptation.teachers=[RUN]"],
     ("objective", "distillation"): ["objective.teachers=[RUN]"],
+    ("objective", "slice_heads"): ["+objective.parts.short.length=[0,7]"],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],
     ("adaptation/layer_scale", "per_group"): ["adaptation.layer_scale.rates={block.*:0.5}"],
 }
@@ -233,6 +234,8 @@ def test_presets_are_what_their_papers_say():
                 "distil",
                 "self_training",
                 "uda",
+                "cvt",
+                "slices",
             ),
             AllAtOnce(),
         ),
@@ -356,13 +359,13 @@ def test_presets_that_add_losses_name_and_weigh_them():
 
 
 def test_presets_of_unlabelled_texts_read_them_in_each_step_of_the_main_stream():
-    for name in ("distil", "self_training", "uda"):
+    for name in ("distil", "self_training", "uda", "cvt"):
         config, made = preset(name)
 
         assert config.streams.rest["with"] == "main"
         assert config.streams.rest.data._target_.endswith(".Rest")
         assert config.losses.rest.stream == "rest"
-        assert made.teachers == (() if name == "uda" else ("RUN",))
+        assert made.teachers == (("RUN",) if name in ("distil", "self_training") else ())
     assert preset("distil")[0].losses.teacher.teachers == ["RUN"]
     assert preset("distil")[0].objective.weight == preset("distil")[0].losses.teacher.weight == 0.5
 

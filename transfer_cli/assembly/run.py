@@ -23,7 +23,7 @@ from transfer_cli.assembly.pretraining_task import (
     fisher_of,
     forgetting_of,
 )
-from transfer_cli.assembly.slices import mark_slices
+from transfer_cli.assembly.slice_members import mark_slices
 from transfer_cli.assembly.teachers import ask_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build

@@ -18,7 +18,6 @@ from transfer_cli.config.build import build
 from transfer_cli.config.command_line import CommandLine
 from transfer_cli.data import readers
 from transfer_cli.data.readers import SHEET_FORMATS, TABLE_FORMATS
-from transfer_cli.data.slices import Slice
 from transfer_cli.data.split import Split
 from transfer_cli.data.tasks import INPUT, LabelledData, TaskData
 from transfer_cli.data.text import TextData
@@ -32,6 +31,7 @@ from transfer_cli.model.unigram import unigram_model
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.items import Item, write_items
+from transfer_cli.runs.slices import Slice
 from transfer_cli.safe_files import in_one_line
 from transfer_cli.terminal import print_line
 from transfer_cli.training.examples import items_of, of_slices

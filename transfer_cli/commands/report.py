@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from transfer_cli.report.collect import Found, collect
 from transfer_cli.report.compare import tasks
 from transfer_cli.report.contents import RUNNING, Report
 from transfer_cli.report.file_formats import as_csv, as_json, as_markdown
+from transfer_cli.report.slice_scores import with_slices
 from transfer_cli.report.tables import as_page
 from transfer_cli.runs.atomic import write_text
 from transfer_cli.runs.directory import RunDirectory
+from transfer_cli.runs.slices import Slice
 from transfer_cli.runs.sweep import SweepDirectory
 from transfer_cli.terminal import Line, is_colourful, print_err, print_out
 
@@ -38,7 +40,8 @@ def report(words: list[str]) -> None:
         ConfigError: There is nothing to report, or nowhere to write it.
     """
     files: Flags = {f"--{name}": {} for name in FORMATS}
-    flags = {"paths": MANY, "--sort": {}, "--baseline": {}, **files, "--plugin": REPEATED}
+    repeated = {"--slice": REPEATED, "--plugin": REPEATED}
+    flags = {"paths": MANY, "--sort": {}, "--baseline": {}, **files, **repeated}
     asked = read(words, flags)
     if not asked.paths:
         raise ConfigError(
@@ -48,8 +51,11 @@ def report(words: list[str]) -> None:
         _import_sections(asked.plugin)
     targets = {name: getattr(asked, name) for name in FORMATS if getattr(asked, name) is not None}
     check_targets(targets)
+    slices = _slices(asked.slice) if asked.slice else {}
     found = collect([Path(path).expanduser() for path in asked.paths])
     _check_ended(found)
+    if slices:
+        found.runs = [with_slices(run, slices, found.problems) for run in found.runs]
     made = Report(
         tasks=tasks(found.runs, asked.sort, asked.baseline),
         standings=tuple(found.standings),
@@ -65,6 +71,20 @@ def report(words: list[str]) -> None:
         else:
             write_text(Path(targets[name]).expanduser(), text)
             print_err(Line(f"{name}: {targets[name]}"))
+
+
+def _slices(words: Sequence[str]) -> dict[str, Slice]:
+    """Return the slices that words such as `short.length=[0,6]` describe."""
+    # Only here: it brings Hydra along.
+    from omegaconf import OmegaConf
+
+    from transfer_cli.config.build import build
+
+    for word in words:
+        if "=" not in word or "." not in word.partition("=")[0]:
+            raise ConfigError(f"--slice: {word!r} is none; say 'NAME.length=[0,6]', for example")
+    nodes = OmegaConf.from_dotlist(list(words))
+    return {str(n): build(node, f"--slice {n!s}", Slice) for n, node in nodes.items()}
 
 
 def _import_sections(packages: list[str]) -> None:

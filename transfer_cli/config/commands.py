@@ -409,10 +409,14 @@ says beforehand which it will be. `format=onnx` writes an ONNX graph, checked ag
     "report": Command(
         summary="compare runs and sweeps: a table, CSV, Markdown, a page with charts",
         usage="""\
-PATH ... [--sort KEY] [--baseline WORDS] [--csv FILE] [--markdown FILE]
-                       [--json FILE] [--html FILE] [--plugin PACKAGE]""",
+PATH ... [--sort KEY] [--baseline WORDS] [--slice NAME.KEY=VALUE] [--csv FILE]
+                       [--markdown FILE] [--json FILE] [--html FILE] [--plugin PACKAGE]""",
         examples=(
             ("transfer report runs/finetune", "every run in a folder"),
+            (
+                "transfer report RUN RUN --slice 'short.length=[0,6]'",
+                "and how they do on short texts",
+            ),
             ("transfer report SWEEP --baseline adaptation=full --html report.html", "with a page"),
             ("transfer report RUN RUN --sort test/error_rate --csv -", "two runs, as CSV"),
         ),
@@ -422,9 +426,10 @@ row, with mean and standard deviation; the best is marked; each row is compared 
 the same test items (McNemar's test for single runs, a bootstrap over items and seeds for groups).
 The baseline is `adaptation=full`, else the best row, or what `--baseline` says:
 `--baseline "adaptation=full optimizer.lr=1e-3"`. `--sort` takes a measure (`test/error_rate`),
-seconds, trained or memory. A FILE of `-` is standard output. Of a sweep at work it says what is
-done, running and left, and how long that takes. What analyses left in `RUN/analyses` is on the
-page; a package named by `--plugin` may show its own in sections of its own.""",
+seconds, trained or memory. `--slice` adds the share of a part that is right, told by `length`,
+`regex`, `word` or `file` (docs/tables.md). A FILE of `-` is standard output. Of a sweep at work it
+says what is done, running and left, and how long that takes. What analyses left in `RUN/analyses`
+is on the page; a package named by `--plugin` may show its own in sections of its own.""",
         function="transfer_cli.commands.report.report",
     ),
     "diff": Command(

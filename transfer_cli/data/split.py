@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from transfer_cli.batch import Batch
+from transfer_cli.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class Dataset(Protocol):
         """Return the examples with these numbers, padded to the longest."""
 
 
+def _no_column(name: str) -> Sequence[str]:
+    raise DataError(f"there is no column {name!r}: these are no rows of a table")
+
+
 @dataclass(frozen=True)
 class Split:
     """A data set to score.
@@ -74,7 +79,7 @@ class Split:
     part_of: Whole | None = None
     num_cut: int = 0
     shown: Callable[[int], str] | None = None
-    column: Callable[[str], Sequence[str]] | None = None
+    column: Callable[[str], Sequence[str]] = _no_column
 
     def counts(self) -> dict[str, Any]:
         """Return how many examples are scored, of how many, and why not all of them: JSON."""

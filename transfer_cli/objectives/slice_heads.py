@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from transfer_cli.batch import Batch
-from transfer_cli.data.slices import Slice
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, Objective, TaskInfo
 from transfer_cli.objectives.beside_main_head import BesideMainHead
+from transfer_cli.runs.slices import Slice
 from transfer_cli.seeds import ExampleNoise
 
 

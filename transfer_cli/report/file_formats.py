@@ -69,7 +69,7 @@ def _record(task: TaskRuns, group: Group) -> dict[str, Any]:
     }
     spreads = {**group.measures, "seconds": group.seconds, "memory_bytes": group.memory}
     for name, found in spreads.items():
-        if name.count("/") < 2:
+        if name.count("/") < 2 or "/slice/" in name:
             record |= {name: found and found.mean, f"{name} deviation": found and found.deviation}
     against = {} if group.against is None else vars(group.against)
     return record | {f"against {name}": value for name, value in against.items()}

@@ -65,11 +65,13 @@ def results_table(task: TaskRuns, measures: Sequence[str] = ()) -> list[ResultCo
     """Return the columns of a task's table that are not empty.
 
     Without `measures` they show what the best is chosen by, the measure of the task, and the same
-    of the other split.
+    of the other split; with or without, how many are right of each slice.
     """
     split, _, name = task.measure.partition("/")
     asked = measures or [task.chosen_by, task.measure, f"{_OTHER.get(split)}/{name}"]
-    shown = [*dict.fromkeys(asked)]
+    known = dict.fromkeys(each for group in task.groups for each in group.measures)
+    slices = [each for each in known if each.startswith(f"{split}/accuracy/slice/")]
+    shown = [*dict.fromkeys([*asked, *slices])]
     rows = [_row(task, group, shown) for group in task.groups]
     columns = [
         ResultColumn(

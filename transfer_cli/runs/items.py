@@ -75,6 +75,11 @@ def shortened(text: str) -> str:
     return text[: MOST_CHARACTERS - len(_CUT)] + _CUT
 
 
+def is_cut(text: str) -> bool:
+    """Return whether an item keeps a text in part."""
+    return len(text) == MOST_CHARACTERS and text.endswith(_CUT)
+
+
 def write_items(path: Path, items: Iterable[Item]) -> None:
     """Write a run's `items.jsonl`, whole."""
     # No score is no key.

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from transfer_cli.assembly.datasets import Prepared, encoded_of
-from transfer_cli.assembly.slices import members_of
-from transfer_cli.data.slices import Slice
+from transfer_cli.assembly.slice_members import members_of
 from transfer_cli.data.split import Split
 from transfer_cli.engine.evaluation import EachExample, Outcome
 from transfer_cli.runs.items import MOST_ITEMS, MOST_TEXTS, Item, shortened
+from transfer_cli.runs.slices import Slice, scores
 from transfer_cli.tasks.base import Result, Task, by_example
 
 log = logging.getLogger(__name__)
@@ -64,13 +64,7 @@ def of_slices(
     slices: Mapping[str, Slice], split: Split, task: Task, items: Sequence[Item], key: str
 ) -> dict[str, float]:
     """Return how many examples of each slice there are, and the share that is right."""
-    found: dict[str, float] = {}
-    for name, member_N in members_of(slices, split, task, key).items():
-        right = [1 - item.wrong for item in items if member_N[item.index]]
-        found[f"count/slice/{name}"] = len(right)
-        if right:
-            found[f"accuracy/slice/{name}"] = sum(right) / len(right)
-    return found
+    return scores(members_of(slices, split, task, key), items)
 
 
 def by_words(data: Prepared, split: str) -> dict[str, Any] | None:

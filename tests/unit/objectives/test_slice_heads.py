@@ -4,12 +4,12 @@ import torch
 from torch.testing import assert_close
 
 from tests import tiny
-from transfer_cli.data.slices import Slice
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.slice_heads import SliceHeads
+from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.choice.objective import MultipleChoice
 from transfer_cli.testing.objectives import check_objective
 

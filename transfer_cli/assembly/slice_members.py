@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from transfer_cli.assembly.datasets import Prepared, encoded_of
-from transfer_cli.data.slices import Slice
 from transfer_cli.data.split import Split
 from transfer_cli.engine.step import Loss
 from transfer_cli.errors import ConfigError, DataError
 from transfer_cli.objectives.slice_heads import SliceHeads
+from transfer_cli.runs.slices import Slice
 from transfer_cli.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def members_of(
     found = {}
     for name, part in slices.items():
         try:
-            found[name] = part.members(split, texts)
+            found[name] = part.members(split.name, texts, split.column)
         except DataError as error:
             raise DataError(f"{key}.{name}: {error}") from error
     return found

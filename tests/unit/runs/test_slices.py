@@ -3,15 +3,16 @@ import json
 import numpy as np
 import pytest
 
-from transfer_cli.data.slices import Slice
 from transfer_cli.errors import DataError
+from transfer_cli.runs.slices import Slice
 
 TEXTS = [("What is it ?",), ("How many 7 are there here ?",), ("", "who")]
+CELLS = {"source": ["web", "mail", "web"], "year": ["1999", "2001", "2001"]}
 ITEM = {"label": "a", "predicted": "b", "probability": 0.5, "text": "", "loss": 1.0, "targets": 1}
 
 
 def members(**said):
-    return Slice(**said).members(TEXTS, "test").tolist()
+    return Slice(**said).members("test", TEXTS, CELLS.__getitem__).tolist()
 
 
 def test_examples_are_in_it_that_fulfil_all_that_is_said():
@@ -20,6 +21,8 @@ def test_examples_are_in_it_that_fulfil_all_that_is_said():
     assert members(regex=r"\d|who") == [False, True, True]
     assert members(word="how") == [False, True, False]
     assert members(word="how", length=(0, 3)) == [False, False, False]
+    assert members(column="source", value="web") == [True, False, True]
+    assert members(column="year", value=2001, length=(2, None)) == [False, True, False]
 
 
 @pytest.fixture
@@ -46,22 +49,24 @@ def test_what_an_earlier_run_had_wrong(items):
 
 
 def test_the_items_of_other_examples_are_refused(items):
-    with pytest.raises(DataError, match="is of 2 examples of test, and here are 3; give the items"):
+    with pytest.raises(DataError, match="is of 2 examples of test, and here are 3; have it"):
         members(file=items(rows_of("a", "b")))
     with pytest.raises(DataError, match="nowhere cannot be read"):
         members(file="nowhere")
 
 
 def test_no_examples_are_no_error():
-    for said in ({"length": (0, 3)}, {"regex": "a"}, {"word": "a"}):
-        assert Slice(**said).members([], "test").shape == (0,)
-        assert Slice(**said).members([], "test").dtype == np.bool_
+    cell = {"column": "source", "value": "web"}
+    for said in ({"length": (0, 3)}, {"regex": "a"}, {"word": "a"}, cell):
+        found = Slice(**said).members("test", [], lambda name: [])
+        assert (found.shape, found.dtype) == ((0,), np.bool_)
 
 
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({}, r"give length=\[LEAST,MOST\], regex=, word= or file="),
+        ({}, r"give length=\[LEAST,MOST\], regex=, word=, column= and value=, or file="),
+        ({"column": "source"}, "column and value go together"),
         ({"length": (3, 2)}, r"length is \[3, 2\]"),
         ({"length": (-1, None)}, "length is"),
         ({"regex": "("}, r"regex: '\(' is no regular expression"),

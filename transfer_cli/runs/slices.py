@@ -1,16 +1,15 @@
-"""Slices: named parts of a split whose measures stand beside those of the whole."""
+"""Slices: named parts of what runs are scored on, whose measures stand beside those of all."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.data.split import Split
 from transfer_cli.errors import DataError, one_of
-from transfer_cli.runs.items import read_items
+from transfer_cli.runs.items import Item, read_items
 from transfer_cli.safe_files import UnreadableError
 
 WRONG = "wrong"
@@ -58,8 +57,15 @@ class Slice:
         except re.error as error:
             raise ValueError(f"regex: {self.regex!r} is no regular expression: {error}") from error
 
-    def members(self, split: Split, texts: Sequence[Sequence[str]]) -> npt.NDArray[np.bool_]:
+    def members(
+        self, split: str, texts: Sequence[Sequence[str]], column: Callable[[str], Sequence[str]]
+    ) -> npt.NDArray[np.bool_]:
         """Return which examples of a split are in it, given the texts of each.
+
+        Args:
+            split: The name of the split.
+            texts: Of each example.
+            column: Returns what stands in a column of the table that the examples are rows of.
 
         Raises:
             DataError: Its file cannot be read or is of other examples, or there is no such column.
@@ -75,10 +81,10 @@ class Slice:
         if self.word is not None:
             firsts = (each[0].lower().split()[:1] for each in texts)
             found &= np.array([first == [self.word] for first in firsts], np.bool_)
-        if self.column is not None and split.column is not None:
-            found &= np.array([cell == str(self.value) for cell in split.column(self.column)])
+        if self.column is not None:
+            found &= np.array([cell == str(self.value) for cell in column(self.column)], np.bool_)
         if self.file is not None:
-            found &= self._wrong(Path(self.file).expanduser(), split.name, len(texts))
+            found &= self._wrong(Path(self.file).expanduser(), split, len(texts))
         return found
 
     def _wrong(self, path: Path, split: str, count: int) -> npt.NDArray[np.bool_]:
@@ -95,3 +101,14 @@ class Slice:
         found = np.zeros(count, np.bool_)
         found[[item.index for item in items if item.wrong > 0]] = True
         return found
+
+
+def scores(members: Mapping[str, npt.NDArray[np.bool_]], items: Sequence[Item]) -> dict[str, float]:
+    """Return how many examples of each slice there are, and the share that is right."""
+    found: dict[str, float] = {}
+    for name, member_N in members.items():
+        right = [1 - item.wrong for item in items if member_N[item.index]]
+        found[f"count/slice/{name}"] = len(right)
+        if right:
+            found[f"accuracy/slice/{name}"] = sum(right) / len(right)
+    return found
