@@ -245,7 +245,7 @@ class Tagged(tiny.Questions):
         found = super().batch(indices)
         del found["label"]
         target_BT = torch.where(found["mask"], found["tokens"] % 2, IGNORE)
-        return {**found, "target": target_BT, "word_target": target_BT}
+        return {**found, "target": target_BT, "word": target_BT}
 
 
 class Answered(tiny.Questions):

@@ -23,14 +23,16 @@ key            shape, type     meaning
 `window`       [B, 5] int64    span extraction only: see `tasks.span.windows`
 `span`         [B, 2] int64    span extraction only: the first and last position of the answer
 `labels`       [B, K] int64    several labels a text only: their numbers, then -1
-`word_target`  [B, T] int64    tagging only: the tag of a word where it is read, else `IGNORE`
+`word`         [B, T] int64    tagging only: the number of a word, counted through its split, where
+                               its tag is read, else `IGNORE`
 `target`       [B, T] int64    made by an objective's `prepare`, or there already in tagging;
                                `IGNORE` where there is no loss
 `states`       [B, T, L, D]    cached features only: float32 hidden states of the layers that the
                                readout reads; 0 at padding
 `pooled`       [B, D]          cached features only, in place of `states` where every loss reads
                                one vector a text: the readout's states, pooled
-`teacher_NAME` [B, N] float32  distillation only: what the teachers of the loss NAME answered
+`teacher_NAME` [B, N] float32  distillation only: what the teachers of the loss NAME answered; of
+                               words `[B, T, N]`, where `word` has a number
 `perturbed`    [B, T] int64    made by `prepare` of consistency: the tokens of a perturbed copy;
                                likewise `perturbed_mask`
 `sees_SIDE`    [B, T] bool     made by `prepare` of cross-view training: which tokens are seen of
@@ -38,7 +40,7 @@ key            shape, type     meaning
 `slices_NAME`  [B, K] bool     slices only: which of those of the loss NAME an example is in
 `compared`     [B, T] bool     made by `prepare` of distillation: where predictions are compared
 `target_rows`  [N] int64       made by `with_facts`: where there is a target, counted through the
-                               batch row by row; likewise `compared_rows`
+                               batch row by row; likewise `compared_rows`, `word_rows`
 `real_rows`    [N] int64       made by `with_facts` where enough is padding: where a real token
                                is, counted through the batch row by row
 `row_text`     [R, L] int64    made by `with_rows`: which sequence a place in a row belongs to, -1
@@ -86,6 +88,8 @@ def with_facts(batch: Batch) -> Batch:
         found["target_rows"] = rows_with_target(batch)
     if "compared" in batch:
         found["compared_rows"] = rows_compared(batch)
+    if "word" in batch:
+        found["word_rows"] = rows_with_word(batch)
     return found
 
 
@@ -149,6 +153,13 @@ def rows_compared(batch: Batch) -> Tensor:
     if "compared_rows" in batch:
         return batch["compared_rows"]
     return batch["compared"].flatten().nonzero().squeeze(1)
+
+
+def rows_with_word(batch: Batch) -> Tensor:
+    """Return where words are read, counted as by `rows_with_target`."""
+    if "word_rows" in batch:
+        return batch["word_rows"]
+    return (batch["word"] != IGNORE).flatten().nonzero().squeeze(1)
 
 
 def is_padded(batch: Batch) -> bool:

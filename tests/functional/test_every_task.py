@@ -23,8 +23,8 @@ KINDS = {
     "sample_text_pairs": ("prefix_lm", {"text": "Where is it ?"}),
 }
 
-OF_PARTS = ("tagging", "span", "prefix_lm")
-"""Objectives that say nothing of a whole text."""
+OF_PARTS = ("span", "prefix_lm")
+"""Objectives that say nothing of a text, of choices or of a word."""
 
 BESIDES = {"next_utterance": ("objective.reply_tokens=0", "data.speakers=[the,in]")}
 

@@ -67,7 +67,7 @@ def _known(
 ) -> npt.NDArray[np.float32]:
     texts = hashlib.blake2b(f"{digest} {task.labels}".encode(), digest_size=16)
     for example in examples:
-        texts.update("\0".join(task.texts(example)).encode() + b"\1")
+        texts.update("\0".join(task.inputs(example)).encode() + b"\1")
     entry = cache / "teachers" / texts.hexdigest()
 
     def read(entry: Path) -> npt.NDArray[np.float32] | None:
@@ -85,14 +85,17 @@ def _known(
 
 
 def _answers(ensemble: Ensemble, task: Task, examples: Sequence[Any]) -> npt.NDArray[np.float32]:
-    """Return what the teachers say, `[N, labels]`, choices or numbers likewise."""
+    """Return what the teachers say of each example, or word by word, `[N, labels]`.
+
+    Choices and numbers likewise.
+    """
     with progress("asking teachers", ensemble.num_runs * len(examples), "texts") as more:
         found = ensemble.together(examples, more)
     ensemble.say_cuts()
     if None in found:
         raise NotFiniteError(f"a teacher's answer to example {found.index(None) + 1:,}")
-    ours = [task.combine([(ensemble.task, answer)]) for answer in found if answer is not None]
-    rows = [each.get("probabilities", [each.get("value")]) for each in ours]
+    ours = (task.combine([(ensemble.task, answer)]) for answer in found if answer is not None)
+    rows = [row for answer in ours for row in task.learnt(answer)]
     answers = np.zeros((len(rows), max(map(len, rows))), np.float32)
     for number, row in enumerate(rows):
         answers[number, : len(row)] = row

@@ -1,6 +1,6 @@
 """Consistency: say the same of a text and of a perturbed copy (UDA; Xie et al. 2019).
 
-Legend: B batch, N labels, choices or numbers.
+Legend: N texts, questions or words; C labels, choices or numbers.
 """
 
 from contextlib import nullcontext
@@ -24,15 +24,16 @@ _UNCHANGED = ("none", "dropout")
 class Consistency(OfMainHead):
     """KL(p || q) of what the main head says of a text, p, and of a perturbed copy, q.
 
-    It needs no label. No gradient flows through p, which comes from a pass with dropout, too.
+    It needs no label. No gradient flows through p, which comes from a pass with dropout, too. Of
+    words p and q are compared one by one; a word that the copy lacks is left out.
 
     Args:
         perturb: dropout: the copy differs by dropout alone; mask, delete, unigram or tfidf: see
             `objectives.perturbations`; none, for a test: not even by that, without training.
         rate: The share of tokens that is perturbed, in (0, 1).
         temperature: Sharpens p, below 1.
-        confidence: Examples of which p, not sharpened, is not surer than this count as 0, in
-            [0, 1). The mean is over all examples.
+        confidence: Where p, not sharpened, is not surer than this, it counts as 0, in [0, 1). The
+            mean is over all.
         symmetric: Whether KL(q || p) is added, with gradients through both, and halved: with
             perturb=dropout that is R-Drop (Wu et al. 2021).
     """
@@ -74,24 +75,25 @@ class Consistency(OfMainHead):
         if self._perturb is None:
             return batch
         tokens, mask = self._perturb(batch, noise)
-        return {**batch, "perturbed": tokens, "perturbed_mask": mask}
+        left = self.main.left_in(batch, mask)
+        return {**left, "perturbed": tokens, "perturbed_mask": mask}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the divergence, summed over the examples, in float32."""
+        """Return the divergence, summed over texts, questions or words, in float32."""
         main = self.main
         # A pass of its own without gradients: another loss may need those of `encoded`.
         with nullcontext() if self.symmetric else torch.no_grad():
             first = encoded if self.symmetric else Encoding(model, batch)
-            scores_BN = main.scores(model, batch, first)
-            target_BN = main.softened(scores_BN, self.temperature)
+            scores_NC = main.scores(model, batch, first)
+            target_NC = main.softened(scores_NC, self.temperature)
         copy = batch
         if "perturbed" in batch:
             copy = view_of(batch, batch["perturbed"], batch["perturbed_mask"])
-        other_BN = main.scores(model, copy, Encoding(model, copy))
-        each_B = main.divergence(target_BN, other_BN)
+        other_NC = main.scores(model, copy, Encoding(model, copy))
+        each_N = main.divergence(target_NC, other_NC)
         if self.symmetric:
-            back_B = main.divergence(other_BN, scores_BN)
-            each_B = (each_B + back_B) / 2
+            back_N = main.divergence(other_NC, scores_NC)
+            each_N = (each_N + back_N) / 2
         if self.confidence:
-            each_B = torch.where(main.sureness(scores_BN) > self.confidence, each_B, 0)
-        return {"loss": each_B.sum()}
+            each_N = torch.where(main.sureness(scores_NC) > self.confidence, each_N, 0)
+        return {"loss": each_N.sum()}

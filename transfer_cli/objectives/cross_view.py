@@ -51,8 +51,15 @@ class CrossView(BesideMainHead[SequenceObjective]):
         return self.views
 
     def main_of(self, info: TaskInfo) -> SequenceObjective:
-        """See `BesideMainHead`."""
-        return main_of(info)
+        """See `BesideMainHead`; a view lacks the words that it does not see."""
+        main = main_of(info)
+        if not isinstance(main, SequenceObjective):
+            raise ConfigError(
+                f"losses.{info.name}: its views are parts of texts that the main objective reads "
+                f"whole ({type(main).__name__} reads words); take objective=classification, "
+                "multilabel, regression or choice"
+            )
+        return main
 
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run.

@@ -1,6 +1,6 @@
 """Distillation: learn what finished runs say of a text (Hinton et al. 2015).
 
-Legend: B batch, N labels, choices or numbers.
+Legend: N texts, questions or words; C labels, choices or numbers.
 """
 
 import torch
@@ -26,7 +26,7 @@ class Distillation(OfMainHead):
         teachers: Runs, or published models with a head; their tokenizers may be others.
         temperature: tau, above 0.
         hard: Whether p is the teacher's first choice alone, as in self-training; tau is then 1.
-        confidence: Examples of which the teacher is not surer than this are left out, in [0, 1).
+        confidence: What the teacher is not surer of than this is left out, in [0, 1).
     """
 
     def __init__(
@@ -49,29 +49,28 @@ class Distillation(OfMainHead):
 
     @property
     def key(self) -> str:
-        """The key of the teachers' answers in a batch, `[B, N]` float32."""
+        """The key of the teachers' answers in a batch; see `batch`."""
         return f"teacher_{self.info.name}"
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of examples that are not left out."""
+        """Return the number of texts, questions or words that are not left out."""
         return {"loss": int(self._kept(self._answers(batch)).sum())}
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return the divergence from the teachers, summed over the examples, in float32."""
-        answers_BN = self._answers(batch)
+        """Return the divergence from the teachers, summed, in float32."""
+        given_NC = answers_NC = self._answers(batch)
         if self.hard:
-            likeliest_B1 = answers_BN.argmax(1, keepdim=True)
-            answers_BN = torch.zeros_like(answers_BN).scatter(1, likeliest_B1, 1.0)
-        scores_BN = self.main.scores(model, batch, encoded)
-        answers_BN = answers_BN[:, : scores_BN.shape[1]]  # of choices, a batch may have fewer
-        each_B = self.main.divergence(
+            likeliest_N1 = given_NC.argmax(1, keepdim=True)
+            answers_NC = torch.zeros_like(given_NC).scatter(1, likeliest_N1, 1.0)
+        scores_NC = self.main.scores(model, batch, encoded)
+        answers_NC = answers_NC[:, : scores_NC.shape[1]]  # of choices, a batch may have fewer
+        each_N = self.main.divergence(
             *(
-                self.main.softened(each_BN, self.temperature)
-                for each_BN in (self.main.scores_of(answers_BN), scores_BN)
+                self.main.softened(each_NC, self.temperature)
+                for each_NC in (self.main.scores_of(answers_NC), scores_NC)
             )
         )
-        kept_B = self._kept(self._answers(batch))
-        return {"loss": self.temperature**2 * torch.where(kept_B, each_B, 0).sum()}
+        return {"loss": self.temperature**2 * torch.where(self._kept(given_NC), each_N, 0).sum()}
 
     def _answers(self, batch: Batch) -> Tensor:
         if self.key not in batch:
@@ -79,9 +78,9 @@ class Distillation(OfMainHead):
                 f"losses.{self.info.name}: what the teachers say comes with a run's own data; "
                 "evaluate the main loss"
             )
-        return batch[self.key]
+        return self.main.of_units(batch[self.key], batch)
 
-    def _kept(self, answers_BN: Tensor) -> Tensor:
+    def _kept(self, answers_NC: Tensor) -> Tensor:
         if not self.confidence:
-            return torch.ones_like(answers_BN[:, 0], dtype=torch.bool)
-        return self.main.sureness(self.main.scores_of(answers_BN)) > self.confidence
+            return torch.ones_like(answers_NC[:, 0], dtype=torch.bool)
+        return self.main.sureness(self.main.scores_of(answers_NC)) > self.confidence

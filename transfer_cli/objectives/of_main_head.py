@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from transfer_cli.batch import Batch, size
+from transfer_cli.batch import Batch
 from transfer_cli.data.split import TextStats
 from transfer_cli.errors import ConfigError
 from transfer_cli.metrics import LOSS, Metric
@@ -13,29 +13,29 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooling
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Objective, TaskInfo
-from transfer_cli.objectives.sequence import SequenceObjective
+from transfer_cli.objectives.units import UnitObjective
 
 
-def main_of(info: TaskInfo) -> SequenceObjective:
+def main_of(info: TaskInfo) -> UnitObjective:
     """Return the main objective, for a further loss.
 
     Raises:
-        ConfigError: It says nothing of whole examples.
+        ConfigError: It is none whose head scores units.
     """
-    if isinstance(info.main, SequenceObjective):
+    if isinstance(info.main, UnitObjective):
         return info.main
     name = type(info.main).__name__ if info.main else "there is none"
     raise ConfigError(
-        f"losses.{info.name}: it is about what the main objective says of a text, of two "
-        f"or of choices ({name} does not); take objective=classification, multilabel, "
-        "regression or choice"
+        f"losses.{info.name}: it is about what the main objective says of a text, of two, of "
+        f"choices or of each word ({name} does not); take objective=classification, multilabel, "
+        "regression, choice or tagging"
     )
 
 
 class OfMainHead(Objective):
-    """A further loss of what the main head says of a text."""
+    """A further loss of what the main head says of each unit, such as a text or a word."""
 
-    main: SequenceObjective
+    main: UnitObjective
 
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run; for errors see `main_of`."""
@@ -51,14 +51,14 @@ class OfMainHead(Objective):
         return self.main.pooling_of(model)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of examples."""
-        return {"loss": size(batch)}
+        """Return the number of units."""
+        return {"loss": self.main.num_units(batch)}
 
     def compute_metrics(
         self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
     ) -> dict[str, float]:
-        """Return the loss, the mean over examples."""
-        return {"loss": float(totals["loss"]) / counts["loss"]}
+        """Return the loss, the mean over units; 0 where all are left out."""
+        return {"loss": float(totals["loss"]) / max(1, counts["loss"])}
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return the loss, without results of single examples."""

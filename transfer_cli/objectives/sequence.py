@@ -16,7 +16,8 @@ from transfer_cli.model.backbone import Backbone
 from transfer_cli.model.heads import Pooler, Pooling, SequenceHead
 from transfer_cli.model.new_rows import AddedRows
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, Objective
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.units import UnitObjective
 
 POOLER = "pooler"
 """The name of the pooler among the heads: all that read one vector for each text share it."""
@@ -24,7 +25,7 @@ POOLER = "pooler"
 TABLE = "backbone.token_embedding.weight"
 
 
-class SequenceObjective(Objective):
+class SequenceObjective(UnitObjective):
     """A loss of what a head says of one vector for each text.
 
     Args:
@@ -169,28 +170,8 @@ class SequenceObjective(Objective):
         return self.read(model, encoded.pooled(self.head_pooling(model)))
 
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
-        """Return the numbers that say what each example is, in float32, `[B, N]`."""
+        """Return the outputs of the head; see `UnitObjective`."""
         return self.outputs(model, batch, encoded)
-
-    def scores_of(self, answers_BN: Tensor) -> Tensor:
-        """Return the scores of which a finished run's answers are made."""
-        return answers_BN.log()
-
-    def softened(self, scores_BN: Tensor, temperature: float) -> Tensor:
-        """Return scores that say less, or more below 1."""
-        return scores_BN / temperature
-
-    def sureness(self, scores_BN: Tensor) -> Tensor:
-        """Return the probability of what the scores say first, `[B]`."""
-        return scores_BN.softmax(1).amax(1)
-
-    def divergence(self, target_BN: Tensor, scores_BN: Tensor) -> Tensor:
-        """Return how far scores are from others, `[B]`: KL(target || scores)."""
-        first_BN, second_BN = target_BN.log_softmax(1), scores_BN.log_softmax(1)
-        target_BN = first_BN.exp()
-        never_BN = target_BN == 0  # such as a choice that is not there
-        difference_BN = first_BN.masked_fill(never_BN, 0) - second_BN.masked_fill(never_BN, 0)
-        return (target_BN * difference_BN).sum(1)
 
     def read(self, model: TransferModel, pooled_BD: Tensor) -> Tensor:
         """Return what the head says of vectors, in float32, `[B, N]`."""

@@ -156,6 +156,10 @@ class Task(ABC):
         """Return the texts of an example, the one to show first: by default one, or a pair."""
         return (example.text,) if example.pair is None else (example.text, example.pair)
 
+    def inputs(self, example: Any) -> tuple[str, ...]:
+        """Return, as texts, all of an example that decides its answer: by default its texts."""
+        return self.texts(example)
+
     def labels_of(self, example: Any) -> Sequence[str]:
         """Return what people answered: its labels, for statistics."""
         return ()
@@ -239,6 +243,13 @@ class Task(ABC):
     def combine(self, answers: Sequence[tuple["Task", Answer]]) -> Answer:
         """Return one answer from those of several runs, each with its task."""
         return answers[0][1]
+
+    def learnt(self, answer: Answer) -> Sequence[Sequence[float]]:
+        """Return the numbers that another run learns from an answer, for each thing it is about.
+
+        That is one by default, with a probability for each label or choice, or with a value.
+        """
+        return [answer["probabilities"] if "probabilities" in answer else [answer["value"]]]
 
     @abstractmethod
     def written(self, answer: Answer) -> dict[str, Any]:

@@ -206,13 +206,15 @@ def _rows(batch: Batch, rows: list[int] | range) -> Batch:
 
 def _padded(batch: Batch, pad: int) -> Batch:
     """Return the batch with more padding; other values of each position become IGNORE there."""
-    fillers = {"tokens": pad, "mask": False, "segment": 0}
-    return {
-        key: torch.nn.functional.pad(value, (0, EXTRA_PADDING), value=fillers.get(key, IGNORE))
-        if value.shape == batch["tokens"].shape
-        else value
-        for key, value in batch.items()
-    }
+    fillers, shape = {"tokens": pad, "mask": False, "segment": 0}, batch["tokens"].shape
+    found = dict(batch)
+    for key, value in batch.items():
+        if value.shape[: len(shape)] == shape:
+            before_T = (0, 0) * (value.dim() - len(shape))
+            found[key] = torch.nn.functional.pad(
+                value, (*before_T, 0, EXTRA_PADDING), value=fillers.get(key, IGNORE)
+            )
+    return found
 
 
 def _equal(left: Batch, right: Batch) -> bool:

@@ -229,6 +229,47 @@ def test_every_word_has_one_target_wherever_it_is_cut(tokenizer, direction, leng
     assert read == tags
 
 
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_words_without_tags_are_numbered_once_and_get_their_values(tokenizer, direction):
+    examples = [TagExample.of_words(words.split()) for words in ("How many rivers do go ?", "Many")]
+    data = TaggingTask(PERSON).encode(examples, tokenizer, 6, direction)
+    values = np.random.default_rng(0).random((7, 3), np.float32)
+    data.add("teacher_x", values)
+
+    batch = data.batch(np.arange(len(data)))
+
+    assert len(data) > 2
+    assert "target" not in batch
+    read = [(row, place) for row, at in enumerate(data.read_at) for place in at]
+    assert [batch["word"][at].item() for at in read] == [*range(7)]
+    assert (batch["word"] != IGNORE).sum() == 7
+    assert [batch["teacher_x"][at].tolist() for at in read] == values.tolist()
+    assert batch["teacher_x"].count_nonzero() == values.size
+    some = data.batch(np.array([len(data) - 1]))
+    assert some["teacher_x"][some["word"] != IGNORE].tolist() == values[6:].tolist()
+
+
+def test_what_is_learnt_is_the_mean_of_probabilities_by_the_names_of_tags():
+    one, other = TaggingTask(("O", "B-X", "I-X")), TaggingTask(("I-X", "O", "B-X"))
+    shown = {"text": "a b", "spans": [[0, 1], [2, 3]]}
+    answers = [
+        (one, {**shown, "shares": [[0.6, 0.3, 0.1], [0.0, 1.0, 0.0]]}),
+        (other, {**shown, "shares": [[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]]}),
+    ]
+
+    found = one.learnt(one.combine(answers))
+
+    assert np.allclose(found, [[0.4, 0.45, 0.15], [0.25, 0.5, 0.25]])
+
+
+def test_words_decide_an_answer_and_not_the_text_alone():
+    task = TaggingTask(PERSON)
+    one, other = (TagExample.of_words(words) for words in (["New York"], ["New", "York"]))
+
+    assert task.texts(one) == task.texts(other)
+    assert task.inputs(one) != task.inputs(other)
+
+
 def test_a_tag_is_read_at_the_first_piece_or_at_the_last(byte_pairs):
     example = TagExample.of_words(["many", "streams", "?"], (0, 1, 0))
     before, pieces = (len(byte_pairs.encode(f" {word}")) for word in ("many", "streams"))
@@ -254,7 +295,7 @@ def test_all_pieces_are_learnt_on_request(byte_pairs):
 
     expected = [IGNORE, 1, *[2] * (count - 1), *[0] * others, IGNORE]
     assert batch["target"][0].tolist() == expected
-    assert (batch["word_target"][0] != IGNORE).sum() == 2
+    assert (batch["word"][0] != IGNORE).sum() == 2
 
 
 def test_a_word_without_pieces_is_the_unknown_token(tokenizer):

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transfer_cli.batch import IGNORE, Batch, rows_with_target
+from transfer_cli.batch import IGNORE, Batch, rows_with_target, rows_with_word
 from transfer_cli.data.split import TextStats
 from transfer_cli.metrics import LOSS, Metric
 from transfer_cli.model.backbone import Backbone, initialise_plain
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.transfer_model import TransferModel
-from transfer_cli.objectives.base import Encoding, ExampleResults, Objective, Sample
+from transfer_cli.objectives.base import Encoding, ExampleResults, Sample
+from transfer_cli.objectives.units import UnitObjective
 
 MOST_IN_CONFUSION = 256
 """Tags of which it is counted how often each was taken for each."""
@@ -33,8 +34,10 @@ class TagHead(nn.Linear):
         return super().forward(self.dropout(hidden))
 
 
-class TokenTagging(Objective):
+class TokenTagging(UnitObjective):
     """Cross-entropy of each word's tag, read at one of its pieces (Devlin et al. 2019).
+
+    Its units are the words, each in the window in which it is read.
 
     Args:
         dropout: Before the linear layer.
@@ -72,11 +75,31 @@ class TokenTagging(Objective):
         logits_BTC: Tensor = model.heads[self.head](encoded.top)
         return logits_BTC.float()
 
+    def _logits_at(self, rows_N: Tensor, model: TransferModel, encoded: Encoding) -> Tensor:
+        states_ND = encoded.top.flatten(0, 1).index_select(0, rows_N)
+        logits_NC: Tensor = model.heads[self.head](states_ND)
+        return logits_NC.float()
+
+    def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:
+        """Return the logits of each word, `[N, C]`."""
+        return self._logits_at(rows_with_word(batch), model, encoded)
+
+    def num_units(self, batch: Batch) -> int:
+        """Return the number of words that are read."""
+        return len(rows_with_word(batch))
+
+    def of_units(self, values: Tensor, batch: Batch) -> Tensor:
+        """See `UnitObjective`; values are `[B, T, C]`."""
+        return values.flatten(0, 1).index_select(0, rows_with_word(batch))
+
+    def left_in(self, batch: Batch, mask: Tensor) -> Batch:
+        """Leave out the words whose pieces at which they are read are gone."""
+        return {**batch, "word": batch["word"].where(mask, IGNORE)}
+
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy."""
         rows_N = rows_with_target(batch)
-        states_ND = encoded.top.flatten(0, 1).index_select(0, rows_N)
-        logits_NC = model.heads[self.head](states_ND).float()
+        logits_NC = self._logits_at(rows_N, model, encoded)
         target_N = batch["target"].flatten().index_select(0, rows_N)
         return {"loss": F.cross_entropy(logits_NC, target_N, reduction="sum")}
 
@@ -89,7 +112,7 @@ class TokenTagging(Objective):
         """
         sums, classes = self.loss_sums(model, batch, encoded), len(self.info.labels)
         if classes <= MOST_IN_CONFUSION:
-            target_N = batch["word_target"].flatten()
+            target_N = _of_words(batch).flatten()
             said_N = self.logits(model, encoded).argmax(-1).flatten()
             # What is no word goes into a cell of its own.
             cell_N = torch.where(target_N == IGNORE, classes**2, target_N * classes + said_N)
@@ -120,7 +143,7 @@ class TokenTagging(Objective):
 
     def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
         """Return each row with the tags of its words and the likeliest ones."""
-        target_BT = batch["word_target"]
+        target_BT = _of_words(batch)
         said_BT = torch.where(target_BT == IGNORE, IGNORE, self.logits(model, encoded).argmax(-1))
         rows = zip(batch["tokens"], batch["mask"], strict=True)
         tokens = [tokens[mask].tolist() for tokens, mask in rows]
@@ -148,3 +171,8 @@ class TokenTagging(Objective):
             *(Metric(name, higher_is_better=True, unit="fraction") for name in of_entities),
             Metric("accuracy", higher_is_better=True, unit="fraction", headline=True),
         )
+
+
+def _of_words(batch: Batch) -> Tensor:
+    """Return the target of each word where it is read alone, `[B, T]`."""
+    return batch["target"].where(batch["word"] != IGNORE, IGNORE)

@@ -109,6 +109,10 @@ class TaggingTask(Task):
         """See `Task`."""
         return (example.text,)
 
+    def inputs(self, example: TagExample) -> tuple[str, ...]:
+        """Return the words: not each stands between blanks."""
+        return tuple(example.words)
+
     def labels_of(self, example: TagExample) -> Sequence[str]:
         """Return the tags."""
         return [self.labels[number] for number in example.label or ()]
@@ -197,6 +201,11 @@ class TaggingTask(Task):
             for at in words
         ]
         return {**answers[0][1], "shares": shares_WC}
+
+    def learnt(self, answer: Answer) -> Sequence[Sequence[float]]:
+        """Return the probabilities of each word."""
+        shares_WC: list[list[float]] = answer["shares"]
+        return shares_WC
 
     # --- scores -----------------------------------------------------------------------------
 

@@ -6,10 +6,14 @@ Legend: W words of a text, P pieces.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Literal
+from itertools import accumulate, count, pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
-from transfer_cli.batch import IGNORE
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from transfer_cli.batch import IGNORE, Batch
 from transfer_cli.data.encoded_task import EncodedRows, specials_around
 from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.errors import ConfigError, DataError
@@ -22,14 +26,56 @@ _PORTION = 8192
 
 
 class EncodedWords(EncodedRows):
-    """Texts as tokens.
+    """Texts as tokens; batches have `word`, the number of each word where its tag is read.
 
-    Attributes:
+    Args:
+        examples, rows, pad: See `EncodedRows`.
         read_at: For each row, the positions at which the tags of its own words are read, in order.
             A word in several windows belongs to one of them.
+        target: For each row the target of each of its tokens; None: tags are not known.
+        example_of, is_cut: See `EncodedRows`.
     """
 
-    read_at: list[list[int]]
+    def __init__(
+        self,
+        examples: "Sequence[TagExample]",
+        rows: Sequence[Sequence[int]],
+        pad: int,
+        read_at: Sequence[Sequence[int]],
+        target: Sequence[Sequence[int]] | None,
+        *,
+        example_of: Sequence[int],
+        is_cut: Sequence[bool],
+    ) -> None:
+        targets: dict[str, Sequence[Sequence[int]]] = {"word": _numbered(rows, read_at)}
+        if target is not None:
+            targets["target"] = target
+        super().__init__(
+            examples,
+            rows,
+            pad,
+            targets=targets,
+            fill=dict.fromkeys(targets, IGNORE),
+            example_of=example_of,
+            is_cut=is_cut,
+        )
+        self.read_at = read_at
+        self._of_words: dict[str, npt.NDArray[Any]] = {}
+
+    def add(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Add a key to all batches, `[B, T, ...]`, with a value for each word; 0 elsewhere."""
+        self._of_words[name] = values
+
+    def batch(self, indices: npt.NDArray[np.integer[Any]]) -> Batch:
+        """See `EncodedRows`."""
+        found = super().batch(indices)
+        word_BT = found["word"].numpy()
+        is_read_BT = word_BT != IGNORE
+        for name, values in self._of_words.items():
+            placed = np.zeros((*word_BT.shape, *values.shape[1:]), values.dtype)
+            placed[is_read_BT] = values[word_BT[is_read_BT]]
+            found[name] = torch.from_numpy(placed)
+        return found
 
 
 @dataclass(frozen=True)
@@ -70,17 +116,15 @@ class _Window:
     def read_at(self, reading: Reading) -> list[int]:
         return [start if reading.piece == "first" else past - 1 for _, start, past in self.words]
 
-    def targets(self, label: Sequence[int], reading: Reading) -> tuple[list[int], list[int]]:
-        """Return the target of each token, and only those that are read."""
-        target = [IGNORE] * len(self.tokens)
-        word_target = [*target]
+    def target(self, label: Sequence[int], reading: Reading) -> list[int]:
+        """Return the target of each token."""
+        found = [IGNORE] * len(self.tokens)
         for (word, start, past), place in zip(self.words, self.read_at(reading), strict=True):
-            tag = label[word]
-            word_target[place] = tag
+            tag = found[place] = label[word]
             if reading.inside is not None:
-                target[start:past] = [tag] * (place + 1 - start)
-                target[place + 1 : past] = [reading.inside[tag]] * (past - place - 1)
-        return (word_target if reading.inside is None else target), word_target
+                found[start:place] = [tag] * (place - start)
+                found[place + 1 : past] = [reading.inside[tag]] * (past - place - 1)
+        return found
 
 
 def encode_words(
@@ -94,8 +138,8 @@ def encode_words(
 
     A word that is longer than a row is cut. One without pieces is the unknown token.
 
-    Batch keys: `target`, the tag of a word at the piece where it is read (and at the others with
-    `Reading.inside`), `IGNORE` elsewhere; `word_target`, that where it is read alone.
+    Batch keys: `word`; if tags are known `target`, the tag of a word at the piece where it is read
+    (and at the others with `Reading.inside`), `IGNORE` elsewhere.
 
     Raises:
         ConfigError: `length` leaves no room for a word.
@@ -116,28 +160,32 @@ def encode_words(
         for window, own in zip(windows, owners(len(pieces), windows), strict=True):
             rows.append(_Window.of(pieces, window, own, before))
             example_of.append(at)
-    targets: dict[str, list[list[int]]] = {}
+    target = None
     if any(known):
-        given = [
-            row.targets(examples[at].label or (), reading)
+        target = [
+            [*row.target(examples[at].label or (), reading), *[IGNORE] * len(after)]
             for row, at in zip(rows, example_of, strict=True)
         ]
-        ends = [IGNORE] * len(after)
-        targets = {
-            name: [both[number] + ends for both in given]
-            for number, name in enumerate(("target", "word_target"))
-        }
-    encoded = EncodedWords(
+    return EncodedWords(
         examples,
         [row.tokens + after for row in rows],
         tokenizer.pad,
-        targets=targets,
-        fill=dict.fromkeys(targets, IGNORE),
+        [row.read_at(reading) for row in rows],
+        target,
         example_of=example_of,
         is_cut=is_cut,
     )
-    encoded.read_at = [row.read_at(reading) for row in rows]
-    return encoded
+
+
+def _numbered(rows: Sequence[Sequence[int]], read_at: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the number of each word at the position where it is read, `IGNORE` elsewhere."""
+    number, found = count(), list[list[int]]()
+    for tokens, places in zip(rows, read_at, strict=True):
+        own = [IGNORE] * len(tokens)
+        for place in places:
+            own[place] = next(number)
+        found.append(own)
+    return found
 
 
 def windows_of(sizes: Sequence[int], room: int, stride: int | None) -> list[tuple[int, int]]:
