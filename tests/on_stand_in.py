@@ -413,6 +413,24 @@ for _name, _make in FURTHER.items():
         return losses_of(losses[0].objective, device, Taught(), losses=losses)
 
 
+class TaughtWords(Tagged):
+    """The same texts with the answers of a teacher to each word."""
+
+    def batch(self, indices: Any) -> Batch:
+        found = super().batch(indices)
+        size = (*found["word"].shape, 3)
+        shares = torch.rand(size, generator=torch.Generator().manual_seed(1))
+        return {**found, "teacher_further": shares / shares.sum(-1, keepdim=True)}
+
+
+for _name in ("distillation", "distillation of first choices", "consistency under delete"):
+
+    @case(f"steps: {_name} of words", NOTED)
+    def _(device: torch.device, make: Callable[[], Objective] = FURTHER[_name]) -> list[float]:
+        losses = [Loss("main", TokenTagging(dropout=0)), Loss("further", make())]
+        return losses_of(losses[0].objective, device, TaughtWords(), losses=losses)
+
+
 @case("mixed losses on streams of their own", NOTED)
 def _(device: torch.device) -> list[float]:
     losses = [

@@ -2,19 +2,26 @@
 
 import csv
 import io
+import itertools
 import json
 import re
 import shlex
 import signal
+from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from tests.functional.conftest import CITIES, THINGS, finished
 from tests.published import publish, reference
+from tests.records import read_metrics
+from transfer_cli.assembly.ensemble import Ensemble
 from transfer_cli.batch import IGNORE
 from transfer_cli.config.locate import conf_dir
+from transfer_cli.data.loader import StepDataLoader
 
 pytestmark = pytest.mark.functional
 
@@ -25,6 +32,10 @@ def sentence(n):
     name = [f"{city} B-CITY", *([f"{CITIES[n % 4]} I-CITY"] if n % 3 == 1 else [])]
     name = [f"{thing} O"] if n % 4 == 0 else name
     return "\n".join(["The O", f"{thing} O", "of O", *name, "is O", f"{n} O", ". O"])
+
+
+def digest(folder):
+    return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +278,167 @@ def test_a_published_tagger_is_adapted_and_exported_as_one(transfer, words, tmp_
     model = lib.AutoModelForTokenClassification.from_pretrained("to")
     assert type(model) is type(before)
     assert model.config.id2label == {0: "O", 1: "B-CITY", 2: "I-CITY"}
+
+
+# --- what is learnt without tags ---------------------------------------------------------------
+
+
+@pytest.fixture
+def few(words):
+    """Return how to fine-tune with a preset, a few tagged sentences, and windows of the others."""
+
+    def call(preset, *more):
+        return (*words, "data.labelled=20", f"adaptation={preset}", "streams.rest.batch=8",
+                "data.length=8", "loop.steps=4", "optimizer.lr=1e-2", *more)  # fmt: skip
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory, tiny, loop):
+    """Return a run directory of `pretrain` whose model has no dropout."""
+    place = tmp_path_factory.mktemp("runs") / "still"
+    words = ("data=sample_text", "data.length=32", *tiny, *loop, "loop.steps=1", "model.dropout=0")
+    finished("pretrain", *words, f"run.dir={place}")
+    return place
+
+
+def said_by(transfer, few, teachers):
+    """Return what teachers say of the words of the sentences without tags, as it is kept."""
+    before = {*Path("cache").rglob("*.safetensors")}
+    teachers = f"adaptation.teachers=[{teachers}]"
+    ended = transfer(*few("self_training", teachers, "loop.steps=1"), f"run.dir=run{len(before)}")
+    assert ended.code == 0, ended.err
+    (new,) = {*Path("cache").rglob("*.safetensors")} - before
+    return load_file(new)["answers"]
+
+
+@pytest.mark.parametrize("preset", ["distil", "self_training", "uda"])
+def test_the_tags_of_what_is_left_out_never_reach_a_batch(preset, transfer, few, run, monkeypatch):
+    found, at = [], StepDataLoader.at
+    monkeypatch.setattr(
+        StepDataLoader, "at", lambda self, step: found.append(at(self, step)) or found[-1]
+    )
+    before = digest(run / "model")
+    beyond = ["losses.rest.perturb=delete"] if preset == "uda" else [f"adaptation.teachers=[{run}]"]
+
+    ended = transfer(*few(preset, *beyond), "run.dir=run")
+
+    assert ended.code == 0, ended.err
+    assert found
+    for micro in itertools.chain.from_iterable(found):
+        assert "target" in micro["main"]
+        assert "target" not in micro["rest"]
+        assert (micro["rest"]["word"] != IGNORE).any()
+        assert ("teacher_rest" in micro["rest"]) == (preset != "uda")
+    assert digest(run / "model") == before
+
+
+def test_what_teachers_say_is_kept_word_by_word_and_asked_once(transfer, few, run, monkeypatch):
+    monkeypatch.setenv("TRANSFER_CACHE", "cache")
+    given = [sentence(n).splitlines() for n in range(160)]
+
+    answers = said_by(transfer, few, run)
+
+    assert answers.shape[1] == 3
+    assert 5 * 124 < len(answers) < sum(map(len, given))
+    assert np.allclose(answers.sum(1), 1, atol=1e-5)
+    monkeypatch.setattr(Ensemble, "together", None)
+    again = transfer(*few("self_training", f"adaptation.teachers=[{run}]"), "run.dir=again")
+    assert again.code == 0, again.err
+
+
+def test_teachers_may_have_their_own_tokens_and_order_of_tags(transfer, few, run, monkeypatch):
+    monkeypatch.setenv("TRANSFER_CACHE", "cache")
+    names = ["I-CITY", "O", "B-CITY"]
+    publish(
+        Path("published"), "bert", "TokenClassification", id2label=dict(enumerate(names)),
+        label2id={name: number for number, name in enumerate(names)},
+    )  # fmt: skip
+
+    ours = said_by(transfer, few, run)
+    theirs = said_by(transfer, few, "published")
+    both = said_by(transfer, few, f"{run},published")
+
+    assert not np.allclose(ours, theirs, atol=0.1)
+    assert np.allclose(both, (ours + theirs) / 2, atol=1e-6)
+
+
+def test_micro_batches_and_rows_of_several_texts_change_no_loss(transfer, few, run, still):
+    words = few(
+        "distil", f"adaptation.teachers=[{run}]", f"init_from={still}", "objective.dropout=0",
+        "data.label_all=true", "losses.rest.confidence=0.8",
+    )  # fmt: skip
+    losses = {}
+    for name, more in {
+        "plain": [],
+        "micro": ["loop.micro_batch=3"],
+        "pack": ["loop.pack=true"],
+    }.items():
+        ended = transfer(*words, *more, f"run.dir={name}")
+        assert ended.code == 0, ended.err
+        records = read_metrics(Path(name) / "metrics.jsonl")
+        losses[name] = [
+            each[term]
+            for each in records
+            if each["kind"] == "train"
+            for term in sorted(each)
+            if term.startswith("loss")
+        ]
+
+    assert len(losses["plain"]) > 8
+    assert losses["micro"] == pytest.approx(losses["plain"], rel=1e-4)
+    assert losses["pack"] == pytest.approx(losses["plain"], rel=1e-4)
+
+
+@pytest.mark.parametrize("preset", ["distil", "uda"])
+def test_a_run_without_tags_that_was_stopped_ends_bit_for_bit(
+    preset, transfer, few, run, at_record
+):
+    beyond = "losses.rest.perturb=delete" if preset == "uda" else f"adaptation.teachers=[{run}]"
+    words = few(preset, beyond, "loop.evaluate_every=2 steps")
+    assert transfer(*words, "run.dir=whole").code == 0
+    at_record("after", "validation", 2, lambda: signal.raise_signal(signal.SIGTERM))
+    assert transfer(*words, "run.dir=cut").code == 75
+
+    resumed = transfer("finetune", "resume=cut")
+
+    assert resumed.code == 0, resumed.err
+    for name in ("model/weights.safetensors", "items.jsonl"):
+        assert Path("cut", name).read_bytes() == Path("whole", name).read_bytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("preset", ["distil", "uda"])
+def test_two_processes_learn_without_tags_what_one_does(preset, transfer, few, run, still, shell):
+    beyond = "losses.rest.perturb=delete" if preset == "uda" else f"adaptation.teachers=[{run}]"
+    words = few(
+        preset,
+        beyond,
+        "objective.dropout=0",
+        f"init_from={still}",
+        "optimizer=sgd",
+        "optimizer.lr=0.05",
+    )
+    assert transfer(*words, "run.dir=one").code == 0
+
+    ended = shell(*words, "run.dir=two", "devices=2")
+
+    assert ended.wait(240) == 0, ended.stderr.read()
+    ended.communicate()
+    one, two = (load_file(f"{name}/model/weights.safetensors") for name in ("one", "two"))
+    for name, weight in one.items():
+        assert np.allclose(two[name], weight, rtol=0, atol=1e-6), name
+
+
+def test_a_teacher_of_something_else_is_refused(transfer, few, finetuned, tmp_path):
+    ended = transfer(*few("distil", f"adaptation.teachers=[{finetuned}]"), "run.dir=run")
+
+    assert ended.code == 2
+    assert "losses.teacher.teachers: " in ended.err
+    assert "is a run of classification, and this run one of tagging" in ended.err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
