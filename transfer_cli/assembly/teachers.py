@@ -47,8 +47,11 @@ def ask_teachers(
         if not isinstance(loss.objective, Distillation):
             continue
         key, part = f"losses.{loss.name}.teachers", prepared[loss.stream]
-        if part.task is None:
-            raise ConfigError(f"losses.{loss.name}.stream: teachers answer labelled data or rest")
+        if type(part.task) is not type(prepared["main"].task) or part.task is None:
+            raise ConfigError(
+                f"losses.{loss.name}.stream: teachers answer what the main loss learns; take main, "
+                "or a stream of rest or of the same task"
+            )
         try:
             ensemble = Ensemble(loss.objective.teachers, precision, None, batch)
             part.task.check_combines(ensemble.task, "this run", loss.objective.teachers[0])

@@ -38,9 +38,20 @@ class OfMainHead(Objective):
     main: UnitObjective
 
     def setup(self, info: TaskInfo) -> None:
-        """Store the facts of the run; for errors see `main_of`."""
+        """Store the facts of the run.
+
+        Raises:
+            ConfigError: See `main_of`; or the examples of its stream have no such units.
+        """
         super().setup(info)
         self.main = main_of(info)
+        any_text = self.main.units_are_examples
+        if not any_text and type(info.task) is not type(self.main.info.task):
+            raise ConfigError(
+                f"losses.{info.name}.stream: {type(self.main).__name__} says something of each "
+                "part of an example, which only data of its task tell; take main, or a stream of "
+                "rest or of that task"
+            )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return none: the head is that of the main loss."""

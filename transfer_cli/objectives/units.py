@@ -4,6 +4,7 @@ Legend: B batch, T positions, N units, C labels, choices or numbers.
 """
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,6 +18,9 @@ class UnitObjective(Objective):
 
     By default units are examples, of which one label is said.
     """
+
+    units_are_examples: ClassVar[bool] = True
+    """Whether any text has such units; else a batch says which there are, as that of its task."""
 
     @abstractmethod
     def scores(self, model: TransferModel, batch: Batch, encoded: Encoding) -> Tensor:

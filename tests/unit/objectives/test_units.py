@@ -8,12 +8,15 @@ from torch.testing import assert_close
 from tests import tiny
 from transfer_cli.batch import IGNORE, with_facts, with_rows
 from transfer_cli.engine.features.cached import CachedFeatures
+from transfer_cli.errors import ConfigError
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.consistency import Consistency
+from transfer_cli.objectives.cross_view import CrossView
 from transfer_cli.objectives.distillation import Distillation
 from transfer_cli.objectives.perturbations import PERTURBATIONS
 from transfer_cli.seeds import ExampleNoise
 from transfer_cli.tasks.tagging.objective import TokenTagging
+from transfer_cli.tasks.tagging.task import TaggingTask
 from transfer_cli.tasks.tagging.windows import EncodedWords
 from transfer_cli.testing.objectives import check_objective
 
@@ -210,3 +213,17 @@ def test_where_every_word_is_left_out_the_mean_is_0():
     objective, _ = at_work(Consistency("none"))
 
     assert objective.compute_metrics({"loss": torch.tensor(0.0)}, {"loss": 0}, None) == {"loss": 0}
+
+
+def test_views_of_halves_are_of_texts_that_are_read_whole():
+    with pytest.raises(ConfigError, match=r"losses.further: its views .*TokenTagging reads words"):
+        tiny.bound(CrossView(), tiny.bound(TokenTagging()))
+
+
+@pytest.mark.parametrize("further", [Distillation(("RUN",)), Consistency()])
+def test_a_stream_of_running_text_has_no_words_to_be_tagged(further):
+    main = TokenTagging()
+    main.setup(TaskInfo(tiny.VOCABULARY, tiny.LABELS, task=TaggingTask(tiny.LABELS)))
+
+    with pytest.raises(ConfigError, match=r"losses.further.stream: TokenTagging says something of"):
+        tiny.bound(further, main)

@@ -4,6 +4,7 @@ Legend: B rows, T positions, D width, N targets, C tags.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,7 @@ class TokenTagging(UnitObjective):
     """
 
     task = "tagging"
+    units_are_examples: ClassVar[bool] = False
 
     def __init__(self, dropout: float = 0.1) -> None:
         if not 0 <= dropout < 1:
