@@ -48,9 +48,9 @@ class OfMainHead(Objective):
         any_text = self.main.units_are_examples
         if not any_text and type(info.task) is not type(self.main.info.task):
             raise ConfigError(
-                f"losses.{info.name}.stream: {type(self.main).__name__} says something of each "
-                "part of an example, which only data of its task tell; take main, or a stream of "
-                "rest or of that task"
+                f"losses.{info.name}.stream: {type(self.main).__name__} answers parts of an "
+                "example, and these examples do not say which; take main, or a stream of rest or "
+                f"of other data of the task {self.main.task}"
             )
 
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:

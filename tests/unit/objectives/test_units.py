@@ -225,5 +225,5 @@ def test_a_stream_of_running_text_has_no_words_to_be_tagged(further):
     main = TokenTagging()
     main.setup(TaskInfo(tiny.VOCABULARY, tiny.LABELS, task=TaggingTask(tiny.LABELS)))
 
-    with pytest.raises(ConfigError, match=r"losses.further.stream: TokenTagging says something of"):
+    with pytest.raises(ConfigError, match=r"losses.further.stream: TokenTagging answers parts"):
         tiny.bound(further, main)
