@@ -47,7 +47,8 @@ def ask_teachers(
         if not isinstance(loss.objective, Distillation):
             continue
         key, part = f"losses.{loss.name}.teachers", prepared[loss.stream]
-        if type(part.task) is not type(prepared["main"].task) or part.task is None:
+        main = prepared["main"].task
+        if part.task is None or main is None or part.task.name != main.name:
             raise ConfigError(
                 f"losses.{loss.name}.stream: teachers answer what the main loss learns; take main, "
                 "or a stream of rest or of the same task"

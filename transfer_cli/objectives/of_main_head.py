@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -46,7 +47,7 @@ class OfMainHead(Objective):
         super().setup(info)
         self.main = main_of(info)
         any_text = self.main.units_are_examples
-        if not any_text and type(info.task) is not type(self.main.info.task):
+        if not any_text and _name_of(info.task) != _name_of(self.main.info.task):
             raise ConfigError(
                 f"losses.{info.name}.stream: {type(self.main).__name__} answers parts of an "
                 "example, and these examples do not say which; take main, or a stream of rest or "
@@ -74,3 +75,7 @@ class OfMainHead(Objective):
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return the loss, without results of single examples."""
         return (replace(LOSS, headline=True, per_example=False),)
+
+
+def _name_of(task: Any) -> str | None:
+    return None if task is None else task.name
