@@ -70,7 +70,8 @@ class Distillation(OfMainHead):
                 for each_NC in (self.main.scores_of(answers_NC), scores_NC)
             )
         )
-        return {"loss": self.temperature**2 * torch.where(self._kept(given_NC), each_N, 0).sum()}
+        kept_N = self._kept(given_NC)
+        return {"loss": self.temperature**2 * torch.where(kept_N, each_N, 0).sum()}
 
     def _answers(self, batch: Batch) -> Tensor:
         if self.key not in batch:
