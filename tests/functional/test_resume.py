@@ -54,7 +54,7 @@ KINDS = {
         "data.labelled=30",
         "objective.annealing=exp",
         "+objective@losses.slices=slice_heads",
-        "losses.slices.parts.short.length=[0,7]",
+        "losses.slices.weight=0.5",
     ),
     "taught": (
         "finetune",

@@ -58,7 +58,6 @@ NEEDS = {
     ("adaptation", "distil"): ["adaptation.teachers=[RUN]"],
     ("adaptation", "self_training"): ["adaptation.teachers=[RUN]"],
     ("objective", "distillation"): ["objective.teachers=[RUN]"],
-    ("objective", "slice_heads"): ["+objective.parts.short.length=[0,7]"],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],
     ("adaptation/layer_scale", "per_group"): ["adaptation.layer_scale.rates={block.*:0.5}"],
 }

@@ -63,7 +63,9 @@ def ask_teachers(
         for split in part.splits.values():
             data: Any = encoded_of(split)
             ask = partial(_answers, ensemble, part.task, data.examples)
-            data.add(loss.objective.key, _known(cache, digest, part.task, data.examples, ask))
+            data.add_answers(
+                loss.objective.key, _known(cache, digest, part.task, data.examples, ask)
+            )
 
 
 def _known(

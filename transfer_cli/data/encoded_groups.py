@@ -53,6 +53,10 @@ class EncodedGroups:
         """Add a key to all batches, with a value for each example."""
         self._targets[name] = values
 
+    def add_answers(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Add a key to all batches, with a value for each thing that is answered: an example."""
+        self.add(name, values)
+
     def __len__(self) -> int:
         """Return the number of examples."""
         return len(self.examples)

@@ -96,6 +96,10 @@ class EncodedRows:
         """Add a key to all batches, with a value for each row."""
         self._targets[name] = values
 
+    def add_answers(self, name: str, values: npt.NDArray[Any]) -> None:
+        """Add a key to all batches, with a value for each thing that is answered: here a row."""
+        self.add(name, values)
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.lengths)

@@ -1,6 +1,6 @@
 """Cross-view training: heads that see a part of a text learn what the main one says of all of it.
 
-Legend: B batch, T positions, N labels, choices or numbers.
+Legend: B batch, T positions, N texts, questions or words; C labels, choices or numbers.
 """
 
 from collections.abc import Sequence
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from transfer_cli.batch import Batch, size
+from transfer_cli.batch import Batch
 from transfer_cli.errors import ConfigError, one_of
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.objectives.base import Encoding, TaskInfo
 from transfer_cli.objectives.beside_main_head import BesideMainHead
 from transfer_cli.objectives.of_main_head import main_of
 from transfer_cli.objectives.perturbations import Mask, view_of
-from transfer_cli.objectives.sequence import SequenceObjective
+from transfer_cli.objectives.units import UnitObjective
 from transfer_cli.seeds import ExampleNoise
 
 VIEWS = ("masked", "left", "right")
 
 
-class CrossView(BesideMainHead[SequenceObjective]):
+class CrossView(BesideMainHead[UnitObjective]):
     """KL(p || q) for each view: p is what the main head says of a text, q what the view's does.
 
     Cross-view training (Clark et al. 2018), in the form that fits Transformers. The paper restricts
@@ -50,16 +50,9 @@ class CrossView(BesideMainHead[SequenceObjective]):
         """The views."""
         return self.views
 
-    def main_of(self, info: TaskInfo) -> SequenceObjective:
-        """See `BesideMainHead`; a view lacks the words that it does not see."""
-        main = main_of(info)
-        if not isinstance(main, SequenceObjective):
-            raise ConfigError(
-                f"losses.{info.name}: its views are parts of texts that the main objective reads "
-                f"whole ({type(main).__name__} reads words); take objective=classification, "
-                "multilabel, regression or choice"
-            )
-        return main
+    def main_of(self, info: TaskInfo) -> UnitObjective:
+        """See `BesideMainHead`."""
+        return main_of(info)
 
     def setup(self, info: TaskInfo) -> None:
         """Store the facts of the run.
@@ -97,18 +90,27 @@ class CrossView(BesideMainHead[SequenceObjective]):
         return found
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Return the number of examples, for each view."""
-        return dict.fromkeys(self.views, size(batch))
+        """Return the number of texts, questions or words that each view sees."""
+        return {view: int(self._units_in(view, batch).sum()) for view in self.views}
+
+    def _units_in(self, view: str, batch: Batch) -> Tensor:
+        return self.main.units_in(batch, _seen(view, batch))
 
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
-        """Return each view's divergence, summed over the examples, in float32."""
+        """Return each view's divergence, summed over what it sees, in float32."""
         # A pass of its own without gradients: another loss may need those of `encoded`.
         with torch.no_grad():
-            target_BN = self.main.scores(model, batch, Encoding(model, batch))
+            target_NC = self.main.scores(model, batch, Encoding(model, batch))
         found = {}
         for view, beside in self.beside_main.items():
             tokens = batch["perturbed" if view == "masked" else "tokens"]
-            seen = view_of(batch, tokens, batch.get(f"sees_{view}", batch["mask"]))
-            scores_BN = beside.scores(model, seen, Encoding(model, seen))
-            found[view] = self.main.divergence(target_BN, scores_BN).sum()
+            part = view_of(batch, tokens, _seen(view, batch))
+            each_N = self.main.divergence(
+                target_NC, beside.scores(model, part, Encoding(model, part))
+            )
+            found[view] = torch.where(self._units_in(view, batch), each_N, 0).sum()
         return found
+
+
+def _seen(view: str, batch: Batch) -> Tensor:
+    return batch.get(f"sees_{view}", batch["mask"])

@@ -6,6 +6,7 @@ Legend: B batch, T positions, N units, C labels, choices or numbers.
 from abc import abstractmethod
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from transfer_cli.batch import Batch, size
@@ -37,6 +38,10 @@ class UnitObjective(Objective):
     def left_in(self, batch: Batch, mask: Tensor) -> Batch:
         """Return a batch without the units that another mask of its tokens takes away."""
         return batch
+
+    def units_in(self, batch: Batch, mask: Tensor) -> Tensor:
+        """Return which units another mask of the tokens leaves, `[N]` bool."""
+        return torch.ones(self.num_units(batch), dtype=torch.bool, device=mask.device)
 
     def scores_of(self, answers_NC: Tensor) -> Tensor:
         """Return the scores of which a finished run's answers are made."""

@@ -38,7 +38,7 @@ def answered(seed=0):
     data = texts()
     words = sum(map(len, data.read_at))
     draw = np.random.default_rng(seed)
-    data.add(KEY, draw.dirichlet(np.ones(3), words).astype(np.float32))
+    data.add_answers(KEY, draw.dirichlet(np.ones(3), words).astype(np.float32))
     return data
 
 
@@ -93,7 +93,7 @@ def test_a_student_like_its_teacher_loses_nothing_and_has_no_gradient(temperatur
     data = texts()
     batch = tiny.all_of(data)
     shares_NC = objective.main.scores(model, batch, Encoding(model, batch)).softmax(1)
-    data.add(KEY, shares_NC.detach().numpy())
+    data.add_answers(KEY, shares_NC.detach().numpy())
     view = tiny.all_of(data)
 
     found = lost(objective, model, view)
@@ -215,9 +215,22 @@ def test_where_every_word_is_left_out_the_mean_is_0():
     assert objective.compute_metrics({"loss": torch.tensor(0.0)}, {"loss": 0}, None) == {"loss": 0}
 
 
-def test_views_of_halves_are_of_texts_that_are_read_whole():
-    with pytest.raises(ConfigError, match=r"losses.further: its views .*TokenTagging reads words"):
-        tiny.bound(CrossView(), tiny.bound(TokenTagging()))
+def test_a_word_counts_in_the_views_that_see_it():
+    objective, model = at_work(CrossView())
+    view = with_facts(objective.prepare(tiny.all_of(texts()), NOISE))
+    is_read_BT = view["word"] != IGNORE
+    seen = {"masked": view["mask"], "left": view["sees_left"], "right": view["sees_right"]}
+    words = {name: int((is_read_BT & mask).sum()) for name, mask in seen.items()}
+    part = {key: view[key] for key in ("tokens", "word")} | {"mask": view["sees_left"]}
+    whole_NC = objective.main.scores(model, view, Encoding(model, view)).log_softmax(1)
+    left = objective.beside_main["left"].scores(model, part, Encoding(model, part)).log_softmax(1)
+    each_N = (whole_NC.exp() * (whole_NC - left)).sum(1)
+
+    found = objective.loss_sums(model, view, Encoding(model, view))["left"]
+
+    assert_close(found, each_N[view["sees_left"][is_read_BT]].sum())
+    assert objective.counts(view) == words
+    assert 0 < words["left"] < words["masked"]
 
 
 @pytest.mark.parametrize("further", [Distillation(("RUN",)), Consistency()])

@@ -234,7 +234,7 @@ def test_words_without_tags_are_numbered_once_and_get_their_values(tokenizer, di
     examples = [TagExample.of_words(words.split()) for words in ("How many rivers do go ?", "Many")]
     data = TaggingTask(PERSON).encode(examples, tokenizer, 6, direction)
     values = np.random.default_rng(0).random((7, 3), np.float32)
-    data.add("teacher_x", values)
+    data.add_answers("teacher_x", values)
 
     batch = data.batch(np.arange(len(data)))
 

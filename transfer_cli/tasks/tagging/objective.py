@@ -98,6 +98,10 @@ class TokenTagging(UnitObjective):
         """Leave out the words whose pieces at which they are read are gone."""
         return {**batch, "word": batch["word"].where(mask, IGNORE)}
 
+    def units_in(self, batch: Batch, mask: Tensor) -> Tensor:
+        """Return whether the piece is left at which each word is read."""
+        return mask.flatten().index_select(0, rows_with_word(batch))
+
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return the summed cross-entropy."""
         rows_N = rows_with_target(batch)

@@ -62,7 +62,7 @@ class EncodedWords(EncodedRows):
         self.read_at = read_at
         self._of_words: dict[str, npt.NDArray[Any]] = {}
 
-    def add(self, name: str, values: npt.NDArray[Any]) -> None:
+    def add_answers(self, name: str, values: npt.NDArray[Any]) -> None:
         """Add a key to all batches, `[B, T, ...]`, with a value for each word; 0 elsewhere."""
         self._of_words[name] = values
 
