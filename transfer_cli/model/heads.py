@@ -15,7 +15,7 @@ from transfer_cli.model.backbone import BackboneShape, initialise_plain
 from transfer_cli.model.block import ACTIVATIONS
 from transfer_cli.model.dropout import Dropout
 from transfer_cli.model.norms import build_norm
-from transfer_cli.model.vocabulary_loss import summed_cross_entropy
+from transfer_cli.model.vocabulary_loss import summed_cross_entropy, summed_divergence
 
 Pooling = Literal["cls_first", "cls_last", "mean", "max", "concat"]
 
@@ -51,6 +51,19 @@ class LanguageModelHead(nn.Module):
         table_VD = getattr(self, "weight", embedding_VD)
         return summed_cross_entropy(
             self._transformed(hidden_ND), table_VD, self.bias, target_N, compiled=self.compiled
+        )
+
+    def summed_divergence(
+        self,
+        hidden_ND: Tensor,
+        embedding_VD: Tensor,
+        teacher_logits: Callable[[slice], Tensor],
+        temperature: float,
+    ) -> Tensor:
+        """Return the divergence from a teacher (`vocabulary_loss`), summed over rows."""
+        table_VD = getattr(self, "weight", embedding_VD)
+        return summed_divergence(
+            self._transformed(hidden_ND), table_VD, self.bias, teacher_logits, temperature
         )
 
     def forward(self, hidden_ND: Tensor, embedding_VD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary without materialising all logits.
+"""Losses over a large vocabulary without materialising all logits.
 
 Legend: N rows, D width, V vocabulary, R rows of a chunk.
 
@@ -33,26 +33,68 @@ def summed_cross_entropy(
     `compiled`, `torch.compile` fuses the operations on the logits.
     """
     if torch.is_grad_enabled() and (hidden_ND.requires_grad or table_VD.requires_grad):
+        work = _compiled() if compiled else _in_place
+
+        def of_targets(logits_RV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+            return work(logits_RV, target_N[rows, None])
+
         total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
-            hidden_ND, table_VD, bias_V, target_N, _compiled() if compiled else _in_place
+            hidden_ND, table_VD, bias_V, of_targets
         )
         return total
     total = torch.zeros((), device=hidden_ND.device)
-    for rows in _chunks(target_N, len(table_VD)):
+    for rows in _chunks(hidden_ND, len(table_VD)):
         logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V).float()
         total = total + F.cross_entropy(logits_RV, target_N[rows], reduction="sum")
     return total
 
 
-def _chunks(target_N: Tensor, vocabulary: int) -> list[slice]:
-    elements = CHUNK_ELEMENTS.get(target_N.device.type, CHUNK_ELEMENTS["cpu"])
+def summed_divergence(
+    hidden_ND: Tensor,
+    table_VD: Tensor,
+    bias_V: Tensor | None,
+    teacher_logits: Callable[[slice], Tensor],
+    temperature: float,
+) -> Tensor:
+    """Return tau^2 KL(p || q) summed over rows, a float32 scalar, in chunks as well.
+
+    Its gradient by the logits is tau (q - p) (Hinton et al. 2015, section 2.1).
+
+    Args:
+        hidden_ND: The student's states.
+        table_VD: Its output matrix.
+        bias_V: Its output bias.
+        teacher_logits: Returns a teacher's logits, `[R, V]`, of some rows; p is their softmax,
+            and q that of the student's, both divided by tau.
+        temperature: tau.
+    """
+
+    def of_teacher(logits_RV: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        own_RV = (_wide(logits_RV) / temperature).log_softmax(-1)
+        log_p_RV = (_wide(teacher_logits(rows)) / temperature).log_softmax(-1)
+        p_RV = log_p_RV.exp()
+        loss = temperature**2 * (p_RV * (log_p_RV - own_RV)).sum(dtype=torch.float64)
+        return loss, own_RV.exp().sub_(p_RV).mul_(temperature)
+
+    total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, table_VD, bias_V, of_teacher
+    )
+    return total
+
+
+def _wide(logits_RV: Tensor) -> Tensor:
+    return logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+
+
+def _chunks(hidden_ND: Tensor, vocabulary: int) -> list[slice]:
+    elements = CHUNK_ELEMENTS.get(hidden_ND.device.type, CHUNK_ELEMENTS["cpu"])
     size = max(16, elements // vocabulary)
-    return [slice(start, start + size) for start in range(0, len(target_N), size)]
+    return [slice(start, start + size) for start in range(0, len(hidden_ND), size)]
 
 
 def _in_place(logits_RV: Tensor, target_R1: Tensor) -> tuple[Tensor, Tensor]:
     """Return the summed loss and its gradient by the logits, which may reuse their memory."""
-    gradient_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
+    gradient_RV = _wide(logits_RV)
     gradient_RV.sub_(gradient_RV.amax(1, keepdim=True))
     picked_R1 = gradient_RV.gather(1, target_R1)
     sum_R1 = gradient_RV.exp_().sum(1, keepdim=True)
@@ -89,18 +131,17 @@ class _GradientInForward(torch.autograd.Function):
         hidden_ND: Tensor,
         table_VD: Tensor,
         bias_V: Tensor | None,
-        target_N: Tensor,
-        loss_and_gradient: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        loss_and_gradient: Callable[[Tensor, slice], tuple[Tensor, Tensor]],
     ) -> Tensor:
         need_hidden, need_table, need_bias, *_ = ctx.needs_input_grad
         total = hidden_ND.new_zeros((), dtype=torch.float64)
         by_hidden = torch.empty_like(hidden_ND) if need_hidden else None
         by_table = torch.zeros_like(table_VD) if need_table else None
         by_bias = torch.zeros_like(bias_V) if need_bias and bias_V is not None else None
-        for rows in _chunks(target_N, len(table_VD)):
+        for rows in _chunks(hidden_ND, len(table_VD)):
             logits_RV = F.linear(hidden_ND[rows], table_VD, bias_V)
             kind = logits_RV.dtype
-            loss, gradient_RV = loss_and_gradient(logits_RV, target_N[rows, None])
+            loss, gradient_RV = loss_and_gradient(logits_RV, rows)
             total += loss
             if by_bias is not None:
                 by_bias += gradient_RV.sum(0, dtype=by_bias.dtype)
@@ -120,4 +161,4 @@ class _GradientInForward(torch.autograd.Function):
         # In place, since a table's gradient is as large as the table. In a second backward pass
         # torch raises an error: the saved tensors have changed.
         gradients = (g if g is None else g.mul_(scale) for g in ctx.saved_tensors)
-        return *gradients, None, None
+        return *gradients, None

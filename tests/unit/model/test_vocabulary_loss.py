@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from transfer_cli.model import vocabulary_loss
-from transfer_cli.model.vocabulary_loss import summed_cross_entropy
+from transfer_cli.model.vocabulary_loss import summed_cross_entropy, summed_divergence
 
 UPSTREAM = 0.37
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -131,3 +131,74 @@ def test_a_table_used_twice_gets_both_gradients():
     found = torch.autograd.grad(tied(hidden, table, bias, target, summed_cross_entropy), table)[0]
 
     assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+# --- divergence from a teacher -------------------------------------------------------------------
+
+
+def plain_divergence(hidden_ND, table_VD, bias_V, teacher_NV, temperature):
+    own_NV = (F.linear(hidden_ND, table_VD, bias_V).float() / temperature).log_softmax(-1)
+    theirs_NV = (teacher_NV.float() / temperature).log_softmax(-1)
+    return temperature**2 * F.kl_div(own_NV, theirs_NV, reduction="sum", log_target=True)
+
+
+def chunked(hidden_ND, table_VD, bias_V, teacher_NV, temperature):
+    return summed_divergence(hidden_ND, table_VD, bias_V, teacher_NV.__getitem__, temperature)
+
+
+def divergence_and_gradients(function, *tensors, precision=None):
+    for tensor in tensors[:3]:
+        tensor.grad = None
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        loss = function(*tensors, 2.0)
+    (UPSTREAM * loss).backward()
+    return [loss.detach(), *(tensor.grad for tensor in tensors[:3])]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("elements", [1, 7 * 20, 2**23])
+def test_a_divergence_in_chunks_is_that_of_the_plain_formula(monkeypatch, elements, precision):
+    monkeypatch.setitem(vocabulary_loss.CHUNK_ELEMENTS, "cpu", elements)
+    *tensors, _ = inputs(50, 7, torch.float32)
+    teacher_NV = torch.randn(50, 7, generator=torch.Generator().manual_seed(1))
+
+    expected = divergence_and_gradients(plain_divergence, *tensors, teacher_NV, precision=precision)
+    found = divergence_and_gradients(chunked, *tensors, teacher_NV, precision=precision)
+
+    # Gradients by logits are rounded to bf16 before the products, in either order.
+    coarse = 1e-5 if precision == "fp32" else 2e-2
+    for number, (own, wanted) in enumerate(zip(found, expected, strict=True)):
+        tolerance = 1e-5 if number == 0 else coarse
+        assert_close(own, wanted, rtol=tolerance, atol=tolerance, check_dtype=False)
+
+
+def test_a_student_that_predicts_as_its_teacher_has_divergence_0_and_gradient_0():
+    hidden, table, bias, _ = inputs(50, 7, torch.float32)
+    teacher_NV = F.linear(hidden, table, bias).detach()
+
+    value, *gradients = divergence_and_gradients(chunked, hidden, table, bias, teacher_NV)
+
+    assert float(value) == 0
+    assert not any(gradient.any() for gradient in gradients)
+
+
+def test_two_logits_of_which_a_teacher_prefers_one_diverge_as_the_formula_says():
+    hidden, table = torch.zeros(1, 1), torch.zeros(2, 1)
+    teacher_NV = torch.tensor([[2.0, 0.0]])
+
+    found = chunked(hidden, table, None, teacher_NV, 2.0)
+
+    assert float(found) == pytest.approx(0.4438, abs=1e-4)
+    assert float(found) / 4 == pytest.approx(0.1109, abs=1e-4)
+
+
+def test_where_the_bias_alone_learns_a_divergence_still_has_its_gradient():
+    hidden, table, bias, _ = inputs(50, 7, torch.float32)
+    hidden, table = hidden.detach(), table.detach()
+    teacher_NV = torch.randn(50, 7, generator=torch.Generator().manual_seed(1))
+
+    chunked(hidden, table, bias, teacher_NV, 2.0).backward()
+    found, bias.grad = bias.grad, None
+    plain_divergence(hidden, table, bias, teacher_NV, 2.0).backward()
+
+    assert_close(found, bias.grad, rtol=1e-5, atol=1e-5)
