@@ -43,6 +43,23 @@ class AttentionInputs:
     packing: Packing | None = None
 
 
+@dataclass(frozen=True)
+class Projections:
+    """What a block's attention computes with: all as it is multiplied, normed and rotated.
+
+    Args:
+        query: `[B, H, T, W]`.
+        key: `[B, G, S, W]`.
+        value: `[B, G, S, W]`.
+        inputs: What the queries see.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    inputs: AttentionInputs
+
+
 class SelfAttention(nn.Module):
     """Multi-head attention of a sequence on itself.
 
@@ -72,6 +89,8 @@ class SelfAttention(nn.Module):
         self.register_module("prefix", None)
         self.on_probabilities: Callable[[Tensor], None] | None = None
         """Called with the attention probabilities `[B, H, T, S]` of a pass; see `captures`."""
+        self.on_projections: Callable[[Projections], None] | None = None
+        """Called with the queries, keys and values of a pass; see `captures`."""
 
     def forward(self, hidden_BTD: Tensor, inputs: AttentionInputs) -> Tensor:
         """Return `[B, T, D]`, or packed as the hidden states are."""
@@ -85,6 +104,8 @@ class SelfAttention(nn.Module):
             query, key = inputs.rotate(query, key)
         if inputs.kv_cache is not None:
             key, value = inputs.kv_cache.extend(key, value)
+        if self.on_projections is not None:
+            self.on_projections(Projections(query, key, value, inputs))
         mixed_BHTW = self._mix_shared(query, key, value, inputs)
         if self.prefix is not None:
             mixed_BHTW = mixed_BHTW + self.prefix(query)
@@ -113,7 +134,7 @@ class SelfAttention(nn.Module):
         """Return the values, weighted, `[B, H, T, W]`."""
         dropout = self.dropout if self.training else 0.0
         if self.on_probabilities is not None:
-            probabilities_BHTS = _probabilities(query, key, inputs)
+            probabilities_BHTS = masked_scores(query, key, inputs).softmax(-1)
             self.on_probabilities(probabilities_BHTS)
             return F.dropout(probabilities_BHTS, dropout) @ value
         if dropout and can_attend_with_dropout(query, value, inputs.attn_mask):
@@ -134,17 +155,20 @@ class SelfAttention(nn.Module):
         return query, key, value
 
 
-def _probabilities(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs) -> Tensor:
-    """Return the attention probabilities `[B, H, T, S]`, which fused kernels do not materialise."""
+def masked_scores(query_BHTW: Tensor, key_BHSW: Tensor, inputs: AttentionInputs) -> Tensor:
+    """Return what a softmax makes attention probabilities of, `[B, H, T, S]`.
+
+    It is -inf where a query does not see a key. Fused kernels do not materialise it.
+    """
     scores = query_BHTW @ key_BHSW.transpose(-2, -1) / math.sqrt(query_BHTW.shape[-1])
     attn_mask = inputs.attn_mask
     if inputs.causal:
         attn_mask = _causal_mask(query_BHTW, key_BHSW)
     if attn_mask is None:
-        return scores.softmax(-1)
+        return scores
     if attn_mask.dtype == torch.bool:
-        return scores.masked_fill(~attn_mask, -math.inf).softmax(-1)
-    return (scores + attn_mask).softmax(-1)
+        return scores.masked_fill(~attn_mask, -math.inf)
+    return scores + attn_mask
 
 
 def _causal_mask(query_BHTW: Tensor, key_BHSW: Tensor) -> Tensor:

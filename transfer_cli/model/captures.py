@@ -1,4 +1,4 @@
-"""Records outputs of modules and attention probabilities.
+"""Records outputs of modules, attention probabilities, and what attention computes with.
 
 Legend: B batch, H heads, T queries, S keys.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from transfer_cli.errors import nearest
-from transfer_cli.model.attention import SelfAttention
+from transfer_cli.model.attention import Projections, SelfAttention
 
 
 @dataclass
@@ -25,15 +25,21 @@ class Captured:
         hidden_states: The output of each chosen module, by its name.
         attention: The probabilities of each attention module, `[B, H, T, S]`, by its name,
             before dropout.
+        projections: The queries, keys and values of each chosen attention module, by its name.
     """
 
     hidden_states: dict[str, Any] = field(default_factory=dict)
     attention: dict[str, Tensor] = field(default_factory=dict)
+    projections: dict[str, Projections] = field(default_factory=dict)
 
 
 @contextmanager
 def captures(
-    model: nn.Module, hidden_states: Sequence[str] = (), *, attention: bool = False
+    model: nn.Module,
+    hidden_states: Sequence[str] = (),
+    *,
+    attention: bool = False,
+    projections: Sequence[str] = (),
 ) -> Iterator[Captured]:
     """Record outputs of modules while the context is active.
 
@@ -44,12 +50,14 @@ def captures(
         model: Any module; it stays unchanged.
         hidden_states: Names of modules (see `named_modules`) whose outputs are recorded.
         attention: Whether attention probabilities are recorded.
+        projections: Names of attention modules whose queries, keys and values are recorded; they
+            keep their fused kernels.
 
     Raises:
         ValueError: The model has no module of that name.
     """
     modules = dict(model.named_modules())
-    for name in hidden_states:
+    for name in (*hidden_states, *projections):
         if name not in modules:
             raise ValueError(f"the model has no module {name!r}.{nearest(name, modules)}")
     captured = Captured()
@@ -64,7 +72,12 @@ def captures(
 
             stack.enter_context(modules[name].register_forward_hook(keep))
         for name, module in modules.items():
-            if attention and isinstance(module, SelfAttention):
+            if not isinstance(module, SelfAttention):
+                continue
+            if attention:
                 stack.callback(setattr, module, "on_probabilities", module.on_probabilities)
                 module.on_probabilities = partial(captured.attention.__setitem__, name)
+            if name in projections:
+                stack.callback(setattr, module, "on_projections", module.on_projections)
+                module.on_projections = partial(captured.projections.__setitem__, name)
         yield captured
