@@ -18,7 +18,13 @@ from transfer_cli.adaptation.edits import Edit
 from transfer_cli.assembly import datasets
 from transfer_cli.assembly.datasets import RunData
 from transfer_cli.assembly.exports import exports_as
-from transfer_cli.assembly.init_from import INHERITED, Pretrained, open_start, with_rows
+from transfer_cli.assembly.init_from import (
+    INHERITED,
+    Pretrained,
+    open_start,
+    pick_layers,
+    with_rows,
+)
 from transfer_cli.assembly.losses import (
     Asked,
     bind_losses,
@@ -57,6 +63,9 @@ from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Schedule
 from transfer_cli.seeds import derive
+
+DEPTH = "model.depth"
+"""The key of a model that may be typed beside `init_from`: so many of its blocks."""
 
 FEWEST_STEPS = 20
 """Steps from which on a stage is long enough to learn in, however small a part of an epoch."""
@@ -199,7 +208,7 @@ def draw(
     sharded = config.parallel == "fsdp" and distributed.world_size() > 1
     if sharded:
         _check_shardable(asked, adaptation, measures_forgetting=config.forgetting.data is not None)
-    start = open_start(config.init_from, config.get("base"), typed)
+    start = _start(config, command, typed, adaptation)
     inherits = _inherits(config, start)
     shape = with_direction(shape_of(config, start, command), asked)
     # As a number: what is stored, and compared with other runs, is what was used.
@@ -332,6 +341,32 @@ def _solvable(plan: Blueprint, config: DictConfig) -> Blueprint:
             "experiment=quick sets all of this, or take optimizer=adamw"
         )
     return plan
+
+
+def _start(
+    config: DictConfig, command: str, typed: Sequence[str], chosen: Adaptation
+) -> Pretrained | None:
+    """Return what the run starts from: in pretraining, perhaps some of its blocks alone.
+
+    Which ones is written into the config, since a resume types nothing of it.
+    """
+    if command != "pretrain":
+        return open_start(config.init_from, config.get("base"), typed)
+    start = open_start(config.init_from, config.get("base"), typed, {DEPTH})
+    asks = any(word.lstrip("+").partition("=")[0] == DEPTH for word in typed)
+    layers = config.student.layers
+    found = pick_layers(
+        start, None if layers is None else list(layers), config.model.depth if asks else None
+    )
+    if found is None or found.layers is None:
+        return found
+    if chosen.store == "trained":
+        raise ConfigError(
+            "adaptation.store: trained leaves weights where init_from has them, and a model of "
+            "some of its blocks has them at other places; take adaptation.store=all"
+        )
+    config.student.layers = list(found.layers)
+    return found
 
 
 def _inherits(config: DictConfig, start: Pretrained | None) -> bool:

@@ -1,8 +1,8 @@
 """A model to start from: what `init_from` names."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from transfer_cli.interop.hub import fetch
 from transfer_cli.interop.published_folder import TABLES, Published, is_published, open_folder
 from transfer_cli.model.backbone import INITIAL_STD
 from transfer_cli.model.meta_device import without_weights
+from transfer_cli.model.picked_blocks import shape_of_blocks, spread, tensors_of_blocks
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import (
     DESCRIPTION,
@@ -65,6 +66,8 @@ class Pretrained:
         tokenizer: The one that it was trained with.
         base: Where the user says that the weights are that this model does not store.
         published: The model that others have published, where it is one.
+        layers: The numbers of the blocks that are picked of it, which its description then has
+            alone; None: all.
     """
 
     weights: Path
@@ -73,6 +76,7 @@ class Pretrained:
     tokenizer: Tokenizer
     base: str | None = None
     published: Published | None = None
+    layers: tuple[int, ...] | None = None
 
     @cached_property
     def task(self) -> Task | None:
@@ -94,6 +98,8 @@ class Pretrained:
                 or the description is of a model that they do not fill.
         """
         tensors, depth = self._with_base(values=values), self.description.shape.depth
+        if self.layers is not None:
+            tensors = tensors_of_blocks(tensors, self.layers)
         if depth > len(tensors):  # even on paper, thousands of blocks take their time
             raise CheckpointError(
                 f"{self.weights} does not fill this model's backbone: {len(tensors)} tensors are "
@@ -102,7 +108,7 @@ class Pretrained:
         with without_weights():  # memory is taken for the model of the description
             self.filled(without_values(tensors))
         if not values:
-            return tensors
+            return without_values(tensors)
 
         def read(name: str) -> Tensor:
             found = tensors[name]
@@ -230,8 +236,15 @@ def verify_model(folder: Path, *names: str) -> None:
         raise CheckpointError(f"{error}; {cure}") from error
 
 
-def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) -> Pretrained | None:
+def open_start(
+    init_from: str | None,
+    base: str | None,
+    typed: Sequence[str],
+    may_change: Set[str] = frozenset(),
+) -> Pretrained | None:
     """Return the model that `init_from` names; None when it names none.
+
+    `may_change` are keys of the model that may be typed beside it all the same.
 
     Raises:
         ConfigError: Another model or tokenizer was typed beside it.
@@ -246,9 +259,53 @@ def open_start(init_from: str | None, base: str | None, typed: Sequence[str]) ->
         from_file = word == "tokenizer=file" or key == "tokenizer.path"
         grows = word == "tokenizer=inherited" or key in ("tokenizer.add", "tokenizer.sentinels")
         takes_none = word.startswith("~") or word.endswith("=null")
-        if part in ("model", "tokenizer") and not (from_file or grows or takes_none):
+        own = from_file or grows or takes_none or key in may_change
+        if part in ("model", "tokenizer") and not own:
             raise ConfigError(f"{word}: init_from brings its own {part}; leave {key}= out")
     return open_pretrained(init_from, base=base)
+
+
+def pick_layers(
+    start: Pretrained | None, layers: Sequence[int] | None, depth: int | None
+) -> Pretrained | None:
+    """Return a model to start from with some of its blocks alone.
+
+    Args:
+        start: The model.
+        layers: Their numbers; None: `depth` blocks, spread over all of them.
+        depth: How many; None: as many as `layers`, or all.
+
+    Raises:
+        ConfigError: There are no such blocks, or no model to take them from.
+    """
+    if start is None and layers is not None:
+        raise ConfigError(
+            "student.layers: there is no model to pick blocks of; give init_from=TEACHER, or leave "
+            "it out"
+        )
+    if start is None or (layers is None and depth is None):
+        return start
+    key = "model.depth" if layers is None else "student.layers"
+    if layers is not None and depth not in (None, len(layers)):
+        raise ConfigError(
+            f"model.depth: {depth} blocks, and student.layers picks {len(layers)}; leave "
+            "model.depth= out"
+        )
+    if depth is not None and type(depth) is not int:
+        raise ConfigError(f"model.depth: expected a number of blocks, got {depth!r}")
+    if start.description.edits:
+        raise ConfigError(
+            f"{key}: {start.folder} has blocks that were edited "
+            f"({', '.join(start.description.edits)}), of which none can be left out; start from "
+            "a run without edits, or one that was stored with adaptation.store=merged"
+        )
+    shape = start.description.shape
+    try:
+        picked = spread(shape.depth, depth or 0) if layers is None else tuple(layers)
+        description = replace(start.description, shape=shape_of_blocks(shape, picked))
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    return replace(start, description=description, layers=picked)
 
 
 def choose_tokenizer(

@@ -62,7 +62,10 @@ def fact(name: str, text: str) -> Entry:
 
 
 def _shared(blueprint: Blueprint) -> list[Renderable]:
-    shape = blueprint.model.backbone.shape
+    shape, start = blueprint.model.backbone.shape, blueprint.start
+    if start is not None and start.layers is not None:
+        picked = ", ".join(map(str, start.layers))
+        return [fact("blocks", f"{picked} of {start.folder} (student.layers)")]
     if shape.distinct_blocks == shape.depth:
         return []
     said = f"{shape.distinct_blocks} at {shape.depth} places, with whatever is added to them"

@@ -23,8 +23,8 @@ from transfer_cli.runs.sweep import SweepDirectory
 AUTO = "auto"
 """The value of `resume` with which the same command begins a run and resumes it."""
 
-_FOUND = {"data.text", "data.label", "data.header"}
-"""Keys that are found in the data where they are null: a run has what it began with."""
+_FOUND = {"data.text", "data.label", "data.header", "student.layers"}
+"""Keys that are found out where they are null: a run has what it began with."""
 
 RATE = "optimizer.lr"
 """Where no number is typed it depends on the model: a run has what it began with."""

@@ -48,6 +48,7 @@ ROLES = {
     "resume": Role.NAMES_RUN | Role.PLACE,
     "resume_strict": Role.NAMES_RUN,
     "model": LEARNS,
+    "student": LEARNS,
     "objective": LEARNS,
     "losses": LEARNS,
     "streams": LEARNS,

@@ -205,8 +205,18 @@ class TrainConfig(SharedConfig):
 
 
 @dataclass
+class StudentConfig:
+    """Which blocks of `init_from` a shallower model begins with."""
+
+    layers: list[int] | None = None
+    """Their numbers, from 0: [0,2,4,7,9,11]; none: all, or model.depth of them, spread evenly."""
+
+
+@dataclass
 class PretrainConfig(TrainConfig):
     """What `pretrain` takes."""
+
+    student: StudentConfig = field(default_factory=StudentConfig)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from transfer_cli.errors import ConfigError
 
@@ -44,4 +44,5 @@ def takes_one(key: str, command: str) -> bool:
         if not dataclasses.is_dataclass(kind):
             return False
         kind = get_type_hints(kind).get(name, Any)
-    return kind is not Any and get_origin(kind) is not dict and not dataclasses.is_dataclass(kind)
+    several = any(get_origin(each) in (dict, list) for each in (kind, *get_args(kind)))
+    return kind is not Any and not several and not dataclasses.is_dataclass(kind)

@@ -1,0 +1,81 @@
+"""A shallower model made of some of another one's blocks (Sanh et al. 2019, section 2)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from transfer_cli.model.block import RESIDUALS
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.weights import LazyTensors, without_values
+
+_BLOCKS = "backbone.blocks."
+
+
+def spread(depth: int, blocks: int) -> tuple[int, ...]:
+    """Return the numbers of `blocks` blocks out of `depth`, the middle of each of as many parts.
+
+    Raises:
+        ValueError: There are not so many.
+    """
+    if not 1 <= blocks <= depth:
+        raise ValueError(f"{blocks} blocks cannot be picked of {depth}; give 1 to {depth}")
+    return tuple((2 * number + 1) * depth // (2 * blocks) for number in range(blocks))
+
+
+def shape_of_blocks(shape: BackboneShape, layers: Sequence[int]) -> BackboneShape:
+    """Return the shape of a model that has these blocks of a model alone.
+
+    Args:
+        shape: Of the model.
+        layers: Their numbers, from 0 and ascending.
+
+    Raises:
+        ValueError: There are no such blocks, or a model of them is none that a shape describes.
+    """
+    if not layers or list(layers) != sorted(set(layers)):
+        raise ValueError(f"{list(layers)} has to name a block or more, ascending, each once")
+    if not 0 <= layers[0] <= layers[-1] < shape.depth:
+        raise ValueError(
+            f"{list(layers)} goes beyond the model's blocks, which are 0 to {shape.depth - 1}"
+        )
+    if shape.distinct_blocks < shape.depth:
+        raise ValueError(
+            f"the model's blocks share their weights (model.share={shape.share}), so there are "
+            "none to pick"
+        )
+    if RESIDUALS[shape.residual].plain_start and layers[0] != 0:
+        raise ValueError(
+            f"{list(layers)} has to begin with 0: with residual={shape.residual} the first block "
+            "is unlike the others"
+        )
+    wanted = [shape.has_window[layer] for layer in layers]
+    depth = len(layers)
+    rhythms = [(shape.global_every, shape.global_from)]
+    rhythms += [(every, first) for every in range(depth + 1) for first in range(max(1, every))]
+    for every, first in rhythms:
+        found = replace(shape, depth=depth, global_every=every, global_from=first)
+        if found.has_window == wanted:
+            return found
+    said = ", ".join("a window" if local else "none" for local in wanted)
+    raise ValueError(
+        f"{list(layers)} have no rhythm of attention windows ({said}) that model.global_every and "
+        "model.global_from could say; pick others"
+    )
+
+
+def tensors_of_blocks(tensors: Mapping[str, Tensor], layers: Sequence[int]) -> Mapping[str, Tensor]:
+    """Return a model's tensors with these blocks alone, numbered anew; each is read when needed."""
+    place = {str(layer): str(number) for number, layer in enumerate(layers)}
+    stored = {}
+    for name in tensors:
+        if not name.startswith(_BLOCKS):
+            stored[name] = name
+            continue
+        number, _, rest = name.removeprefix(_BLOCKS).partition(".")
+        if number in place:
+            stored[f"{_BLOCKS}{place[number]}.{rest}"] = name
+    shapes = without_values(tensors)
+    return LazyTensors(
+        {own: shapes[name] for own, name in stored.items()}, lambda own: tensors[stored[own]]
+    )
