@@ -56,11 +56,14 @@ from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
 from transfer_cli.objectives.consistency import Consistency
 from transfer_cli.objectives.cross_view import CrossView
+from transfer_cli.objectives.distil_lm import DistilLM
 from transfer_cli.objectives.distillation import Distillation
 from transfer_cli.objectives.masked_lm import MaskedLM
 from transfer_cli.objectives.perturbations import PERTURBATIONS
+from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.slice_heads import SliceHeads
 from transfer_cli.objectives.source_distillation import SourceDistillation
+from transfer_cli.objectives.with_teachers import WithTeachers
 from transfer_cli.optim.eager import AdamW
 from transfer_cli.optim.muon import MuonWithAdamW
 from transfer_cli.runs.slices import Slice
@@ -429,6 +432,24 @@ for _name in ("distillation", "distillation of first choices", "consistency unde
     def _(device: torch.device, make: Callable[[], Objective] = FURTHER[_name]) -> list[float]:
         losses = [Loss("main", TokenTagging(dropout=0)), Loss("further", make())]
         return losses_of(losses[0].objective, device, TaughtWords(), losses=losses)
+
+
+STUDENTS: dict[str, Callable[[], WithTeachers]] = {
+    "a student of predictions": lambda: DistilLM(("RUN", "RUN"), MaskedLM()),
+    "a student of hidden tokens": lambda: DistilLM(("RUN",), MaskedLM(), only_masked=True),
+    "a student of attention": lambda: RelationDistillation(("RUN",)),
+    "a student of parts of the width": lambda: RelationDistillation(("RUN",), heads=4),
+}
+"""Losses that compare with other models."""
+
+for _name, _make in STUDENTS.items():
+
+    @case(f"steps: {_name}", NOTED)
+    def _(device: torch.device, make: Callable[[], WithTeachers] = _make) -> list[float]:
+        objective, teacher = make(), tiny.model(MaskedLM(), seed=1, **BOTH_SIDES)
+        teacher.to(device).eval().requires_grad_(requires_grad=False)
+        objective.lend([teacher] * len(objective.teachers))
+        return losses_of(objective, device, tiny.Questions(causal=False), shape=BOTH_SIDES)
 
 
 @case("mixed losses on streams of their own", NOTED)

@@ -58,6 +58,8 @@ NEEDS = {
     ("adaptation", "distil"): ["adaptation.teachers=[RUN]"],
     ("adaptation", "self_training"): ["adaptation.teachers=[RUN]"],
     ("objective", "distillation"): ["objective.teachers=[RUN]"],
+    ("objective", "distil_lm"): ["objective.teachers=[RUN]"],
+    ("objective", "relation_distillation"): ["objective.teachers=[RUN]"],
     ("adaptation/plan", "pattern"): ["adaptation.plan.train=[head.*]"],
     ("adaptation/layer_scale", "per_group"): ["adaptation.layer_scale.rates={block.*:0.5}"],
 }

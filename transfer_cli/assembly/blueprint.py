@@ -35,6 +35,7 @@ from transfer_cli.assembly.losses import (
 from transfer_cli.assembly.model import build_model, edit_nodes, make_edits
 from transfer_cli.assembly.optimizer import base_lr, is_solver, parameter_groups
 from transfer_cli.assembly.origins import Origins
+from transfer_cli.assembly.teachers import check_reads_alike, meet_teachers
 from transfer_cli.config.build import TARGET, build
 from transfer_cli.config.schema import LoopConfig, MixingConfig
 from transfer_cli.data.mixture import Mixture, mixed_epoch
@@ -59,6 +60,7 @@ from transfer_cli.model.weights import (
 )
 from transfer_cli.objectives.base import TaskInfo, declared_metrics
 from transfer_cli.objectives.language_model import HEAD
+from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.source_distillation import SourceDistillation
 from transfer_cli.optim.lr_scheduler import LRScheduler
 from transfer_cli.optim.schedules import Schedule
@@ -95,6 +97,7 @@ class Blueprint:
         adaptation: What is added, what trains when, what pulls back.
         lr_scheduler: Sets the learning rate of every parameter group at every step.
         start: What the run starts from; None for a fresh model.
+        teachers: The models that losses compare with in each step, by the name of the loss.
         tensors: The weights of that, on the meta device for a plan; None for fresh weights, and in
             a run that has been built.
         data: Of every stream.
@@ -118,6 +121,7 @@ class Blueprint:
     adaptation: Adaptation
     lr_scheduler: LRScheduler
     start: Pretrained | None
+    teachers: Mapping[str, Sequence[Pretrained]]
     tensors: Mapping[str, Tensor] | None
     data: RunData
     model: TransferModel
@@ -205,16 +209,15 @@ def draw(
     precision = device_and_precision(config.device, config.precision)
     loop, mixing = build(config.loop, "loop", LoopConfig), config.mixing
     asked, adaptation = build_objectives(config), build(config.adaptation, "adaptation", Adaptation)
-    sharded = config.parallel == "fsdp" and distributed.world_size() > 1
-    if sharded:
-        _check_shardable(asked, adaptation, measures_forgetting=config.forgetting.data is not None)
-    start = _start(config, command, typed, adaptation)
+    sharded = _is_sharded(config, asked, adaptation)
+    start, teachers = _start(config, command, typed, adaptation), meet_teachers(asked)
     inherits = _inherits(config, start)
     shape = with_direction(shape_of(config, start, command), asked)
     # As a number: what is stored, and compared with other runs, is what was used.
     config.optimizer.lr = base_lr(config.optimizer.get("lr"), shape.width)
     with distributed.main_first():
         data = datasets.of_run(config, command, shape, start, origins)
+    check_reads_alike(teachers, data.tokenizer, config.data.get("length") or shape.positions)
     sizes = sizes_of(data.drawn, loop, build(mixing, "mixing", MixingConfig), config.seed)
     lr_scheduler = LRScheduler(
         config.optimizer.lr,
@@ -259,11 +262,15 @@ def draw(
             adaptation=adaptation,
             lr_scheduler=lr_scheduler,
             start=start,
+            teachers=teachers,
             tensors=tensors,
             data=data,
             model=model,
             losses=losses,
-            objective={**objective_options(config.objective, "objective"), **decided},
+            objective={
+                **losses[0].objective.described(objective_options(config.objective, "objective")),
+                **decided,
+            },
             report=report,
             inherited=inherited,
             edits=edits,
@@ -565,16 +572,23 @@ def _check_mergeable(model: TransferModel) -> None:
         )
 
 
-def _check_shardable(
-    asked: Mapping[str, Asked], chosen: Adaptation, *, measures_forgetting: bool
-) -> None:
-    """Refuse `parallel=fsdp` where something in the run needs all of the model in one process."""
+def _is_sharded(config: DictConfig, asked: Mapping[str, Asked], chosen: Adaptation) -> bool:
+    """Return whether each process is to hold a part of the model.
+
+    Raises:
+        ConfigError: Something in the run needs all of it in one process.
+    """
+    if config.parallel != "fsdp" or distributed.world_size() == 1:
+        return False
     whole = {
         "adaptation.penalty": chosen.penalty is not None,
         "adaptation.store=merged": chosen.store == "merged",
-        "forgetting.data": measures_forgetting,
+        "forgetting.data": config.forgetting.data is not None,
         "source_distillation": any(
             isinstance(loss.objective, SourceDistillation) for loss in asked.values()
+        ),
+        "relation_distillation": any(
+            isinstance(loss.objective, RelationDistillation) for loss in asked.values()
         ),
     }
     for what in (name for name, needs in whole.items() if needs):
@@ -582,3 +596,4 @@ def _check_shardable(
             f"parallel: with fsdp no process has the whole model, which {what} needs; leave one "
             "of them out, or take parallel=ddp"
         )
+    return True

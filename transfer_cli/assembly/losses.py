@@ -49,7 +49,7 @@ def with_direction(shape: BackboneShape, asked: Mapping[str, Asked]) -> Backbone
     for name, own in needed.items():
         if own not in (None, direction):
             raise ConfigError(
-                f"{_loss_key(name)}: {type(asked[name].objective).__name__} needs a {own} model, "
+                f"{loss_key(name)}: {type(asked[name].objective).__name__} needs a {own} model, "
                 f"and this one is {direction} (model.direction, the main objective, or init_from "
                 f"decides){_cure(name, asked[name].objective, direction)}"
             )
@@ -66,7 +66,7 @@ def _cure(name: str, objective: Objective, direction: str) -> str:
         choose = "objective" if name == "main" else f"objective@losses.{name}"
         return f"; for this model take {choose}={option}"
     if isinstance(objective, SourceDistillation):
-        path = f"{_loss_key(name)}.language_model._target_"
+        path = f"{loss_key(name)}.language_model._target_"
         return f"; for this model give {path}=transfer_cli.objectives.{module}"
     return ""
 
@@ -81,7 +81,7 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
     streams = ["main", *map(str, config.streams)]
     found: dict[str, Asked] = {}
     for name, node in nodes.items():
-        key = _loss_key(name)
+        key = loss_key(name)
         objective = build(objective_options(node, key), key, Objective)
         plain: Any = OmegaConf.to_container(node, resolve=True)
         own = {option: plain[option] for option in LOSS_OPTIONS if option in plain}
@@ -106,7 +106,8 @@ def build_objectives(config: DictConfig) -> dict[str, Asked]:
     return found
 
 
-def _loss_key(name: str) -> str:
+def loss_key(name: str) -> str:
+    """Return the config key of a loss."""
     return "objective" if name == "main" else f"losses.{name}"
 
 

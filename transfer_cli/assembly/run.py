@@ -24,7 +24,7 @@ from transfer_cli.assembly.pretraining_task import (
     forgetting_of,
 )
 from transfer_cli.assembly.slice_members import mark_slices
-from transfer_cli.assembly.teachers import ask_teachers
+from transfer_cli.assembly.teachers import ask_teachers, lend_teachers
 from transfer_cli.batch import with_facts, with_rows
 from transfer_cli.config.build import build
 from transfer_cli.data.loader import Stream
@@ -127,8 +127,11 @@ def build_run(
     # A sharded model goes to the device block by block, so no process holds all of it there.
     model.to("cpu" if plan.sharded else precision.device)
     model.backbone.recompute(loop.activation_checkpointing)
-    place, micro_batch = DataPlace(config.data_dir, config.seed), loop.micro_batch or loop.batch
+    place, micro_batch = (
+        DataPlace(config.data_dir, config.seed), min(loop.micro_batch or loop.batch, loop.batch)
+    )  # fmt: skip
     ask_teachers(prepared, losses, precision, origins, place.cache, micro_batch)
+    lend_teachers(losses, plan.teachers, precision, origins)
     mark_slices(prepared, losses)
     stages = Stages(model, plan.stage_plans, frozen_eval=plan.adaptation.frozen_eval)
     for loss in losses:
@@ -169,7 +172,6 @@ def build_run(
         parallel=parallel,
         lay_out=with_rows if loop.pack else with_facts,
     )
-    micro_batch = min(micro_batch, loop.batch)
     watched = build(config.forgetting, "forgetting", ForgettingText)
     forgetting = forgetting_of(watched, source, model, plan.tensors, micro_batch, precision)
     if loop.cache_features and has_fixed_features(plan) and not plan.sharded:
@@ -211,7 +213,9 @@ def _parallel(
         return Sharded(model)
     if distributed.world_size() == 1:
         return Parallel(model)
-    return Replicated(model, some_unused=len({loss.stream for loss in losses}) > 1)
+    several = len({loss.stream for loss in losses}) > 1
+    some_unused = several or not all(loss.objective.reaches_all for loss in losses)
+    return Replicated(model, some_unused=some_unused)
 
 
 def _stream(name: str, part: Prepared, plan: Blueprint, seed: int) -> Stream:

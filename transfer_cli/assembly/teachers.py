@@ -1,4 +1,4 @@
-"""What finished runs say of the texts that another one learns from, computed once."""
+"""Finished runs that another one learns from: what they say of a text, or they themselves."""
 
 import hashlib
 import logging
@@ -13,14 +13,20 @@ from safetensors.numpy import load_file, save
 
 from transfer_cli.assembly.datasets import Prepared, encoded_of
 from transfer_cli.assembly.ensemble import Ensemble
+from transfer_cli.assembly.init_from import Pretrained, open_pretrained
+from transfer_cli.assembly.losses import Asked, loss_key
 from transfer_cli.assembly.origins import Origins
+from transfer_cli.config.literal import as_typed
+from transfer_cli.data.tokenizer import Tokenizer
 from transfer_cli.engine import distributed
 from transfer_cli.engine.precision import Precision
 from transfer_cli.engine.step import Loss
-from transfer_cli.errors import CheckpointError, ConfigError, NotFiniteError
+from transfer_cli.errors import CheckpointError, ConfigError, NotFiniteError, listed
 from transfer_cli.objectives.distillation import Distillation
+from transfer_cli.objectives.with_teachers import WithTeachers
 from transfer_cli.progress import progress
 from transfer_cli.runs.cache import kept, new_entry
+from transfer_cli.runs.directory import TOKENIZER
 from transfer_cli.tasks.base import Task
 
 log = logging.getLogger(__name__)
@@ -66,6 +72,82 @@ def ask_teachers(
             data.add_answers(
                 loss.objective.key, _known(cache, digest, part.task, data.examples, ask)
             )
+
+
+def meet_teachers(asked: Mapping[str, Asked]) -> dict[str, tuple[Pretrained, ...]]:
+    """Open the models that losses compare with in each step, without their weights.
+
+    The losses learn what they are like; the models are returned by the name of the loss.
+
+    Raises:
+        ConfigError: Nothing can be learnt from one.
+        CheckpointError: One is missing or not finished.
+    """
+    found = {}
+    for name, loss in asked.items():
+        if isinstance(loss.objective, WithTeachers):
+            key = loss_key(name)
+            teachers = [
+                open_pretrained(path, f"{key}.teachers") for path in loss.objective.teachers
+            ]
+            loss.objective.introduce([each.description.shape for each in teachers], key)
+            found[name] = tuple(teachers)
+    return found
+
+
+def check_reads_alike(
+    teachers: Mapping[str, Sequence[Pretrained]], tokenizer: Tokenizer, length: int
+) -> None:
+    """Refuse teachers that cannot read a run's tokens, in texts of a length.
+
+    Raises:
+        ConfigError: One has another tokenizer, or too few positions.
+    """
+    for name, models in teachers.items():
+        for each in models:
+            key, positions = f"{loss_key(name)}.teachers", each.description.shape.positions
+            if each.tokenizer.hash != tokenizer.hash:
+                raise ConfigError(
+                    f"{key}: {each.folder} reads other tokens than this run, and single tokens are "
+                    "compared; take its tokenizer, with init_from, or tokenizer=file "
+                    f"{as_typed('tokenizer.path', each.folder / TOKENIZER)}"
+                )
+            if positions < length:
+                raise ConfigError(
+                    f"{key}: {each.folder} reads texts of up to {positions} tokens, and those of "
+                    f"this run have up to {length}; give data.length={positions}"
+                )
+
+
+def lend_teachers(
+    losses: Sequence[Loss],
+    teachers: Mapping[str, Sequence[Pretrained]],
+    precision: Precision,
+    origins: Origins,
+) -> None:
+    """Give each loss the models that it compares with: frozen, on the device, in no optimizer.
+
+    Raises:
+        CheckpointError: One lacks the head that is needed, or is not what it was.
+    """
+    for loss in losses:
+        objective = loss.objective
+        if not isinstance(objective, WithTeachers):
+            continue
+        lent, digest = [], hashlib.blake2b(digest_size=8)
+        key = f"{loss_key(loss.name)}.teachers"
+        for start in teachers[loss.name]:
+            tensors = start.tensors()
+            digest.update(start.fingerprint(tensors).encode())
+            model, report = start.filled(tensors, objective.language_model)
+            if report.new:
+                raise CheckpointError(
+                    f"{key}: {start.weights} has no language-model head ({listed(report.new)} "
+                    "missing); give a run of transfer pretrain, or a published language model"
+                )
+            lent.append(model.to(precision.device).eval().requires_grad_(requires_grad=False))
+        origins.weights(key, teachers[loss.name][0].weights, digest.hexdigest())
+        objective.lend(lent)
 
 
 def _known(

@@ -164,6 +164,8 @@ class Objective(ABC):
     """The direction of attention that the objective needs; None: either."""
     keeps_tokens: bool = True
     """Whether `prepare` leaves a batch's tokens as they are."""
+    reaches_all: bool = True
+    """Whether every parameter of the backbone that trains has a part in it."""
     fits_answers: bool = False
     """Whether its task is to choose values on validation at the end of a run (`Task.fit`)."""
     info: TaskInfo
@@ -204,6 +206,10 @@ class Objective(ABC):
 
     def inherit_options(self, options: Mapping[str, Any]) -> None:  # noqa: B027 - most decide nothing
         """Take over the options stored with the head that this run inherits."""
+
+    def described(self, node: dict[str, Any]) -> dict[str, Any]:
+        """Return the config node of what a finished model is opened as; by default its own."""
+        return node
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Return the options that depend on what trains, to be stored with the model."""

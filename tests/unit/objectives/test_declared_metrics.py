@@ -5,10 +5,15 @@ import pytest
 from tests import tiny
 from transfer_cli.objectives.causal_lm import CausalLM
 from transfer_cli.objectives.classification import Classification
+from transfer_cli.objectives.distil_lm import DistilLM
 from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.objectives.relation_distillation import RelationDistillation
 from transfer_cli.objectives.source_distillation import SourceDistillation
 
-OBJECTIVES = (Classification, CausalLM, MaskedLM, lambda: SourceDistillation(CausalLM()))
+OBJECTIVES = (
+    Classification, CausalLM, MaskedLM, lambda: SourceDistillation(CausalLM()),
+    lambda: DistilLM(("RUN",), MaskedLM()), lambda: RelationDistillation(("RUN",)),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("make", OBJECTIVES)

@@ -1,0 +1,220 @@
+"""Legend: B batch, T positions, V vocabulary."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests import tiny
+from transfer_cli.batch import with_facts
+from transfer_cli.data.split import TextStats
+from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, TaskInfo
+from transfer_cli.objectives.causal_lm import CausalLM
+from transfer_cli.objectives.distil_lm import DistilLM
+from transfer_cli.objectives.masked_lm import MaskedLM
+from transfer_cli.seeds import ExampleNoise
+from transfer_cli.testing import objectives as contract
+
+BOTH = pytest.mark.parametrize("kind", [CausalLM, MaskedLM])
+
+
+def teacher_of(language_model, seed=1, **changes):
+    """Return a lively frozen model with the head that a student of it needs."""
+    trunk = tiny.backbone(direction=language_model.direction, **changes)
+    found = TransferModel(trunk, language_model.modules(trunk))
+    tiny.lively(found, seed)
+    return found.eval().requires_grad_(False)
+
+
+def at_work(kind=MaskedLM, *, teachers=1, options=None, depth=3, **changes):
+    """Return the objective with its teachers, a student, and a batch that is prepared."""
+    objective = DistilLM(tuple("ABC"[:teachers]), kind(), **(options or {}))
+    direction = objective.direction
+    student = tiny.model(objective, direction=direction, depth=depth, **changes)
+    tiny.lively(student)
+    objective.lend([teacher_of(objective.language_model, seed) for seed in range(1, 1 + teachers)])
+    data = tiny.Questions(causal=direction == "causal", examples=6)
+    noise = ExampleNoise(0, "train", 0)
+    return objective, student, with_facts(objective.prepare(tiny.all_of(data), noise))
+
+
+def sums(objective, model, batch):
+    return objective.loss_sums(model, batch, Encoding(model, batch))
+
+
+@BOTH
+def test_it_keeps_the_contract_of_objectives(kind):
+    objective = DistilLM(("A",), kind())
+    raw = tiny.all_of(tiny.Questions(causal=objective.direction == "causal", examples=6))
+    case = contract.make_case(objective, TaskInfo(tiny.VOCABULARY, tiny.LABELS), raw)
+    objective.lend([teacher_of(objective.language_model)])
+
+    contract.preparing_repeats(case)
+    contract.sums_add_up_over_halves(case)
+    contract.padding_never_contributes(case)
+    contract.declared_modules_learn(case)
+    contract.outcomes_add_up(case)
+    contract.declared_metrics_are_measured(case)
+
+
+@BOTH
+def test_a_student_that_is_its_teacher_has_nothing_to_learn_from_it(kind):
+    objective, student, batch = at_work(kind, options={"lm_weight": 0.0})
+    student.load_state_dict(objective.lent[0].state_dict())
+
+    found = sums(objective, student, batch)
+    (found["divergence"] + found["distance"]).backward()
+
+    assert float(found["divergence"].detach()) == 0
+    assert float(found["distance"].detach()) == pytest.approx(0, abs=1e-4)
+    largest = max(float(p.grad.abs().max()) for p in student.parameters() if p.grad is not None)
+    assert largest < 1e-4
+
+
+@BOTH
+def test_each_term_is_the_formula_over_its_own_positions(kind):
+    objective, student, batch = at_work(kind)
+    (teacher,) = objective.lent
+    real_BT = batch["mask"]
+
+    def states_and_logits(model):
+        top = Encoding(model, batch).top[real_BT]
+        return top, model.heads["lm"](top, model.backbone.token_embedding.weight) / 2
+
+    with torch.no_grad():
+        (own, own_logits), (theirs, their_logits) = map(states_and_logits, (student, teacher))
+        found = sums(objective, student, batch)
+        plain = objective.language_model.loss_sums(student, batch, Encoding(student, batch))
+    log_p, log_q = their_logits.log_softmax(-1), own_logits.log_softmax(-1)
+    divergence = 4 * (log_p.exp() * (log_p - log_q)).sum()
+    distance = (1 - F.cosine_similarity(own, theirs, dim=-1)).sum()
+
+    assert float(found["divergence"]) == pytest.approx(float(divergence), rel=1e-4)
+    assert float(found["distance"]) == pytest.approx(float(distance), rel=1e-4)
+    assert torch.equal(found["loss"], plain["loss"])
+    targets, positions = int((batch["target"] >= 0).sum()), int(real_BT.sum())
+    counts = {"loss": targets, "divergence": positions, "distance": positions}
+    assert objective.counts(batch) == counts
+
+
+def test_the_terms_weigh_as_in_the_released_code():
+    assert DistilLM(("A",), MaskedLM()).weights == {"loss": 2, "divergence": 5, "distance": 1}
+
+
+def test_predictions_may_be_compared_at_hidden_tokens_alone():
+    objective, student, batch = at_work(options={"only_masked": True})
+
+    found = sums(objective, student, batch)["divergence"]
+    hidden = {**batch, "compared": batch["target"] >= 0}
+    del hidden["compared_rows"]
+    objective.only_masked = False
+
+    assert torch.equal(found, sums(objective, student, hidden)["divergence"])
+    objective.only_masked = True
+    assert objective.counts(batch)["divergence"] == int((batch["target"] >= 0).sum())
+
+
+def test_an_ensemble_of_equal_teachers_is_that_teacher():
+    objective, student, batch = at_work(teachers=3)
+    one = objective.lent[0]
+
+    objective.lend([one])
+    alone = sums(objective, student, batch)
+    objective.lend([one, one, one])
+    together = sums(objective, student, batch)
+
+    for term, value in alone.items():
+        torch.testing.assert_close(together[term], value, rtol=1e-5, atol=1e-5)
+
+
+def test_an_ensemble_is_the_mean_of_its_probabilities():
+    objective, student, batch = at_work(teachers=2, options={"temperature": 1.0})
+
+    def log_probabilities(model):
+        top = Encoding(model, batch).top[batch["mask"]]
+        return model.heads["lm"](top, model.backbone.token_embedding.weight).log_softmax(-1)
+
+    with torch.no_grad():
+        p = torch.stack([log_probabilities(each).exp() for each in objective.lent]).mean(0)
+        expected = (p * (p.log() - log_probabilities(student))).sum()
+
+    found = float(sums(objective, student, batch)["divergence"].detach())
+    assert found == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_teachers_never_move_drop_nothing_and_are_no_part_of_the_student():
+    objective, student, _ = at_work(dropout=0.5)
+    (teacher,) = objective.lent
+    before, names = tiny.weights_of(teacher), set(student.state_dict())
+    run = tiny.train_step(student, objective, tiny.Recipe())
+
+    run([{"main": tiny.all_of(tiny.Questions(causal=False, examples=6))}], 0)
+
+    assert tiny.same(tiny.weights_of(teacher), before)
+    assert all(p.grad is None and not p.requires_grad for p in teacher.parameters())
+    assert set(student.state_dict()) == names
+    trained = {id(p) for group in run.optimizer.param_groups for p in group["params"]}
+    assert trained == {id(p) for p in student.parameters()}
+
+
+def test_a_finished_student_is_a_language_model():
+    inner = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM", "rate": 0.3}
+    node = {"_target_": "...DistilLM", "teachers": ["A"], "language_model": inner}
+
+    assert DistilLM(("A",), MaskedLM()).described(node) == inner
+
+
+def test_measures_are_those_of_the_language_model_and_the_terms_beside_it():
+    totals = {term: torch.tensor(6.0) for term in ("loss", "divergence", "distance")}
+    counts = {"loss": 3, "divergence": 6, "distance": 12}
+
+    found = DistilLM(("A",), MaskedLM()).compute_metrics(totals, counts, TextStats())
+
+    assert found == {
+        "loss": 2.0, "masked_token_perplexity": pytest.approx(7.389, abs=1e-3),
+        "divergence": 1.0, "distance": 0.5,
+    }  # fmt: skip
+
+
+def test_a_teacher_that_looks_the_other_way_is_refused_with_the_cure():
+    objective = DistilLM(("A",), MaskedLM())
+
+    with pytest.raises(ConfigError, match=r"^objective\.teachers: A is causal, .*CausalLM$"):
+        objective.introduce([tiny.shape(direction="causal")], "objective")
+
+
+def test_states_of_another_width_are_not_compared_unless_their_weight_is_0():
+    for weight, fails in ((1.0, True), (0.0, False)):
+        objective = DistilLM(("A",), CausalLM(), cosine_weight=weight)
+        objective.introduce([tiny.shape(width=32)], "losses.lm")
+        if fails:
+            with pytest.raises(ConfigError, match=r"^losses\.lm\.cosine_weight: .* 16 .* 32"):
+                objective.modules(tiny.backbone())
+        else:
+            assert set(objective.modules(tiny.backbone())) == {"lm"}
+            assert set(objective.weights) == {"loss", "divergence"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"temperature": 0}, "temperature must be above 0"),
+        ({"kl_weight": 0}, "kl_weight must be above 0"),
+        ({"lm_weight": -1}, "lm_weight must be 0 or more"),
+        ({"cosine_weight": -1}, "cosine_weight must be 0 or more"),
+        ({"teachers": ()}, r"teachers is empty; give one run or more: teachers=\[RUN\]"),
+        ({"language_model": CausalLM(), "only_masked": True}, "only_masked: .* hides no tokens"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        DistilLM(**{"teachers": ("A",), "language_model": MaskedLM(), **options})
+
+
+def test_without_teachers_it_says_that_it_cannot_be_computed():
+    objective, student, batch = at_work()
+    objective.lend([])
+
+    with pytest.raises(RunError, match=r"^objective: .* a finished run does not hold"):
+        sums(objective, student, batch)

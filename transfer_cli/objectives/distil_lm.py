@@ -1,0 +1,197 @@
+"""A student of a language model: its predictions, its tokens, its states (Sanh et al. 2019).
+
+Legend: B batch, T positions, N compared positions, D width, V vocabulary, K teachers, R rows.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transfer_cli.batch import Batch, rows_compared, rows_with_target
+from transfer_cli.data.split import TextStats
+from transfer_cli.errors import ConfigError, above_zero, at_least
+from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding, ExampleResults, Sample, TaskInfo
+from transfer_cli.objectives.language_model import HEAD, LanguageModel
+from transfer_cli.objectives.with_teachers import WithTeachers
+from transfer_cli.seeds import ExampleNoise
+
+
+class DistilLM(WithTeachers):
+    """A language model's own loss, the divergence from teachers, and the distance to their states.
+
+    The divergence is tau^2 KL(p || q) of the teachers' predictions p and the student's q, both
+    flattened by tau; several teachers are the mean of their probabilities. The paper's loss is the
+    cross-entropy, which has the same gradient; a divergence of 0 means "as the teacher". The
+    distance is 1 - cos of both last hidden states. Teacher and student read the same tokens,
+    hidden ones among them, and each term is divided by its own number of positions.
+
+    A finished student is opened as what `language_model` makes.
+
+    Args:
+        teachers: Runs or published models with a language-model head and the run's tokenizer.
+        language_model: What the student learns from the text itself.
+        temperature: tau, above 0.
+        kl_weight: Of the divergence, 5 in the released code.
+        lm_weight: Of the language model's loss, 2 there.
+        cosine_weight: Of the distance, 1 there; with 0 teacher and student may differ in width.
+        only_masked: Whether predictions are compared at hidden tokens alone, not at all real ones.
+    """
+
+    language_model: LanguageModel
+
+    def __init__(
+        self,
+        teachers: tuple[str, ...],
+        language_model: LanguageModel,
+        temperature: float = 2.0,
+        *,
+        kl_weight: float = 5.0,
+        lm_weight: float = 2.0,
+        cosine_weight: float = 1.0,
+        only_masked: bool = False,
+    ) -> None:
+        super().__init__(teachers)
+        above_zero("temperature", temperature)
+        above_zero("kl_weight", kl_weight)
+        at_least("lm_weight", lm_weight, 0)
+        at_least("cosine_weight", cosine_weight, 0)
+        if only_masked and language_model.keeps_tokens:
+            raise ValueError("only_masked: this language model hides no tokens; leave it out")
+        self.language_model = language_model
+        self.temperature = temperature
+        self.kl_weight = kl_weight
+        self.lm_weight = lm_weight
+        self.cosine_weight = cosine_weight
+        self.only_masked = only_masked
+        self.direction = language_model.direction
+        self.keeps_tokens = language_model.keeps_tokens
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The language model's loss, the divergence, and the distance unless it counts nothing."""
+        distance = {"distance": self.cosine_weight} if self.cosine_weight else {}
+        return {"loss": self.lm_weight, "divergence": self.kl_weight, **distance}
+
+    def setup(self, info: TaskInfo) -> None:
+        """Store the facts of the run, for the language model too."""
+        super().setup(info)
+        self.language_model.setup(info)
+
+    def misfit(self, teacher: BackboneShape) -> str:
+        """See `WithTeachers`: the student looks as its language model does."""
+        if teacher.direction == self.direction:
+            return ""
+        kind = "causal_lm.CausalLM" if teacher.direction == "causal" else "masked_lm.MaskedLM"
+        return (
+            f"is {teacher.direction}, and {type(self.language_model).__name__} is not; give "
+            f"objective.language_model._target_=transfer_cli.objectives.{kind}"
+        )
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return the language-model head.
+
+        Raises:
+            ConfigError: States of other widths would be compared.
+        """
+        width = backbone.shape.width
+        if self.cosine_weight and any(shape.width != width for shape in self.shapes):
+            widths = ", ".join(str(shape.width) for shape in self.shapes)
+            raise ConfigError(
+                f"{self.key}.cosine_weight: the student's states have {width} numbers, and those "
+                f"of its teachers {widths}, so they have no angle; give "
+                f"{self.key}.cosine_weight=0"
+            )
+        return self.language_model.modules(backbone)
+
+    def described(self, node: dict[str, Any]) -> dict[str, Any]:
+        """Return the node of the language model: that is what a student is, once it has learnt."""
+        found: dict[str, Any] = node["language_model"]
+        return found
+
+    def prepare(self, batch: Batch, noise: ExampleNoise) -> Batch:
+        """Return the language model's view with `compared`, `[B, T]` bool."""
+        view = self.language_model.prepare(batch, noise)
+        return {**view, "compared": view["mask"]}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of targets, and of positions that are compared."""
+        (targets,) = self.language_model.counts(batch).values()
+        positions = int(batch["compared"].sum())
+        compared = targets if self.only_masked else positions
+        found = {"loss": targets, "divergence": compared, "distance": positions}
+        return {term: found[term] for term in self.weights}
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return each term, summed over its positions, in float32; losses are in nats."""
+        with torch.no_grad():
+            tops = [Encoding(teacher, batch).top.flatten(0, 1) for teacher in self.lent]
+        own = encoded.top.flatten(0, 1)
+        found = self.language_model.loss_sums(model, batch, encoded)
+        found["divergence"] = self._divergence(
+            model, own, tops, rows_with_target(batch) if self.only_masked else rows_compared(batch)
+        )
+        if self.cosine_weight:
+            own_ND = own.index_select(0, rows_compared(batch)).float()
+            theirs = [top.index_select(0, rows_compared(batch)).float() for top in tops]
+            cosines = [F.cosine_similarity(own_ND, each_ND, dim=-1) for each_ND in theirs]
+            found["distance"] = (1 - torch.stack(cosines).mean(0)).sum()
+        return found
+
+    def example_results(
+        self, model: TransferModel, batch: Batch, encoded: Encoding
+    ) -> ExampleResults | None:
+        """Return each text's loss as a language model."""
+        return self.language_model.example_results(model, batch, encoded)
+
+    def samples(self, model: TransferModel, batch: Batch, encoded: Encoding) -> list[Sample]:
+        """Return the student's predictions."""
+        return self.language_model.samples(model, batch, encoded)
+
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
+    ) -> dict[str, float]:
+        """Return the language model's measures, and how far from its teachers a student is."""
+        found = self.language_model.compute_metrics(totals, counts, text)
+        further = [term for term in self.weights if term != "loss"]
+        return found | {term: float(totals[term]) / counts[term] for term in further}
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the language model's metrics, then the divergence and the distance."""
+        further = {"divergence": LOSS, "distance": Metric("distance", higher_is_better=False)}
+        return (
+            *self.language_model.declared_metrics(),
+            *(replace(further[n], name=n, per_example=False) for n in self.weights if n != "loss"),
+        )
+
+    def _divergence(
+        self, model: TransferModel, own: Tensor, tops: list[Tensor], rows_N: Tensor
+    ) -> Tensor:
+        states = [top.index_select(0, rows_N) for top in tops]
+
+        def logits(rows: slice) -> Tensor:
+            found = [
+                teacher.heads[HEAD](state_ND[rows], teacher.backbone.token_embedding.weight)
+                for teacher, state_ND in zip(self.lent, states, strict=True)
+            ]
+            if len(found) == 1:
+                only: Tensor = found[0]
+                return only
+            each_KRV = torch.stack([logits_RV.float().log_softmax(-1) for logits_RV in found])
+            return each_KRV.logsumexp(0) - math.log(len(found))
+
+        total: Tensor = model.heads[HEAD].summed_divergence(  # type: ignore[operator]
+            own.index_select(0, rows_N),
+            model.backbone.token_embedding.weight,
+            logits,
+            self.temperature,
+        )
+        return total

@@ -1,0 +1,193 @@
+"""A student of a model's attention: how tokens relate in one block (Wang et al. 2020, 2021).
+
+Legend: B batch, A heads of relations, T queries, S keys, W width of a head.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from transfer_cli.batch import Batch
+from transfer_cli.data.split import TextStats
+from transfer_cli.errors import ConfigError, at_least
+from transfer_cli.metrics import LOSS, Metric
+from transfer_cli.model.attention import AttentionInputs, Projections, masked_scores
+from transfer_cli.model.backbone import Backbone
+from transfer_cli.model.captures import captures
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Encoding
+from transfer_cli.objectives.with_teachers import WithTeachers
+
+ATTENTION_AND_VALUES = {"attention": ("query", "key"), "values": ("value", "value")}
+"""The relations of the first paper: which two projections each is the product of."""
+OF_EACH = {"queries": ("query", "query"), "keys": ("key", "key"), "values": ("value", "value")}
+"""Those of the second, which need no equal numbers of heads."""
+
+_OF_ROWS = ("row_text", "row_places")
+"""How `loop.pack` lays a batch out."""
+
+
+class RelationDistillation(WithTeachers):
+    """KL(R_T || R_S) of relations between tokens in the last block, mean over heads.
+
+    A relation is a softmax(x y^T / sqrt(W)) of a head's projections over what a query sees. By
+    default they are the attention (queries by keys) and values by values; with `heads`, queries,
+    keys and values each by themselves, their concatenated width split into so many parts.
+
+    Student and teacher may differ in width and depth, and no head is needed; what follows the
+    projections in the student's last block does not train by it. Its pass is its own where other
+    losses are computed.
+
+    Args:
+        teachers: One run, or published model, with the run's own tokenizer.
+        heads: Parts of the width of either side; None: their own heads, equally many on both.
+        teacher_layer: The teacher's block, from 0; None: its last.
+    """
+
+    reaches_all = False
+
+    def __init__(
+        self, teachers: tuple[str, ...], heads: int | None = None, teacher_layer: int | None = None
+    ) -> None:
+        super().__init__(teachers)
+        if len(teachers) > 1:
+            raise ValueError(
+                f"teachers names {len(teachers)} models, whose relations have no mean; give one"
+            )
+        if heads is not None:
+            at_least("heads", heads, 1)
+        if teacher_layer is not None:
+            at_least("teacher_layer", teacher_layer, 0)
+        self.heads = heads
+        self.teacher_layer = teacher_layer
+        self.relations = ATTENTION_AND_VALUES if heads is None else OF_EACH
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The relations, all alike."""
+        return dict.fromkeys(self.relations, 1.0)
+
+    def introduce(self, shapes: Sequence[BackboneShape], key: str) -> None:
+        """See `WithTeachers`; the student looks the way that its teacher does."""
+        super().introduce(shapes, key)
+        (direction,) = {shape.direction for shape in shapes}
+        self.direction = None if direction == "auto" else direction
+
+    def misfit(self, teacher: BackboneShape) -> str:
+        """See `WithTeachers`."""
+        layer = self.teacher_layer
+        if layer is not None and layer >= teacher.depth:
+            return f"has the blocks 0 to {teacher.depth - 1}, so there is no teacher_layer={layer}"
+        if layer is not None and teacher.distinct_blocks < teacher.depth:
+            return "has blocks that share their weights; leave teacher_layer out"
+        return self._uncut("", teacher, teacher.depth - 1 if layer is None else layer)
+
+    def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
+        """Return none.
+
+        Raises:
+            ConfigError: The student's relations cannot be compared with the teacher's.
+        """
+        own = backbone.shape
+        for teacher in self.shapes:
+            problem = self._uncut("model: the student ", own, own.depth - 1)
+            for name in ("heads", "shared_heads"):
+                few, many = getattr(own, name), getattr(teacher, name)
+                if self.heads is None and few != many and not problem:
+                    what = "heads" if name == "heads" else "heads of keys and values"
+                    problem = (
+                        f"{self.key}.heads: the student has {few} {what} and its teacher {many}; "
+                        f"give model.{name.replace('shared', 'key_value')}={many}, or compare "
+                        f"parts of the width with {self.key}.heads={many}"
+                    )
+            if problem:
+                raise ConfigError(problem)
+        return {}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Return the number of real tokens, for each relation."""
+        return dict.fromkeys(self.relations, int(batch["mask"].sum()))
+
+    def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
+        """Return each relation's divergence summed over real tokens, in nats and float32."""
+        (teacher,) = self.lent
+        layer = self.teacher_layer
+        with torch.no_grad():
+            theirs = _projections(teacher, batch, layer)
+        # A pass of its own: one that other losses began has recorded nothing.
+        own = _projections(model, batch, None)
+        real_B1T1 = batch["mask"].flatten(0, -2)[:, None, :, None]
+        found = {}
+        for name, (left, right) in self.relations.items():
+            log_p, log_q = (self._log_relation(each, left, right) for each in (theirs, own))
+            seen = real_B1T1 & log_p.isfinite()
+            # `where`, since unseen keys are -inf on both sides.
+            each = torch.where(seen, log_p.exp() * (log_p - log_q), 0)
+            found[name] = each.sum() / log_p.shape[1]
+        return found
+
+    def compute_metrics(
+        self, totals: Mapping[str, Tensor], counts: Mapping[str, int], text: TextStats
+    ) -> dict[str, float]:
+        """Return each relation's divergence a token, and as the loss their sum."""
+        each = {name: float(totals[name]) / counts[name] for name in self.relations}
+        return {"loss": sum(each.values()), **each}
+
+    def declared_metrics(self) -> tuple[Metric, ...]:
+        """Return the loss, then the relations; there are no results of single examples."""
+        plain = replace(LOSS, per_example=False)
+        return (
+            replace(plain, headline=True),
+            *(replace(plain, name=name) for name in self.relations),
+        )
+
+    def _uncut(self, whose: str, shape: BackboneShape, layer: int) -> str:
+        """Return why a block's relations cannot be compared, and a cure; else ""."""
+        if shape.has_window[layer]:
+            return (
+                f"{whose}has a window of attention in its block {layer}, and relations are of all "
+                "that a query may see; take a block or model without one"
+            )
+        widths = {shape.heads * shape.head_size, shape.shared_heads * shape.head_size}
+        if self.heads is not None and any(width % self.heads for width in widths):
+            many = " and ".join(map(str, sorted(widths)))
+            return (
+                f"{whose}has projections of {many} numbers, which cannot be split into "
+                f"{self.heads} equal parts; give another {self.key}.heads"
+            )
+        return ""
+
+    def _log_relation(self, found: Projections, left: str, right: str) -> Tensor:
+        """Return the logarithm of a relation, `[B, A, T, S]`, -inf where a query sees no key."""
+        first, second = (self._parts(getattr(found, name)) for name in (left, right))
+        if left != right:
+            second = second.repeat_interleave(first.shape[1] // second.shape[1], dim=1)
+            return masked_scores(first, second, found.inputs).float().log_softmax(-1)
+        return masked_scores(first, first, _seen_alone(found.inputs)).float().log_softmax(-1)
+
+    def _parts(self, states_BHTW: Tensor) -> Tensor:
+        if self.heads is None:
+            return states_BHTW
+        parts: Tensor = states_BHTW.transpose(1, 2).flatten(2).unflatten(2, (self.heads, -1))
+        return parts.transpose(1, 2)
+
+
+def _projections(model: TransferModel, batch: Batch, layer: int | None) -> Projections:
+    """Return what a block's attention computes with; the last block's, unless a layer is given."""
+    visits = model.backbone.shape.visits
+    name = f"backbone.blocks.{visits[-1 if layer is None else layer]}.attention"
+    plain = {key: value for key, value in batch.items() if key not in _OF_ROWS}
+    with captures(model, projections=(name,)) as captured:
+        Encoding(model, plain).states  # noqa: B018 - computes them
+    return captured.projections[name]
+
+
+def _seen_alone(inputs: AttentionInputs) -> AttentionInputs:
+    """Return what queries see, without the biases that a position kind adds to it."""
+    attn_mask = inputs.attn_mask
+    if attn_mask is None or attn_mask.dtype == torch.bool:
+        return inputs
+    return replace(inputs, attn_mask=attn_mask.isfinite().any(1, keepdim=True))

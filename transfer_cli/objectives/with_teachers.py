@@ -1,0 +1,68 @@
+"""Base class of losses that compare with other models in each step."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from transfer_cli.errors import ConfigError, RunError
+from transfer_cli.model.shape import BackboneShape
+from transfer_cli.model.transfer_model import TransferModel
+from transfer_cli.objectives.base import Objective
+from transfer_cli.objectives.language_model import LanguageModel
+
+
+class WithTeachers(Objective):
+    """A loss that needs finished models beside the one that trains.
+
+    It opens none: a run introduces their shapes before there is a model, and lends them before the
+    first step. They are no part of the run's model, of its checkpoints and of its optimizer.
+
+    Args:
+        teachers: Runs, or published models; they have the run's own tokenizer.
+    """
+
+    language_model: LanguageModel | None = None
+    """Whose head is needed of a teacher; None: its backbone is all."""
+
+    def __init__(self, teachers: tuple[str, ...]) -> None:
+        if not teachers:
+            raise ValueError("teachers is empty; give one run or more: teachers=[RUN]")
+        self.teachers = teachers
+        self.shapes: tuple[BackboneShape, ...] = ()
+        """Of the teachers; none where the objective is not at work in a run."""
+        self.key = "objective"
+        """The config key of this loss."""
+        self._lent: tuple[TransferModel, ...] = ()
+
+    def introduce(self, shapes: Sequence[BackboneShape], key: str) -> None:
+        """Learn what the teachers are like; `key` is the config key of this loss.
+
+        Raises:
+            ConfigError: Nothing can be learnt from one of them.
+        """
+        self.shapes, self.key = tuple(shapes), key
+        for name, shape in zip(self.teachers, shapes, strict=True):
+            problem = self.misfit(shape)
+            if problem:
+                raise ConfigError(f"{key}.teachers: {name} {problem}")
+
+    @abstractmethod
+    def misfit(self, teacher: BackboneShape) -> str:
+        """Return why nothing can be learnt from a teacher of this shape, and a cure; else ""."""
+
+    def lend(self, models: Sequence[TransferModel]) -> None:
+        """Take the teachers, in evaluation mode, frozen and on the device."""
+        self._lent = tuple(models)
+
+    @property
+    def lent(self) -> tuple[TransferModel, ...]:
+        """The teachers.
+
+        Raises:
+            RunError: There are none, since a finished run does not hold them.
+        """
+        if not self._lent:
+            raise RunError(
+                f"{self.key}: it compares with teachers, which a finished run does not hold; "
+                "adapt the student to a task (transfer finetune), or evaluate another of its losses"
+            )
+        return self._lent
