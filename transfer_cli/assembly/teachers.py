@@ -107,10 +107,11 @@ def check_reads_alike(
         for each in models:
             key, positions = f"{loss_key(name)}.teachers", each.description.shape.positions
             if each.tokenizer.hash != tokenizer.hash:
+                file = each.folder / TOKENIZER
+                cure = f"give tokenizer=file {as_typed('tokenizer.path', file)}, or init_from"
                 raise ConfigError(
                     f"{key}: {each.folder} reads other tokens than this run, and single tokens are "
-                    "compared; take its tokenizer, with init_from, or tokenizer=file "
-                    f"{as_typed('tokenizer.path', each.folder / TOKENIZER)}"
+                    f"compared; {cure if file.is_file() else 'begin with it: init_from'}"
                 )
             if positions < length:
                 raise ConfigError(

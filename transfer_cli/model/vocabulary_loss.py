@@ -73,8 +73,9 @@ def summed_divergence(
         own_RV = (_wide(logits_RV) / temperature).log_softmax(-1)
         log_p_RV = (_wide(teacher_logits(rows)) / temperature).log_softmax(-1)
         p_RV = log_p_RV.exp()
-        loss = temperature**2 * (p_RV * (log_p_RV - own_RV)).sum(dtype=torch.float64)
-        return loss, own_RV.exp().sub_(p_RV).mul_(temperature)
+        divergence_R = log_p_RV.sub_(own_RV).mul_(p_RV).sum(1)
+        gradient_RV = own_RV.exp_().sub_(p_RV).mul_(temperature)
+        return temperature**2 * divergence_R.sum(dtype=torch.float64), gradient_RV
 
     total: Tensor = _GradientInForward.apply(  # type: ignore[no-untyped-call]
         hidden_ND, table_VD, bias_V, of_teacher

@@ -133,7 +133,8 @@ class DistilLM(WithTeachers):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each term, summed over its positions, in float32; losses are in nats."""
         with torch.no_grad():
-            tops = [Encoding(teacher, batch).top.flatten(0, 1) for teacher in self.lent]
+            tokens = self.tokens_of(batch)
+            tops = [Encoding(teacher, tokens).top.flatten(0, 1) for teacher in self.lent]
         own = encoded.top.flatten(0, 1)
         found = self.language_model.loss_sums(model, batch, encoded)
         found["divergence"] = self._divergence(

@@ -94,15 +94,7 @@ class RelationDistillation(WithTeachers):
         own = backbone.shape
         for teacher in self.shapes:
             problem = self._uncut("model: the student ", own, own.depth - 1)
-            for name in ("heads", "shared_heads"):
-                few, many = getattr(own, name), getattr(teacher, name)
-                if self.heads is None and few != many and not problem:
-                    what = "heads" if name == "heads" else "heads of keys and values"
-                    problem = (
-                        f"{self.key}.heads: the student has {few} {what} and its teacher {many}; "
-                        f"give model.{name.replace('shared', 'key_value')}={many}, or compare "
-                        f"parts of the width with {self.key}.heads={many}"
-                    )
+            problem = problem or self._unequal(own, teacher)
             if problem:
                 raise ConfigError(problem)
         return {}
@@ -114,11 +106,11 @@ class RelationDistillation(WithTeachers):
     def loss_sums(self, model: TransferModel, batch: Batch, encoded: Encoding) -> dict[str, Tensor]:
         """Return each relation's divergence summed over real tokens, in nats and float32."""
         (teacher,) = self.lent
-        layer = self.teacher_layer
+        tokens = {key: each for key, each in self.tokens_of(batch).items() if key not in _OF_ROWS}
         with torch.no_grad():
-            theirs = _projections(teacher, batch, layer)
+            theirs = _projections(teacher, tokens, self.teacher_layer)
         # A pass of its own: one that other losses began has recorded nothing.
-        own = _projections(model, batch, None)
+        own = _projections(model, tokens, None)
         real_B1T1 = batch["mask"].flatten(0, -2)[:, None, :, None]
         found = {}
         for name, (left, right) in self.relations.items():
@@ -160,6 +152,22 @@ class RelationDistillation(WithTeachers):
             )
         return ""
 
+    def _unequal(self, own: BackboneShape, teacher: BackboneShape) -> str:
+        """Return that the heads of both sides are not equally many, and a cure; else ""."""
+        if self.heads is not None:
+            return ""
+        for option, what, few, many in (
+            ("heads", "heads", own.heads, teacher.heads),
+            ("key_value_heads", "heads of keys", own.shared_heads, teacher.shared_heads),
+        ):
+            if few != many:
+                return (
+                    f"{self.key}.heads: the student has {few} {what} and its teacher {many}; give "
+                    f"model.{option}={many}, or compare parts of the width with "
+                    f"{self.key}.heads={many}"
+                )
+        return ""
+
     def _log_relation(self, found: Projections, left: str, right: str) -> Tensor:
         """Return the logarithm of a relation, `[B, A, T, S]`, -inf where a query sees no key."""
         first, second = (self._parts(getattr(found, name)) for name in (left, right))
@@ -179,9 +187,8 @@ def _projections(model: TransferModel, batch: Batch, layer: int | None) -> Proje
     """Return what a block's attention computes with; the last block's, unless a layer is given."""
     visits = model.backbone.shape.visits
     name = f"backbone.blocks.{visits[-1 if layer is None else layer]}.attention"
-    plain = {key: value for key, value in batch.items() if key not in _OF_ROWS}
     with captures(model, projections=(name,)) as captured:
-        Encoding(model, plain).states  # noqa: B018 - computes them
+        Encoding(model, batch).states  # noqa: B018 - computes them
     return captured.projections[name]
 
 

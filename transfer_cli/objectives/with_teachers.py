@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 
+from transfer_cli.batch import Batch
 from transfer_cli.errors import ConfigError, RunError
 from transfer_cli.model.shape import BackboneShape
 from transfer_cli.model.transfer_model import TransferModel
@@ -52,6 +53,11 @@ class WithTeachers(Objective):
     def lend(self, models: Sequence[TransferModel]) -> None:
         """Take the teachers, in evaluation mode, frozen and on the device."""
         self._lent = tuple(models)
+
+    @staticmethod
+    def tokens_of(batch: Batch) -> Batch:
+        """Return a batch without the states that the student's frozen backbone has at its texts."""
+        return {key: value for key, value in batch.items() if key not in ("states", "pooled")}
 
     @property
     def lent(self) -> tuple[TransferModel, ...]:

@@ -158,6 +158,17 @@ def test_teachers_never_move_drop_nothing_and_are_no_part_of_the_student():
     assert trained == {id(p) for p in student.parameters()}
 
 
+def test_a_teacher_computes_states_of_its_own_where_those_of_the_student_are_kept():
+    objective, student, batch = at_work(CausalLM)
+    expected = sums(objective, student, batch)
+    states = torch.stack(list(Encoding(student, batch).states), dim=-2)
+
+    found = sums(objective, student, {**batch, "states": states})
+
+    for term, value in expected.items():
+        torch.testing.assert_close(found[term], value, rtol=1e-5, atol=1e-5)
+
+
 def test_a_finished_student_is_a_language_model():
     inner = {"_target_": "transfer_cli.objectives.masked_lm.MaskedLM", "rate": 0.3}
     node = {"_target_": "...DistilLM", "teachers": ["A"], "language_model": inner}

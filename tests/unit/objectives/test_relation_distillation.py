@@ -218,7 +218,7 @@ def test_relations_that_cannot_be_compared_are_refused_with_a_cure():
     assert "objective.heads: the student has 4 heads and its teacher 2; give model.heads=2" in (
         refusal({"heads": 4}, {})
     )
-    assert "2 heads of keys and values and its teacher 1; give model.key_value_heads=1" in (
+    assert "2 heads of keys and its teacher 1; give model.key_value_heads=1" in (
         refusal({}, {"key_value_heads": 1})
     )
     assert "A has projections of 16 numbers, which cannot be split into 5" in (
