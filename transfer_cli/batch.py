@@ -19,6 +19,7 @@ key            shape, type     meaning
                                a position belongs to, which sees no other
 `prefix`       [B] int64       texts with prefixes only: the length of each prefix, which every
                                position sees; after it attention is causal
+`gap`          [B] int64       cloze in bidirectional models only: the position of the mask token
 `label`        [B] int64       labelled data only: the class that people gave
 `window`       [B, 5] int64    span extraction only: see `tasks.span.windows`
 `span`         [B, 2] int64    span extraction only: the first and last position of the answer

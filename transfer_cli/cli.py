@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_PATTERN = "objective.pattern="
+"""The text with braces that any command may take that composes a run."""
+
 _DISK_ERRORS = (
     errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ELOOP,
     errno.ENAMETOOLONG,
@@ -164,6 +167,17 @@ def _load(module: str) -> ModuleType:
 # --- commands that take overrides --------------------------------------------------------------
 
 
+def _with_quotes(typed: tuple[str, ...], command: Command) -> tuple[str, ...]:
+    """Return overrides in which texts are in quotes, for Hydra's grammar."""
+    from transfer_cli.config.literal import as_overrides, with_quoted_lists, with_quoted_text
+
+    typed = with_quoted_text(with_quoted_lists(typed, command.lists), _PATTERN)
+    if not command.places:
+        return typed
+    places = [key for key, _ in command.places]
+    return as_overrides(typed, places, command.typed, command.lists)
+
+
 def _run_composed(name: str, command: Command, words: list[str]) -> None:
     from transfer_cli.commands.typed_paths import check_paths
     from transfer_cli.config import flags
@@ -172,17 +186,7 @@ def _run_composed(name: str, command: Command, words: list[str]) -> None:
 
     request = flags.parse(words, name)
     check_variables(os.environ)
-    if command.lists:
-        from transfer_cli.config.literal import with_quoted_lists
-
-        typed = with_quoted_lists(request.overrides, command.lists)
-        request = replace(request, overrides=typed)
-    if command.places:
-        from transfer_cli.config.literal import as_overrides
-
-        places = [key for key, _ in command.places]
-        typed = as_overrides(request.overrides, places, command.typed, command.lists)
-        request = replace(request, overrides=typed)
+    request = replace(request, overrides=_with_quotes(request.overrides, command))
     if command.named:
         below = tuple(f"{key}." for key in command.named)
         typed = tuple(f"++{w}" if w.startswith(below) else w for w in request.overrides)

@@ -216,7 +216,7 @@ def draw(
     # As a number: what is stored, and compared with other runs, is what was used.
     config.optimizer.lr = base_lr(config.optimizer.get("lr"), shape.width)
     with distributed.main_first():
-        data = datasets.of_run(config, command, shape, start, origins)
+        data = datasets.of_run(config, command, shape, start, origins, main=asked["main"].objective)
     check_reads_alike(teachers, data.tokenizer, config.data.get("length") or shape.positions)
     sizes = sizes_of(data.drawn, loop, build(mixing, "mixing", MixingConfig), config.seed)
     lr_scheduler = LRScheduler(
@@ -253,7 +253,7 @@ def draw(
         _check_bounded_by_time(stage_plans, mixing.target_only)
     if report is not None:
         check_fresh(fresh, stage_plans)
-    decided = _finalize_options(losses, model, stage_plans)
+    decided = _finalize_options(losses, model, inherited, stage_plans)
     # For what it refuses: a run asks again once its parameters are where they will stay.
     parameter_groups(model, groups, adaptation.layer_scale)
     return _solvable(
@@ -292,9 +292,18 @@ def draw(
 
 
 def _finalize_options(
-    losses: Sequence[Loss], model: TransferModel, stage_plans: Sequence[StagePlan]
+    losses: Sequence[Loss],
+    model: TransferModel,
+    inherited: Set[str],
+    stage_plans: Sequence[StagePlan],
 ) -> dict[str, Any]:
-    """Let objectives decide what depends on what trains; return what the main one has decided."""
+    """Let objectives refuse the start, and decide what depends on what trains.
+
+    Returns:
+        What the main one has decided.
+    """
+    for loss in losses:
+        loss.objective.check_start(model, inherited)
     ever = frozenset[str]().union(*(stage.trains for stage in stage_plans))
     main, *_ = [loss.objective.finalize_options(model, ever) for loss in losses]
     return main

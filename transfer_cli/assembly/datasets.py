@@ -26,7 +26,7 @@ from transfer_cli.data.tokenizer import Tokenizer, TokenizerRecipe
 from transfer_cli.engine.features.cached import CachedFeatures
 from transfer_cli.errors import ConfigError, DataError, at_least
 from transfer_cli.model.backbone import BackboneShape
-from transfer_cli.objectives.base import TaskInfo
+from transfer_cli.objectives.base import Objective, TaskInfo
 from transfer_cli.tasks.base import Direction, Encoded, Rows, Task, by_example, task_of
 
 log = logging.getLogger(__name__)
@@ -146,8 +146,11 @@ def of_run(
     shape: BackboneShape,
     start: Pretrained | None,
     origins: Origins,
+    main: Objective,
 ) -> RunData:
     """Return the data of every stream of a run; labelled data of the main one is not encoded yet.
+
+    The main objective decides how labelled data of the main one are written.
 
     Raises:
         ConfigError: A source is of the wrong kind, or has options that make no sense.
@@ -163,18 +166,25 @@ def of_run(
     rest: Callable[[str], Prepared] | None = None
     if command == "pretrain":
         note = partial(origins.text, "data")
-        main, tokenizer = text(of_kind(found, TextData), place, shape, tokenizer, note=note)
-        counts, info = len(main.splits["train"].data), main.info(tokenizer)
+        read, tokenizer = text(of_kind(found, TextData), place, shape, tokenizer, note=note)
+        counts, info = len(read.splits["train"].data), read.info(tokenizer)
 
         def encode() -> Prepared:
-            return main
+            return read
     else:
         labels: TaskData = of_kind(found, TaskData)
         length = labels.length
         block_length(length, shape.positions)
         labelled = origins.labelled("data", labels.load(place.folder, place.seed))
         tokenizer = task_tokenizer(labelled, tokenizer)
-        counts, found_task = len(labelled.splits["train"]), task_of_data(labelled)
+        found_task = main.task_of(
+            task_of_data(labelled),
+            words=labelled.words,
+            lines=start is not None and start.reads_lines,
+            before_text=None if start is None else start.before_text,
+        )
+        labelled = replace(labelled, task=found_task.as_node())
+        counts = len(labelled.splits["train"])
         encoded = None
         if found_task.makes_windows:  # how many rows there are shows when they are encoded
             encoded = task(labelled, length, tokenizer, shape)

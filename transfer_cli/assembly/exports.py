@@ -19,6 +19,7 @@ from transfer_cli.model.meta_device import without_weights
 from transfer_cli.model.transfer_model import TransferModel
 from transfer_cli.model.weights import ModelDescription
 from transfer_cli.objectives.base import Objective, TaskInfo
+from transfer_cli.objectives.language_model import HEAD
 from transfer_cli.objectives.sequence import POOLER, SequenceObjective
 from transfer_cli.tasks.base import Task
 
@@ -132,7 +133,7 @@ def published_head(
             "head=false writes the backbone alone"
         )
     objective: Objective = build(description.objective, "objective", Objective)
-    if isinstance(objective, SequenceObjective):
+    if isinstance(objective, SequenceObjective) and task.head != HEAD:
         return kind, objective
     if kind == SEQUENCE_CLASSIFICATION:
         raise CheckpointError(

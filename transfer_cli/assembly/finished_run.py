@@ -11,7 +11,6 @@ from transfer_cli.assembly.datasets import block_length
 from transfer_cli.assembly.init_from import Pretrained, open_pretrained
 from transfer_cli.config.build import build
 from transfer_cli.config.literal import as_typed
-from transfer_cli.config.schema import PretrainConfig
 from transfer_cli.config.stored import read_stored
 from transfer_cli.data.columns import Wanted, typed
 from transfer_cli.engine.precision import Precision
@@ -56,18 +55,15 @@ class Trained:
     @property
     def prompt_layout(self) -> PromptLayout:
         """How a causal language model reads the text that it goes on with."""
-        published, tokenizer = self.start.published, self.start.tokenizer
-        if published is None or published.reads_lines:
-            return PromptLayout(tokenizer)
-        return PromptLayout(tokenizer, has_lines=False, before_text=published.before_text)
+        start = self.start
+        if start.reads_lines:
+            return PromptLayout(start.tokenizer)
+        return PromptLayout(start.tokenizer, has_lines=False, before_text=start.before_text)
 
     @property
     def around(self) -> Around:
         """What surrounded the texts that a masked language model was trained on last."""
-        published = self.start.published
-        if published is not None:
-            return "lines" if published.reads_lines else "sentence"
-        return "lines" if OmegaConf.get_type(self.config) is PretrainConfig else "sentence"
+        return "lines" if self.start.reads_lines else "sentence"
 
 
 def open_trained(path: str, precision: Precision, base: str | None = None) -> Trained:

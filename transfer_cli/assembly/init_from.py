@@ -47,6 +47,7 @@ from transfer_cli.runs import checkpoint
 from transfer_cli.runs.directory import CHECKPOINTS, HUB, TOKENIZER, find_model
 from transfer_cli.seeds import derive
 from transfer_cli.tasks.base import Task, task_of
+from transfer_cli.tasks.cloze.task import ClozeTask
 
 INHERITED = f"{Inherited.__module__}.{Inherited.__qualname__}"
 """What `tokenizer=inherited` is built of."""
@@ -87,6 +88,22 @@ class Pretrained:
         """
         found = self.description
         return task_of(found.task, found.labels, f"{self.folder}: task")
+
+    @property
+    def reads_lines(self) -> bool:
+        """Whether the texts that it was trained on as a language model were lines."""
+        if self.published is not None:
+            return self.published.reads_lines
+        if isinstance(self.task, ClozeTask):
+            return self.task.lines
+        return self.task is None or self.description.shape.direction == "causal"
+
+    @property
+    def before_text(self) -> int | None:
+        """The token that it reads before texts that are no lines; None: none."""
+        if isinstance(self.task, ClozeTask):
+            return self.task.before_text
+        return None if self.published is None else self.published.before_text
 
     def tensors(self, *, values: bool = True) -> Mapping[str, Tensor]:
         """Return all of its weights: its own, over those of the model that it refers to.

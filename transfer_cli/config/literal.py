@@ -42,6 +42,21 @@ def with_quoted_lists(words: Sequence[str], lists: Sequence[str]) -> tuple[str, 
     return tuple(found)
 
 
+def with_quoted_text(words: Sequence[str], start: str) -> tuple[str, ...]:
+    """Return overrides in which a text, that is not in quotes yet, is.
+
+    Args:
+        words: What was typed. Values in quotes, such as several for a sweep, are left to Hydra.
+        start: What begins the override of the text: its key, with the sign of equality.
+    """
+    return tuple(
+        f"{start}{quoted(word[len(start) :])}"
+        if word.startswith(start) and not word.startswith((f"{start}'", f'{start}"'))
+        else word
+        for word in words
+    )
+
+
 def as_overrides(
     words: Sequence[str], places: Sequence[str], text: str = "", lists: Sequence[str] = ()
 ) -> tuple[str, ...]:

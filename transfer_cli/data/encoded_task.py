@@ -165,12 +165,12 @@ def encode_texts(
     rows, firsts, is_cut = [], [], []
     for example, text, other in _encoded(examples, tokenizer):
         left = room if example.pair is None else room - len(between)
-        cut, second = kept(len(text), len(other), left, truncate)
+        sizes = len(text), len(other)
+        cut, second = kept(*sizes, left, truncate)
+        if strict:
+            check_kept(example, sizes, (cut, second), truncate, left, length)
         rest = [] if example.pair is None else [*between, *other[:second]]
-        is_cut.append(len(text) + len(other) > left)
-        if strict and is_cut[-1] and {"first": cut, "second": second}.get(truncate) == 0:
-            size = len(other) if truncate == "first" else len(text)
-            raise DataError(_no_room(example, truncate, size, left, length))
+        is_cut.append(sum(sizes) > left)
         rows.append(array("i", start + text[:cut] + rest + end))
         firsts.append(len(start) + cut + len(between))
     return EncodedRows(
@@ -178,7 +178,7 @@ def encode_texts(
         rows,
         tokenizer.pad,
         firsts=None if all(example.pair is None for example in examples) else firsts,
-        targets=_labels(examples) if targets is None else targets,
+        targets=label_targets(examples) if targets is None else targets,
         is_cut=is_cut,
     )
 
@@ -204,11 +204,32 @@ def kept(
     return (room - shorter, shorter) if first > second else (shorter, room - shorter)
 
 
-def _no_room(example: "Example", truncate: Truncate, size: int, room: int, length: int) -> str:
-    """Return why `truncate` cannot make room for a text of `size` tokens beside the other one."""
-    other = "second" if truncate == "first" else "first"
+def check_kept(
+    example: "Example",
+    sizes: tuple[int, int],
+    left: tuple[int, int],
+    truncate: Truncate,
+    room: int,
+    length: int,
+) -> None:
+    """Raise if the text that `truncate` says would lose all of its tokens for the other one.
+
+    Args:
+        example: The example.
+        sizes: The tokens of its texts.
+        left: How many of them stay, see `kept`.
+        truncate: The same as there.
+        room: The same as there.
+        length: The longest input in tokens.
+
+    Raises:
+        DataError: It would.
+    """
+    if sum(sizes) <= room or {"first": left[0], "second": left[1]}.get(truncate) != 0:
+        return
+    other, size = ("second", sizes[1]) if truncate == "first" else ("first", sizes[0])
     line = "" if example.line is None else f"line {example.line}: "
-    return (
+    raise DataError(
         f"{line}the {other} text has {size:,} tokens, and data.length={length} leaves {room:,} for "
         f"both, so data.truncate={truncate} makes no room; data.truncate=longest_first does"
     )
@@ -266,7 +287,12 @@ def is_empty(texts: "Sequence[str]") -> bool:
     return not any(text and not text.isspace() for text in texts)
 
 
-def _labels(examples: "Sequence[Example]") -> dict[str, list[int | None]]:
+def label_targets(examples: "Sequence[Example]") -> dict[str, Sequence[Any]]:
+    """Return the labels of examples as a key of batches, or nothing where they have none.
+
+    Raises:
+        DataError: Some have one and some have none.
+    """
     labels = [example.label for example in examples]
     if all(label is None for label in labels):
         return {}

@@ -59,6 +59,10 @@ _FINE_NAMES = {
     "NUM": "code count date dist money ord other perc period speed temp volsize weight",
 }
 COARSE_LABELS = tuple(_FINE_NAMES)
+_WORDS = {
+    "ABBR": "expression", "DESC": "description", "ENTY": "thing", "HUM": "person",
+    "LOC": "place", "NUM": "number",
+}  # fmt: skip
 FINE_LABELS = tuple(
     f"{coarse}:{fine}" for coarse, names in _FINE_NAMES.items() for fine in names.split()
 )
@@ -91,6 +95,7 @@ class LabelledData:
         rest: The training examples that few labels leave out, without their labels.
         cells: Returns what stands in a column of a table, by line, given its file and the column's
             name; None: examples are no rows of tables.
+        words: Words for labels that are none themselves, for objectives that ask a language model.
     """
 
     name: str
@@ -100,6 +105,7 @@ class LabelledData:
     part_of: Mapping[str, Whole] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
     rest: Sequence[Any] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
     cells: Callable[[Path, str], Mapping[int, str]] | None = field(default=None, compare=False)
 
     def column(self, split: str, name: str) -> list[str]:
@@ -347,7 +353,8 @@ class Trec(Drawn):
             for split, path in paths.items()
         }
         name = "trec50" if self.fine else "trec6"
-        data = LabelledData(name, labels, splits, files=paths)
+        words = {} if self.fine else _WORDS
+        data = LabelledData(name, labels, splits, files=paths, words=words)
         return self._drawn(data, seed, self.validation)
 
 

@@ -6,14 +6,13 @@ Legend: C labels or choices.
 import math
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from transfer_cli.errors import ConfigError, listed, nearest
+from transfer_cli.errors import ConfigError
 from transfer_cli.generation.likelihood import Ending
 
 LABEL = "{label}"
@@ -162,33 +161,3 @@ def calibrated(
     """
     over_C = shares_C / np.maximum(bias_C, np.finfo(np.float64).tiny)
     return np.asarray(over_C / over_C.sum(), np.float64)
-
-
-def words_of_labels(
-    typed: Mapping[str, object], labels: Sequence[str]
-) -> tuple[tuple[str, ...], ...]:
-    """Return the words that stand for each label: those typed, else the label itself.
-
-    Raises:
-        ConfigError: A name is no label, a label has no words, or what stands there is no word.
-    """
-    unknown = next((name for name in typed if name not in labels), None)
-    if unknown is not None:
-        raise ConfigError(
-            f"prompt.words: {unknown!r} is no label; there are {listed(labels, 10)}"
-            f".{nearest(unknown, labels)}"
-        )
-    lacking = [label for label in labels if typed and label not in typed]
-    if lacking:
-        raise ConfigError(f"prompt.words: says nothing of {listed(lacking)}")
-    found: list[tuple[str, ...]] = []
-    for label in labels:
-        words: Any = typed.get(label, label)
-        several = [words] if isinstance(words, str) else words
-        are_words = isinstance(several, list) and all(
-            isinstance(word, str) and word.strip() for word in several
-        )
-        if not are_words or not several:
-            raise ConfigError(f"prompt.words.{label}: expected a word or a list of words")
-        found.append(tuple(several))
-    return tuple(found)

@@ -137,11 +137,11 @@ def graph_of(model: TransferModel, objective: Objective | None) -> Graph:
             )
     if objective is None:
         return Graph(model)
-    if isinstance(objective, SequenceObjective):
+    if isinstance(objective, SequenceObjective) and objective.head != HEAD:
         return _ClassifierGraph(model, objective)
     if objective.token_head is not None:
         return _TokenGraph(model, objective.token_head)
-    if HEAD in model.heads:
+    if HEAD in model.heads and not isinstance(objective, SequenceObjective):
         return _LanguageModelGraph(model)
     raise ConfigError(
         "format=onnx writes classifiers, heads of tokens and language models; "

@@ -200,6 +200,19 @@ class Objective(ABC):
         other.info = replace(self.info, name=name)
         return other
 
+    def task_of(
+        self, task: Any, *, words: Mapping[str, str], lines: bool, before_text: int | None
+    ) -> Any:
+        """Return the task of the main data as it has them encoded, by default as it is.
+
+        Args:
+            task: See `TaskInfo`.
+            words: Words for labels that are none themselves, as the data say.
+            lines: Whether the model was pretrained on lines, as in `data.corpus`.
+            before_text: The token that it reads before other texts; None: none.
+        """
+        return task
+
     @abstractmethod
     def modules(self, backbone: Backbone) -> dict[str, nn.Module]:
         """Return the modules that it adds to the backbone, by name; equal names are shared."""
@@ -210,6 +223,9 @@ class Objective(ABC):
     def described(self, node: dict[str, Any]) -> dict[str, Any]:
         """Return the config node of what a finished model is opened as; by default its own."""
         return node
+
+    def check_start(self, model: TransferModel, inherited: Set[str]) -> None:  # noqa: B027 - most need nothing
+        """Raise `ConfigError` where it needs other weights to begin with; see `on_train_start`."""
 
     def finalize_options(self, model: TransferModel, trains: Set[str]) -> dict[str, Any]:
         """Return the options that depend on what trains, to be stored with the model."""

@@ -12,7 +12,6 @@ from transfer_cli.generation.prompts import (
     ending_of,
     normalised,
     shares,
-    words_of_labels,
 )
 
 ITEM = "Question: {text}\nAnswer Type: {label}"
@@ -99,24 +98,3 @@ def test_shots_are_so_many_of_each_label_and_follow_from_the_seed():
     assert draw_shots(labels, 0, seed=3) == []
     with pytest.raises(ConfigError, match="only 10 training examples"):
         draw_shots(labels, 11, seed=3)
-
-
-def test_labels_without_words_are_words_themselves():
-    assert words_of_labels({}, ["a", "b"]) == (("a",), ("b",))
-    assert words_of_labels({"a": "one", "b": ["two", "three"]}, ["a", "b"]) == (
-        ("one",), ("two", "three"),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ({"NUN": "Number"}, "'NUN' is no label; there are NUM, LOC. Did you mean"),
-        ({"NUM": "Number"}, "says nothing of LOC"),
-        ({"NUM": [], "LOC": "a"}, "prompt.words.NUM: expected a word"),
-        ({"NUM": 3, "LOC": "a"}, "prompt.words.NUM: expected a word"),
-    ],
-)
-def test_words_that_do_not_fit_the_labels_are_refused(words, message):
-    with pytest.raises(ConfigError, match=message):
-        words_of_labels(words, ["NUM", "LOC"])

@@ -13,6 +13,8 @@ from transfer_cli.tasks.base import Result
 from transfer_cli.tasks.choice.objective import MultipleChoice
 from transfer_cli.tasks.choice.task import ChoiceTask
 from transfer_cli.tasks.classification import ClassificationTask
+from transfer_cli.tasks.cloze.objective import Cloze
+from transfer_cli.tasks.cloze.task import ClozeTask
 from transfer_cli.tasks.dialog.objective import NextUtterance
 from transfer_cli.tasks.dialog.task import DialogTask
 from transfer_cli.tasks.multilabel.objective import Multilabel
@@ -36,6 +38,12 @@ def tokenizer():
 
 def test_classification_keeps_the_contract(tokenizer):
     check_task(ClassificationTask, Classification(pooling="mean"), tokenizer)
+
+
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_cloze_keeps_the_contract(direction, tokenizer, monkeypatch):
+    monkeypatch.setattr(Cloze, "direction", direction)
+    check_task(ClozeTask, Cloze("{text} {mask}"), tokenizer)
 
 
 def test_regression_keeps_the_contract(tokenizer):

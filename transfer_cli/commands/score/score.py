@@ -25,12 +25,13 @@ from transfer_cli.data.tasks import LabelledData, TaskData
 from transfer_cli.data.text import TextData
 from transfer_cli.engine.precision import device_and_precision
 from transfer_cli.errors import CheckpointError, ConfigError, DataError, at_least, one_of
-from transfer_cli.generation.prompts import NORMS, Template, draw_shots, words_of_labels
+from transfer_cli.generation.prompts import NORMS, Template, draw_shots
 from transfer_cli.objectives.language_model import LanguageModel
 from transfer_cli.runs.atomic import write_json
 from transfer_cli.runs.directory import RunDirectory
 from transfer_cli.runs.environment import environment, versions
 from transfer_cli.runs.items import write_items
+from transfer_cli.tasks.cloze.pattern import words_of_labels
 from transfer_cli.terminal import print_line
 from transfer_cli.training.measurements import peak_memory
 
@@ -146,7 +147,7 @@ class _Prompted:
         words = _words(config.prompt.words)
         self._words: Sequence[Sequence[str]] = ()
         if not self._is_choice:
-            self._words = words_of_labels(words, self._data.labels)
+            self._words = words_of_labels(words, self._data.labels, "prompt.words")
         elif words:
             raise ConfigError("prompt.words: are for labels; choices are their own words")
 
